@@ -1,0 +1,7 @@
+"""Data-parallel training: communicators, trainers and engines, for one process or many.
+
+The folder ``distributed/`` is installed as ``minigrad.distributed``; the base install has no top-level ``distributed``,
+which is the name of Dask's package.
+"""
+
+__all__: list[str] = []
