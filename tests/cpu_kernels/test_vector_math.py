@@ -1,0 +1,100 @@
+"""vector_math against float64 libm: error bounds over the whole range, special values, both precisions."""
+
+import math
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import vector_math
+from minigrad.cpu_kernels.jit import kernel
+from minigrad.cpu_kernels.vector_math import erf_fast, exp_fast, sigmoid_fast, tanh_fast
+
+
+@kernel
+def _all_functions(x, out):
+    """Rows of out: exp, sigmoid, tanh, erf (one kernel, so that the test compiles once per precision)."""
+    exp_row, sigmoid_row, tanh_row, erf_row = out[0], out[1], out[2], out[3]
+    for i in range(x.shape[0]):
+        exp_row[i] = exp_fast(x[i])
+        sigmoid_row[i] = sigmoid_fast(x[i])
+        tanh_row[i] = tanh_fast(x[i])
+        erf_row[i] = erf_fast(x[i])
+
+
+def evaluate(x):
+    out = np.full((4, x.size), np.nan, x.dtype)
+    _all_functions(x, out)
+    return dict(zip(("exp", "sigmoid", "tanh", "erf"), out, strict=True))
+
+
+def reference(x):
+    x = x.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {
+            "exp": np.exp(x),
+            "sigmoid": 1 / (1 + np.exp(-x)),
+            "tanh": np.tanh(x),
+            "erf": np.array([math.erf(v) for v in x]),
+        }
+
+
+def ulps(y, exact):
+    """Distance in units of the last float32 place; overflow must agree and then counts as 0."""
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(np.float32)
+    np.testing.assert_array_equal(np.isinf(y), np.isinf(rounded))
+    finite = np.isfinite(rounded)
+    return (np.abs(y - exact)[finite] / np.spacing(np.abs(rounded[finite]))).max()
+
+
+@pytest.fixture(scope="module")
+def sample():
+    rng = np.random.default_rng(0)
+    parts = [
+        rng.uniform(-110, 95, 60_000),
+        rng.normal(size=60_000),
+        rng.uniform(-5, 5, 60_000),
+        np.logspace(-40, 2, 999),
+    ]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def test_float32_error_bounds(sample):
+    y, exact = evaluate(sample), reference(sample)
+    assert ulps(y["exp"], exact["exp"]) <= 2
+    assert ulps(y["tanh"], exact["tanh"]) <= 3
+    assert np.abs(y["sigmoid"] - exact["sigmoid"]).max() <= 1e-7
+    assert np.abs(y["erf"] - exact["erf"]).max() <= 2e-7
+
+
+def test_exp_underflows_gradually_and_exactly_to_zero():
+    x = np.array([-87.5, -95.0, -103.0, -103.9, -104.5, -1e30, -np.inf], np.float32)
+    expected = np.exp(x.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(evaluate(x)["exp"], expected, rtol=0, atol=2**-149)
+    assert expected[2] > 0 and evaluate(x)["exp"][2] > 0
+    np.testing.assert_array_equal(evaluate(x)["exp"][4:], 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_special_values(dtype):
+    y = evaluate(np.array([np.nan, np.inf, -np.inf, 0.0, 1e4, -1e4], dtype))
+    np.testing.assert_array_equal(y["exp"], np.array([np.nan, np.inf, 0, 1, np.inf, 0], dtype))
+    np.testing.assert_array_equal(y["sigmoid"], np.array([np.nan, 1, 0, 0.5, 1, 0], dtype))
+    np.testing.assert_array_equal(y["tanh"], np.array([np.nan, 1, -1, 0, 1, -1], dtype))
+    np.testing.assert_array_equal(y["erf"], np.array([np.nan, 1, -1, 0, 1, -1], dtype))
+
+
+def test_float64_is_libm(sample):
+    x = np.clip(sample[::50].astype(np.float64), -30, 30)
+    y, exact = evaluate(x), reference(x)
+    for name in y:
+        np.testing.assert_allclose(y[name], exact[name], rtol=1e-15, atol=0)
+
+
+def test_plain_python_semantics():
+    assert vector_math.exp_fast(1000.0) == math.inf
+    assert vector_math.exp_fast(-1000.0) == 0.0
+    assert math.isnan(vector_math.exp_fast(math.nan))
+    assert vector_math.sigmoid_fast(-1000.0) == 0.0
+    assert vector_math.tanh_fast(0.5) == math.tanh(0.5)
+    assert vector_math.erf_fast(0.5) == math.erf(0.5)
