@@ -264,8 +264,8 @@ class WarmRestarts(LrSchedule):
 class InverseSqrt(LrSchedule):
     """base_lr * min((step + 1) / warmup_steps, sqrt(warmup_steps / (step + 1)))
 
-    The peak, where the warmup ends, is base_lr. Source: Vaswani et al., "Attention is all you need" (2017), section 5.3;
-    there base_lr is 1 / sqrt(d_model * warmup_steps).
+    The peak, where the warmup ends, is base_lr. Source: Vaswani et al., "Attention is all you need" (2017), section
+    5.3; there base_lr is 1 / sqrt(d_model * warmup_steps).
     """
 
     base_lr: float
@@ -313,7 +313,7 @@ def _between(low: float, high: float, share: float) -> float:
 def _check_rates(schedule: LrSchedule, *names: str) -> None:
     for name in names:
         value = getattr(schedule, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < math.inf:
             raise ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a finite number >= 0")
 
 
@@ -326,7 +326,7 @@ def _check_counts(schedule: LrSchedule, least: int, *names: str) -> None:
 
 def _check_share(schedule: LrSchedule, name: str) -> None:
     value = getattr(schedule, name)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < value <= 1.0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < float(value) <= 1.0:
         raise ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a number in (0, 1]")
 
 

@@ -136,7 +136,7 @@ def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedu
 
 
 @given(
-    st.floats(0, 10),
+    st.floats(1e-9, 10),
     st.floats(0, 1),
     st.integers(0, 50),
     st.integers(0, 50),
