@@ -1,0 +1,318 @@
+"""What this installation can use, and the command that would mend what it cannot: ``python -m minigrad.env``.
+
+The functions return data; only ``main`` prints. Optional packages are imported in processes of their own, because a
+broken one may raise anything, start MPI, or take the process down.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite import binding as llvm
+
+__all__ = ["Cache", "Cpu", "Environment", "Status", "Threads", "collect", "format_report", "main"]
+
+_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512bf16", "amx-bf16", "neon", "bf16", "sve", "sve2")
+PROBE_TIMEOUT = 60.0  # seconds; importing a large package from a cold network disk takes long
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a device or an extra is usable; if not, why (``detail``) and the command that mends it (``remedy``)."""
+
+    name: str
+    usable: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The processor's name, LLVM's name for it, its instruction sets that the kernels profit from, its vector width."""
+
+    name: str
+    target: str
+    features: tuple[str, ...]
+    vector_bits: int
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The thread pool of the kernels, and the BLAS of NumPy beside it.
+
+    ``layer`` is ``tbb``, ``omp`` or ``workqueue``; ``reason`` says why it is not TBB (empty if it is). ``active`` of
+    ``pool`` threads are used by a kernel; ``cores`` is what the operating system grants to this process.
+    """
+
+    layer: str
+    reason: str
+    active: int
+    pool: int
+    cores: int
+    blas: str
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The folder of compiled kernels, the number of its files and their size in bytes."""
+
+    folder: Path
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Environment:
+    """All that the report shows."""
+
+    versions: dict[str, str]
+    cpu: Cpu
+    threads: Threads
+    cache: Cache
+    devices: tuple[Status, ...]
+    extras: tuple[Status, ...]
+
+
+def collect() -> Environment:
+    """Look at this process, the machine and the optional packages; no optional one can make it fail."""
+    return Environment(versions(), cpu(), threads(), kernel_cache(), devices(), extras())
+
+
+def versions() -> dict[str, str]:
+    """Versions of minigrad, Python and the packages that the base install needs."""
+    found = {"minigrad": _version("minigrad-cuda") or "not installed (imported from a folder)"}
+    found["Python"] = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform()})"
+    for name in ("numpy", "numba", "llvmlite", "safetensors", "tqdm"):
+        found[name] = _version(name) or "not installed"
+    return found
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu() -> Cpu:
+    """The processor as LLVM compiles for it."""
+    present = {name for name, on in llvm.get_host_cpu_features().items() if on}
+    features = tuple(name for name in _FEATURES if name in present)
+    bits = 512 if "avx512f" in present else 256 if "avx" in present else 128
+    return Cpu(_cpu_name(), llvm.get_host_cpu_name(), features, bits)
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        try:
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            pass
+    return platform.processor() or platform.machine()
+
+
+def threads() -> Threads:
+    """The thread layer and the thread counts of the CPU kernels."""
+    import numba
+
+    from .cpu_kernels import threads as pool
+
+    reason = ""
+    if pool.LAYER != "tbb":
+        requested = os.environ.get("NUMBA_THREADING_LAYER")
+        if requested == pool.LAYER:
+            reason = f"NUMBA_THREADING_LAYER={requested}"
+        else:
+            try:
+                importlib.import_module("numba.np.ufunc.tbbpool")
+                reason = "it could be loaded only later"
+            except ImportError as error:
+                reason = f"TBB cannot be loaded ({error}): pip install tbb"
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return Threads(pool.LAYER, reason, pool.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS), cores, _blas())
+
+
+def _blas() -> str:
+    config: Any = np.show_config(mode="dicts")
+    blas = config.get("Build Dependencies", {}).get("blas", {})
+    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
+
+
+def kernel_cache() -> Cache:
+    """The folder of compiled CPU kernels and what lies in it."""
+    from .cpu_kernels import jit
+
+    folder = Path(jit.CACHE_DIRECTORY)
+    sizes = []
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                sizes.append(path.stat().st_size)
+        except OSError:  # another process has just replaced it
+            continue
+    return Cache(folder, len(sizes), sum(sizes))
+
+
+def devices() -> tuple[Status, ...]:
+    """The devices that tensors can be on."""
+    cores = os.cpu_count() or 1
+    usable, reason = importlib.import_module("minigrad.cuda_kernels").availability()
+    return Status("cpu", True, f"{cores} logical cores"), Status("cuda", usable, reason)
+
+
+def extras() -> tuple[Status, ...]:
+    """The extras of the distribution, and torch for the parity tests; each is really imported."""
+    with ThreadPoolExecutor() as executor:
+        numba_cuda = executor.submit(_probe, "numba_cuda", _NUMBA_CUDA)
+        cupy = executor.submit(_probe, "cupy", "import cupy; v = cupy.__version__")
+        nccl = executor.submit(_probe, "NCCL", _NCCL)
+        mpi = executor.submit(_probe, "mpi4py", _MPI)
+        plot = executor.submit(_probe, "matplotlib", "import matplotlib.pyplot, matplotlib; v = matplotlib.__version__")
+        torch = executor.submit(_probe, "torch", "import torch; v = torch.__version__")
+    cuda = [numba_cuda.result(), cupy.result(), nccl.result()]
+    return (
+        _cuda_extra(12, cuda),
+        _cuda_extra(13, cuda),
+        _extra("mpi", mpi.result(), 'pip install "minigrad-cuda[mpi]"'),
+        _extra("plot", plot.result(), 'pip install "minigrad-cuda[plot]"'),
+        _extra("torch", torch.result(), "pip install torch (only for the parity tests)"),
+    )
+
+
+_NUMBA_CUDA = """
+import numba_cuda, numba.cuda, numpy
+if numpy.lib.NumpyVersion(numpy.__version__) >= "2.5.0.dev0":
+    raise RuntimeError(f"numba-cuda compiles no kernel with NumPy {numpy.__version__}; it needs numpy<2.5")
+v = numba_cuda.__version__
+"""
+_NCCL = """
+import warnings
+warnings.simplefilter("ignore")
+from cupy.cuda import nccl
+if not nccl.available:
+    raise RuntimeError("libnccl cannot be loaded; no CuPy wheel contains it")
+v = nccl.get_version()
+"""
+# MPI_Init is left out: it would start daemons and leave segments in shared memory.
+_MPI = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+v = mpi4py.__version__ + ", " + MPI.Get_library_version().split(",")[0].strip()
+"""
+
+
+def _probe(name: str, code: str) -> Status:
+    """Run an import in a process of its own. The last statement assigns ``v``, the version that was found."""
+    program = (
+        "try:\n"
+        f"{textwrap.indent(code, '    ')}\n"
+        "    print('\\nfound', v)\n"
+        "except BaseException as error:\n"
+        "    missing = error.name if isinstance(error, ModuleNotFoundError) else None\n"
+        "    text = type(error).__name__ + ': ' + ' '.join(str(error).split())\n"
+        "    print('\\nmissing ' + missing if missing else '\\nraised ' + text)\n"
+    )
+    command = [sys.executable, "-c", program]
+    try:
+        run = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Status(name, False, f"{name} cannot be imported ({type(error).__name__})")
+    for line in reversed(run.stdout.splitlines()):
+        word, _, rest = line.partition(" ")
+        if word == "found":
+            return Status(name, True, f"{name} {rest}")
+        if word == "missing":
+            return Status(name, False, f"{name} is not installed" if rest == name else f"{name} needs {rest}")
+        if word == "raised":
+            return Status(name, False, f"{name} cannot be imported ({rest})")
+    return Status(name, False, f"{name} cannot be imported (it ended Python with exit code {run.returncode})")
+
+
+def _cuda_extra(major: int, packages: list[Status]) -> Status:
+    """cuda12 and cuda13 differ in the CuPy wheel (both import as ``cupy``) and in the driver that they need."""
+    name, wheel = f"cuda{major}", f"cupy-cuda{major}x"
+    problems = [part.detail for part in packages if not part.usable]
+    if _version(wheel) is None and all(part.usable for part in packages if part.name == "cupy"):
+        problems.insert(0, f"CuPy is installed, but not as {wheel}")
+    remedies = [f'pip install "minigrad-cuda[{name}]"'] if problems else []
+    found = ""
+    try:
+        driver = importlib.import_module("minigrad.cuda_kernels").driver()
+        found = f"driver for CUDA {driver.cuda[0]}.{driver.cuda[1]}, {driver.devices} device(s)"
+        if not driver.devices:
+            problems.append("the NVIDIA driver shows no device")
+            remedies.append("check nvidia-smi and CUDA_VISIBLE_DEVICES")
+        elif driver.cuda < (major, 0):
+            problems.append(f"the NVIDIA driver supports CUDA {driver.cuda[0]}.{driver.cuda[1]}, not {major}.0")
+            remedies.append("update the driver (https://www.nvidia.com/drivers)")
+    except OSError as error:
+        problems.append(str(error))
+        remedies.append("install the NVIDIA driver (https://www.nvidia.com/drivers)")
+    if problems:
+        return Status(name, False, "; ".join(problems), " and ".join(remedies))
+    return Status(name, True, ", ".join([part.detail for part in packages] + [found]))
+
+
+def _extra(name: str, part: Status, command: str) -> Status:
+    return Status(name, part.usable, part.detail, "" if part.usable else command)
+
+
+def format_report(environment: Environment) -> str:
+    """The report as text, one fact a line."""
+    cpu, threads, cache = environment.cpu, environment.threads, environment.cache
+    layer = threads.layer + (f" (not tbb: {threads.reason})" if threads.reason else "")
+    lines = ["versions"]
+    lines += [f"  {name:<12} {version}" for name, version in environment.versions.items()]
+    lines += [
+        "cpu",
+        f"  name         {cpu.name} (LLVM: {cpu.target})",
+        f"  features     {', '.join(cpu.features) or 'none that the kernels profit from'}",
+        f"  vectors      {cpu.vector_bits} bit: {cpu.vector_bits // 32} float32",
+        "threads",
+        f"  layer        {layer}",
+        f"  count        {threads.active} of a pool of {threads.pool} (NUMBA_NUM_THREADS), on {threads.cores} cores",
+        f"  BLAS         {threads.blas}; float32 and float64 products do not use it, they run on the pool above",
+        "kernel cache",
+        f"  folder       {cache.folder} (MINIGRAD_CACHE_DIR)",
+        f"  size         {cache.bytes / 1e6:.1f} MB in {cache.files} files",
+    ]
+    for title, rows in (("devices", environment.devices), ("extras", environment.extras)):
+        lines.append(title)
+        for row in rows:
+            lines.append(f"  {row.name:<12} {'usable' if row.usable else 'not usable'}: {row.detail}")
+            if row.remedy:
+                lines.append(f"  {'':<12} remedy: {row.remedy}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the report."""
+    print(format_report(collect()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

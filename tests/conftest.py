@@ -1,0 +1,20 @@
+"""What all tests share: tests marked ``gpu`` are skipped where there is none, and Hypothesis draws the same cases always."""
+
+from __future__ import annotations
+
+import importlib
+
+import hypothesis
+import pytest
+
+# No deadline: the first call of a kernel compiles it.
+hypothesis.settings.register_profile("minigrad", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("minigrad")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        usable, reason = importlib.import_module("minigrad.cuda_kernels").availability()
+        for item in [] if usable else marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
