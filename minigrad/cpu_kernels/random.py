@@ -1,0 +1,264 @@
+"""Philox4x32-10, a counter-based generator: any element of any draw is a function of (seed, offset, index).
+
+No generator state is shared or advanced, so the numbers do not depend on the number of threads or on the order of work,
+and a dropout mask is recomputed in the backward pass instead of stored.
+
+    key     = (seed low word, seed high word)
+    counter = (block low, block high, offset low, offset high)
+    element i of a draw of 32-bit words = lane i % 4 of block i // 4
+
+Each draw uses an ``offset`` of its own. Draws of 64-bit values take the words 2i (low half) and 2i + 1 for element i.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the tests hold its known answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from .jit import OPTIONS, kernel, parallel_kernel
+
+CHUNK = 16384  # elements of one parallel task; a multiple of 4, so that tasks start on blocks
+
+# Unsigned constants: Numba promotes uint64 with a signed int to float64. Unsigned indices besides spare the check for
+# negative ones, which would keep the loops over blocks from vectorising (six times slower).
+MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+HALF_WORD, LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
+
+_device = numba.njit(forceinline=True, **OPTIONS)
+
+
+@_device
+def philox4x32(c0, c1, c2, c3, k0, k1):
+    """Ten rounds: counter (c0, c1, c2, c3) and key (k0, k1), all uint32, to four random uint32."""
+    for _ in range(10):
+        left = np.uint64(c0) * MULTIPLIER_0
+        right = np.uint64(c2) * MULTIPLIER_1
+        c0 = np.uint32(np.uint32(right >> HALF_WORD) ^ c1 ^ k0)
+        c1 = np.uint32(right)
+        c2 = np.uint32(np.uint32(left >> HALF_WORD) ^ c3 ^ k1)
+        c3 = np.uint32(left)
+        k0 = np.uint32(k0 + WEYL_0)
+        k1 = np.uint32(k1 + WEYL_1)
+    return c0, c1, c2, c3
+
+
+@_device
+def philox_block(block, seed, offset):
+    """Four random uint32: the words 4 * block to 4 * block + 3 of the draw; all arguments uint64."""
+    return philox4x32(
+        np.uint32(block),
+        np.uint32(block >> HALF_WORD),
+        np.uint32(offset),
+        np.uint32(offset >> HALF_WORD),
+        np.uint32(seed),
+        np.uint32(seed >> HALF_WORD),
+    )
+
+
+@_device
+def unit_float32(word):
+    """A uint32 as a float32 in [0, 1): its upper 24 bits."""
+    # Through int32: conversion of unsigned words needs AVX-512 to vectorise.
+    return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
+
+
+@kernel
+def fill_bits(words, first_block, seed, offset):
+    """words (n,) uint32, contiguous <- the draw's words from block ``first_block`` on."""
+    n = words.shape[0]
+    for b in range(n // 4):
+        j = np.uint64(b) * FOUR
+        w0, w1, w2, w3 = philox_block(np.uint64(first_block) + np.uint64(b), np.uint64(seed), np.uint64(offset))
+        words[j] = w0
+        words[j + ONE] = w1
+        words[j + TWO] = w2
+        words[j + THREE] = w3
+    if n % 4:
+        last = philox_block(np.uint64(first_block) + np.uint64(n // 4), np.uint64(seed), np.uint64(offset))
+        for lane in range(n % 4):
+            words[n // 4 * 4 + lane] = last[lane]
+
+
+@kernel
+def fill_dropout(row, start, seed, offset, p):
+    """row[j] <- 0 with probability p, else 1 / (1 - p), for the elements ``start + j`` of the draw.
+
+    row (n,) float32 or float64, contiguous; 0 <= p <= 1. An element is dropped if its word as a float32 in [0, 1)
+    is below float32(p), in both precisions, so p = 1 drops all.
+    """
+    real = row.dtype.type
+    zero = real(0)
+    kept = real(1) / (real(1) - real(p))
+    threshold = np.float32(p)
+    seed, offset = np.uint64(seed), np.uint64(offset)
+    n = np.uint64(row.shape[0])
+    first = np.uint64(start)
+    head = min((FOUR - first % FOUR) % FOUR, n)  # elements before the first whole block
+    blocks = (n - head) // FOUR
+    body = row[np.int64(head) :]
+    first_block = (first + head) // FOUR
+    for b in range(blocks):
+        j = np.uint64(b) * FOUR
+        w0, w1, w2, w3 = philox_block(first_block + np.uint64(b), seed, offset)
+        body[j] = kept if unit_float32(w0) >= threshold else zero
+        body[j + ONE] = kept if unit_float32(w1) >= threshold else zero
+        body[j + TWO] = kept if unit_float32(w2) >= threshold else zero
+        body[j + THREE] = kept if unit_float32(w3) >= threshold else zero
+    done = head + blocks * FOUR
+    for k in range(head + n - done):
+        j = np.uint64(k)
+        j = j if j < head else done + j - head  # the rest: up to 3 elements at either end
+        words = philox_block((first + j) // FOUR, seed, offset)
+        row[j] = kept if unit_float32(words[np.int64((first + j) % FOUR)]) >= threshold else zero
+
+
+@_device
+def _word64(words, i):
+    """The 64-bit value of element i."""
+    j = np.uint64(i) * TWO
+    return np.uint64(words[j + ONE]) << HALF_WORD | np.uint64(words[j])
+
+
+@kernel
+def _uniform(out, start, seed, offset):
+    """Uniform in [0, 1): 24 bits of one word for float32, 53 bits of two words for float64."""
+    n = out.shape[0]
+    if out.itemsize == 4:
+        words = np.empty(n, np.uint32)
+        fill_bits(words, np.uint64(start) // FOUR, seed, offset)
+        for i in range(n):
+            out[i] = unit_float32(words[i])
+    else:
+        words = np.empty(2 * n, np.uint32)
+        fill_bits(words, np.uint64(start) // TWO, seed, offset)
+        for i in range(n):
+            out[i] = np.float64(np.int64(_word64(words, i) >> np.uint64(11))) * 2.0**-53
+
+
+@kernel
+def _normal(out, start, seed, offset):
+    """Box-Muller: words u, v -> r cos(t), r sin(t) with r = sqrt(-2 log((u + 1/2) / 2^32)), t = 2 pi v / 2^32."""
+    n = out.shape[0]
+    words = np.empty(n + n % 2, np.uint32)
+    fill_bits(words, np.uint64(start) // FOUR, seed, offset)
+    for pair in range((n + 1) // 2):
+        j = 2 * pair
+        radius = math.sqrt(-2.0 * math.log((np.float64(words[j]) + 0.5) * 2.0**-32))
+        angle = (2.0 * math.pi * 2.0**-32) * np.float64(words[j + 1])
+        out[j] = radius * math.cos(angle)
+        if j + 1 < n:
+            out[j + 1] = radius * math.sin(angle)
+
+
+@kernel
+def _integers(out, start, seed, offset, low, span):
+    """low + floor(word64 * span / 2^64), by the schoolbook product of 32-bit halves."""
+    words = np.empty(2 * out.shape[0], np.uint32)
+    fill_bits(words, np.uint64(start) // TWO, seed, offset)
+    span_low, span_high = span & LOW_WORD, span >> HALF_WORD
+    for i in range(out.shape[0]):
+        word = _word64(words, i)
+        low_low = (word & LOW_WORD) * span_low
+        middle = (word >> HALF_WORD) * span_low + (low_low >> HALF_WORD)
+        other = (word & LOW_WORD) * span_high + (middle & LOW_WORD)
+        high = (word >> HALF_WORD) * span_high + (middle >> HALF_WORD) + (other >> HALF_WORD)
+        out[i] = np.int64(np.uint64(low) + high)
+
+
+# Work is cut by CHUNK, not by threads. A parallel kernel is compiled when a draw is first larger than a chunk.
+
+
+@parallel_kernel
+def _bits_parallel(words, seed, offset):
+    for chunk in numba.prange((words.shape[0] + CHUNK - 1) // CHUNK):
+        fill_bits(words[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK // 4, seed, offset)
+
+
+@parallel_kernel
+def _uniform_parallel(out, seed, offset):
+    for chunk in numba.prange((out.shape[0] + CHUNK - 1) // CHUNK):
+        _uniform(out[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK, seed, offset)
+
+
+@parallel_kernel
+def _normal_parallel(out, seed, offset):
+    for chunk in numba.prange((out.shape[0] + CHUNK - 1) // CHUNK):
+        _normal(out[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK, seed, offset)
+
+
+@parallel_kernel
+def _integers_parallel(out, seed, offset, low, span):
+    for chunk in numba.prange((out.shape[0] + CHUNK - 1) // CHUNK):
+        _integers(out[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK, seed, offset, low, span)
+
+
+def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
+    """(seed, offset) as kernels take them. Raises ValueError if either is not in 0..2^64 - 1."""
+    for name, value in (("seed", seed), ("offset", offset)):
+        if not 0 <= value < 2**64:
+            raise ValueError(f"{name}={value}: expected an integer from 0 to 2**64 - 1")
+    return np.uint64(seed), np.uint64(offset)
+
+
+def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:
+    """The first n words of the draw: uint32 (n,)."""
+    words = np.empty(n, np.uint32)
+    if n <= CHUNK:
+        fill_bits(words, 0, *state(seed, offset))
+    else:
+        _bits_parallel(words, *state(seed, offset))
+    return words
+
+
+def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
+    """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
+    return _real_draw(_uniform, _uniform_parallel, shape, dtype, seed, offset)
+
+
+def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
+    """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
+    return _real_draw(_normal, _normal_parallel, shape, dtype, seed, offset)
+
+
+def _real_draw(
+    serial: Any, parallel: Any, shape: int | Sequence[int], dtype: Any, seed: int, offset: int
+) -> np.ndarray:
+    out = np.empty(shape, dtype)
+    if out.dtype not in (np.float32, np.float64):
+        raise TypeError(f"dtype {out.dtype}: random draws are float32 or float64; cast the result")
+    flat = out.reshape(-1)
+    if flat.size <= CHUNK:
+        serial(flat, 0, *state(seed, offset))
+    else:
+        parallel(flat, *state(seed, offset))
+    return out
+
+
+def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> np.ndarray:
+    """int64 in [low, high), by multiplication of 64 random bits: no value's probability is off by more than 2^-64.
+
+    Raises ValueError if the range is empty or leaves int64.
+    """
+    if not -(2**63) <= low < high < 2**63:
+        raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
+    out = np.empty(shape, np.int64)
+    flat = out.reshape(-1)
+    arguments = (*state(seed, offset), np.int64(low), np.uint64(high - low))
+    if flat.size <= CHUNK:
+        _integers(flat, 0, *arguments)
+    else:
+        _integers_parallel(flat, *arguments)
+    return out
+
+
+def permutation(n: int, seed: int, offset: int) -> np.ndarray:
+    """A random permutation of 0..n-1, int64: the order of n random 64-bit keys (stable; a tie has probability n^2 / 2^65)."""
+    return np.argsort(philox_bits(2 * n, seed, offset).view(np.uint64), kind="stable").astype(np.int64, copy=False)

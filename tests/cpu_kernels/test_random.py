@@ -1,0 +1,178 @@
+"""Philox: known answers, one mapping from index to number whatever the cut and the thread count, sane distributions."""
+
+import math
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import random, threads
+from minigrad.cpu_kernels.jit import kernel
+
+SEED, OFFSET = 2**63 + 12345, 2**40 + 7
+LARGE = 3 * random.CHUNK + 5
+
+
+@kernel
+def _philox(words):
+    return random.philox4x32(words[0], words[1], words[2], words[3], words[4], words[5])
+
+
+def philox_reference(counter, key):
+    """The paper's rounds on Python integers."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        left, right = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (right >> 32) ^ c1 ^ k0, right & 0xFFFFFFFF, (left >> 32) ^ c3 ^ k1, left & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+KNOWN_ANSWERS = [  # counter and key, result: kat_vectors of Random123
+    ("00000000 00000000 00000000 00000000 00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def from_hex(text):
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.mark.parametrize(("inputs", "result"), KNOWN_ANSWERS)
+def test_known_answers(inputs, result):
+    words = from_hex(inputs)
+    assert list(_philox(np.array(words, np.uint32))) == from_hex(result)
+    assert list(philox_reference(words[:4], words[4:])) == from_hex(result)
+
+
+def test_layout_of_counter_and_key():
+    bits = random.philox_bits(40, SEED, OFFSET)
+    assert bits.dtype == np.uint32
+    for i in (0, 1, 7, 39):
+        counter = (i // 4, 0, OFFSET & 0xFFFFFFFF, OFFSET >> 32)
+        assert bits[i] == philox_reference(counter, (SEED & 0xFFFFFFFF, SEED >> 32))[i % 4]
+
+
+def test_block_counter_carries_into_its_high_word():
+    row = np.empty(8, np.uint32)
+    random.fill_bits(row, np.uint64(2**32 - 1), np.uint64(1), np.uint64(2))
+    assert tuple(row[:4]) == philox_reference((2**32 - 1, 0, 2, 0), (1, 0))
+    assert tuple(row[4:]) == philox_reference((0, 1, 2, 0), (1, 0))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 100, random.CHUNK, random.CHUNK + 1])
+def test_a_shorter_draw_is_a_prefix(n):
+    np.testing.assert_array_equal(random.philox_bits(n, 3, 4), random.philox_bits(LARGE, 3, 4)[:n])
+    for dtype in (np.float32, np.float64):
+        np.testing.assert_array_equal(random.uniform(n, dtype, 3, 4), random.uniform(LARGE, dtype, 3, 4)[:n])
+        np.testing.assert_array_equal(random.normal(n, dtype, 3, 4), random.normal(LARGE, dtype, 3, 4)[:n])
+    np.testing.assert_array_equal(random.integers(0, 9, n, 3, 4), random.integers(0, 9, LARGE, 3, 4)[:n])
+
+
+def test_same_numbers_for_every_thread_count():
+    def draws():
+        return (
+            random.philox_bits(LARGE, 3, 4),
+            random.uniform(LARGE, np.float32, 3, 4),
+            random.normal(LARGE, np.float32, 3, 4),
+            random.integers(-5, 5, LARGE, 3, 4),
+            random.permutation(LARGE, 3, 4),
+        )
+
+    before, several = threads.get_num_threads(), draws()
+    try:
+        threads.set_num_threads(1)
+        for one, many in zip(draws(), several, strict=True):
+            np.testing.assert_array_equal(one, many)
+    finally:
+        threads.set_num_threads(before)
+
+
+def test_uniform_is_the_upper_bits():
+    bits = random.philox_bits(1000, 3, 4)
+    np.testing.assert_array_equal(random.uniform((10, 100), np.float32, 3, 4).ravel(), (bits >> 8) * 2.0**-24)
+    words = bits.astype(np.uint64)
+    np.testing.assert_array_equal(
+        random.uniform(500, np.float64, 3, 4), ((words[1::2] << np.uint64(32) | words[::2]) >> np.uint64(11)) * 2.0**-53
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_uniform_distribution(dtype):
+    n = 200_000
+    x = random.uniform(n, dtype, 11, 0)
+    assert x.dtype == dtype
+    assert x.min() >= 0 and x.max() < 1
+    counts = np.histogram(x, 100, (0, 1))[0]
+    # chi-square with 99 degrees of freedom: mean 99, deviation 14; six deviations
+    assert ((counts - n / 100) ** 2 / (n / 100)).sum() < 99 + 6 * 14
+
+
+def test_normal_is_box_muller_of_the_words():
+    u, v = random.philox_bits(1000, 3, 4).astype(np.float64).reshape(-1, 2).T
+    radius, angle = np.sqrt(-2 * np.log((u + 0.5) / 2**32)), 2 * math.pi * v / 2**32
+    expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel()
+    z = random.normal(1000, np.float64, 3, 4)
+    np.testing.assert_allclose(z, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(random.normal(1000, np.float32, 3, 4), z.astype(np.float32))
+
+
+def test_normal_distribution():
+    n = 200_000
+    z = random.normal(n, np.float32, 5, 0).astype(np.float64)
+    # moments 1 to 4 of the standard normal, within five standard errors
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((z**power).mean() - moment) < 5 * math.sqrt(variance / n)
+    pairs = z.reshape(-1, 2)
+    assert abs(np.corrcoef(pairs.T)[0, 1]) < 5 / math.sqrt(n / 2)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 4), (10, 2**40), (-(2**63), 2**63 - 1)])
+def test_integers_are_the_scaled_64_bit_words(low, high):
+    words = random.philox_bits(200, 3, 4).view(np.uint64)
+    expected = [low + (int(word) * (high - low) >> 64) for word in words]
+    np.testing.assert_array_equal(random.integers(low, high, (10, 10), 3, 4).ravel(), expected)
+
+
+def test_integers_cover_the_range_evenly():
+    counts = np.bincount(random.integers(0, 10, 100_000, 1, 2), minlength=10)
+    assert counts.size == 10
+    assert ((counts - 10_000) ** 2 / 10_000).sum() < 9 + 6 * math.sqrt(18)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+def test_permutation(n):
+    p = random.permutation(n, 3, 4)
+    assert p.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(p), np.arange(n))
+    if n > 2:
+        assert not np.array_equal(p, random.permutation(n, 3, 5))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+def test_fill_dropout_at_any_start(dtype, p):
+    uniform = random.uniform(600, np.float32, 3, 4)
+    with np.errstate(divide="ignore"):
+        expected = np.where(uniform >= np.float32(p), dtype(1) / (dtype(1) - dtype(p)), dtype(0))
+    for start, n in ((0, 600), (1, 599), (2, 1), (2, 0), (3, 2), (5, 300), (7, 64), (4, 401)):
+        row = np.full(n, np.nan, dtype)
+        random.fill_dropout(row, start, np.uint64(3), np.uint64(4), p)
+        np.testing.assert_array_equal(row, expected[start : start + n])
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="seed=-1"):
+        random.uniform(3, np.float32, -1, 0)
+    with pytest.raises(ValueError, match="offset="):
+        random.uniform(3, np.float32, 0, 2**64)
+    with pytest.raises(ValueError, match="low=3"):
+        random.integers(3, 3, 5, 0, 0)
+    with pytest.raises(TypeError, match="int64"):
+        random.uniform(3, np.int64, 0, 0)
+
+
+def test_shapes():
+    assert random.uniform((), np.float32, 0, 0).shape == ()
+    assert random.normal((2, 0), np.float32, 0, 0).shape == (2, 0)
+    assert random.integers(0, 2, (3, 4), 0, 0).shape == (3, 4)
