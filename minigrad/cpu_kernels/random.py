@@ -260,5 +260,5 @@ def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset:
 
 
 def permutation(n: int, seed: int, offset: int) -> np.ndarray:
-    """A random permutation of 0..n-1, int64: the order of n random 64-bit keys (stable; a tie has probability n^2 / 2^65)."""
+    """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
     return np.argsort(philox_bits(2 * n, seed, offset).view(np.uint64), kind="stable").astype(np.int64, copy=False)

@@ -1,4 +1,4 @@
-"""exp, tanh, sigmoid and erf for use inside kernels, in a form that LLVM vectorises for float32.
+"""exp, tanh, sigmoid, erf and maxnum for use inside kernels, in a form that LLVM vectorises for float32.
 
 Numba ships without a vector math library, so ``math.exp`` in a loop is one scalar libm call per element (about 5 times
 the cost of the polynomial below, ``math.tanh`` 20 times). Each function here has one name for both precisions: float32
@@ -9,7 +9,7 @@ NaN gives NaN and infinities give the exact limit. Float32 errors (measured in t
 ``exp_fast`` 2 ulp including subnormal results, ``tanh_fast`` 3 ulp, ``sigmoid_fast`` 1e-7 absolute,
 ``erf_fast`` 2e-7 absolute.
 
-The functions are ordinary Python functions too (``math`` semantics), which is what documents them; kernels get the
+All but ``maxnum`` are ordinary Python functions too (``math`` semantics), which is what documents them; kernels get the
 overloads. The overloads may be contracted to FMA but not reassociated: reassociation would fold the error-compensating
 constant pairs and the round-to-integer addition into something cheaper and wrong.
 """
@@ -67,6 +67,26 @@ def _scale(typing_context: Any, value: Any, rounded: Any) -> Any:
 
 
 _scale_by_power_of_two: Any = intrinsic(_scale)
+
+
+def _maxnum(typing_context: Any, a: Any, b: Any) -> Any:
+    """The larger of two floats of one type; if one is NaN the other, as C's ``fmax``.
+
+    For the maximum of a row that is subtracted before exp: a NaN reaches the result through exp. A running ``max`` or
+    comparison does not vectorise without the assumption that there are no NaNs, this does (ten times faster).
+    """
+    if a != b or a not in (types.float32, types.float64):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = arguments[0].type
+        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, arguments, fastmath=("nsz", "reassoc"))
+
+    return a(a, b), generate
+
+
+maxnum: Any = intrinsic(_maxnum)
 
 
 def _by_precision(float32: Callable[..., Any], float64: Callable[..., Any]) -> Callable[[Any], Any]:

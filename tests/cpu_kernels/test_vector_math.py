@@ -7,7 +7,7 @@ import pytest
 
 from minigrad.cpu_kernels import vector_math
 from minigrad.cpu_kernels.jit import kernel
-from minigrad.cpu_kernels.vector_math import erf_fast, exp_fast, sigmoid_fast, tanh_fast
+from minigrad.cpu_kernels.vector_math import erf_fast, exp_fast, maxnum, sigmoid_fast, tanh_fast
 
 
 @kernel
@@ -89,6 +89,26 @@ def test_float64_is_libm(sample):
     y, exact = evaluate(x), reference(x)
     for name in y:
         np.testing.assert_allclose(y[name], exact[name], rtol=1e-15, atol=0)
+
+
+@kernel
+def _largest(x):
+    result = x[0]
+    for i in range(x.shape[0]):
+        result = maxnum(result, x[i])
+    return result
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_maxnum_of_a_row_passes_over_nan(dtype):
+    x = np.random.default_rng(0).normal(size=1000).astype(dtype)
+    assert _largest(x) == x.max()
+    x[::7] = np.nan
+    assert _largest(x) == np.nanmax(x)
+    x[500] = np.inf
+    assert _largest(x) == np.inf
+    assert _largest(np.full(100, -np.inf, dtype)) == -np.inf
+    assert np.isnan(_largest(np.full(100, np.nan, dtype)))
 
 
 def test_plain_python_semantics():
