@@ -83,7 +83,7 @@ def _import_problem(module: str) -> str | None:
         if error.name == module:
             return f"{module} is not installed"
         return f"{module} cannot be imported ({error})"
-    except Exception as error:  # a broken CUDA installation may raise anything
+    except (Exception, SystemExit) as error:  # a broken CUDA installation may raise anything
         return f"{module} cannot be imported ({type(error).__name__}: {error})"
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -176,7 +177,8 @@ def kernel_cache() -> Cache:
 def devices() -> tuple[Status, ...]:
     """The devices that tensors can be on."""
     cores = os.cpu_count() or 1
-    usable, reason = importlib.import_module("minigrad.cuda_kernels").availability()
+    outcome, text = _isolated("from minigrad.cuda_kernels import availability; v = json.dumps(availability())")
+    usable, reason = json.loads(text) if outcome == "found" else (False, f"asking for it failed ({text})")
     return Status("cpu", True, f"{cores} logical cores"), Status("cuda", usable, reason)
 
 
@@ -195,7 +197,7 @@ def extras() -> tuple[Status, ...]:
         _cuda_extra(13, cuda),
         _extra("mpi", mpi.result(), 'pip install "minigrad-cuda[mpi]"'),
         _extra("plot", plot.result(), 'pip install "minigrad-cuda[plot]"'),
-        _extra("torch", torch.result(), "pip install torch (only for the parity tests)"),
+        _extra("torch", torch.result(), "pip install torch"),
     )
 
 
@@ -223,8 +225,19 @@ v = mpi4py.__version__ + ", " + MPI.Get_library_version().split(",")[0].strip()
 
 
 def _probe(name: str, code: str) -> Status:
-    """Run an import in a process of its own. The last statement assigns ``v``, the version that was found."""
+    """Whether code that imports the package ``name`` and assigns its version to ``v`` runs."""
+    outcome, text = _isolated(code)
+    if outcome == "found":
+        return Status(name, True, f"{name} {text}")
+    if outcome == "missing":
+        return Status(name, False, f"{name} is not installed" if text == name else f"{name} needs {text}")
+    return Status(name, False, f"{name} cannot be imported ({text})")
+
+
+def _isolated(code: str) -> tuple[str, str]:
+    """Run code in a process of its own: "found" and the ``v`` it assigned, "missing" and a module, "raised" and why."""
     program = (
+        "import json\n"
         "try:\n"
         f"{textwrap.indent(code, '    ')}\n"
         "    print('\\nfound', v)\n"
@@ -238,17 +251,13 @@ def _probe(name: str, code: str) -> Status:
         run = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        return Status(name, False, f"{name} cannot be imported ({type(error).__name__})")
+    except subprocess.TimeoutExpired:
+        return "raised", f"no answer within {PROBE_TIMEOUT:g} s"
     for line in reversed(run.stdout.splitlines()):
-        word, _, rest = line.partition(" ")
-        if word == "found":
-            return Status(name, True, f"{name} {rest}")
-        if word == "missing":
-            return Status(name, False, f"{name} is not installed" if rest == name else f"{name} needs {rest}")
-        if word == "raised":
-            return Status(name, False, f"{name} cannot be imported ({rest})")
-    return Status(name, False, f"{name} cannot be imported (it ended Python with exit code {run.returncode})")
+        outcome, _, text = line.partition(" ")
+        if outcome in ("found", "missing", "raised"):
+            return outcome, text
+    return "raised", f"it ended Python with exit code {run.returncode}"
 
 
 def _cuda_extra(major: int, packages: list[Status]) -> Status:

@@ -1,4 +1,4 @@
-"""What all tests share: tests marked ``gpu`` are skipped where there is none, and Hypothesis draws the same cases always."""
+"""What all tests share: ``gpu`` tests are skipped where there is no GPU, and Hypothesis draws the same cases always."""
 
 from __future__ import annotations
 

@@ -1,0 +1,335 @@
+"""What holds for all sources: imports run downwards, names match, no data becomes code, public names are documented."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STDLIB = set(sys.stdlib_module_names)
+PUBLIC_PACKAGES = (
+    "minigrad",
+    "minigrad.nn",
+    "minigrad.models",
+    "minigrad.optim",
+    "minigrad.data",
+    "minigrad.distributed",
+    "minigrad.cuda_kernels",
+)
+
+# Kernel files that no operation of the same name stands over.
+KERNEL_SUPPORT = {
+    "jit": "compiles and caches the kernels",
+    "threads": "the one thread pool",
+    "storage": "allocation, copies and casts, behind Device and Tensor",
+    "vector_math": "exp, tanh and erf that LLVM can vectorise",
+    "register_tile": "the innermost tile of a product, shared by matmul and attention",
+    "random": "Philox, shared by dropout, attention and minigrad.random",
+    "adamw": "the fused optimizer step, used by minigrad.optim",
+    "grad_norm": "global-norm clipping, used by minigrad.optim",
+    "memory": "reuse of large output buffers",
+}
+
+
+# Reading the sources --------------------------------------------------------------------------------------------------
+
+
+class Import(NamedTuple):
+    """One imported module, by its installed name; lazy if it is imported inside a function."""
+
+    module: str
+    line: int
+    lazy: bool
+
+
+def module_name(path: str) -> str:
+    """``distributed/mpi.py`` -> ``minigrad.distributed.mpi``."""
+    parts = Path(path).with_suffix("").parts
+    if parts[0] in ("distributed", "cuda_kernels"):
+        parts = ("minigrad", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, path: str) -> list[Import]:
+    """Every import of a file, relative ones resolved, ``importlib.import_module`` of a constant too.
+
+    ``from a import b`` counts as both ``a`` and ``a.b``; what stands under ``if TYPE_CHECKING`` does not count.
+    """
+    package = module_name(path) if path.endswith("__init__.py") else module_name(path).rpartition(".")[0]
+    found: list[Import] = []
+
+    def visit(node: ast.AST, lazy: bool) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.orelse:
+                visit(child, lazy)
+            return
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, node.lineno, lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join(parents[: len(parents) - node.level + 1] + ([base] if base else []))
+            found.append(Import(base, node.lineno, lazy))
+            found.extend(Import(f"{base}.{alias.name}", node.lineno, lazy) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                found.append(Import(node.args[0].value, node.lineno, lazy))
+        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(ast.parse(source), False)
+    return found
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def forbidden_imports(source: str, path: str) -> list[str]:
+    """The imports of a file that break a rule of the layers, each with the rule."""
+    broken = []
+    for module, line, lazy in imports(source, path):
+        root = module.partition(".")[0]
+        rule = None
+        if path.startswith("minigrad/cpu_kernels/"):
+            if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or within(module, "minigrad.cpu_kernels")):
+                rule = "CPU kernels import the standard library, NumPy, Numba and each other"
+        elif path.startswith("cuda_kernels/"):
+            allowed = STDLIB | {"numpy", "numba", "llvmlite", "cupy", "numba_cuda", "cuda"}
+            if not (root in allowed or within(module, "minigrad.cuda_kernels")):
+                rule = "CUDA kernels import the standard library, NumPy, Numba, CuPy, numba-cuda and each other"
+        elif path.startswith("minigrad/"):
+            if within(module, "minigrad.distributed", "distributed", "cuda_kernels"):
+                rule = "minigrad never imports minigrad.distributed, and its kernels only by their installed name"
+            elif within(module, "minigrad.cuda_kernels") and not lazy:
+                rule = "minigrad imports the CUDA kernels when they are first used"
+            elif root in ("cupy", "numba_cuda", "torch"):
+                rule = "minigrad reaches a device through device.kernels, and needs no torch"
+        if root in ("examples", "benchmarks", "tests"):
+            rule = "nothing that is installed imports examples, benchmarks or tests"
+        if root == "mpi4py" and not (path == "distributed/mpi.py" and lazy):
+            rule = "only distributed/mpi.py imports mpi4py, when it is first used"
+        ours = within(module, "minigrad.distributed.nccl") or (path == "distributed/nccl.py" and lazy)
+        if re.search(r"\bnccl\b", module) and not ours:
+            rule = "only distributed/nccl.py imports NCCL, when it is first used"
+        if root == "cupyx" and "distributed" in module:
+            rule = "cupyx.distributed deadlocks; NCCL is used directly"
+        if rule:
+            broken.append(f"{path}:{line} imports {module}: {rule}")
+    return broken
+
+
+UNSAFE_MODULES = ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+
+
+def unsafe_code(source: str, path: str) -> list[str]:
+    """Uses of what turns data into code: pickle and its kin, eval and exec, ``allow_pickle=True``."""
+    found = [f"{path}:{item.line} imports {item.module}" for item in imports(source, path)]
+    found = [text for text in found if text.rpartition(" ")[2].partition(".")[0] in UNSAFE_MODULES]
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+            found.append(f"{path}:{node.lineno} calls {node.func.id}")
+        for keyword in node.keywords:
+            if keyword.arg == "allow_pickle" and not (
+                isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+            ):
+                found.append(f"{path}:{node.lineno} allows pickle")
+    return found
+
+
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path relative to the root, text) of the Python files under the folders."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+# The layers -----------------------------------------------------------------------------------------------------------
+
+
+def test_imports_run_downwards():
+    broken = [
+        line
+        for path, text in sources("minigrad", "distributed", "cuda_kernels")
+        for line in forbidden_imports(text, path)
+    ]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("minigrad/cpu_kernels/softmax.py", "from minigrad.tensor import Tensor"),
+        ("minigrad/cpu_kernels/softmax.py", "from ..tensor import Tensor"),
+        ("minigrad/cpu_kernels/softmax.py", "from .. import tensor"),
+        ("minigrad/cpu_kernels/softmax.py", "def f():\n    import scipy"),
+        ("cuda_kernels/softmax.py", "from minigrad import Tensor"),
+        ("cuda_kernels/softmax.py", "import torch"),
+        ("minigrad/nn/linear.py", "from ..distributed import ThreadCommunicator"),
+        ("minigrad/nn/linear.py", "def f():\n    from minigrad import distributed"),
+        ("minigrad/nn/linear.py", "import distributed.mpi"),
+        ("minigrad/data/text.py", "from examples.train import main"),
+        ("minigrad/device.py", "from . import cuda_kernels"),
+        ("minigrad/device.py", "import importlib\nimportlib.import_module('minigrad.cuda_kernels')"),
+        ("minigrad/random.py", "def f():\n    import cupy"),
+        ("distributed/mpi.py", "from mpi4py import MPI"),
+        ("distributed/thread.py", "def f():\n    from mpi4py import MPI"),
+        ("distributed/nccl.py", "from cupy.cuda import nccl"),
+        ("distributed/communicator.py", "def f():\n    from cupy.cuda import nccl"),
+        ("distributed/nccl.py", "def f():\n    import cupyx.distributed"),
+        ("distributed/trainer.py", "if True:\n    import benchmarks.common"),
+    ],
+)
+def test_an_injected_upward_import_is_caught(path, source):
+    assert forbidden_imports(source, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "minigrad/cpu_kernels/softmax.py",
+            "import math\nimport numpy as np\nfrom numba import prange\nfrom .jit import kernel",
+        ),
+        ("minigrad/cpu_kernels/__init__.py", "from . import softmax"),
+        ("cuda_kernels/softmax.py", "import cupy\nfrom numba import cuda\nfrom . import launch"),
+        ("minigrad/device.py", "def f():\n    import importlib\n    importlib.import_module('minigrad.cuda_kernels')"),
+        (
+            "minigrad/nn/linear.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import minigrad.distributed",
+        ),
+        ("distributed/mpi.py", "def f():\n    from mpi4py import MPI"),
+        ("distributed/nccl.py", "def f():\n    from cupy.cuda import nccl"),
+        ("distributed/rendezvous.py", "from .nccl import NcclCommunicator\nfrom minigrad import Tensor"),
+    ],
+)
+def test_a_rightful_import_is_not_reported(path, source):
+    assert forbidden_imports(source, path) == []
+
+
+def test_no_data_becomes_code():
+    folders = ("minigrad", "distributed", "cuda_kernels", "examples", "benchmarks")
+    found = [line for path, text in sources(*folders) for line in unsafe_code(text, path)]
+    # The kernel cache is Numba's pickle, in a folder that nobody else can write.
+    rest = [line for line in found if not re.fullmatch(r"minigrad/cpu_kernels/jit\.py:\d+ imports pickle", line)]
+    assert not rest, "\n".join(rest)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "def f():\n    from pickle import loads",
+        "import torch, marshal",
+        "eval('1')",
+        "exec(code)",
+        "import numpy as np\nnp.load(path, allow_pickle=True)",
+        "import importlib\nimportlib.import_module('pickle')",
+    ],
+)
+def test_injected_unsafe_code_is_caught(source):
+    assert unsafe_code(source, "minigrad/serialization.py")
+    assert not unsafe_code("model.eval()\nnp.load(path, allow_pickle=False)", "minigrad/serialization.py")
+
+
+# The names ------------------------------------------------------------------------------------------------------------
+
+
+def stems(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+
+
+def mismatched_stems(ops: set[str], kernels: set[str], tests: set[str], support: set[str]) -> list[str]:
+    """Where the find-it rule fails: one name for an operation's file, its kernels and its tests."""
+    return (
+        [f"minigrad/ops/{stem}.py has no minigrad/cpu_kernels/{stem}.py" for stem in sorted(ops - kernels)]
+        + [f"minigrad/ops/{stem}.py has no tests/ops/test_{stem}.py" for stem in sorted(ops - tests)]
+        + [f"minigrad/cpu_kernels/{stem}.py belongs to no operation" for stem in sorted(kernels - ops - support)]
+        + [f"minigrad/cpu_kernels/{stem}.py is listed as support but missing" for stem in sorted(support - kernels)]
+    )
+
+
+def test_operation_kernel_and_test_have_one_name():
+    tests = {stem.removeprefix("test_") for stem in stems(ROOT / "tests/ops")}
+    ops, kernels = stems(ROOT / "minigrad/ops"), stems(ROOT / "minigrad/cpu_kernels")
+    assert ops
+    broken = mismatched_stems(ops, kernels, tests, set(KERNEL_SUPPORT))
+    assert not broken, "\n".join(broken)
+
+
+def test_an_injected_stray_file_is_caught():
+    good = ({"gelu"}, {"gelu", "jit"}, {"gelu"}, {"jit"})
+    assert mismatched_stems(*good) == []
+    for position in range(4):
+        for change in (set.union, set.difference):
+            changed = list(good)
+            changed[position] = change(good[position], {"relu"} if change is set.union else good[position])
+            if (position, change) != (2, set.union):  # a test more than there are operations is welcome
+                assert mismatched_stems(*changed), (position, change)
+
+
+# The docstrings -------------------------------------------------------------------------------------------------------
+
+
+def undocumented(name: str, value: object) -> list[str]:
+    """The public name, or its public methods and properties, that have no docstring. Constants need none."""
+    missing = []
+    if (inspect.isclass(value) or inspect.isroutine(value)) and not (value.__doc__ or "").strip():
+        missing.append(name)
+    if inspect.isclass(value):
+        for attribute, member in vars(value).items():
+            method = isinstance(member, (staticmethod, classmethod, property)) or inspect.isroutine(member)
+            if not attribute.startswith("_") and method and not inspect.getdoc(getattr(value, attribute)):
+                missing.append(f"{name}.{attribute}")
+    return missing
+
+
+@pytest.mark.parametrize("package", PUBLIC_PACKAGES)
+def test_public_names_are_documented(package):
+    module = importlib.import_module(package)
+    assert (module.__doc__ or "").strip(), f"{package} has no docstring"
+    missing = []
+    for name in module.__all__:
+        missing += undocumented(f"{package}.{name}", getattr(module, name))
+    assert not missing, "\n".join(missing)
+
+
+def test_every_module_says_what_it_is():
+    missing = [
+        path
+        for path, text in sources("minigrad", "distributed", "cuda_kernels", "examples", "benchmarks", "tests")
+        if not ast.get_docstring(ast.parse(text))
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_an_injected_missing_docstring_is_caught():
+    class Bare:
+        """Has a docstring; its members have not."""
+
+        def method(self): ...
+
+        @property
+        def attribute(self): ...
+
+        @staticmethod
+        def function(): ...
+
+        def _private(self): ...
+
+    assert undocumented("Bare", Bare) == ["Bare.method", "Bare.attribute", "Bare.function"]
+    assert undocumented("f", lambda: None) == ["f"]
+    assert undocumented("PI", 3.14) == []

@@ -1,0 +1,182 @@
+"""The documents are true: their code runs, their links lead somewhere, and no file names a path of one machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import code_blocks
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def documents() -> list[Path]:
+    """The Markdown files. README.md is in the list whether it exists or not: without it the tests fail."""
+    top = {ROOT / "README.md", *ROOT.glob("*.md")}
+    return sorted(top) + sorted(
+        path for folder in ("docs", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.md")
+    )
+
+
+def python_blocks() -> list[tuple[Path, code_blocks.Block]]:
+    return [(path, block) for path in documents() if path.is_file() for block in code_blocks.python_blocks(path)]
+
+
+def test_readme_shows_code_that_runs():
+    assert (ROOT / "README.md").is_file(), "README.md is missing"
+    assert code_blocks.python_blocks(ROOT / "README.md"), "README.md has no block marked python"
+
+
+@pytest.mark.parametrize(
+    ("path", "block"), [pytest.param(p, b, id=f"{p.relative_to(ROOT)}:{b.line}") for p, b in python_blocks()]
+)
+def test_documented_code_runs(path, block, tmp_path):
+    name = f"{path.relative_to(ROOT)}:{block.line}"
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "tests/code_blocks.py"), name],
+        input=block.source,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise ValueError",
+        "1 + 1  # -> 3",
+        "x = [1, 2]  # -> [1, 3]",
+        "print('a', 1)  # -> a 2",
+        "for i in range(2):\n    print(i)  # -> 0",
+        "import math  # -> something",
+        "# -> nothing gives this\nx = 1",
+    ],
+)
+def test_a_block_that_fails_or_lies_is_caught(source):
+    with pytest.raises((AssertionError, ValueError)):
+        code_blocks.run(source)
+
+
+def test_a_true_block_passes(tmp_path):
+    code_blocks.run("x = [1,\n     2]  # -> [1, 2]\nprint('a', *x)  # -> a 1 2\nx  # -> [1, 2]\nlen(x)  # free comment")
+    file = tmp_path / "doc.md"
+    file.write_text(
+        "text\n\n```python\nx = 1\n```\n\n- item\n  ```python\n  y = 2\n  ```\n"
+        "```python no-run\nz\n```\n```sh\nls\n```\n"
+    )
+    assert code_blocks.python_blocks(file) == [(4, "python", "x = 1\n"), (9, "python", "y = 2\n")]
+
+
+def broken_links(path: Path, root: Path) -> list[str]:
+    """Relative links of a Markdown file to a file, or to a heading, that does not exist."""
+    text = code_blocks.FENCE.sub("", path.read_text(encoding="utf-8"))
+    text = re.sub(r"`[^`\n]*`", "`code`", text)
+    targets = re.findall(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)", text)
+    targets += re.findall(r"^\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
+    targets += re.findall(r"(?:href|src)=\"([^\"]+)\"", text)
+    broken = []
+    for target in targets:
+        if re.match(r"[a-z][a-z0-9+.-]*:", target, re.IGNORECASE):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (root / name.lstrip("/") if name.startswith("/") else path.parent / name) if name else path
+        if not file.exists() or not file.resolve().is_relative_to(root.resolve()):
+            broken.append(f"{path.name}: {target} does not exist")
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            broken.append(f"{path.name}: {target} names no heading")
+    return broken
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub makes of a file's headings."""
+    found: set[str] = set()
+    text = code_blocks.FENCE.sub("", path.read_text(encoding="utf-8"))
+    for heading in re.findall(r"^#{1,6}\s+(.+?)\s*#*$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = base = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        count = 0
+        while slug in found:
+            count += 1
+            slug = f"{base}-{count}"
+        found.add(slug)
+    return found
+
+
+def test_relative_links_lead_somewhere():
+    broken = [line for path in documents() for line in broken_links(path, ROOT)]
+    assert not broken, "\n".join(broken)
+
+
+def test_an_injected_broken_link_is_caught(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `b` title\n[a](page.md#a-b-title) [b](https://example.org/x) ![c](sub/)\n```\n[no](link)\n```\n"
+    )
+    (tmp_path / "sub").mkdir()
+    assert broken_links(page, tmp_path) == []
+    for link in ("[x](missing.md)", "[x](#no-such)", "[x]: missing.md", '<img src="no.png">', "[x](../../etc/passwd)"):
+        page.write_text(f"# Title\n{link}\n")
+        assert broken_links(page, tmp_path), link
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    shell = "\n".join(block.source for block in code_blocks.blocks(ROOT / "README.md") if block.info in ("bash", "sh"))
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert 'pip install -e ".[test]"' in shell
+    assert re.search(r"^pytest\b", shell, re.MULTILINE)
+    assert re.search(r'^pip install .*-e "\.\[test\]"$', script, re.MULTILINE)
+    assert re.search(r"^check pytest$", script, re.MULTILINE)
+    assert "bash .ci/run" in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+
+
+# Paths of one machine -------------------------------------------------------------------------------------------------
+
+HOME_OR_WORKPLACE = re.compile(r"(?<![\w./:-])(/[h]ome/\w|/[U]sers/\w|/[r]oot/|/[w]ork/|/[t]mp/\w/|[A-Z]:\\[U]sers)")
+SKIPPED_FOLDERS = {".git", "build", "dist", "__pycache__"}
+
+
+def tree() -> Iterator[Path]:
+    """The files of the project: those that git does not ignore, or all where git is not at hand."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        names = [name for name in listed.split("\0") if name]
+    except (OSError, subprocess.SubprocessError):
+        names = []
+        for folder, below, files in os.walk(ROOT):
+            below[:] = [
+                name for name in below if name not in SKIPPED_FOLDERS and not name.startswith((".venv", "venv"))
+            ]
+            names += [os.path.relpath(os.path.join(folder, name), ROOT) for name in files]
+    yield from (ROOT / name for name in names if (ROOT / name).is_file())
+
+
+def machine_paths(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if HOME_OR_WORKPLACE.search(line)]
+
+
+def test_no_file_names_a_path_of_somebodys_machine():
+    found = []
+    for path in tree():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {line[:150]}" for line in machine_paths(text)]
+    assert not found, "\n".join(found)
+
+
+def test_an_injected_machine_path_is_caught():
+    for name in ("home", "Users"):
+        assert machine_paths(f"data = '/{name}/ann/data'")
+    for name in ("root", "work"):
+        assert machine_paths(f"see /{name}/notes.md")
+    assert not machine_paths("see https://example.org/home/x, docs/work/x, ~/.cache/minigrad and /proc/cpuinfo")

@@ -1,0 +1,169 @@
+"""``python -m minigrad.env`` reports whatever optional package is broken; the CUDA package says what it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigrad import cuda_kernels, env
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
+    )
+
+
+def write_package(folder: Path, name: str, source: str) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(source)
+
+
+def test_report_names_what_is_there():
+    report = run("-m", "minigrad.env")
+    assert report.returncode == 0, report.stderr
+    assert report.stderr == ""
+    titles = [line for line in report.stdout.splitlines() if not line.startswith(" ")]
+    assert titles == ["versions", "cpu", "threads", "kernel cache", "devices", "extras"]
+    rows = {line.split()[0] for line in report.stdout.splitlines() if line.startswith("  ")}
+    assert rows >= {"minigrad", "Python", "numpy", "numba", "llvmlite", "safetensors", "features", "vectors", "layer"}
+    assert rows >= {"count", "BLAS", "folder", "size", "cpu", "cuda", "cuda12", "cuda13", "mpi", "plot", "torch"}
+
+
+def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
+    write_package(tmp_path, "mpi4py", "raise RuntimeError('cannot load MPI library')")
+    write_package(tmp_path, "cupy", "raise SystemExit('CUDA path could not\\nbe detected')")
+    write_package(tmp_path, "matplotlib", "this is no Python")
+    write_package(tmp_path, "torch", "import os; os._exit(134)")
+    write_package(tmp_path, "numba_cuda", "import cuda_piece_that_nobody_has")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    report = run("-m", "minigrad.env", PYTHONPATH=path)
+    assert report.returncode == 0, report.stderr
+    assert "Traceback" not in report.stdout + report.stderr
+    for reason in (
+        "mpi          not usable: mpi4py cannot be imported (RuntimeError: cannot load MPI library)",
+        "cupy cannot be imported (SystemExit: CUDA path could not be detected)",
+        "matplotlib cannot be imported (SyntaxError: ",
+        "torch cannot be imported (it ended Python with exit code 134)",
+        "numba_cuda needs cuda_piece_that_nobody_has",
+        "numba_cuda cannot be imported (No module named 'cuda_piece_that_nobody_has')",
+        'pip install "minigrad-cuda[mpi]"',
+        'pip install "minigrad-cuda[cuda12]"',
+        'pip install "minigrad-cuda[cuda13]"',
+        'pip install "minigrad-cuda[plot]"',
+    ):
+        assert reason in report.stdout
+
+
+def test_a_probe_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(env, "PROBE_TIMEOUT", 0.5)
+    status = env._probe("sleepy", "import time; time.sleep(60)")
+    assert not status.usable
+    assert status.detail == "sleepy cannot be imported (no answer within 0.5 s)"
+
+
+def test_data_and_printing_are_separate(tmp_path):
+    environment = env.Environment(
+        versions={"minigrad": "1.2.3"},
+        cpu=env.Cpu("Some CPU", "znver4", ("avx2",), 256),
+        threads=env.Threads("omp", "no TBB", 2, 8, 4, "openblas 1"),
+        cache=env.Cache(tmp_path, 3, 1_500_000),
+        devices=(env.Status("cpu", True, "4 logical cores"),),
+        extras=(env.Status("mpi", False, "mpi4py is not installed", "pip install it"),),
+    )
+    text = env.format_report(environment)
+    for line in (
+        "  minigrad     1.2.3",
+        "  features     avx2",
+        "  vectors      256 bit: 8 float32",
+        "  layer        omp (not tbb: no TBB)",
+        "  size         1.5 MB in 3 files",
+        "  cpu          usable: 4 logical cores",
+        "  mpi          not usable: mpi4py is not installed",
+        "               remedy: pip install it",
+    ):
+        assert line in text.splitlines()
+
+
+def test_cache_counts_files_and_bytes(tmp_path):
+    code = (
+        "from minigrad.cpu_kernels import jit; (jit.CACHE_DIRECTORY / 'kernel').write_bytes(b'12345');"
+        "from minigrad import env; cache = env.kernel_cache(); print(cache.files, cache.bytes, cache.folder)"
+    )
+    result = run("-c", code, MINIGRAD_CACHE_DIR=str(tmp_path))
+    assert result.stdout.split()[:2] == ["1", "5"], result.stderr
+    assert result.stdout.split()[2].startswith(str(tmp_path))
+
+
+def test_cuda_extra_names_a_wrong_wheel_and_a_driver_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(cuda_kernels, "driver", lambda: cuda_kernels.Driver((12, 4), 2))
+    monkeypatch.setattr(env, "_version", lambda name: "14.2.0" if name == "cupy-cuda12x" else None)
+    packages = [env.Status(name, True, f"{name} 1") for name in ("numba_cuda", "cupy", "NCCL")]
+    assert env._cuda_extra(12, packages) == env.Status(
+        "cuda12", True, "numba_cuda 1, cupy 1, NCCL 1, driver for CUDA 12.4, 2 device(s)"
+    )
+    other = env._cuda_extra(13, packages)
+    assert not other.usable
+    assert "not as cupy-cuda13x" in other.detail
+    assert "supports CUDA 12.4, not 13.0" in other.detail
+    assert other.remedy.startswith('pip install "minigrad-cuda[cuda13]" and update the driver')
+
+
+@pytest.mark.parametrize(("cuda", "extra"), [((12, 4), "cuda12"), ((13, 0), "cuda13")])
+def test_availability_names_the_extra_that_the_driver_supports(monkeypatch, cuda, extra):
+    monkeypatch.setattr(cuda_kernels, "driver", lambda: cuda_kernels.Driver(cuda, 1))
+    monkeypatch.setattr(cuda_kernels, "_import_problem", lambda name: f"{name} is not installed")
+    usable, reason = cuda_kernels.availability()
+    assert not usable
+    assert "numba_cuda is not installed; cupy is not installed" in reason
+    assert f'pip install "minigrad-cuda[{extra}]"' in reason
+
+
+def test_availability_names_a_missing_driver(monkeypatch):
+    def no_driver() -> cuda_kernels.Driver:
+        raise OSError("no NVIDIA driver (libcuda.so.1)")
+
+    monkeypatch.setattr(cuda_kernels, "driver", no_driver)
+    usable, reason = cuda_kernels.availability()
+    assert not usable
+    assert reason.startswith("no NVIDIA driver (libcuda.so.1)")
+
+
+def test_availability_of_a_complete_machine(monkeypatch):
+    monkeypatch.setattr(cuda_kernels, "driver", lambda: cuda_kernels.Driver((13, 1), 8))
+    monkeypatch.setattr(cuda_kernels, "_import_problem", lambda name: None)
+    monkeypatch.setattr(cuda_kernels.np, "__version__", "2.4.6")
+    assert cuda_kernels.availability() == (True, "8 device(s), the driver supports CUDA 13.1")
+    monkeypatch.setattr(cuda_kernels.np, "__version__", "2.5.1")
+    usable, reason = cuda_kernels.availability()
+    assert not usable
+    assert "needs numpy<2.5" in reason
+
+
+@pytest.mark.gpu
+def test_driver_shows_a_device():
+    assert cuda_kernels.driver().devices >= 1
+
+
+def test_a_missing_kernel_family_raises_and_names_family_and_device():
+    with pytest.raises(cuda_kernels.MissingKernelError, match=r"'no_such_family' .*'cuda'"):
+        _ = cuda_kernels.no_such_family
+    with pytest.raises(NotImplementedError, match="no_such_family"):
+        from minigrad.cuda_kernels import no_such_family  # noqa: F401
+    assert not hasattr(cuda_kernels, "__wrapped__")  # what inspection tools ask for is absent as usual
+
+
+def test_importing_minigrad_imports_no_optional_package():
+    code = (
+        "import sys, minigrad\n"
+        "assert 'minigrad.cuda_kernels' not in sys.modules, 'minigrad.cuda_kernels'\n"
+        "import minigrad.distributed, minigrad.cuda_kernels\n"
+        "optional = {'cupy', 'numba_cuda', 'numba.cuda', 'mpi4py', 'matplotlib', 'torch'}\n"
+        "print(sorted(optional & set(sys.modules)))\n"
+    )
+    result = run("-c", code)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr

@@ -1,0 +1,152 @@
+"""The wheel installs one import name, `minigrad`, and lives beside Dask's `distributed`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS = {"minigrad": "minigrad", "distributed": "minigrad/distributed", "cuda_kernels": "minigrad/cuda_kernels"}
+IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+def pip(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy: setuptools leaves a build folder behind, from which a later wheel takes deleted modules."""
+    source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, source / folder, ignore=IGNORED)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    built = pip("wheel", str(source), "--no-deps", "--no-build-isolation", "--wheel-dir", str(output))
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = output.glob("minigrad_cuda-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    result = pip("install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
+    assert result.returncode == 0, result.stdout + result.stderr
+    return target
+
+
+def import_from(folder: Path, code: str) -> list[str]:
+    """Run code that sees the folder and the base dependencies, but not this checkout: -P and -S, then their folder."""
+    numpy_home = Path(__import__("numpy").__file__).parents[1]
+    program = f"import sys; sys.path[:0] = [{str(folder)!r}]; sys.path.append({str(numpy_home)!r})\n{code}"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", program], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def test_package_list_is_what_is_on_disk():
+    on_disk = set()
+    for folder, name in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            below = path.parent.relative_to(ROOT / folder)
+            on_disk.add(".".join((*name.split("/"), *below.parts)))
+    declared = PYPROJECT["tool"]["setuptools"]["packages"]
+    assert declared == sorted(declared)
+    assert set(declared) == on_disk
+    for package in declared:
+        head, _, rest = package.partition(".")
+        mapped = {"minigrad.distributed": "distributed", "minigrad.cuda_kernels": "cuda_kernels"}
+        folder = ROOT / mapped.get(package, f"{head}/{rest.replace('.', '/')}")
+        assert (folder / "__init__.py").is_file(), f"{package} has no __init__.py"
+
+
+def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = set()
+    for folder, name in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                expected.add(f"{name}/{path.relative_to(ROOT / folder).as_posix()}")
+    assert names == expected
+    assert {"minigrad/py.typed", "minigrad/distributed/__init__.py", "minigrad/cuda_kernels/__init__.py"} <= names
+    assert {name.split("/")[0] for name in names} == {"minigrad"}
+
+
+def test_wheel_metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = Parser().parsestr(archive.read(path).decode())
+        licences = [name for name in archive.namelist() if name.endswith("LICENSE")]
+    assert metadata["Name"] == "minigrad-cuda"
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert licences
+    base = {text.split(">")[0] for text in metadata.get_all("Requires-Dist") if "extra ==" not in text}
+    assert base == {"numpy", "numba", "tqdm", "safetensors"}
+    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "mpi", "plot", "test"}
+    assert metadata.get_payload().strip(), "the README is the long description"
+
+
+def test_version_is_stated_once():
+    import minigrad
+
+    assert minigrad.__version__ == PYPROJECT["project"]["version"]
+
+
+def test_installed_wheel_imports(installed):
+    code = (
+        "import minigrad, minigrad.distributed, minigrad.cuda_kernels, importlib.util\n"
+        "print(minigrad.distributed.__file__, minigrad.cuda_kernels.__file__, importlib.util.find_spec('distributed'))"
+    )
+    distributed, cuda_kernels, top = import_from(installed, code)
+    assert Path(distributed) == installed / "minigrad/distributed/__init__.py"
+    assert Path(cuda_kernels) == installed / "minigrad/cuda_kernels/__init__.py"
+    assert top == "None"
+
+
+def test_dask_distributed_beside_it_is_unharmed(wheel, tmp_path):
+    """Both orders of installation leave both packages as their own wheels hold them."""
+    download = pip(
+        *("download", "--no-deps", "--only-binary", ":all:", "--timeout", "10", "--retries", "1"),
+        *("--dest", str(tmp_path / "dask"), "distributed"),
+    )
+    found = list((tmp_path / "dask").glob("distributed-*.whl"))
+    if download.returncode or not found:
+        pytest.skip(f"Dask's distributed cannot be downloaded: {download.stderr.strip().splitlines()[-1:]}")
+    for order in ([wheel, found[0]], [found[0], wheel]):
+        target = tmp_path / order[0].name.split("-")[0]
+        for path in order:
+            result = pip("install", "--no-deps", "--no-index", "--target", str(target), str(path))
+            assert result.returncode == 0, result.stderr
+            assert "already exists" not in result.stderr, result.stderr
+        for path, prefix in ((wheel, "minigrad/"), (found[0], "distributed/")):
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    if name.startswith(prefix) and not name.endswith("/"):
+                        assert (target / name).read_bytes() == archive.read(name), name
+        code = (
+            "import minigrad.distributed, importlib.util\n"
+            "print(minigrad.distributed.__file__, importlib.util.find_spec('distributed').origin)"
+        )
+        ours, dasks = import_from(target, code)
+        assert Path(ours) == target / "minigrad/distributed/__init__.py"
+        assert Path(dasks) == target / "distributed/__init__.py"
