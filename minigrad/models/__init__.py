@@ -1,0 +1,3 @@
+"""Transformer families."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Modules, parameters and layers."""
+
+__all__: list[str] = []
