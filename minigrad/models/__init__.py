@@ -1,3 +1,5 @@
-"""Transformer families."""
+"""Complete models."""
 
-__all__: list[str] = []
+from .gpt2 import GPT2, GPT2Config
+
+__all__ = ["GPT2", "GPT2Config"]

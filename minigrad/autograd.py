@@ -1,0 +1,476 @@
+"""Reverse-mode automatic differentiation: Function, backward, no_grad.
+
+A graph node *is* the Function instance that computed a tensor. ``Function.apply`` runs ``forward`` on raw arrays, and if a
+gradient will be wanted, keeps the instance with edges to where its inputs came from. ``backward`` walks the nodes from the
+newest to the oldest: ids grow with time and a node's inputs are older than itself, so that is a topological order and no
+recursion is needed. Raw arrays also mean that backward records nothing: there are no higher-order gradients.
+
+What every op would otherwise repeat is done here, once: dtype promotion, device checks, summing gradients back over
+broadcast dimensions, adding the gradients of a tensor that is used several times, freeing saved arrays on the way.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from .device import Device
+from .dtypes import default_dtype, is_floating, result_dtype
+from .grad_store import GradStore, TensorId, next_id
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class BackwardHook(Protocol):
+    """Told, during ``backward``, about each leaf as soon as nothing can add to its gradient any more."""
+
+    def on_leaf_grad_ready(self, id: TensorId, grad: Any) -> None:
+        """``grad`` is the leaf's final gradient, the same Tensor that the GradStore will hold."""
+
+
+class _GradMode(threading.local):
+    enabled = True
+
+
+_grad_mode = _GradMode()
+
+
+def is_grad_enabled() -> bool:
+    """Whether ops of the calling thread are recorded for ``backward``."""
+    return _grad_mode.enabled
+
+
+class _SetGrad:
+    """A context manager and decorator that sets the calling thread's grad mode; instances may be nested and reused."""
+
+    enabled: ClassVar[bool]
+
+    def __init__(self) -> None:
+        self._previous: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._previous.append(_grad_mode.enabled)
+        _grad_mode.enabled = self.enabled
+
+    def __exit__(self, *exception: object) -> None:
+        _grad_mode.enabled = self._previous.pop()
+
+    def __call__(self, fn: F) -> F:
+        @functools.wraps(fn)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with type(self)():
+                return fn(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+class no_grad(_SetGrad):
+    """Within ``with no_grad():``, or in a function decorated ``@no_grad()``, no graph is recorded (this thread only)."""
+
+    enabled = False
+
+
+class enable_grad(_SetGrad):
+    """Records again inside an outer ``no_grad``."""
+
+    enabled = True
+
+
+class Version:
+    """Counts the in-place changes of one piece of memory; shared by a tensor and its views."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class TensorCore:
+    """What autograd knows of a tensor. ``minigrad.Tensor`` adds the operations."""
+
+    __slots__ = ("__weakref__", "_id", "_version", "data", "device", "node", "requires_grad")
+
+    data: Any
+    device: Device
+    requires_grad: bool
+    node: Function | None
+    _id: int
+    _version: Version
+
+    def _init(self, data: Any, device: Device, version: Version | None = None) -> None:
+        self.data = data
+        self.device = device
+        self.requires_grad = False
+        self.node = None
+        self._id = next_id()
+        self._version = version or Version()
+
+    def bump_version(self) -> None:
+        """Tell autograd that this tensor's memory was changed in place."""
+        self._version.count += 1
+
+
+class _Released:
+    """Stands in ``node.saved`` once ``backward`` has used and freed the saved arrays."""
+
+
+_RELEASED: Any = _Released()
+
+
+class Function:
+    """An operation with a derivative. Subclass it, write ``forward`` and ``backward``, call ``MyOp.apply(x, ...)``.
+
+    ::
+
+        class Cube(Function):
+            '''y = x^3;  dx = 3 x^2 dy.'''
+
+            def forward(self, x):
+                self.saved = (x,)
+                return x * x * x
+
+            def backward(self, dy):
+                (x,) = self.saved
+                return 3 * x * x * dy
+
+    ``forward`` gets the raw arrays of its tensor inputs (NumPy arrays on the CPU), other positional inputs as they are,
+    and keyword parameters; it returns one array. What backward needs of them goes into ``self.saved``: it is freed as
+    backward goes, and a later in-place change of it is noticed. ``backward`` gets the gradient of the output and returns
+    one gradient (or None, meaning zero) for each positional input, alone or as a tuple; gradients may have the broadcast
+    shape. ``self.needs[i]`` tells whether input ``i`` needs one. ``self.kernels`` is the device's kernel package.
+
+    An op whose gradient is mostly zeros (indexing, embedding) sets ``adds_in_place`` and defines
+    ``backward_into(dy, dx)`` instead, which adds to the gradient of its one differentiable input in place.
+    """
+
+    __slots__ = ("_versions", "device", "edges", "kernels", "needs", "order", "saved")
+
+    promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
+    floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
+    differentiable: ClassVar[bool] = True  # False: the output never requires grad
+    is_view: ClassVar[bool] = False  # the output may share the first input's memory
+    adds_in_place: ClassVar[bool] = False  # the op defines backward_into instead of backward
+
+    device: Device
+    kernels: Any
+    needs: tuple[bool, ...]
+    saved: tuple[Any, ...]
+    edges: tuple[tuple[Any, tuple[int, ...], Any] | None, ...]
+    order: int
+    _versions: tuple[tuple[Version, int], ...]
+
+    def forward(self, *inputs: Any, **params: Any) -> Any:
+        """Compute the output array from the input arrays."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def backward(self, dy: Any) -> Any:
+        """Compute the inputs' gradients from the output's."""
+        raise NotImplementedError(f"{type(self).__name__} has no backward")
+
+    def backward_into(self, dy: Any, dx: Any) -> None:
+        """Add the input's gradient to ``dx`` in place."""
+        raise NotImplementedError(f"{type(self).__name__} has no backward_into")
+
+    @classmethod
+    def apply(cls, *inputs: Any, **params: Any) -> Any:
+        """Run the op on tensors (and other values) and return a Tensor that remembers how it was made."""
+        arrays = [x.data if isinstance(x, TensorCore) else x for x in inputs]
+        device = _common_device(cls, inputs)
+        node = cls()
+        node.device = device
+        node.kernels = kernels = device.kernels
+        node.saved = ()
+        node.needs = needs = tuple([isinstance(x, TensorCore) and x.requires_grad for x in inputs])
+        if cls.promotes or cls.floats:
+            _promote(cls, inputs, arrays)
+        try:
+            out = node.forward(*arrays, **params)
+        except ValueError as error:
+            if type(error) is not ValueError or not isinstance(error.args[0] if error.args else None, str):
+                raise
+            raise ValueError(f"{cls.__name__}: {error}\n  inputs: {_describe(inputs)}") from error
+        if not isinstance(out, kernels.Array):
+            out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
+
+        y = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
+        version = None
+        if cls.is_view and kernels.may_share_memory(out, arrays[0]):
+            version = inputs[0]._version
+        y._init(out, device, version)
+        if cls.differentiable and _grad_mode.enabled and True in needs and is_floating(out.dtype):
+            y.requires_grad = True
+            y.node = node
+            node.order = y._id
+            node.edges = tuple(
+                [
+                    (x if x.node is None else x.node, x.data.shape, x.data.dtype) if needed else None
+                    for x, needed in zip(inputs, needs, strict=True)
+                ]
+            )
+            node._versions = _versions_of_saved(node.saved, inputs, arrays, y) if node.saved else ()
+        return y
+
+
+TensorCore.tensor_type = TensorCore  # type: ignore[attr-defined]  # replaced by Tensor when minigrad.tensor is imported
+
+
+def _common_device(cls: type[Function], inputs: tuple[Any, ...]) -> Device:
+    device: Device | None = None
+    for x in inputs:
+        if isinstance(x, TensorCore) and x.device is not device:
+            if device is not None:
+                raise RuntimeError(
+                    f"{cls.__name__}: inputs are on different devices; move them to one with .to(device)\n"
+                    f"  inputs: {_describe(inputs)}"
+                )
+            device = x.device
+    if device is None:
+        raise TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}")
+    return device
+
+
+def _promote(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any]) -> None:
+    """Cast the arrays to the op's dtype. Python numbers stay: they never widen an array of their own kind."""
+    dtype = result_dtype(arrays) if len(arrays) > 1 else arrays[0].dtype
+    if cls.floats and not is_floating(dtype):
+        dtype = default_dtype()
+    for i, x in enumerate(inputs):
+        if isinstance(x, TensorCore) and x.data.dtype != dtype:
+            arrays[i] = x.data.astype(dtype)
+
+
+def _owner(array: Any) -> Any:
+    return array if array.base is None else array.base
+
+
+def _versions_of_saved(
+    saved: tuple[Any, ...], inputs: tuple[Any, ...], arrays: list[Any], y: TensorCore
+) -> tuple[tuple[Version, int], ...]:
+    """The version counters of those tensors whose memory ``saved`` refers to, with their present counts."""
+    owners = [_owner(s) for s in saved if hasattr(s, "base")]
+    found = []
+    for x, array in zip((*inputs, y), (*arrays, y.data), strict=True):
+        if isinstance(x, TensorCore):
+            owner = _owner(array)
+            for o in owners:
+                if o is owner:
+                    found.append((x._version, x._version.count))
+                    break
+    return tuple(found)
+
+
+def _describe(inputs: tuple[Any, ...]) -> str:
+    return ", ".join(
+        f"{tuple(x.data.shape)} {x.data.dtype} on {x.device}" if isinstance(x, TensorCore) else repr(x) for x in inputs
+    )
+
+
+def backward(
+    root: Any,
+    gradient: Any = None,
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    hook: BackwardHook | None = None,
+) -> GradStore:
+    """Gradients of ``root`` with respect to the leaves that require grad (boostr's ``backward`` and ``backward_with_hooks``).
+
+    ``root`` must be a scalar (one element) unless ``gradient``, a tensor of its shape and dtype, says what to multiply
+    the Jacobian with. Saved arrays are freed as they are used; ``retain_graph=True`` keeps them for a second call.
+    ``hook.on_leaf_grad_ready(id, grad)`` is called as soon as a leaf's gradient is final.
+
+    Raises RuntimeError if ``root`` does not require grad, if the graph was freed by an earlier call, or if a saved tensor
+    was changed in place; NotImplementedError for ``create_graph=True``.
+    """
+    if create_graph:
+        raise NotImplementedError(
+            "create_graph=True: backward works on raw arrays and is not itself recorded, so there are no higher-order gradients"
+        )
+    if not root.requires_grad:
+        raise RuntimeError(
+            "backward of a tensor that does not require grad: no input of its computation had requires_grad=True, "
+            "or it was computed under no_grad or detached"
+        )
+    kernels = root.device.kernels
+    if gradient is None:
+        if root.data.size != 1:
+            raise RuntimeError(
+                f"backward of a tensor of shape {tuple(root.data.shape)}: only a scalar has a gradient by itself; "
+                "reduce it (for example .sum() or .mean()) or pass gradient="
+            )
+        seed = kernels.ones(root.data.shape, root.data.dtype)
+    else:
+        seed = gradient.data if isinstance(gradient, TensorCore) else kernels.as_array(gradient)
+        if seed.shape != root.data.shape or seed.dtype != root.data.dtype:
+            raise ValueError(
+                f"gradient has shape {tuple(seed.shape)} and dtype {seed.dtype}, "
+                f"but the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
+            )
+
+    start = root if root.node is None else root.node
+    nodes, uses = _reachable(start)
+    pending = _Pending(kernels)
+    pending.add(start, seed, owned=False)
+    grads = GradStore()
+    if not nodes:
+        _finish_leaf(root, pending, grads, hook)
+    with kernels.quiet():
+        while nodes:
+            node = nodes.pop()  # sorted: the newest is last
+            dy = pending.take(node)
+            if dy is not None:
+                _run(node, dy, pending)
+            if not retain_graph and node.saved:
+                node.saved = _RELEASED
+            for edge in node.edges:
+                if edge is not None and edge[0] in uses:
+                    leaf = edge[0]
+                    uses[leaf] -= 1
+                    if uses[leaf] == 0:
+                        _finish_leaf(leaf, pending, grads, hook)
+    return grads
+
+
+def _reachable(start: Any) -> tuple[list[Function], dict[Any, int]]:
+    """All nodes below ``start``, oldest first, and for each leaf the number of edges that lead to it."""
+    if not isinstance(start, Function):
+        return [], {}
+    nodes, seen, uses = [start], {start}, {}
+    for node in nodes:  # grows while it is walked
+        for edge in node.edges:
+            if edge is None:
+                continue
+            target = edge[0]
+            if not isinstance(target, Function):
+                uses[target] = uses.get(target, 0) + 1
+            elif target not in seen:
+                seen.add(target)
+                nodes.append(target)
+    nodes.sort(key=lambda node: node.order)
+    return nodes, uses
+
+
+class _Pending:
+    """Gradients under construction, each with a flag that says whether its array is ours to write to.
+
+    The first contribution is stored as it is, the second allocates their sum unless one of the two is owned, later ones
+    add in place. So nothing that somebody else can see is ever written to.
+    """
+
+    __slots__ = ("_entries", "_kernels")
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self._entries: dict[Any, tuple[Any, bool]] = {}
+
+    def add(self, target: Any, grad: Any, owned: bool) -> None:
+        entry = self._entries.get(target)
+        if entry is None:
+            self._entries[target] = (grad, owned)
+            return
+        total, total_owned = entry
+        if total_owned:
+            self._kernels.elementwise.add_into(total, grad)
+        elif owned:
+            self._kernels.elementwise.add_into(grad, total)
+            self._entries[target] = (grad, True)
+        else:
+            self._entries[target] = (self._kernels.elementwise.add(total, grad), True)
+
+    def writable(self, target: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The gradient of ``target`` so far, as an array that may be added to in place."""
+        entry = self._entries.get(target)
+        if entry is None:
+            array = self._kernels.zeros(shape, dtype)
+        elif entry[1]:
+            return entry[0]
+        else:
+            array = self._kernels.copy(entry[0])
+        self._entries[target] = (array, True)
+        return array
+
+    def take(self, target: Any) -> Any:
+        entry = self._entries.pop(target, None)
+        return None if entry is None else entry[0]
+
+    def take_owned(self, target: Any) -> Any:
+        """The finished gradient as a contiguous array that nothing else refers to, or None."""
+        entry = self._entries.pop(target, None)
+        if entry is None:
+            return None
+        array, owned = entry
+        return array if owned and array.flags.c_contiguous else self._kernels.copy(array)
+
+
+def _run(node: Function, dy: Any, pending: _Pending) -> None:
+    """Call the node's backward and hand the results to its inputs."""
+    name = type(node).__name__
+    if node.saved is _RELEASED:
+        raise RuntimeError(
+            f"backward through {name} a second time: its saved arrays were freed by the first; "
+            "pass retain_graph=True to the first call, or compute the loss again"
+        )
+    for version, count in node._versions:
+        if version.count != count:
+            raise RuntimeError(
+                f"a tensor that {name} needs for its gradient was changed in place after it was computed "
+                f"(version {version.count}, expected {count}); change a copy instead (.clone())"
+            )
+    if node.adds_in_place:
+        for edge in node.edges:
+            if edge is not None:
+                node.backward_into(dy, pending.writable(*edge))
+        return
+    result = node.backward(dy)
+    if type(result) is not tuple:
+        result = (result,)
+    if len(result) != len(node.edges):
+        raise RuntimeError(f"{name}.backward returned {len(result)} gradients for {len(node.edges)} inputs")
+    kernels = node.kernels
+    for i, edge in enumerate(node.edges):
+        if edge is None:
+            continue
+        # An array that only `result` refers to (that reference and the argument's make two) was made for us and is ours
+        # to write to. Anything else, like dy itself, a view or a saved array, has another owner.
+        owned = sys.getrefcount(result[i]) == 2
+        grad = result[i]
+        if grad is None:
+            continue
+        if not isinstance(grad, kernels.Array):
+            grad = kernels.as_array(grad)
+        owned = owned and grad.base is None
+        target, shape, dtype = edge
+        if grad.shape != shape:
+            grad = _sum_to(name, i, grad, shape, kernels)
+            owned = True
+        if grad.dtype != dtype:
+            grad = grad.astype(dtype)
+            owned = True
+        pending.add(target, grad, owned)
+
+
+def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) -> Any:
+    """Undo broadcasting: sum ``grad`` over the dimensions that broadcasting added or stretched."""
+    extra = grad.ndim - len(shape)
+    if extra < 0 or any(n != m and n != 1 for n, m in zip(shape, grad.shape[extra:], strict=True)):
+        raise RuntimeError(
+            f"{name}.backward returned a gradient of shape {tuple(grad.shape)} for input {i} of shape {tuple(shape)}"
+        )
+    axes = tuple(range(extra)) + tuple(
+        extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1
+    )
+    return kernels.reduce.sum(grad, axes, False).reshape(shape)
+
+
+def _finish_leaf(leaf: Any, pending: _Pending, grads: GradStore, hook: BackwardHook | None) -> None:
+    array = pending.take_owned(leaf)
+    if array is None:
+        return
+    grad = TensorCore.tensor_type.__new__(TensorCore.tensor_type)  # type: ignore[attr-defined]
+    grad._init(array, leaf.device)
+    grads.insert(leaf, grad)
+    if hook is not None:
+        hook.on_leaf_grad_ready(TensorId(leaf._id), grad)

@@ -1,0 +1,19 @@
+"""Comparisons and logic by NumPy's ufuncs; results are bool arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+eq = np.equal
+ne = np.not_equal
+lt = np.less
+le = np.less_equal
+gt = np.greater
+ge = np.greater_equal
+logical_not = np.logical_not
+logical_and = np.logical_and
+logical_or = np.logical_or
+logical_xor = np.logical_xor
+isnan = np.isnan
+isinf = np.isinf
+isfinite = np.isfinite

@@ -1,0 +1,82 @@
+"""Elementwise arithmetic by NumPy's ufuncs, and the derivatives that would cost several passes in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# NaN and infinities are results, as in PyTorch, not warnings. (Sums and products cannot make them from ordinary numbers
+# except by overflow; they keep NumPy's warning, and the half microsecond that silencing costs.)
+quiet = np.errstate(all="ignore")
+
+add = np.add
+sub = quiet(np.subtract)
+mul = np.multiply
+div = quiet(np.true_divide)
+floor_div = quiet(np.floor_divide)
+remainder = quiet(np.remainder)
+pow = quiet(np.power)
+neg = np.negative
+abs = np.abs
+sign = np.sign
+square = np.square
+reciprocal = quiet(np.reciprocal)
+exp = quiet(np.exp)
+log = quiet(np.log)
+log1p = quiet(np.log1p)
+expm1 = quiet(np.expm1)
+sqrt = quiet(np.sqrt)
+sin = np.sin
+cos = np.cos
+tanh = np.tanh
+floor = np.floor
+ceil = np.ceil
+round = np.round
+trunc = np.trunc
+maximum = np.maximum
+minimum = np.minimum
+where = np.where
+
+
+def add_into(x: np.ndarray, y: Any) -> None:
+    """x += y."""
+    np.add(x, y, out=x)
+
+
+def assign(x: np.ndarray, y: Any) -> None:
+    """x[...] = y, broadcasting y."""
+    np.copyto(x, y, casting="unsafe")
+
+
+def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """A copy of ``x`` in another dtype."""
+    return x.astype(dtype)
+
+
+@quiet
+def rsqrt(x: np.ndarray) -> np.ndarray:
+    """1 / sqrt(x)."""
+    return np.reciprocal(np.sqrt(x))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), as (1 + tanh(x/2)) / 2, which cannot overflow."""
+    return 0.5 * np.tanh(0.5 * x) + 0.5
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    """max(x, 0); NaN stays NaN."""
+    return np.maximum(x, 0)
+
+
+def clamp(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
+    """min(max(x, low), high); a bound of None does not bound."""
+    if low is not None:
+        x = np.maximum(x, low)
+    return np.minimum(x, high) if high is not None else x
+
+
+def select(condition: np.ndarray, x: Any) -> np.ndarray:
+    """x where the condition holds, else 0 (also where x is NaN or infinite, unlike a product with the mask)."""
+    return np.where(condition, x, np.zeros((), dtype=x.dtype))

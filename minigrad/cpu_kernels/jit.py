@@ -1,0 +1,139 @@
+"""How the CPU kernels are compiled: the decorators ``kernel``, ``parallel_kernel`` and ``inline``, and their disk cache.
+
+Numba's own cache has three weaknesses for a library: a kernel is not recompiled when a function that it inlines changes
+in another file, it is written beside the source (often read-only), and it is pickle, so a damaged file raises in
+the middle of a call and a planted one runs code. Ours lives in a private folder of the user, named after a hash of all
+kernel sources, and a damaged entry is compiled again.
+
+``MINIGRAD_CACHE_DIR`` overrides the folder (default: ``$XDG_CACHE_HOME/minigrad`` or ``~/.cache/minigrad``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import stat
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+
+from . import threads
+
+# IEEE semantics for NaN and infinities are kept (no ``nnan``, no ``ninf``): -inf is a legal attention mask and a NaN must
+# reach the loss. Reassociation and contraction are what let LLVM vectorise sums and use FMA.
+FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
+
+
+def cache_directory() -> Path:
+    """The folder of compiled kernels, created private (0700); one that others can write to is refused.
+
+    Unpickling is running code, so a folder that another user owns or may write to is not used: the kernels are then
+    compiled into a temporary folder, with a warning, because each process pays for it again.
+    """
+    root = os.environ.get("MINIGRAD_CACHE_DIR")
+    if root is None:
+        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "minigrad")
+    folder = Path(root) / f"cpu-{_source_hash()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.stat()
+        if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise PermissionError(f"{folder} is owned or writable by somebody else")
+        tempfile.TemporaryFile(dir=folder).close()
+        return folder
+    except OSError as error:
+        temporary = Path(tempfile.mkdtemp(prefix="minigrad-kernels-"))
+        warnings.warn(
+            f"the kernel cache cannot be used ({error}); kernels are compiled again in each process, into {temporary}. "
+            "Set MINIGRAD_CACHE_DIR to a private, writable folder.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return temporary
+
+
+def _source_hash() -> str:
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class KernelCache(FunctionCache):
+    """Numba's function cache, except that an unreadable entry counts as absent and is written anew."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except (EOFError, pickle.UnpicklingError, ValueError, AttributeError, ImportError, IndexError, TypeError):
+            self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except (EOFError, pickle.UnpicklingError, ValueError):  # a damaged index: start a new one
+            self.flush()
+            super().save_overload(sig, data)
+
+
+CACHE_DIRECTORY = cache_directory()
+
+
+@contextlib.contextmanager
+def _numba_cache_directory() -> Iterator[None]:
+    """Numba reads its cache folder once, when a function's cache object is made."""
+    previous = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(CACHE_DIRECTORY)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = previous
+
+
+def _compile(fn: Callable[..., Any], **options: Any) -> Any:
+    dispatcher = numba.njit(**OPTIONS, **options)(fn)
+    if numba.config.DISABLE_JIT:
+        return dispatcher
+    with _numba_cache_directory():
+        dispatcher._cache = KernelCache(fn)
+    return dispatcher
+
+
+def kernel(fn: Callable[..., Any]) -> Any:
+    """Compile a serial kernel, cached on disk; may be called from Python and from other kernels."""
+    return _compile(fn)
+
+
+def parallel_kernel(fn: Callable[..., Any]) -> Any:
+    """Compile a kernel whose ``numba.prange`` loops run on the one thread pool (see ``threads.py``).
+
+    Compile time is mostly that of the parallel transformation, so keep the body to one ``prange`` over tasks that calls a
+    serial ``kernel``. Call it from Python only.
+    """
+    dispatcher = _compile(fn, parallel=True)
+    if threads.LAYER != "workqueue":
+        return dispatcher
+
+    def locked(*args: Any) -> Any:
+        with _workqueue_lock:  # numba's workqueue layer aborts the process on concurrent launches
+            return dispatcher(*args)
+
+    return locked
+
+
+_workqueue_lock = threading.Lock()
+
+
+def inline(fn: Callable[..., Any]) -> Any:
+    """A scalar helper that is inlined into the kernels that call it."""
+    return numba.njit(inline="always", **OPTIONS)(fn)

@@ -1,0 +1,44 @@
+"""Memory on the CPU: a tensor's raw array is a NumPy array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+as_array = np.asarray
+empty = np.empty
+ones = np.ones
+zeros = np.zeros
+may_share_memory = np.may_share_memory
+
+
+def full(shape: tuple[int, ...], value: Any, dtype: Any) -> np.ndarray:
+    """A new array filled with ``value``."""
+    return np.full(shape, value, dtype)
+
+
+def copy(x: np.ndarray) -> np.ndarray:
+    """A new C-contiguous array of the same values."""
+    return np.array(x, order="C", copy=True)
+
+
+def contiguous(x: np.ndarray) -> np.ndarray:
+    """``x`` itself if it is C-contiguous, else a copy that is; keeps 0-d arrays 0-d."""
+    return x if x.flags.c_contiguous else np.array(x, order="C", copy=True)
+
+
+def from_host(x: np.ndarray) -> np.ndarray:
+    """A NumPy array as an array of this device: itself."""
+    return x
+
+
+def to_host(x: np.ndarray) -> np.ndarray:
+    """An array of this device as a NumPy array: itself."""
+    return x
+
+
+def quiet() -> Any:
+    """A context in which NaN and infinite results raise no warnings."""
+    return np.errstate(all="ignore")

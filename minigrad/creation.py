@@ -1,0 +1,212 @@
+"""Functions that make tensors, with PyTorch's names and arguments, and those that join several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import dtypes, shapes
+from .autograd import TensorCore
+from .device import CPU, Device
+from .ops import indexing, movement
+from .random import Generator, default_generator
+from .tensor import Tensor
+
+
+def _finish(array: Any, device: Device, requires_grad: bool) -> Tensor:
+    x = Tensor.wrap(array, device)
+    return x.requires_grad_() if requires_grad else x
+
+
+def tensor(data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+    """A tensor of a copy of ``data`` (numbers, nested lists, arrays, tensors); Python floats become float32."""
+    return Tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    """A CPU tensor that shares the array's memory. TypeError for unsupported dtypes, ValueError for negative strides."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"from_numpy expects a NumPy array, not {type(array).__name__}; use minigrad.tensor")
+    dtypes.as_dtype(array.dtype)
+    if any(s < 0 for s in array.strides):
+        raise ValueError("from_numpy: negative strides are not supported; pass array.copy()")
+    return Tensor.wrap(array)
+
+
+def full(
+    shape: Any, value: float, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False
+) -> Tensor:
+    """A tensor of ``shape`` filled with ``value``; the dtype follows the value unless given."""
+    dtype = dtypes.as_dtype(dtype or (dtypes.default_dtype() if isinstance(value, float) else np.asarray(value).dtype))
+    device = Device(device)
+    return _finish(device.kernels.full(shapes.shape_argument((shape,)), value, dtype), device, requires_grad)
+
+
+def zeros(*shape: Any, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+    """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``."""
+    return full(shapes.shape_argument(shape), 0.0, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def ones(*shape: Any, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+    """Ones: ``ones(2, 3)`` or ``ones((2, 3))``."""
+    return full(shapes.shape_argument(shape), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def empty(*shape: Any, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+    """Uninitialised memory of the shape."""
+    device = Device(device)
+    array = device.kernels.empty(shapes.shape_argument(shape), dtypes.as_dtype(dtype or dtypes.default_dtype()))
+    return _finish(array, device, requires_grad)
+
+
+def zeros_like(x: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Zeros of the shape, dtype and device of ``x``."""
+    return zeros(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+
+
+def ones_like(x: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Ones of the shape, dtype and device of ``x``."""
+    return ones(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+
+
+def full_like(x: Tensor, value: float, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """``value`` everywhere, in the shape, dtype and device of ``x``."""
+    return full(x.shape, value, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+
+
+def empty_like(x: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Uninitialised memory of the shape, dtype and device of ``x``."""
+    return empty(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+
+
+def arange(
+    start: float, end: float | None = None, step: float = 1, *, dtype: Any = None, device: str | Device = CPU
+) -> Tensor:
+    """start, start + step, ... below end; ``arange(n)`` counts from 0. int64 for integers, else the default dtype."""
+    if end is None:
+        start, end = 0, start
+    if step == 0:
+        raise ValueError("arange: step must not be 0")
+    if dtype is None and any(isinstance(v, float) for v in (start, end, step)):
+        dtype = dtypes.default_dtype()
+    return Tensor(np.arange(start, end, step), dtype=dtype, device=device)
+
+
+def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
+    """``steps`` evenly spaced values from start to end, both included."""
+    return Tensor(np.linspace(start, end, steps), dtype=dtype or dtypes.default_dtype(), device=device)
+
+
+def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
+    """The (n, m) matrix with ones on the diagonal."""
+    return Tensor(np.eye(n, m), dtype=dtype or dtypes.default_dtype(), device=device)
+
+
+def _draw(name: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:
+    device = Device(device)
+    dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
+    if dtype not in (dtypes.float32, dtypes.float64):
+        raise TypeError(f"{name}: expected float32 or float64, not {dtype}")
+    seed, offset = (generator or default_generator).next()
+    draw = device.kernels.random.uniform if name == "rand" else device.kernels.random.normal
+    return _finish(draw(shapes.shape_argument(shape), dtype, seed, offset), device, grad)
+
+
+def rand(
+    *shape: Any,
+    dtype: Any = None,
+    device: str | Device = CPU,
+    generator: Generator | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Uniform random values in [0, 1)."""
+    return _draw("rand", shape, dtype, device, generator, requires_grad)
+
+
+def randn(
+    *shape: Any,
+    dtype: Any = None,
+    device: str | Device = CPU,
+    generator: Generator | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Standard normal random values."""
+    return _draw("randn", shape, dtype, device, generator, requires_grad)
+
+
+def randint(
+    low: int, high: int, shape: Any, *, device: str | Device = CPU, generator: Generator | None = None
+) -> Tensor:
+    """Random integers (int64) in [low, high)."""
+    if not low < high:
+        raise ValueError(f"randint: no integer in [{low}, {high})")
+    device = Device(device)
+    draw = (generator or default_generator).next()
+    return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *draw), device)
+
+
+def randperm(n: int, *, device: str | Device = CPU, generator: Generator | None = None) -> Tensor:
+    """A random permutation (int64) of 0 ... n - 1."""
+    device = Device(device)
+    return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)
+
+
+def multinomial(weights: Tensor, num_samples: int, *, generator: Generator | None = None) -> Tensor:
+    """Indices (int64, shape (..., num_samples)) drawn with replacement, in proportion to the last dimension's weights.
+
+    Raises ValueError for weights that are negative, not finite, or all zero in a row.
+    """
+    w = weights.detach().double()
+    bad = not bool((w.isfinite().all())) or bool((w < 0).any()) or bool((w.sum(-1) == 0).any())
+    if bad or not w.ndim or not w.shape[-1]:
+        raise ValueError("multinomial: weights must be finite, non-negative, and not all zero in a row")
+    edges = w.cumsum(-1)
+    total = edges[..., -1:]
+    points = rand(*w.shape[:-1], num_samples, dtype=dtypes.float64, device=w.device, generator=generator) * total
+    # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
+    return (edges.unsqueeze(-2) <= points.unsqueeze(-1)).sum(-1)
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The tensors one after the other along ``dim``; all other sizes must agree."""
+    tensors = list(tensors)
+    if not tensors or not all(isinstance(t, TensorCore) for t in tensors):
+        raise TypeError("cat: expected a non-empty sequence of tensors")
+    if not tensors[0].ndim:
+        raise ValueError("cat: 0-d tensors cannot be joined; use stack")
+    axis = shapes.normalize_dim(dim, tensors[0].ndim)
+    return movement.Cat.apply(*tensors, axis=axis)  # type: ignore[no-any-return]  # apply returns Any
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The tensors, of equal shape, along a new dimension ``dim``."""
+    tensors = list(tensors)
+    if not tensors:
+        raise TypeError("stack: expected a non-empty sequence of tensors")
+    if any(t.shape != tensors[0].shape for t in tensors):
+        raise ValueError(f"stack: shapes differ: {[t.shape for t in tensors]}")
+    return cat([t.unsqueeze(dim) for t in tensors], shapes.normalize_dim(dim, tensors[0].ndim + 1))
+
+
+def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
+    """int64 of shape (*indices.shape, num_classes), 1 at the index; by default as many classes as the largest needs."""
+    if indices.dtype.kind not in "iu":
+        raise TypeError(f"one_hot: indices must be integers, not {indices.dtype}")
+    top = int(indices.amax()) if indices.numel() else -1
+    if indices.numel() and int(indices.amin()) < 0:
+        raise ValueError(f"one_hot: negative index {int(indices.amin())}")
+    if num_classes == -1:
+        num_classes = top + 1
+    if num_classes <= top or num_classes < 1:
+        raise ValueError(f"one_hot: {num_classes} classes cannot hold index {top}")
+    return indexing.OneHot.apply(indices, classes=num_classes)  # type: ignore[no-any-return]  # apply returns Any
+
+
+def where(condition: Tensor, x: Any, y: Any) -> Tensor:
+    """x where the bool ``condition`` holds, else y; x and y broadcast, numbers allowed."""
+    if not isinstance(x, TensorCore):
+        like = y.data if isinstance(y, TensorCore) else y
+        x = Tensor(x, dtype=dtypes.result_dtype((like, x)), device=condition.device)
+    return x.where(condition, y)  # type: ignore[no-any-return, attr-defined]  # a Tensor by now

@@ -1,0 +1,71 @@
+"""Devices: where a tensor's memory is, and which package of kernels works on it.
+
+``Device("cpu")`` and ``Device("cuda:1")`` are unique objects, so devices compare with ``is``. ``device.kernels`` is the
+backend package, ``minigrad.cpu_kernels`` or ``minigrad.cuda_kernels``; both hold modules of the same names, and an op
+says ``self.kernels.softmax.forward(x)`` without knowing which.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+
+class DeviceError(RuntimeError):
+    """A device was asked for that this machine or installation does not have."""
+
+
+class Device:
+    """A place for tensors: ``Device("cpu")``, ``Device("cuda")`` or ``Device("cuda:1")``.
+
+    Raises DeviceError for a name that is none of these. Naming a CUDA device needs no GPU; using it does.
+    """
+
+    __slots__ = ("_kernels", "index", "type")
+    _known: dict[str, Device] = {}
+    type: str
+    index: int
+    _kernels: ModuleType | None
+
+    def __new__(cls, name: str | Device = "cpu") -> Device:
+        if isinstance(name, Device):
+            return name
+        kind, _, index = name.partition(":") if isinstance(name, str) else ("", "", "")
+        if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and int(index or 0)):
+            raise DeviceError(f"unknown device {name!r}: expected 'cpu', 'cuda' or 'cuda:N'")
+        key = f"{kind}:{int(index or 0)}"
+        device = cls._known.get(key)
+        if device is None:
+            device = object.__new__(cls)
+            device.type, device.index, device._kernels = kind, int(index or 0), None
+            device = cls._known.setdefault(key, device)
+        return device
+
+    @property
+    def kernels(self) -> Any:
+        """The backend package. Raises DeviceError, saying what is missing, where the device cannot be used."""
+        if self._kernels is None:
+            self._kernels = self._load_kernels()
+        return self._kernels
+
+    def _load_kernels(self) -> ModuleType:
+        if self.type == "cpu":
+            return importlib.import_module("minigrad.cpu_kernels")
+        package = importlib.import_module("minigrad.cuda_kernels")
+        available, reason = package.availability()
+        if not available:
+            raise DeviceError(f"device {self} cannot be used: {reason}")
+        return package
+
+    def __repr__(self) -> str:
+        return f"Device('{self}')"
+
+    def __str__(self) -> str:
+        return self.type if self.type == "cpu" else f"{self.type}:{self.index}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Device, (str(self),))
+
+
+CPU = Device("cpu")

@@ -1,0 +1,95 @@
+"""The dtypes of tensors, and PyTorch's rules for which dtype an operation computes in.
+
+A dtype is NumPy's: ``minigrad.float32`` is ``numpy.dtype("float32")``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+float16 = np.dtype(np.float16)
+float32 = np.dtype(np.float32)
+float64 = np.dtype(np.float64)
+int32 = np.dtype(np.int32)
+int64 = np.dtype(np.int64)
+uint8 = np.dtype(np.uint8)
+bool_ = np.dtype(np.bool_)
+SUPPORTED = (float32, float64, float16, int64, int32, uint8, bool_)
+
+_default = float32
+_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
+def default_dtype() -> np.dtype[Any]:
+    """The dtype of tensors made from Python floats: float32 unless ``set_default_dtype`` said otherwise."""
+    return _default
+
+
+def set_default_dtype(dtype: Any) -> None:
+    """Make float32 or float64 the dtype of tensors and parameters that do not name one."""
+    global _default
+    dtype = as_dtype(dtype)
+    if dtype not in (float32, float64):
+        raise ValueError(f"set_default_dtype({dtype}): expected float32 or float64")
+    _default = dtype
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """A supported dtype from a dtype, a NumPy type, a name, or Python's float, int, bool.
+
+    Raises TypeError naming the supported ones.
+    """
+    if dtype is float:
+        return _default
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if dtype is None or found not in SUPPORTED:
+        raise TypeError(f"unsupported dtype {dtype!r}: expected one of {', '.join(str(d) for d in SUPPORTED)}")
+    return found
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether the dtype is a floating one (only such tensors can require grad)."""
+    return dtype.kind == "f"
+
+
+def _promote(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    if a == b:
+        return a
+    if (a.kind == "f") != (b.kind == "f"):  # an integer never widens a float: int64 with float32 is float32
+        return a if a.kind == "f" else b
+    return np.promote_types(a, b)
+
+
+def result_dtype(values: Any) -> np.dtype[Any]:
+    """PyTorch's promotion for arrays and Python numbers.
+
+    Arrays with dimensions decide; a 0-d array, and below it a Python number, count only if they are of a higher kind
+    (bool < integer < float).
+    """
+    first = getattr(values[0], "dtype", None)
+    if first is not None and first.kind == "f" and values[0].ndim:  # the common case: nothing outranks the first
+        for x in values:
+            if (x.dtype != first) if hasattr(x, "dtype") else not isinstance(x, (float, int)):
+                break
+        else:
+            return first
+    best: np.dtype[Any] | None = None
+    for rank in range(3):
+        group: np.dtype[Any] | None = None
+        for x in values:
+            if not hasattr(x, "dtype"):
+                found = (2, _default if isinstance(x, float) else bool_ if isinstance(x, bool) else int64)
+            else:
+                found = (0 if x.ndim else 1, x.dtype)
+            if found[0] == rank:
+                group = found[1] if group is None else _promote(group, found[1])
+        if group is not None and (best is None or _CATEGORY[group.kind] > _CATEGORY[best.kind]):
+            best = group
+    if best is None:
+        raise TypeError("no dtype: expected at least one array or number")
+    return best

@@ -1,0 +1,173 @@
+"""Files that survive a crash: the old content or the new, never a mixture.
+
+Rename replaces a name atomically, but promises nothing about the power: unless a file and its folder are flushed first,
+a power cut can leave the new name on a file of zeros. Every writer here keeps one order: write a temporary sibling,
+fsync it, rename it, fsync the folder (Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no fcntl: no folder lock and no F_FULLFSYNC there
+    fcntl = None  # type: ignore[assignment]
+
+TEMPORARY = ".tmp-"
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def write_all(fd: int, data: memoryview | bytes) -> None:
+    """Write every byte of `data`: ``os.write`` may take fewer than it is given."""
+    view = memoryview(data)
+    while len(view):
+        written = os.write(fd, view)
+        if written == 0:
+            raise OSError(errno.ENOSPC, "the device took no more bytes")
+        view = view[written:]
+
+
+def fsync(fd: int) -> None:
+    """Flush a file to the device. On macOS fsync stops at the drive's cache, F_FULLFSYNC does not."""
+    if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(fd)
+
+
+def fsync_directory(folder: Path) -> None:
+    """Flush the names in `folder`; nothing on systems that cannot open or flush a directory."""
+    if os.name == "nt":
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
+
+
+def make_directories(folder: Path) -> None:
+    """Create `folder` and its missing parents, and flush the name of each one created."""
+    missing = []
+    current = folder
+    while not current.exists():
+        missing.append(current)
+        current = current.parent
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        fsync_directory(path.parent)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, not a folder", str(folder))
+
+
+def write_new_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
+    """Write `chunks` to a file that does not exist yet and flush it.
+
+    Returns:
+        its size in bytes and its sha256 (hexadecimal).
+
+    Raises:
+        OSError: naming `path`.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        fd = os.open(path, _WRITE_FLAGS, 0o666)
+        try:
+            for chunk in chunks:
+                write_all(fd, chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.filename is None:  # errors of write, fsync and close do not know which file it was
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    return size, digest.hexdigest()
+
+
+def temporary_sibling(path: Path) -> Path:
+    """A free name in `path`'s folder; `remove_orphans` finds it again after a crash."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+
+
+def replace_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
+    """Replace the content of `path` atomically and durably; size and sha256 as `write_new_file`."""
+    with folder_lock(path.parent) as locked:
+        if locked:
+            remove_orphans(path.parent, f"{TEMPORARY}{path.name}-")
+        temporary = temporary_sibling(path)
+        try:
+            record = write_new_file(temporary, chunks)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        fsync_directory(path.parent)
+        return record
+
+
+def remove_orphans(folder: Path, prefix: str) -> None:
+    """Remove what a dead writer left. Call it under the folder's lock: then no living writer owns such a name."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(prefix):
+                path = folder / name
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, timeout: float = 60.0) -> Iterator[bool]:
+    """Hold an exclusive advisory lock on `folder`; the kernel releases it when the process dies.
+
+    Yields True if locked, False where the file system has no such lock (some network file systems, Windows).
+
+    Raises:
+        TimeoutError: another process held it for `timeout` seconds.
+    """
+    if fcntl is None:
+        yield False
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    locked = False
+    try:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+                break
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    break
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"another process has been writing here for {timeout:g} s", str(folder)
+                )
+            time.sleep(0.02)
+        yield locked
+    finally:
+        if locked:  # closing is not enough: a process forked meanwhile shares the lock
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)

@@ -1,0 +1,124 @@
+"""GradStore: the gradients that one ``backward`` computed, by tensor id."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+# One counter numbers tensors and graph nodes of the process, so ids also tell the order of creation.
+next_id = itertools.count(1).__next__
+
+
+class TensorId(int):
+    """Identity of a tensor: unique in the process, counted from 1, never reused (boostr's ``TensorId``)."""
+
+    __slots__ = ()
+
+    @classmethod
+    def new(cls) -> TensorId:
+        """An id that no tensor has."""
+        return cls(next_id())
+
+    @classmethod
+    def from_raw(cls, value: int) -> TensorId:
+        """The id with this number, for example one read back from a file."""
+        return cls(value)
+
+    def raw(self) -> int:
+        """The number itself."""
+        return int(self)
+
+    def __repr__(self) -> str:
+        return f"TensorId({int(self)})"
+
+
+class GradStore:
+    """A mapping from tensor (or TensorId) to its gradient, a Tensor of the same shape, dtype and device.
+
+    ``loss.backward()`` returns one. It holds the gradients of the leaves that require grad, and of nothing else; each
+    owns its memory, contiguous and shared with no other tensor, so it may be changed in place.
+    """
+
+    __slots__ = ("_grads",)
+
+    def __init__(self) -> None:
+        self._grads: dict[int, Tensor] = {}
+
+    @staticmethod
+    def _key(key: Tensor | TensorId) -> int:
+        if isinstance(key, TensorId):
+            return key
+        try:
+            return key.id
+        except AttributeError:
+            raise TypeError(f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}") from None
+
+    def __getitem__(self, key: Tensor | TensorId) -> Tensor:
+        """The gradient of a tensor; KeyError, with the likely reason, if there is none."""
+        grad = self._grads.get(self._key(key))
+        if grad is None:
+            raise KeyError(
+                f"no gradient for tensor {int(self._key(key))}: it does not require grad, is not a leaf, or the loss does "
+                "not depend on it (use .get to test)"
+            )
+        return grad
+
+    def get(self, key: Tensor | TensorId) -> Tensor | None:
+        """The gradient of a tensor, or None."""
+        return self._grads.get(self._key(key))
+
+    def insert(self, key: Tensor | TensorId, grad: Tensor) -> None:
+        """Set the gradient of a tensor, replacing the one it had."""
+        self._grads[self._key(key)] = grad
+
+    def remove(self, key: Tensor | TensorId) -> Tensor | None:
+        """Take the gradient of a tensor out of the store and return it, or None."""
+        return self._grads.pop(self._key(key), None)
+
+    def accumulate(
+        self, key: Tensor | TensorId, grad: Tensor, add: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> None:
+        """Add to the gradient of a tensor, or insert it. ``add(old, new)`` replaces plain addition; if it raises, the
+        store is unchanged. Neither ``grad`` nor the stored gradient is written to."""
+        number = self._key(key)
+        old = self._grads.get(number)
+        self._grads[number] = grad if old is None else (add(old, grad) if add else old + grad)
+
+    def contains(self, key: Tensor | TensorId) -> bool:
+        """Whether the tensor has a gradient here."""
+        return self._key(key) in self._grads
+
+    __contains__ = contains
+
+    def keys(self) -> list[TensorId]:
+        """The ids that have gradients, in the order in which the gradients became final."""
+        return [TensorId(number) for number in self._grads]
+
+    def values(self) -> list[Tensor]:
+        """The gradients, in the order of ``keys``."""
+        return list(self._grads.values())
+
+    def items(self) -> list[tuple[TensorId, Tensor]]:
+        """Pairs of id and gradient, in the order of ``keys``."""
+        return list(zip(self.keys(), self.values(), strict=True))
+
+    def __iter__(self) -> Iterator[TensorId]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self._grads)
+
+    def is_empty(self) -> bool:
+        """Whether there is no gradient at all."""
+        return not self._grads
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        self._grads.clear()
+
+    def __repr__(self) -> str:
+        return f"GradStore({len(self)} gradients)"

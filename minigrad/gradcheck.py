@@ -1,0 +1,88 @@
+"""Check a backward against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .autograd import enable_grad
+from .dtypes import float64
+from .random import Generator
+from .tensor import Tensor
+
+
+class GradcheckError(AssertionError):
+    """An analytic gradient differs from the finite difference."""
+
+
+def gradcheck(
+    fn: Callable[..., Tensor | Sequence[Tensor]],
+    inputs: Sequence[Any],
+    *,
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+    seed: int = 0,
+) -> bool:
+    """Compare ``backward`` with central differences, for each element of each float64 input that requires grad.
+
+    ``fn(*inputs)`` gives one tensor or several; their sum with fixed random weights v is what is differentiated, so each
+    compared number is an element of v^T J. The inputs' values are moved by ``eps`` and put back.
+
+    Returns True; raises GradcheckError with the place and both numbers if |a - n| > atol + rtol |n|, and ValueError if no
+    input can be checked or one is not float64 (finite differences in float32 tell nothing).
+    """
+    checked = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
+    if not checked:
+        raise ValueError("gradcheck: no input requires grad")
+    for i, x in checked:
+        if x.dtype != float64:
+            raise ValueError(f"gradcheck: input {i} is {x.dtype}; finite differences need float64")
+        if not x.is_leaf or not x.data.flags.writeable:
+            raise ValueError(f"gradcheck: input {i} must be a writable leaf; pass .detach().clone().requires_grad_()")
+
+    weights: list[Tensor] = []
+
+    def objective() -> Tensor:
+        outputs = fn(*inputs)
+        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        if not weights:
+            generator = Generator(seed)
+            k = outputs[0].device.kernels
+            for y in outputs:
+                weights.append(Tensor.wrap(k.random.normal(y.shape, float64, *generator.next()), y.device))
+        total = (outputs[0].double() * weights[0]).sum()
+        for y, v in zip(outputs[1:], weights[1:], strict=True):
+            total = total + (y.double() * v).sum()
+        return total
+
+    with enable_grad():
+        loss = objective()
+        grads = loss.backward() if loss.requires_grad else None
+    for i, x in checked:
+        found = grads.get(x) if grads is not None else None
+        analytic = (x.data * 0 if found is None else found.data).reshape(-1)
+        values = x.data
+        for j in range(values.size):
+            place = tuple(int(n) for n in _unravel(j, values.shape))
+            old = values[place].item()
+            values[place] = old + eps
+            above = objective().item()
+            values[place] = old - eps
+            below = objective().item()
+            values[place] = old
+            numeric = (above - below) / (2 * eps)
+            if not abs(analytic[j] - numeric) <= atol + rtol * abs(numeric):
+                raise GradcheckError(
+                    f"input {i}, element {place}: backward gives {float(analytic[j]):.9g}, "
+                    f"the finite difference is {numeric:.9g}"
+                )
+    return True
+
+
+def _unravel(j: int, shape: tuple[int, ...]) -> list[int]:
+    place = []
+    for n in reversed(shape):
+        j, r = divmod(j, n)
+        place.append(r)
+    return place[::-1]

@@ -1,0 +1,122 @@
+"""Metrics as JSON lines: one object per line, appended, so that a killed run loses at most the line being written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import durable
+
+
+class JsonLinesLog:
+    """An append-only log of records; usable as a context manager.
+
+    Opening an existing file continues it; a last line that a kill cut short is removed first. Each record goes to the
+    system as one line at once, so readers and `tail -f` see it. NaN and infinities, which JSON lacks, are the strings
+    "NaN", "Infinity" and "-Infinity", which ``float()`` reads back.
+
+    Args:
+        path: the file; missing folders are created.
+
+    Raises:
+        OSError: naming the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        self._fd = os.open(self.path, flags, 0o666)
+        try:
+            self._drop_cut_line()
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record: strings, numbers, bools, None, NumPy scalars, and lists and maps of these.
+
+        Raises:
+            TypeError: a value is none of these.
+            OSError: naming the file, e.g. the disk is full; the file then ends with the last complete line.
+        """
+        line = json.dumps(_legal(record), allow_nan=False).encode() + b"\n"
+        size = os.fstat(self._fd).st_size
+        try:
+            durable.write_all(self._fd, line)
+        except OSError as error:
+            os.ftruncate(self._fd, size)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def truncate_after(self, step: int) -> None:
+        """Cut the log at the first record whose ``"step"`` is beyond `step`.
+
+        Call it when a run resumes from the checkpoint of `step`: what the killed run logged after it happens again.
+        """
+        end = 0
+        with open(self.path, "rb") as file:
+            for line in file:
+                record = _parse(line)
+                found = record.get("step") if record is not None else None
+                if isinstance(found, int | float) and found > step:
+                    break
+                end += len(line)
+        os.ftruncate(self._fd, end)
+        self.sync()
+
+    def sync(self) -> None:
+        """Flush the log to the device, so that it survives a power cut as a checkpoint does."""
+        durable.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file; again is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> JsonLinesLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _drop_cut_line(self) -> None:
+        content = self.path.read_bytes()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            if _parse(content[complete:]) is None:
+                os.ftruncate(self._fd, complete)
+            else:  # only the newline is missing
+                durable.write_all(self._fd, b"\n")
+
+
+def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of a log, also while it is being written; lines that are not a JSON object are left out."""
+    with open(path, "rb") as file:
+        return [record for line in file if (record := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _legal(value: Any) -> Any:
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {str(key): _legal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_legal(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -1,0 +1,289 @@
+"""Module and Parameter: named trees of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..autograd import no_grad
+from ..device import Device
+from ..tensor import Tensor
+
+
+class Parameter(Tensor):
+    """A tensor that a Module trains: a leaf that requires grad, sharing memory with ``data`` if that is a Tensor."""
+
+    __slots__ = ()
+
+    def __init__(self, data: Any, requires_grad: bool = True) -> None:
+        source = data if isinstance(data, Tensor) else Tensor(data)
+        self._init(source.data, source.device, source._version)
+        self.requires_grad_(requires_grad)
+
+    def __repr__(self) -> str:
+        return f"Parameter containing:\n{super().__repr__()}"
+
+
+class Module:
+    """A layer or model: Parameters, buffers and child Modules found by attribute name.
+
+    Subclasses call ``super().__init__()``, assign parameters and children as attributes, and define ``forward``.
+    A parameter reachable by several names (tied weights) is one parameter: it is listed, counted, saved and trained once,
+    under the first name.
+    """
+
+    training: bool
+
+    def __init__(self) -> None:
+        self.__dict__.update(_parameters={}, _buffers={}, _modules={}, _transient=set(), training=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The computation; subclasses define it."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    # ------------------------------------------------------------------ attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        tables = self.__dict__
+        if "_parameters" not in tables:
+            raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
+        registered = tables["_buffers"].get(name)
+        if registered is not None and isinstance(value, Tensor) and not isinstance(value, Parameter):
+            tables["_buffers"][name] = value
+            return
+        for table in ("_parameters", "_buffers", "_modules"):
+            tables[table].pop(name, None)
+        tables.pop(name, None)
+        if isinstance(value, Parameter):
+            tables["_parameters"][name] = value
+        elif isinstance(value, Module):
+            tables["_modules"][name] = value
+        else:
+            tables[name] = value
+
+    def __getattr__(self, name: str) -> Any:  # only called when the instance's dict has no such name
+        for table in ("_parameters", "_buffers", "_modules"):
+            found = self.__dict__.get(table, {})
+            if name in found:
+                return found[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        for table in (self._parameters, self._buffers, self._modules, self.__dict__):
+            if name in table:
+                del table[name]
+                return
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Keep a tensor that is not trained but belongs to the module; saved in ``state_dict`` if persistent."""
+        if "." in name or not name or hasattr(self, name):
+            raise ValueError(f"register_buffer: {name!r} is taken or no attribute name")
+        self._buffers[name] = tensor
+        if not persistent:
+            self._transient.add(name)
+
+    # ------------------------------------------------------------------ walking the tree
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, with dotted names, each once."""
+        seen = set()
+        stack: list[tuple[str, Module]] = [(prefix, self)]
+        while stack:
+            name, module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield name, module
+            children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items()]
+            stack.extend(reversed(children))
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def children(self) -> Iterator[Module]:
+        """The modules directly below."""
+        return iter(self._modules.values())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules directly below, with their names."""
+        return iter(self._modules.items())
+
+    def apply(self, fn: Callable[[Module], None]) -> Module:
+        """Call ``fn`` on this module and all below it; returns the module."""
+        for module in self.modules():
+            fn(module)
+        return self
+
+    def _named_tensors(self, table: str, prefix: str, skip_transient: bool = False) -> Iterator[tuple[str, Tensor, bool]]:
+        """(name, tensor, seen before under another name) of every entry of the table in the tree."""
+        seen = set()
+        for path, module in self.named_modules(prefix):
+            for key, tensor in module.__dict__[table].items():
+                if tensor is None or (skip_transient and key in module._transient):
+                    continue
+                yield f"{path}.{key}" if path else key, tensor, id(tensor) in seen
+                seen.add(id(tensor))
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """All parameters with dotted names, shared ones once, under their first name."""
+        for name, parameter, again in self._named_tensors("_parameters", prefix):
+            if not again:
+                yield name, parameter  # type: ignore[misc]  # this table holds Parameters only
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, shared ones once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """All buffers with dotted names."""
+        return ((name, buffer) for name, buffer, again in self._named_tensors("_buffers", prefix) if not again)
+
+    def buffers(self) -> Iterator[Tensor]:
+        """All buffers."""
+        return (buffer for _, buffer in self.named_buffers())
+
+    def num_parameters(self) -> int:
+        """Number of parameter elements, shared ones once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    # ------------------------------------------------------------------ modes, devices, dtypes
+
+    def train(self, mode: bool = True) -> Module:
+        """Training mode (dropout active) for the whole tree; returns the module."""
+        for module in self.modules():
+            module.__dict__["training"] = mode
+        return self
+
+    def eval(self) -> Module:
+        """Evaluation mode for the whole tree; returns the module."""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Train (or freeze) all parameters; returns the module."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(requires_grad)
+        return self
+
+    def to(self, *args: Any, dtype: Any = None, device: str | Device | None = None) -> Module:
+        """Convert parameters and floating buffers in place, keeping their ids; returns the module."""
+        with no_grad():
+            for tensor in (*self.parameters(), *self.buffers()):
+                if tensor.is_floating_point():
+                    moved = tensor.detach().to(*args, dtype=dtype, device=device)
+                    tensor.data, tensor.device = moved.data, moved.device
+                    tensor.bump_version()
+        return self
+
+    def double(self) -> Module:
+        """Parameters and floating buffers as float64."""
+        return self.to(np.float64)
+
+    def float(self) -> Module:
+        """Parameters and floating buffers as float32."""
+        return self.to(np.float32)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters (shared ones once) and persistent buffers by name; the tensors share memory with the module."""
+        state = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        for name, buffer, again in self._named_tensors("_buffers", "", skip_transient=True):
+            if not again:
+                state[name] = buffer.detach()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Copy values (tensors or arrays) into the parameters and persistent buffers of the same names.
+
+        A shared parameter may come under any of its names. With ``strict``, names must match exactly. Shapes and kinds
+        must always. All is checked before anything is copied; ValueError lists every missing, unexpected and
+        mismatched name. Values are cast between floating dtypes.
+        """
+        own: dict[str, Tensor] = {}
+        first: dict[int, str] = {}
+        names: dict[str, list[str]] = {}
+        for table in ("_parameters", "_buffers"):
+            for name, tensor, _ in self._named_tensors(table, "", skip_transient=True):
+                own[name] = tensor
+                names.setdefault(first.setdefault(id(tensor), name), []).append(name)
+        problems = [f"missing: {name}" for name, all_names in names.items() if strict and not any(n in state for n in all_names)]
+        problems += [f"unexpected: {name}" for name in state if strict and name not in own]
+        for name, tensor in own.items():
+            if name in state:
+                value = state[name]
+                if tuple(value.shape) != tensor.shape:
+                    problems.append(f"shape: {name} is {tuple(value.shape)} in the state, {tensor.shape} in the module")
+                elif (value.dtype.kind == "f") != tensor.is_floating_point():
+                    problems.append(f"dtype: {name} is {value.dtype} in the state, {tensor.dtype} in the module")
+        for all_names in names.values():
+            given = [n for n in all_names if n in state]
+            if len(given) > 1 and not all(_equal(state[given[0]], state[n]) for n in given[1:]):
+                problems.append(f"shared: {' and '.join(given)} are one parameter but have different values")
+        if problems:
+            listing = "\n  ".join(problems)
+            raise ValueError(f"{type(self).__name__}: the state does not fit the module:\n  {listing}")
+        with no_grad():
+            for name, tensor in own.items():
+                if name in state:
+                    tensor.copy_(state[name])
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the parentheses; layers say their sizes."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = [f"({name}): {repr(child)}" for name, child in self._modules.items()]
+        inner = "\n".join(lines).replace("\n", "\n  ")
+        extra = self.extra_repr()
+        body = f"{extra}\n  {inner}\n" if lines and extra else f"\n  {inner}\n" if lines else extra
+        return f"{type(self).__name__}({body})"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    a, b = (t.data if isinstance(t, Tensor) else t for t in (a, b))
+    return bool(np.array_equal(np.asarray(a), np.asarray(b)))
+
+
+class ModuleList(Module):
+    """A list of modules, children named by their index."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        super().__init__()
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> ModuleList:
+        """Add a module at the end; returns the list."""
+        if not isinstance(module, Module):
+            raise TypeError(f"ModuleList holds Modules, not {type(module).__name__}")
+        self._modules[str(len(self._modules))] = module
+        return self
+
+    def __getitem__(self, index: int) -> Module:
+        return list(self._modules.values())[index]
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules.values())
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+class Sequential(ModuleList):
+    """Modules applied one after the other."""
+
+    def __init__(self, *modules: Module) -> None:
+        super().__init__(modules)
+
+    def forward(self, x: Any) -> Any:
+        """The last module's output."""
+        for module in self:
+            x = module(x)
+        return x

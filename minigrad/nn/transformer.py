@@ -1,0 +1,104 @@
+"""The pieces of a GPT-2 block (Radford et al. 2019): causal self-attention with a key-value cache, MLP, block.
+
+Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = C / nh.
+"""
+
+from __future__ import annotations
+
+from ..autograd import is_grad_enabled
+from ..creation import empty
+from ..tensor import Tensor
+from . import functional as F
+from .layers import GELU, Dropout, LayerNorm, Linear
+from .module import Module
+
+
+class KVCache:
+    """Keys and values of the tokens seen so far, for one attention layer: two (B, nh, max_tokens, hs) tensors.
+
+    Generation feeds one new token at a time; the cache spares computing all earlier ones again.
+    """
+
+    def __init__(self, batch: int, n_head: int, max_tokens: int, head_size: int, like: Tensor) -> None:
+        shape = (batch, n_head, max_tokens, head_size)
+        self._keys = empty(shape, dtype=like.dtype, device=like.device)
+        self._values = empty(shape, dtype=like.dtype, device=like.device)
+        self.length = 0
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""
+        start, end = self.length, self.length + k.shape[2]
+        if end > self._keys.shape[2]:
+            raise ValueError(f"KVCache holds {self._keys.shape[2]} tokens; {start} are in it and {k.shape[2]} more came")
+        self._keys[:, :, start:end] = k
+        self._values[:, :, start:end] = v
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+
+class CausalSelfAttention(Module):
+    """Multi-head attention of each token to itself and those before it: (B, T, C) -> (B, T, C).
+
+    One projection makes queries, keys and values. Dropout acts on the attention probabilities and on the output.
+    """
+
+    def __init__(self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__()
+        if n_head < 1 or n_embd % n_head:
+            raise ValueError(f"CausalSelfAttention: n_embd={n_embd} is not a multiple of n_head={n_head}")
+        self.n_head, self.dropout = n_head, dropout
+        self.c_attn = Linear(n_embd, 3 * n_embd, bias)
+        self.c_proj = Linear(n_embd, n_embd, bias)
+        self.resid_dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C). With a cache (under no_grad), x continues the tokens that are in it: one at a time,
+        or any number into an empty cache."""
+        B, T, C = x.shape
+        q, k, v = (
+            part.reshape(B, T, self.n_head, C // self.n_head).transpose(1, 2)  # (B, nh, T, hs)
+            for part in self.c_attn(x).split(C, dim=2)
+        )
+        causal = True
+        if cache is not None:
+            if is_grad_enabled():
+                raise RuntimeError("CausalSelfAttention: a KV cache is for generation; wrap the call in no_grad()")
+            if cache.length and T > 1:
+                raise ValueError(f"CausalSelfAttention: {T} tokens for a cache that holds {cache.length}; pass one at a time")
+            causal = cache.length == 0  # one new token sees all that came before
+            k, v = cache.extend(k, v)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(Module):
+    """Linear to 4 C, GELU (tanh form), linear back: (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, n_embd: int, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__()
+        self.c_fc = Linear(n_embd, 4 * n_embd, bias)
+        self.gelu = GELU("tanh")
+        self.c_proj = Linear(4 * n_embd, n_embd, bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+
+
+class Block(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__()
+        self.ln_1 = LayerNorm(n_embd, bias=bias)
+        self.attn = CausalSelfAttention(n_embd, n_head, dropout, bias)
+        self.ln_2 = LayerNorm(n_embd, bias=bias)
+        self.mlp = MLP(n_embd, dropout, bias)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        x = x + self.attn(self.ln_1(x), cache)
+        return x + self.mlp(self.ln_2(x))

@@ -1,0 +1,21 @@
+"""Rows of a table by index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class Embedding(Function):
+    """y = weight[indices];  dweight[indices] += dy, repeated indices adding up."""
+
+    __slots__ = ()
+    adds_in_place = True
+
+    def forward(self, weight: Any, indices: Any) -> Any:
+        self.saved = (indices,)
+        return self.kernels.embedding.forward(weight, indices)
+
+    def backward_into(self, dy: Any, dweight: Any) -> None:
+        self.kernels.embedding.backward_into(dy, self.saved[0], dweight)

@@ -1,0 +1,57 @@
+"""Indexing and sorting. Their gradients are mostly zeros, so they add into the input's gradient in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class Index(Function):
+    """y = x[where];  dx[where] += dy."""
+
+    __slots__ = ("basic", "where")
+    is_view = True
+    adds_in_place = True
+
+    def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
+        self.where, self.basic = where, basic
+        return self.kernels.indexing.index(x, where)
+
+    def backward_into(self, dy: Any, dx: Any) -> None:
+        self.kernels.indexing.add_at(dx, self.where, dy, distinct=self.basic)
+
+
+class Gather(Function):
+    """y[i][j] = x[i][indices[i][j]] (along an axis);  dx at those places += dy."""
+
+    __slots__ = ("axis",)
+    adds_in_place = True
+
+    def forward(self, x: Any, indices: Any, *, axis: int) -> Any:
+        self.axis = axis
+        self.saved = (indices,)
+        return self.kernels.indexing.gather(x, axis, indices)
+
+    def backward_into(self, dy: Any, dx: Any) -> None:
+        self.kernels.indexing.scatter_add(dx, self.axis, self.saved[0], dy)
+
+
+class ArgSort(Function):
+    """Indices that sort x along an axis, stably; no gradient."""
+
+    __slots__ = ()
+    differentiable = False
+
+    def forward(self, x: Any, *, axis: int, descending: bool) -> Any:
+        return self.kernels.indexing.argsort(x, axis, descending)
+
+
+class OneHot(Function):
+    """A new last axis with 1 at the index; no gradient."""
+
+    __slots__ = ()
+    differentiable = False
+
+    def forward(self, indices: Any, *, classes: int) -> Any:
+        return self.kernels.indexing.one_hot(indices, classes)

@@ -1,0 +1,32 @@
+"""Layer normalisation (Ba, Kiros, Hinton 2016)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class LayerNorm(Function):
+    """y = n w + b with n = (x - mean) rstd over the normalised axes, rstd = 1 / sqrt(var + eps).
+
+    dx = rstd (g - mean(g) - n mean(g n)) with g = dy w;  dw = sum over rows of dy n, db = sum over rows of dy.
+    """
+
+    __slots__ = ("shape",)
+    promotes = True
+
+    def forward(self, x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+        self.shape = x.shape
+        contiguous = self.kernels.contiguous
+        rows = contiguous(x).reshape(-1, weight.size) if weight.size else x.reshape(-1, 0)
+        w = contiguous(weight).reshape(-1)
+        y, mean, rstd = self.kernels.layer_norm.forward(rows, w, contiguous(bias).reshape(-1), eps)
+        self.saved = (rows, w, mean, rstd, weight.shape)
+        return y.reshape(x.shape)
+
+    def backward(self, dy: Any) -> Any:
+        rows, w, mean, rstd, shape = self.saved
+        dy = self.kernels.contiguous(dy).reshape(rows.shape)
+        dx, dw, db = self.kernels.layer_norm.backward(dy, rows, w, mean, rstd)
+        return dx.reshape(self.shape), dw.reshape(shape), db.reshape(shape)

@@ -1,0 +1,54 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+def _transposed(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
+
+
+class MatMul(Function):
+    """C = A B for matrices, batched and broadcast over leading axes;  dA = dC B^T, dB = A^T dC."""
+
+    __slots__ = ()
+    promotes = True
+
+    def forward(self, a: Any, b: Any) -> Any:
+        if a.shape[-1] != b.shape[-2]:
+            raise ValueError(f"inner dimensions differ: {a.shape[-1]} and {b.shape[-2]}; (m, k) @ (k, n) would work")
+        self.saved = (a if self.needs[1] else None, b if self.needs[0] else None)
+        return self.kernels.matmul.matmul(a, b)
+
+    def backward(self, dc: Any) -> Any:
+        a, b = self.saved
+        matmul = self.kernels.matmul.matmul
+        da = matmul(dc, _transposed(b)) if self.needs[0] else None
+        db = matmul(_transposed(a), dc) if self.needs[1] else None
+        return da, db
+
+
+class Linear(Function):
+    """y = x W^T + b, W of shape (out, in);  dx = dy W, dW = dy^T x, db = sum of dy over the rows."""
+
+    __slots__ = ()
+    promotes = True
+
+    def forward(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        rows = x.reshape(-1, x.shape[-1])
+        self.saved = (rows if self.needs[1] else None, weight if self.needs[0] else None, x.shape)
+        y = self.kernels.matmul.matmul(rows, weight.T, bias)
+        return y.reshape(*x.shape[:-1], weight.shape[0])
+
+    def backward(self, dy: Any) -> Any:
+        rows, weight, shape = self.saved
+        k = self.kernels
+        dy = dy.reshape(-1, dy.shape[-1])
+        dx = k.matmul.matmul(dy, weight).reshape(shape) if self.needs[0] else None
+        dweight = k.matmul.matmul(dy.T, rows) if self.needs[1] else None
+        if len(self.needs) == 2:
+            return dx, dweight
+        return dx, dweight, k.reduce.sum(dy, (0,), False) if self.needs[2] else None

@@ -1,0 +1,102 @@
+"""Shapes and order: reshape, permute, expand are views where memory allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class Reshape(Function):
+    """y = x in another shape;  dx = dy in the shape of x."""
+
+    __slots__ = ("shape",)
+    is_view = True
+
+    def forward(self, x: Any, *, shape: tuple[int, ...]) -> Any:
+        self.shape = x.shape
+        return self.kernels.movement.reshape(x, shape)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.reshape(dy, self.shape)
+
+
+class Permute(Function):
+    """y = x with its axes in another order;  dx = dy in the inverse order."""
+
+    __slots__ = ("inverse",)
+    is_view = True
+
+    def forward(self, x: Any, *, order: tuple[int, ...]) -> Any:
+        self.inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
+        return self.kernels.movement.permute(x, order)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.permute(dy, self.inverse)
+
+
+class Expand(Function):
+    """y = x repeated along axes of size 1 and new leading axes, as a view;  dx = dy summed over them (autograd does)."""
+
+    __slots__ = ()
+    is_view = True
+
+    def forward(self, x: Any, *, shape: tuple[int, ...]) -> Any:
+        return self.kernels.movement.expand(x, shape)
+
+    def backward(self, dy: Any) -> Any:
+        return dy
+
+
+class Cat(Function):
+    """y = the inputs one after the other along an axis;  each dx = its part of dy."""
+
+    __slots__ = ("axis", "sizes")
+    promotes = True
+
+    def forward(self, *inputs: Any, axis: int) -> Any:
+        self.axis = axis
+        self.sizes = tuple(x.shape[axis] for x in inputs)
+        return self.kernels.movement.cat(inputs, axis)
+
+    def backward(self, dy: Any) -> Any:
+        return tuple(self.kernels.movement.split(dy, self.sizes, self.axis))
+
+
+class Flip(Function):
+    """y = x with the order along the axes reversed;  dx = dy reversed."""
+
+    __slots__ = ("axes",)
+
+    def forward(self, x: Any, *, axes: tuple[int, ...]) -> Any:
+        self.axes = axes
+        return self.kernels.movement.flip(x, axes)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.flip(dy, self.axes)
+
+
+class Tril(Function):
+    """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
+
+    __slots__ = ("diagonal",)
+
+    def forward(self, x: Any, *, diagonal: int) -> Any:
+        self.diagonal = diagonal
+        return self.kernels.movement.tril(x, diagonal)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.tril(dy, self.diagonal)
+
+
+class Triu(Function):
+    """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
+
+    __slots__ = ("diagonal",)
+
+    def forward(self, x: Any, *, diagonal: int) -> Any:
+        self.diagonal = diagonal
+        return self.kernels.movement.triu(x, diagonal)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.triu(dy, self.diagonal)

@@ -1,0 +1,39 @@
+"""Softmax and its logarithm along one axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class Softmax(Function):
+    """y = e^x / sum(e^x);  dx = y (dy - sum(dy y))."""
+
+    __slots__ = ("axis",)
+    floats = True
+
+    def forward(self, x: Any, *, axis: int) -> Any:
+        self.axis = axis
+        y = self.kernels.softmax.forward(x, axis)
+        self.saved = (y,)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.softmax.backward(dy, self.saved[0], self.axis)
+
+
+class LogSoftmax(Function):
+    """y = x - log(sum(e^x));  dx = dy - e^y sum(dy)."""
+
+    __slots__ = ("axis",)
+    floats = True
+
+    def forward(self, x: Any, *, axis: int) -> Any:
+        self.axis = axis
+        y = self.kernels.softmax.log_forward(x, axis)
+        self.saved = (y,)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.softmax.log_backward(dy, self.saved[0], self.axis)

@@ -1,0 +1,58 @@
+"""Random numbers from a counter-based generator (Philox4x32-10; Salmon, Moraes, Dror, Shaw 2011).
+
+Number i of draw n depends on (seed, n, i) and on nothing else: it is the same on every device and for every number of
+threads, and the whole state is two integers.
+"""
+
+from __future__ import annotations
+
+import threading
+
+
+class Generator:
+    """A source of random draws: a ``seed`` and the count ``offset`` of draws made so far.
+
+    ``seed`` is an integer in [0, 2**64). ``state_dict`` and ``load_state_dict`` save and restore it.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._lock = threading.Lock()
+        self.manual_seed(seed)
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Start again from ``seed``; returns the generator."""
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ValueError(f"seed {seed!r}: expected an integer in [0, 2**64)")
+        self.seed = seed
+        self.offset = 0
+        return self
+
+    def next(self) -> tuple[int, int]:
+        """The (seed, offset) of one draw, which no later draw uses again."""
+        with self._lock:
+            offset = self.offset
+            self.offset = offset + 1
+        return self.seed, offset
+
+    def state_dict(self) -> dict[str, int]:
+        """The state: ``{"seed": ..., "offset": ...}``."""
+        return {"seed": self.seed, "offset": self.offset}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where ``state_dict`` was taken."""
+        seed, offset = state["seed"], state["offset"]
+        if not isinstance(offset, int) or offset < 0:
+            raise ValueError(f"generator offset {offset!r}: expected an integer >= 0")
+        self.manual_seed(seed)
+        self.offset = offset
+
+    def __repr__(self) -> str:
+        return f"Generator(seed={self.seed}, offset={self.offset})"
+
+
+default_generator = Generator()
+
+
+def manual_seed(seed: int) -> Generator:
+    """Seed the generator that all random functions use unless they are given another."""
+    return default_generator.manual_seed(seed)

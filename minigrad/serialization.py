@@ -1,0 +1,399 @@
+"""Checkpoints that survive a crash, a full disk and a damaged file.
+
+    folder/
+      step-00000200/                model.safetensors  optimizer.safetensors  state.json  manifest.json
+      step-00000300/
+
+A checkpoint is a folder that appears under its name only when it is complete: files are written and flushed in a
+temporary sibling, the manifest (size and sha256 of each) last, then the folder is flushed and renamed. Older ones are
+deleted only after that rename is on the disk. So at any moment the old checkpoint or the new one loads. Nothing is
+overwritten: saving a step again makes ``step-00000300.r1`` and then deletes ``step-00000300``.
+
+There is no pickle: tensors are safetensors, all else is JSON. Reading checks everything before it believes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import durable
+from .safetensors_format import (
+    Arrays,
+    CheckpointError,
+    Header,
+    encode,
+    parse_json,
+    read_arrays,
+    read_bytes,
+    read_header,
+    show,
+)
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointEntry",
+    "CheckpointError",
+    "list_checkpoints",
+    "load_checkpoint",
+    "load_safetensors",
+    "safetensors_header",
+    "save_checkpoint",
+    "save_safetensors",
+]
+
+FORMAT = "minigrad checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+MAX_STATE = 16 << 20
+TRASH = ".trash-"
+
+_NAME = re.compile(r"step-([0-9]{8,18})(?:\.r([0-9]{1,9}))?")
+_STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class CheckpointEntry(NamedTuple):
+    """A checkpoint folder as listed, not yet verified. Entries sort from the oldest to the newest."""
+
+    step: int
+    revision: int
+    path: Path
+
+
+class Checkpoint(NamedTuple):
+    """A verified checkpoint: ``tensors[file][name]`` are fresh arrays, `state` is what was saved."""
+
+    tensors: dict[str, Arrays]
+    state: dict[str, Any]
+    path: Path
+    step: int
+
+
+# ---- weights alone -------------------------------------------------------------------------------------------------
+
+
+def save_safetensors(
+    path: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+) -> Path:
+    """Write named arrays to one safetensors file, atomically and durably.
+
+    Args:
+        path: the file; its folder must exist.
+        arrays: name to NumPy array of float16/32/64, an integer type or bool; any strides. bfloat16 is not supported.
+        metadata: free text kept in the header.
+
+    Raises:
+        CheckpointError: something cannot be stored, or the file could not be written (the old one is then intact).
+    """
+    path = Path(path)
+    try:
+        durable.replace_file(path, encode(arrays, metadata))
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {_reason(error)}", path) from error
+    return path
+
+
+def load_safetensors(path: str | os.PathLike[str]) -> Arrays:
+    """Read a safetensors file into fresh arrays.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong with it; no other exception, whatever the file holds.
+    """
+    return read_arrays(Path(path))
+
+
+def safetensors_header(path: str | os.PathLike[str]) -> Header:
+    """Dtypes and shapes (``.tensors``) and ``.metadata`` of a safetensors file, without reading its data.
+
+    Raises:
+        CheckpointError: as `load_safetensors`.
+    """
+    return read_header(Path(path))
+
+
+# ---- saving a checkpoint -------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    tensors: Mapping[str, Mapping[str, Any]],
+    state: Mapping[str, Any],
+    keep: int | None = 2,
+) -> Path:
+    """Save one checkpoint and delete those that are no longer wanted.
+
+    Args:
+        folder: holds all checkpoints of a run; created if missing.
+        tensors: one safetensors file per key, e.g. ``{"model": {...}, "optimizer": {...}}``; name to NumPy array.
+        state: everything else, as JSON values; ``state["step"]``, a non-negative int, names the checkpoint. Floats
+            (NaN and infinities too) come back bit for bit; tuples come back as lists.
+        keep: how many checkpoints of this step and earlier ones to keep, None for all. Those of later steps, left when
+            a run was resumed from an older one, are never deleted.
+
+    Returns:
+        the checkpoint's folder.
+
+    Raises:
+        CheckpointError: the arguments cannot be stored, or writing failed. Earlier checkpoints are then intact.
+    """
+    folder = Path(folder)
+    step = state.get("step")
+    if type(step) is not int or not 0 <= step < 10**18:
+        raise CheckpointError(f'state["step"] must be a non-negative int, got {show(step)}')
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise CheckpointError(f"keep must be at least 1, or None to keep all, got {show(keep)}")
+    for name in tensors:
+        if not isinstance(name, str) or not _STEM.fullmatch(name):
+            raise CheckpointError(f"{show(name)} cannot name a file of tensors: use letters, digits, '_' and '-'")
+    files = {f"{name}.safetensors": encode(arrays) for name, arrays in tensors.items()}
+    state_bytes = _encode_state(state)
+    try:
+        durable.make_directories(folder)
+        with durable.folder_lock(folder) as locked:
+            if locked:
+                durable.remove_orphans(folder, f"{durable.TEMPORARY}step-")
+                durable.remove_orphans(folder, f"{TRASH}step-")
+            same_step = [entry.revision for entry in _entries(folder) if entry.step == step]
+            suffix = f".r{max(same_step) + 1}" if same_step else ""
+            target = folder / f"step-{step:08d}{suffix}"
+            temporary = durable.temporary_sibling(target)
+            try:
+                os.mkdir(temporary)
+                records = {name: durable.write_new_file(temporary / name, data) for name, data in files.items()}
+                records[STATE] = durable.write_new_file(temporary / STATE, [state_bytes])
+                durable.write_new_file(temporary / MANIFEST, [_encode_manifest(step, records)])
+                durable.fsync_directory(temporary)
+                os.rename(temporary, target)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            durable.fsync_directory(folder)
+            _prune(folder, step, target, keep)
+    except OSError as error:
+        message = f"the checkpoint of step {step} could not be written into {folder}: {_reason(error)}"
+        raise CheckpointError(message, folder) from error
+    return target
+
+
+def _prune(folder: Path, step: int, newest: Path, keep: int | None) -> None:
+    """Delete replaced revisions and old steps. The new checkpoint is safe by now, so a failure here is a warning."""
+    try:
+        older = [entry for entry in _entries(folder) if entry.step <= step and entry.path != newest]
+        steps = sorted({entry.step for entry in older} - {step})
+        kept = set(steps) if keep is None else set(steps[max(0, len(steps) - keep + 1) :])
+        for entry in older:
+            if entry.step not in kept:
+                trash = folder / f"{TRASH}{entry.path.name}-{secrets.token_hex(4)}"
+                os.rename(entry.path, trash)  # first out of the list: no half-deleted checkpoint is ever seen
+                shutil.rmtree(trash, ignore_errors=True)
+    except OSError as error:
+        message = f"an old checkpoint in {folder} could not be deleted: {_reason(error)}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _reason(error: OSError) -> str:
+    text = error.strerror or str(error) or type(error).__name__
+    return f"{text} ({error.filename})" if error.filename else text
+
+
+def _encode_manifest(step: int, records: Mapping[str, tuple[int, str]]) -> bytes:
+    files = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in sorted(records.items())}
+    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
+    return json.dumps({**manifest, "sha256": _self_hash(manifest)}, indent=1).encode()
+
+
+def _self_hash(manifest: Mapping[str, Any]) -> str:
+    """Of the manifest without this entry, so that damage to the manifest shows too."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _encode_state(state: Mapping[str, Any]) -> bytes:
+    try:
+        # Not escaped to ASCII: encoding then refuses lone surrogates, of which escapes may merge two into one character.
+        raw = json.dumps(_to_json(dict(state), "state"), indent=1, allow_nan=False, ensure_ascii=False).encode()
+        _decode_state(raw)  # what could not be read back is refused now, not at the resume
+    except RecursionError:
+        raise CheckpointError("state is nested too deeply, or holds itself") from None
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"state cannot be stored: {error}") from None
+    if len(raw) > MAX_STATE:
+        raise CheckpointError(f"state takes {len(raw):,} bytes, the limit is {MAX_STATE:,}: pass arrays as tensors")
+    return raw
+
+
+def _to_json(value: Any, where: str) -> Any:
+    """Refuse what JSON would change in silence: int keys become strings, NaN is not JSON."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str) or key == "__float__":
+                raise CheckpointError(f"{where} has the key {show(key)}: keys must be strings, and not '__float__'")
+        return {key: _to_json(item, f"{where}[{show(key)}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": str(value)}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise CheckpointError(f"{where} is a {type(value).__name__}, which JSON cannot hold: pass arrays as tensors")
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            if value["__float__"] not in ("nan", "inf", "-inf"):
+                raise ValueError(f"{show(value)} is not a float")
+            return float(value["__float__"])
+        return {key: _from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    return value
+
+
+def _decode_state(raw: bytes) -> dict[str, Any]:
+    try:
+        state = _from_json(parse_json(raw))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(state, dict):
+        raise ValueError("the state is not a JSON object")
+    return state
+
+
+# ---- loading a checkpoint ------------------------------------------------------------------------------------------
+
+
+def list_checkpoints(folder: str | os.PathLike[str]) -> list[CheckpointEntry]:
+    """The checkpoints in `folder`, oldest first; unverified. Empty if there is no such folder.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        return _entries(Path(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be listed: {_reason(error)}", Path(folder)) from error
+
+
+def _entries(folder: Path) -> list[CheckpointEntry]:
+    entries = []
+    for name in os.listdir(folder):
+        match = _NAME.fullmatch(name)
+        if match and (folder / name).is_dir():
+            entries.append(CheckpointEntry(int(match[1]), int(match[2] or 0), folder / name))
+    return sorted(entries)
+
+
+def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
+    """Load the newest checkpoint of `folder`, or that of `step`, verified completely.
+
+    Args:
+        folder: a folder of checkpoints, or one checkpoint itself.
+        step: None for the highest step.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged; the message names the file and the fault. An older checkpoint
+            is not loaded in silence: the newest intact one is named, and is ``error.previous``.
+    """
+    folder = Path(folder)
+    if (folder / MANIFEST).exists():
+        checkpoint = _load(folder)
+        if step is not None and step != checkpoint.step:
+            raise CheckpointError(f"{folder} holds step {checkpoint.step}, not step {step}", folder)
+        return checkpoint
+    entries = list_checkpoints(folder)
+    if not entries:
+        state = "holds no checkpoint (no folder named step-00000123)" if folder.is_dir() else "is not a folder"
+        raise CheckpointError(f"{folder} {state}", folder)
+    candidates = [entry for entry in entries if step is None or entry.step <= step]
+    if step is not None and (not candidates or candidates[-1].step != step):
+        steps = ", ".join(str(number) for number in sorted({entry.step for entry in entries}))
+        raise CheckpointError(f"{folder} holds no checkpoint of step {step}; it holds {steps}", folder)
+    newest = candidates.pop()
+    try:
+        return _load(newest.path, newest.step)
+    except CheckpointError as error:
+        previous = _newest_intact(candidates)
+        offer = "no earlier one is intact" if previous is None else f"the last intact one before it is {previous}"
+        raise CheckpointError(f"damaged checkpoint: {error}; {offer}", error.path, previous) from error
+
+
+def _newest_intact(entries: list[CheckpointEntry]) -> Path | None:
+    for entry in reversed(entries):
+        with contextlib.suppress(CheckpointError):
+            return _load(entry.path, entry.step).path
+    return None
+
+
+def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
+    step, records = _read_manifest(path)
+    if expected_step is not None and step != expected_step:
+        raise CheckpointError(f"{path} holds step {step}: it was renamed", path)
+    state_path = path / STATE
+    try:
+        state = _decode_state(read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
+        if type(state.get("step")) is not int or state["step"] != step:
+            raise ValueError(f"its step is {show(state.get('step'))}, the manifest's is {step}")
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{state_path}: {error}", state_path) from None
+    tensors = {name.removesuffix(".safetensors"): read_arrays(path / name, *record) for name, record in records.items()}
+    return Checkpoint(tensors, state, path, step)
+
+
+def _read_manifest(path: Path) -> tuple[int, dict[str, tuple[int, str]]]:
+    manifest_path = path / MANIFEST
+    raw = read_bytes(manifest_path, 1 << 20)
+    try:
+        manifest = parse_json(raw)
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise ValueError("is not the manifest of a minigrad checkpoint")
+        if manifest.get("version") != VERSION or type(manifest["version"]) is not int:
+            raise ValueError(f"has format version {show(manifest.get('version'))}, this release reads {VERSION}")
+        sha256 = manifest.pop("sha256", None)
+        if sha256 != _self_hash(manifest):
+            raise ValueError("its own sha256 does not match: the manifest is damaged")
+        if manifest.keys() != {"format", "version", "step", "files"}:
+            raise ValueError(f"has unexpected keys {show(sorted(manifest))}")
+        step, files = manifest["step"], manifest["files"]
+        if type(step) is not int or not 0 <= step < 10**18:
+            raise ValueError(f"{show(step)} is not a step")
+        if not isinstance(files, dict) or STATE not in files:
+            raise ValueError(f"lists no {STATE}")
+        return step, {name: _record(name, info) for name, info in files.items()}
+    except RecursionError:
+        raise CheckpointError(f"{manifest_path}: nested too deeply", manifest_path) from None
+    except ValueError as error:
+        raise CheckpointError(f"{manifest_path}: {error}", manifest_path) from None
+
+
+def _record(name: str, info: Any) -> tuple[int, str]:
+    # A name goes into a path: nothing that could leave the folder.
+    if name != STATE and not (name.endswith(".safetensors") and _STEM.fullmatch(name.removesuffix(".safetensors"))):
+        raise ValueError(f"{show(name)} is not a file of a checkpoint")
+    if not isinstance(info, dict) or info.keys() != {"size", "sha256"}:
+        raise ValueError(f"the entry of {show(name)} is not a size and a sha256")
+    size, sha256 = info["size"], info["sha256"]
+    if type(size) is not int or size < 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise ValueError(f"the entry of {show(name)} is not a size and a sha256")
+    return size, sha256

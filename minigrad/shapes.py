@@ -1,0 +1,77 @@
+"""Checks of dims and shapes that the tensor methods share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Dim = int | Sequence[int] | None
+
+
+def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
+    """``dim`` as an index from the front; IndexError if there is no such dimension."""
+    limit = max(ndim, 1)
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"{what} must be an integer, not {dim!r}")
+    dim = dim.__index__()
+    if not -limit <= dim < limit:
+        raise IndexError(f"{what} {dim} is out of range for a tensor of {ndim} dimensions ({-limit} to {limit - 1})")
+    return dim % limit
+
+
+def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
+    """The dimensions to reduce, sorted; all for None. ``axis`` is NumPy's name of ``dim``."""
+    if axis is not None:
+        if dim is not None:
+            raise TypeError("pass dim or axis (NumPy's name for it), not both")
+        dim = axis
+    if dim is None or (isinstance(dim, Iterable) and not tuple(dim)):
+        return tuple(range(ndim))
+    dims = [normalize_dim(d, ndim) for d in (dim if isinstance(dim, Iterable) else (dim,))]
+    if len(set(dims)) != len(dims):
+        raise ValueError(f"dim {dim} names a dimension twice")
+    return tuple(sorted(dims)) if ndim else ()
+
+
+def one_dim(dim: int | None, axis: int | None, ndim: int) -> int | None:
+    """One dimension from ``dim`` or ``axis``, or None if neither is given."""
+    if axis is not None:
+        if dim is not None:
+            raise TypeError("pass dim or axis (NumPy's name for it), not both")
+        dim = axis
+    return None if dim is None else normalize_dim(dim, ndim)
+
+
+def shape_argument(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """``f(2, 3)`` and ``f((2, 3))`` both mean the shape (2, 3)."""
+    if len(args) == 1 and not hasattr(args[0], "__index__"):
+        args = tuple(args[0])
+    try:
+        return tuple(n.__index__() for n in args)
+    except AttributeError:
+        raise TypeError(f"a shape is integers, not {args!r}") from None
+
+
+def infer_shape(shape: tuple[int, ...], size: int, old: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with its -1, if any, replaced so that it holds ``size`` elements."""
+    known = math.prod(n for n in shape if n != -1)
+    unknown = shape.count(-1)
+    if unknown > 1 or any(n < -1 for n in shape):
+        raise ValueError(f"shape {shape}: at most one dimension may be -1, and no other negative")
+    if unknown:
+        if known == 0 or size % known:
+            raise ValueError(f"cannot view shape {old} ({size} elements) as {shape}: {size} is no multiple of {known}")
+        return tuple(size // known if n == -1 else n for n in shape)
+    if known != size:
+        raise ValueError(f"cannot view shape {old} ({size} elements) as {shape} ({known} elements)")
+    return shape
+
+
+def expanded_shape(shape: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with each -1 replaced by the old size; ValueError if ``old`` does not broadcast to it."""
+    extra = len(shape) - len(old)
+    new = tuple(old[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(shape))
+    if extra < 0 or any(n < 0 for n in new) or any(o not in (1, n) for o, n in zip(old, new[extra:], strict=True)):
+        raise ValueError(f"cannot expand shape {old} to {shape}: only size-1 and new leading dimensions can grow")
+    return new

@@ -1,0 +1,912 @@
+"""Tensor: an array on a device that remembers how it was computed. The methods are PyTorch's.
+
+Each method is one line that names the Function behind it (``ops/``), so a call is easy to follow: ``Tensor.softmax`` ->
+``ops.softmax.Softmax.forward`` -> ``device.kernels.softmax.forward``. Where PyTorch says ``dim`` and ``keepdim``, NumPy's
+``axis`` and ``keepdims`` work as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import dtypes, printing, shapes
+from .autograd import BackwardHook, TensorCore, backward, is_grad_enabled
+from .device import CPU, Device
+from .grad_store import GradStore, TensorId
+from .ops import comparison, elementwise, indexing, matmul, movement, reduce, softmax
+from .random import Generator, default_generator
+from .shapes import Dim
+
+
+class ValuesAndIndices(NamedTuple):
+    """What ``max(dim)``, ``min(dim)``, ``sort`` and ``topk`` return."""
+
+    values: Tensor
+    indices: Tensor
+
+
+class _Casts(TensorCore):
+    """Methods named like Python's types; apart, because in Tensor's own annotations these names mean the types."""
+
+    __slots__ = ()
+
+    def _cast(self, dtype: np.dtype[Any]) -> Tensor:
+        same = self.data.dtype == dtype
+        return self if same else elementwise.Cast.apply(self, dtype=dtype)  # type: ignore[return-value]  # self is a Tensor
+
+    def float(self) -> Tensor:
+        """As float32."""
+        return self._cast(dtypes.float32)
+
+    def double(self) -> Tensor:
+        """As float64."""
+        return self._cast(dtypes.float64)
+
+    def long(self) -> Tensor:
+        """As int64."""
+        return self._cast(dtypes.int64)
+
+    def int(self) -> Tensor:
+        """As int32."""
+        return self._cast(dtypes.int32)
+
+    def bool(self) -> Tensor:
+        """As bool."""
+        return self._cast(dtypes.bool_)
+
+
+class Tensor(_Casts):
+    """An n-dimensional array. ``Tensor([[1.0, 2.0]], requires_grad=True)`` copies its data, as ``torch.tensor`` does.
+
+    ``data`` may be numbers, nested lists, NumPy arrays or tensors; Python floats become the default dtype (float32). Raises
+    TypeError for data or dtypes that are none of the supported ones, ValueError for ragged lists.
+    """
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __array_priority__ = 1000  # ndarray + Tensor asks the Tensor
+
+    def __init__(self, data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> None:
+        device = Device(device)
+        if isinstance(data, TensorCore):
+            data = data.device.kernels.to_host(data.data)
+        python_data = not isinstance(data, np.ndarray | np.generic)
+        try:
+            array = np.array(data, copy=True)
+        except ValueError as error:
+            raise ValueError(f"the data is ragged or holds something that is not a number: {error}") from None
+        if dtype is None and python_data and array.dtype == np.float64:
+            dtype = dtypes.default_dtype()
+        dtype = dtypes.as_dtype(array.dtype if dtype is None else dtype)
+        self._init(device.kernels.from_host(array.astype(dtype, order="C", copy=False)), device)
+        if requires_grad:
+            self.requires_grad_()
+
+    @staticmethod
+    def wrap(array: Any, device: Device = CPU) -> Tensor:
+        """A Tensor around a raw array of the device, sharing its memory."""
+        tensor = Tensor.__new__(Tensor)
+        tensor._init(array, device)
+        return tensor
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def id(self) -> TensorId:
+        """The tensor's identity, the key of its gradient in a GradStore."""
+        return TensorId(self._id)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions."""
+        return self.data.shape  # type: ignore[no-any-return]  # the raw array is untyped
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype (NumPy's)."""
+        return self.data.dtype  # type: ignore[no-any-return]  # the raw array is untyped
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.data.shape)
+
+    @property
+    def is_leaf(self) -> bool:
+        """True if no recorded operation computed it."""
+        return self.node is None
+
+    @property
+    def version(self) -> int:
+        """How often this memory (shared with views) was changed in place."""
+        return self._version.count
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one dimension."""
+        return self.shape if dim is None else self.shape[shapes.normalize_dim(dim, self.ndim)]
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.data.shape)
+
+    def element_size(self) -> int:
+        """Bytes per element."""
+        return self.dtype.itemsize
+
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in memory in row-major order."""
+        return bool(self.data.flags.c_contiguous)
+
+    def is_floating_point(self) -> bool:
+        """Whether the dtype is a floating one."""
+        return dtypes.is_floating(self.dtype)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return printing.represent(self)
+
+    # ------------------------------------------------------------------ autograd
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Ask for (or stop asking for) gradients of this leaf; returns it."""
+        if requires_grad and not self.is_floating_point():
+            raise RuntimeError(f"only floating tensors can require grad, not {self.dtype}; convert with .float()")
+        if not self.is_leaf and not requires_grad:
+            raise RuntimeError("this tensor was computed by a recorded operation; use .detach() to cut it off")
+        self.requires_grad = requires_grad
+        return self
+
+    def backward(
+        self,
+        gradient: Tensor | None = None,
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        hook: BackwardHook | None = None,
+    ) -> GradStore:
+        """Gradients of this scalar with respect to all leaves that require grad. See ``minigrad.backward``."""
+        return backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, hook=hook)
+
+    def detach(self) -> Tensor:
+        """The same memory, outside of the graph."""
+        tensor = Tensor.__new__(Tensor)
+        tensor._init(self.data, self.device, self._version)
+        return tensor
+
+    def clone(self) -> Tensor:
+        """A copy in new memory; gradients flow through it."""
+        return elementwise.Clone.apply(self)  # type: ignore[no-any-return]  # apply returns Any
+
+    # ------------------------------------------------------------------ out of the library
+
+    def numpy(self) -> np.ndarray:
+        """The values as a NumPy array, sharing memory with a CPU tensor. RuntimeError if it requires grad."""
+        if self.requires_grad:
+            raise RuntimeError("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
+        if self.device.type != "cpu":
+            raise RuntimeError(f"numpy() of a tensor on {self.device}; use .cpu().numpy()")
+        return self.data  # type: ignore[no-any-return]  # the raw array is untyped
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=copy)
+
+    def item(self) -> Any:
+        """The one element as a Python number; RuntimeError if there are more or none."""
+        if self.numel() != 1:
+            raise RuntimeError(f"item() of a tensor of shape {self.shape}: only one element can become a Python number")
+        return self.device.kernels.to_host(self.data).item()
+
+    def tolist(self) -> Any:
+        """The values as nested Python lists (a number for a 0-d tensor)."""
+        return self.device.kernels.to_host(self.data).tolist()
+
+    def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise RuntimeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iub":
+            raise TypeError(f"a {self.dtype} tensor is not an index")
+        return int(self.item())
+
+    def __reduce__(self) -> Any:
+        raise TypeError("tensors are not pickled (loading a pickle runs code); use minigrad.save_safetensors")
+
+    # ------------------------------------------------------------------ device and dtype
+
+    def to(self, *args: Any, dtype: Any = None, device: str | Device | None = None) -> Tensor:
+        """A tensor of another dtype or device: ``to("cuda")``, ``to(minigrad.float64)``, ``to(dtype=..., device=...)``.
+
+        Itself if nothing changes.
+        """
+        for arg in args:
+            if isinstance(arg, Device) or (isinstance(arg, str) and arg.partition(":")[0] in ("cpu", "cuda")):
+                device = arg
+            else:
+                dtype = arg
+        x = self
+        if dtype is not None:
+            x = x._cast(dtypes.as_dtype(dtype))
+        if device is not None and (device := Device(device)) is not x.device:
+            raise RuntimeError(f"copying from {x.device} to {device} needs the kernels of {device.kernels.__name__}")
+        return x
+
+    def cpu(self) -> Tensor:
+        """On the CPU."""
+        return self.to(device=CPU)
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def _operand(self, other: Any) -> Any:
+        """A Tensor, a Python number, or an array-like made a Tensor on this tensor's device."""
+        if isinstance(other, TensorCore | int | float):
+            return other
+        if isinstance(other, np.ndarray | np.generic | list | tuple):
+            return Tensor(other, device=self.device)
+        raise TypeError(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
+
+    def __add__(self, other: Any) -> Tensor:
+        return elementwise.Add.apply(self, self._operand(other))
+
+    def __radd__(self, other: Any) -> Tensor:
+        return elementwise.Add.apply(self._operand(other), self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return elementwise.Sub.apply(self, self._operand(other))
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return elementwise.Sub.apply(self._operand(other), self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return elementwise.Mul.apply(self, self._operand(other))
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return elementwise.Mul.apply(self._operand(other), self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return elementwise.Div.apply(self, self._operand(other))
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return elementwise.Div.apply(self._operand(other), self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return elementwise.FloorDiv.apply(self, self._operand(other))
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return elementwise.FloorDiv.apply(self._operand(other), self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return elementwise.Remainder.apply(self, self._operand(other))
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return elementwise.Remainder.apply(self._operand(other), self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        op = elementwise.PowScalar if isinstance(other, int | float) else elementwise.Pow
+        return op.apply(self, self._operand(other))
+
+    def __rpow__(self, other: Any) -> Tensor:
+        # A 0-d tensor of this dtype, so that a number base promotes like a number.
+        dtype = dtypes.result_dtype((self.data, other)) if isinstance(other, int | float) else None
+        return elementwise.Pow.apply(Tensor(other, dtype=dtype, device=self.device), self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return _matmul(self, self._operand(other))
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return _matmul(self._operand(other), self)
+
+    def __neg__(self) -> Tensor:
+        return elementwise.Neg.apply(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return elementwise.Abs.apply(self)
+
+    def add(self, other: Any) -> Tensor:
+        """self + other."""
+        return self + other
+
+    def sub(self, other: Any) -> Tensor:
+        """self - other."""
+        return self - other
+
+    def mul(self, other: Any) -> Tensor:
+        """self * other."""
+        return self * other
+
+    def div(self, other: Any) -> Tensor:
+        """self / other."""
+        return self / other
+
+    def pow(self, exponent: Any) -> Tensor:
+        """self ** exponent."""
+        return self**exponent
+
+    def remainder(self, other: Any) -> Tensor:
+        """self % other, of the sign of ``other``."""
+        return self % other
+
+    def neg(self) -> Tensor:
+        """-self."""
+        return -self
+
+    def abs(self) -> Tensor:
+        """Absolute value."""
+        return elementwise.Abs.apply(self)
+
+    def exp(self) -> Tensor:
+        """e to the power of self."""
+        return elementwise.Exp.apply(self)
+
+    def expm1(self) -> Tensor:
+        """exp(self) - 1, exact for small values."""
+        return elementwise.Expm1.apply(self)
+
+    def log(self) -> Tensor:
+        """Natural logarithm."""
+        return elementwise.Log.apply(self)
+
+    def log1p(self) -> Tensor:
+        """log(1 + self), exact for small values."""
+        return elementwise.Log1p.apply(self)
+
+    def sqrt(self) -> Tensor:
+        """Square root."""
+        return elementwise.Sqrt.apply(self)
+
+    def rsqrt(self) -> Tensor:
+        """1 / sqrt(self)."""
+        return elementwise.Rsqrt.apply(self)
+
+    def square(self) -> Tensor:
+        """self * self."""
+        return elementwise.Square.apply(self)
+
+    def reciprocal(self) -> Tensor:
+        """1 / self."""
+        return elementwise.Reciprocal.apply(self)
+
+    def sin(self) -> Tensor:
+        """Sine."""
+        return elementwise.Sin.apply(self)
+
+    def cos(self) -> Tensor:
+        """Cosine."""
+        return elementwise.Cos.apply(self)
+
+    def tanh(self) -> Tensor:
+        """Hyperbolic tangent."""
+        return elementwise.Tanh.apply(self)
+
+    def sigmoid(self) -> Tensor:
+        """1 / (1 + exp(-self))."""
+        return elementwise.Sigmoid.apply(self)
+
+    def relu(self) -> Tensor:
+        """max(self, 0), with gradient 0 at 0."""
+        return elementwise.Relu.apply(self)
+
+    def sign(self) -> Tensor:
+        """-1, 0 or 1."""
+        return elementwise.Sign.apply(self)
+
+    def floor(self) -> Tensor:
+        """Largest integer not above."""
+        return elementwise.Floor.apply(self)
+
+    def ceil(self) -> Tensor:
+        """Smallest integer not below."""
+        return elementwise.Ceil.apply(self)
+
+    def round(self) -> Tensor:
+        """Nearest integer, halves to even."""
+        return elementwise.Round.apply(self)
+
+    def trunc(self) -> Tensor:
+        """Integer part."""
+        return elementwise.Trunc.apply(self)
+
+    def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
+        """Values limited to [min, max]; None does not limit."""
+        if min is None and max is None:
+            raise ValueError("clamp: expected min, max or both")
+        return elementwise.Clamp.apply(self, low=min, high=max)
+
+    def maximum(self, other: Any) -> Tensor:
+        """Elementwise larger one; ties share the gradient."""
+        return elementwise.Maximum.apply(self, self._operand(other))
+
+    def minimum(self, other: Any) -> Tensor:
+        """Elementwise smaller one; ties share the gradient."""
+        return elementwise.Minimum.apply(self, self._operand(other))
+
+    def where(self, condition: Tensor, other: Any) -> Tensor:
+        """self where the bool ``condition`` holds, else ``other``."""
+        other = self._operand(other)
+        if not isinstance(other, TensorCore):
+            other = Tensor(other, dtype=dtypes.result_dtype((self.data, other)), device=self.device)
+        dtype = dtypes.result_dtype((self.data, other.data))
+        return elementwise.Where.apply(self._cast(dtype), other._cast(dtype), _mask("where", condition))
+
+    def masked_fill(self, mask: Tensor, value: float) -> Tensor:
+        """``value`` where the bool ``mask`` holds, else self."""
+        return elementwise.MaskedFill.apply(self, _mask("masked_fill", mask), value=value)
+
+    # ------------------------------------------------------------------ comparison
+
+    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
+        return comparison.Eq.apply(self, self._operand(other))
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
+        return comparison.Ne.apply(self, self._operand(other))
+
+    def __lt__(self, other: Any) -> Tensor:
+        return comparison.Lt.apply(self, self._operand(other))
+
+    def __le__(self, other: Any) -> Tensor:
+        return comparison.Le.apply(self, self._operand(other))
+
+    def __gt__(self, other: Any) -> Tensor:
+        return comparison.Gt.apply(self, self._operand(other))
+
+    def __ge__(self, other: Any) -> Tensor:
+        return comparison.Ge.apply(self, self._operand(other))
+
+    def __invert__(self) -> Tensor:
+        return comparison.LogicalNot.apply(_mask("~", self))
+
+    def __and__(self, other: Any) -> Tensor:
+        return comparison.LogicalAnd.apply(_mask("&", self), _mask("&", other))
+
+    def __or__(self, other: Any) -> Tensor:
+        return comparison.LogicalOr.apply(_mask("|", self), _mask("|", other))
+
+    def __xor__(self, other: Any) -> Tensor:
+        return comparison.LogicalXor.apply(_mask("^", self), _mask("^", other))
+
+    def isnan(self) -> Tensor:
+        """Where the value is NaN."""
+        return comparison.IsNan.apply(self)
+
+    def isinf(self) -> Tensor:
+        """Where the value is infinite."""
+        return comparison.IsInf.apply(self)
+
+    def isfinite(self) -> Tensor:
+        """Where the value is neither NaN nor infinite."""
+        return comparison.IsFinite.apply(self)
+
+    # ------------------------------------------------------------------ reduction
+
+    def sum(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
+        """Sum over ``dim`` (default all); integers and bool give int64."""
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        return reduce.Sum.apply(self, axes=axes, keepdim=keepdim or keepdims)
+
+    def mean(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
+        """Mean over ``dim`` (default all); floating tensors only."""
+        if not self.is_floating_point():
+            raise TypeError(f"mean of a {self.dtype} tensor is not an integer; convert with .float() first")
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        return reduce.Mean.apply(self, axes=axes, keepdim=keepdim or keepdims)
+
+    def var(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """Variance over ``dim``, divided by n - correction (1: the unbiased estimate, as in PyTorch; NumPy's is 0)."""
+        if not self.is_floating_point():
+            raise TypeError(f"var of a {self.dtype} tensor is not an integer; convert with .float() first")
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        return reduce.Var.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
+
+    def std(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """Square root of ``var``."""
+        return self.var(dim, keepdim, correction=correction, axis=axis, keepdims=keepdims).sqrt()
+
+    def norm(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
+        """Euclidean norm over ``dim`` (default all)."""
+        return self.square().sum(dim, keepdim, axis=axis, keepdims=keepdims).sqrt()
+
+    def logsumexp(self, dim: Dim, keepdim: bool = False) -> Tensor:
+        """log(sum(exp(self))) over ``dim``, without overflow."""
+        return reduce.LogSumExp.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+
+    def amax(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
+        """Largest value over ``dim``; ties share the gradient evenly."""
+        return reduce.AMax.apply(self, axes=self._nonempty("amax", dim, axis), keepdim=keepdim or keepdims)
+
+    def amin(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
+        """Smallest value over ``dim``; ties share the gradient evenly."""
+        return reduce.AMin.apply(self, axes=self._nonempty("amin", dim, axis), keepdim=keepdim or keepdims)
+
+    def max(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+        """The largest value, or along ``dim`` the pair (values, indices); the first of equals gets the gradient."""
+        found = shapes.one_dim(dim, axis, self.ndim)
+        return self.amax() if found is None else self._select(self.argmax(found, keepdim=True), found, keepdim)
+
+    def min(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+        """The smallest value, or along ``dim`` the pair (values, indices); the first of equals gets the gradient."""
+        found = shapes.one_dim(dim, axis, self.ndim)
+        return self.amin() if found is None else self._select(self.argmin(found, keepdim=True), found, keepdim)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+        """Index (int64) of the first largest value, along ``dim`` or of the flattened tensor."""
+        self._nonempty("argmax", dim, axis)
+        return reduce.ArgMax.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+        """Index (int64) of the first smallest value, along ``dim`` or of the flattened tensor."""
+        self._nonempty("argmin", dim, axis)
+        return reduce.ArgMin.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
+
+    def _nonempty(self, name: str, dim: Dim, axis: Dim) -> tuple[int, ...]:
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        if any(self.shape[i] == 0 for i in axes):
+            raise ValueError(f"{name} over an empty dimension of shape {self.shape} has no value")
+        return axes
+
+    def _select(self, indices: Tensor, dim: int, keepdim: bool) -> ValuesAndIndices:
+        values = self.gather(dim, indices) if self.ndim else self.clone()
+        if keepdim or not self.ndim:
+            return ValuesAndIndices(values, indices)
+        return ValuesAndIndices(values.squeeze(dim), indices.squeeze(dim))
+
+    def any(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
+        """Whether any value over ``dim`` is not zero."""
+        return reduce.AnyOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+
+    def all(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
+        """Whether all values over ``dim`` are not zero."""
+        return reduce.AllOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+
+    def cumsum(self, dim: int) -> Tensor:
+        """Sums of the first 1, 2, ... values along ``dim``."""
+        x = self if self.is_floating_point() else self.long()
+        return reduce.CumSum.apply(x, axis=shapes.normalize_dim(dim, self.ndim)) if self.ndim else x.clone()
+
+    def softmax(self, dim: int) -> Tensor:
+        """exp(self) along ``dim``, divided by its sum."""
+        return softmax.Softmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
+
+    def log_softmax(self, dim: int) -> Tensor:
+        """log(softmax(self)) along ``dim``, computed without overflow."""
+        return softmax.LogSoftmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
+
+    # ------------------------------------------------------------------ movement
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """The same elements in another shape (one size may be -1); a view where memory allows, else a copy."""
+        new = shapes.infer_shape(shapes.shape_argument(shape), self.numel(), self.shape)
+        return movement.Reshape.apply(self, shape=new)
+
+    def view(self, *shape: Any) -> Tensor:
+        """``reshape`` that never copies: ValueError if the memory layout does not allow a view."""
+        y = self.reshape(*shape)
+        if self.numel() and not self.device.kernels.may_share_memory(y.data, self.data):
+            raise ValueError(
+                f"view of shape {self.shape} with strides {self.data.strides} as {y.shape} needs a copy; use .reshape"
+            )
+        return y
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        """Dimensions from start_dim to end_dim, inclusive, as one."""
+        start, end = shapes.normalize_dim(start_dim, self.ndim), shapes.normalize_dim(end_dim, self.ndim)
+        if start > end:
+            raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
+        if not self.ndim:
+            return self.reshape(1)
+        return self.reshape(*self.shape[:start], math.prod(self.shape[start : end + 1]), *self.shape[end + 1 :])
+
+    def squeeze(self, dim: Dim = None) -> Tensor:
+        """Without the dimensions of size 1 (all, or those of ``dim``)."""
+        axes = shapes.normalize_dims(dim, None, self.ndim)
+        return self.reshape(*(n for i, n in enumerate(self.shape) if n != 1 or i not in axes))
+
+    def unsqueeze(self, dim: int) -> Tensor:
+        """With a new dimension of size 1 at ``dim``."""
+        at = shapes.normalize_dim(dim, self.ndim + 1)
+        return self.reshape(*self.shape[:at], 1, *self.shape[at:])
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """A view with two dimensions exchanged."""
+        order = list(range(self.ndim))
+        if order:
+            i, j = shapes.normalize_dim(dim0, self.ndim), shapes.normalize_dim(dim1, self.ndim)
+            order[i], order[j] = j, i
+        return movement.Permute.apply(self, order=tuple(order))
+
+    def permute(self, *dims: Any) -> Tensor:
+        """A view with the dimensions in the given order."""
+        order = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
+        if sorted(order) != list(range(self.ndim)):
+            raise ValueError(f"permute{dims}: expected each of the {self.ndim} dimensions once")
+        return movement.Permute.apply(self, order=order)
+
+    @property
+    def T(self) -> Tensor:
+        """A matrix transposed (a view)."""
+        if self.ndim != 2:
+            raise ValueError(f".T of shape {self.shape}: expected a matrix; use .mT or .permute")
+        return self.transpose(0, 1)
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two dimensions exchanged (a view)."""
+        if self.ndim < 2:
+            raise ValueError(f".mT of shape {self.shape}: expected at least two dimensions")
+        return self.transpose(-2, -1)
+
+    def expand(self, *shape: Any) -> Tensor:
+        """A read-only view with size-1 and new leading dimensions repeated; -1 keeps a size."""
+        return movement.Expand.apply(self, shape=shapes.expanded_shape(shapes.shape_argument(shape), self.shape))
+
+    broadcast_to = expand
+
+    def contiguous(self) -> Tensor:
+        """Itself if row-major in memory, else a copy that is."""
+        return self if self.is_contiguous() else self.clone()
+
+    def flip(self, *dims: Any) -> Tensor:
+        """A copy with the order along ``dims`` reversed."""
+        axes = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
+        return movement.Flip.apply(self, axes=axes)
+
+    def tril(self, diagonal: int = 0) -> Tensor:
+        """Lower triangle of the last two dimensions, zeros above ``diagonal``."""
+        return movement.Tril.apply(_matrices("tril", self), diagonal=diagonal)
+
+    def triu(self, diagonal: int = 0) -> Tensor:
+        """Upper triangle of the last two dimensions, zeros below ``diagonal``."""
+        return movement.Triu.apply(_matrices("triu", self), diagonal=diagonal)
+
+    def split(self, split_size: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
+        """Consecutive views along ``dim``: of ``split_size`` (the last may be smaller), or of the listed sizes."""
+        dim = shapes.normalize_dim(dim, self.ndim)
+        total = self.shape[dim]
+        if isinstance(split_size, int):
+            if split_size <= 0:
+                raise ValueError(f"split: split_size {split_size} must be positive")
+            sizes = [min(split_size, total - start) for start in range(0, total, split_size)] or [0]
+        else:
+            sizes = list(split_size)
+            if sum(sizes) != total or any(n < 0 for n in sizes):
+                raise ValueError(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}")
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        before = (slice(None),) * dim
+        return tuple(self[(*before, slice(i, i + n))] for i, n in zip(starts, sizes, strict=True))
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """At most ``chunks`` consecutive views of equal size (the last may be smaller) along ``dim``."""
+        if chunks <= 0:
+            raise ValueError(f"chunk: {chunks} chunks; expected at least 1")
+        total = self.shape[shapes.normalize_dim(dim, self.ndim)]
+        return self.split(max(-(-total // chunks), 1), dim)
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """The slices along ``dim``, without it."""
+        before = (slice(None),) * shapes.normalize_dim(dim, self.ndim)
+        return tuple(self[(*before, i)] for i in range(self.shape[len(before)]))
+
+    # ------------------------------------------------------------------ indexing
+
+    def __getitem__(self, where: Any) -> Tensor:
+        where, basic = _index(where)
+        return indexing.Index.apply(self, where=where, basic=basic)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d tensor")
+        return iter(self.unbind(0))
+
+    def gather(self, dim: int, index: Tensor) -> Tensor:
+        """y[i][j] = self[i][index[i][j]] for dim 1: ``index`` (int) has as many dimensions, none larger outside of dim."""
+        dim = shapes.normalize_dim(dim, self.ndim)
+        sizes = zip(index.shape, self.shape, strict=False)
+        if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
+            raise ValueError(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
+        _check_range("gather", index, self.shape[dim])
+        return indexing.Gather.apply(self, index, axis=dim)
+
+    def argsort(self, dim: int = -1, descending: bool = False) -> Tensor:
+        """Indices (int64) that sort along ``dim``; stable, NaN last (first if descending)."""
+        return indexing.ArgSort.apply(self, axis=shapes.normalize_dim(dim, self.ndim), descending=descending)
+
+    def sort(self, dim: int = -1, descending: bool = False) -> ValuesAndIndices:
+        """(values, indices) sorted along ``dim``; stable."""
+        order = self.argsort(dim, descending)
+        return ValuesAndIndices(self.gather(dim, order), order)
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True) -> ValuesAndIndices:
+        """(values, indices) of the ``k`` largest (or smallest) along ``dim``, best first."""
+        dim = shapes.normalize_dim(dim, self.ndim)
+        if not 0 <= k <= self.shape[dim]:
+            raise ValueError(f"topk: k={k} of a dimension of size {self.shape[dim]}")
+        order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
+        return ValuesAndIndices(self.gather(dim, order), order)
+
+    # ------------------------------------------------------------------ in place, outside of the graph
+
+    def _change(self, name: str, *others: Any) -> None:
+        """Refuse an in-place change that autograd could not follow; count the others."""
+        if is_grad_enabled() and any(isinstance(x, TensorCore) and x.requires_grad for x in (self, *others)):
+            raise RuntimeError(
+                f"{name} changes a tensor in place where gradients are recorded, which would lose them; "
+                "compute a new tensor (x = x + y), or work under no_grad() or on .detach()"
+            )
+        if not self.data.flags.writeable:
+            raise RuntimeError(f"{name}: this tensor's memory is read-only (expanded or borrowed); use .clone() first")
+        self.bump_version()
+
+    def _write(self, name: str, compute: Callable[..., Tensor], other: Any) -> Tensor:
+        other = self._operand(other)
+        self._change(name, other)
+        y = compute(self.detach(), other)
+        if dtypes.result_dtype((self.data, y.data)) != self.dtype and y.is_floating_point():
+            raise TypeError(f"{name}: a {y.dtype} result does not fit into a {self.dtype} tensor")
+        if y.shape != self.shape:
+            raise ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}")
+        self.device.kernels.elementwise.assign(self.data, y.data)
+        return self
+
+    def add_(self, other: Any) -> Tensor:
+        """self += other, in place."""
+        return self._write("add_", Tensor.__add__, other)
+
+    def sub_(self, other: Any) -> Tensor:
+        """self -= other, in place."""
+        return self._write("sub_", Tensor.__sub__, other)
+
+    def mul_(self, other: Any) -> Tensor:
+        """self *= other, in place."""
+        return self._write("mul_", Tensor.__mul__, other)
+
+    def div_(self, other: Any) -> Tensor:
+        """self /= other, in place."""
+        return self._write("div_", Tensor.__truediv__, other)
+
+    __iadd__ = add_
+    __isub__ = sub_
+    __imul__ = mul_
+    __itruediv__ = div_
+
+    def copy_(self, other: Any) -> Tensor:
+        """The values of ``other``, broadcast and cast to this tensor's shape and dtype, in place."""
+        other = other if isinstance(other, TensorCore) else Tensor(other, device=self.device)
+        if shapes.expanded_shape(self.shape, other.data.shape) != self.shape:
+            raise ValueError(f"copy_: shape {other.data.shape} does not broadcast to {self.shape}")
+        self._change("copy_", other)
+        self.device.kernels.elementwise.assign(self.data, other.data)
+        return self
+
+    def fill_(self, value: float) -> Tensor:
+        """Every element ``value``, in place."""
+        self._change("fill_")
+        self.device.kernels.elementwise.assign(self.data, value)
+        return self
+
+    def zero_(self) -> Tensor:
+        """Every element 0, in place."""
+        return self.fill_(0)
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        value = self._operand(value)
+        self._change("item assignment", value)
+        where, _ = _index(where)
+        self.device.kernels.indexing.assign_at(self.data, where, value.data if isinstance(value, TensorCore) else value)
+
+    def uniform_(self, low: float = 0.0, high: float = 1.0, generator: Generator | None = None) -> Tensor:
+        """Uniform random values in [low, high), in place."""
+        self._change("uniform_")
+        k = self.device.kernels
+        draw = k.random.uniform(self.shape, self.dtype, *(generator or default_generator).next())
+        k.elementwise.assign(self.data, k.elementwise.add(k.elementwise.mul(draw, high - low), low))
+        return self
+
+    def normal_(self, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
+        """Normal random values, in place."""
+        self._change("normal_")
+        k = self.device.kernels
+        draw = k.random.normal(self.shape, self.dtype, *(generator or default_generator).next())
+        k.elementwise.assign(self.data, k.elementwise.add(k.elementwise.mul(draw, std), mean))
+        return self
+
+    # ------------------------------------------------------------------ products
+
+    def matmul(self, other: Any) -> Tensor:
+        """self @ other: dot product, matrix product, or batched with broadcasting, as in PyTorch."""
+        return self @ other
+
+
+TensorCore.tensor_type = Tensor
+
+
+def _matmul(a: Any, b: Any) -> Tensor:
+    if not (isinstance(a, TensorCore) and isinstance(b, TensorCore)):
+        raise TypeError("@ of a tensor and a number; use *")
+    if not a.ndim or not b.ndim:
+        raise ValueError(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *")
+    y = matmul.MatMul.apply(a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b)
+    if a.ndim == 1:
+        y = y.squeeze(-2)
+    return y.squeeze(-1) if b.ndim == 1 else y
+
+
+def _mask(name: str, mask: Any) -> Tensor:
+    if not isinstance(mask, Tensor) or mask.dtype != dtypes.bool_:
+        found = f"a {mask.dtype} tensor" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} expects a bool tensor, not {found}; compare first (x > 0), or convert with .bool()")
+    return mask
+
+
+def _matrices(name: str, x: Tensor) -> Tensor:
+    if x.ndim < 2:
+        raise ValueError(f"{name} of shape {x.shape}: expected at least two dimensions")
+    return x
+
+
+def _check_range(name: str, index: Tensor, size: int) -> None:
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"{name}: indices must be integers, not {index.dtype}")
+    if index.numel():
+        low, high = int(index.amin()), int(index.amax())
+        if low < 0 or high >= size:
+            raise IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}")
+
+
+def _index(where: Any) -> tuple[Any, bool]:
+    """The index with tensors and lists as arrays, and whether it is basic (a view, no position twice)."""
+    parts = where if isinstance(where, tuple) else (where,)
+    basic, converted = True, []
+    for part in parts:
+        if isinstance(part, TensorCore):
+            part = part.data
+        elif isinstance(part, list | range):
+            part = np.asarray(part, dtype=np.int64 if not len(part) else None)
+        elif part is not None and part is not Ellipsis and not isinstance(part, slice) and not hasattr(part, "__index__"):
+            if not hasattr(part, "dtype"):
+                raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
+        if getattr(part, "dtype", None) is not None and getattr(part, "ndim", 0):
+            if part.dtype.kind not in "iub":
+                raise TypeError(f"a tensor used as an index must be integer or bool, not {part.dtype}")
+            basic = basic and part.dtype.kind == "b"
+        elif getattr(part, "dtype", None) is not None and part.dtype.kind not in "iub":
+            raise TypeError(f"a {part.dtype} value is not an index; convert with .long()")
+        converted.append(part)
+    return (tuple(converted) if isinstance(where, tuple) else converted[0]), basic
