@@ -1,0 +1,261 @@
+"""The safetensors reader and writer: exact round trips, agreement with the reference library, and hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from minigrad.safetensors_format import MAX_HEADER, encode, read_arrays
+from minigrad.serialization import CheckpointError, load_safetensors, safetensors_header, save_safetensors
+
+DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
+dtypes = st.sampled_from(DTYPES).map(np.dtype)
+texts = st.text(max_size=5)
+names = st.text(max_size=8).filter(lambda name: name != "__metadata__")
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, shapes))
+
+
+def file_bytes(header: Any, data: bytes = b"") -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].dtype == right[name].dtype
+        assert left[name].shape == right[name].shape
+        assert left[name].tobytes() == right[name].tobytes()  # bits: NaN payloads and signed zeros too
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("round-trip")
+
+
+@given(st.dictionaries(names, arrays, max_size=4), st.dictionaries(texts, texts, max_size=2))
+def test_round_trip_is_bitwise_and_agrees_with_the_reference(folder, tensors, metadata):
+    reference = pytest.importorskip("safetensors.numpy", reason="the reference implementation is not installed")
+    raw = b"".join(bytes(piece) for piece in encode(tensors, metadata))
+    assert_same(reference.load(raw), tensors)
+    path = folder / "file.safetensors"
+    path.write_bytes(raw)
+    assert_same(load_safetensors(path), tensors)
+    assert safetensors_header(path).metadata == metadata
+    reference.save_file(tensors, path, metadata or None)  # version 0.8.0 writes a broken header for ({}, {})
+    assert_same(load_safetensors(path), tensors)
+
+
+def test_strides_byte_order_and_scalars(tmp_path):
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    tensors = {"t": base.T, "step": base[::-2, 1::2], "big": base.astype(">f4"), "scalar": np.float64(0.1)}
+    save_safetensors(tmp_path / "w", tensors)
+    loaded = load_safetensors(tmp_path / "w")
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert loaded[name].flags.c_contiguous
+        assert loaded[name].flags.writeable
+    assert loaded["scalar"].shape == ()
+
+
+def test_data_are_aligned(tmp_path):
+    tensors = {"a": np.ones(3, np.int8), "b": np.ones(3, np.float64), "c": np.ones(1, np.float16)}
+    save_safetensors(tmp_path / "w", tensors)
+    header = safetensors_header(tmp_path / "w")
+    size = int.from_bytes((tmp_path / "w").read_bytes()[:8], "little")
+    assert size % 8 == 0
+    assert all(item.begin % item.dtype.itemsize == 0 for item in header.tensors.values())
+
+
+def test_what_cannot_be_stored_is_refused_and_the_old_file_kept(tmp_path):
+    path = save_safetensors(tmp_path / "w", {"a": np.ones(2, np.float32)})
+    refused: list[tuple[Any, str]] = [
+        ({"a": np.array(["text"])}, "unsupported dtype <U4"),
+        ({"a": np.array([{}])}, "unsupported dtype object"),
+        ({"a": np.ones(1, np.complex64)}, "complex64"),
+        ({"a": np.zeros(1, "V2")}, "unsupported dtype"),  # as bfloat16 of ml_dtypes
+        ({"a": [1.0]}, "is a list, not a NumPy array"),
+        ({1: np.ones(1)}, "cannot be the name"),
+        ({"__metadata__": np.ones(1)}, "cannot be the name"),
+        ({"\ud800": np.ones(1)}, "cannot be stored"),
+    ]
+    for tensors, words in refused:
+        with pytest.raises(CheckpointError, match=words):
+            save_safetensors(path, tensors)
+    with pytest.raises(CheckpointError, match="metadata"):
+        save_safetensors(path, {}, {"step": 3})  # type: ignore[dict-item]
+    assert_same(load_safetensors(path), {"a": np.ones(2, np.float32)})
+    assert os.listdir(tmp_path) == ["w"]
+    with pytest.raises(CheckpointError, match="No such file"):
+        save_safetensors(tmp_path / "none" / "w", {})
+
+
+EIGHT = b"\0" * 8
+HOSTILE: list[tuple[str, bytes, str]] = [
+    ("empty", b"", "fewer than the 8"),
+    ("length only", EIGHT[:7], "fewer than the 8"),
+    ("huge length", b"\xff" * 8 + b"{}", "the limit is"),
+    ("length over the limit", (MAX_HEADER + 1).to_bytes(8, "little") + b"{}", "the limit is"),
+    ("length beyond the file", (100).to_bytes(8, "little") + b"{}", "2 follow"),
+    ("no header", EIGHT, "does not begin"),
+    ("leading space", file_bytes(b" {}"), "does not begin"),
+    ("a list", file_bytes(b"[]"), "does not begin"),
+    ("not JSON", file_bytes(b"{nope"), "line 1"),
+    ("not UTF-8", file_bytes(b'{"\xff": 1}'), "not UTF-8 at byte 2"),
+    ("NaN", file_bytes(b'{"a": NaN}'), "not JSON"),
+    ("two documents", file_bytes(b"{}{}"), "Extra data"),
+    ("duplicate name", file_bytes(b'{"a":1,"a":2}'), "appears twice"),
+    ("duplicate field", file_bytes(b'{"a":{"dtype":"F32","dtype":"F32"}}'), "appears twice"),
+    ("missing field", file_bytes({"a": {"dtype": "F32", "shape": [2]}}, EIGHT), "expected exactly"),
+    ("additional field", file_bytes({"a": {**entry(), "x": 1}}, EIGHT), "expected exactly"),
+    ("entry is null", file_bytes({"a": None}), "expected exactly"),
+    ("unknown dtype", file_bytes({"a": entry("F33")}, EIGHT), "not a dtype"),
+    ("dtype is a list", file_bytes({"a": entry(["F32"])}, EIGHT), "not a dtype"),
+    ("bfloat16", file_bytes({"a": entry("BF16", (4,))}, EIGHT), "BF16 is not supported: convert"),
+    ("negative size", file_bytes({"a": entry(shape=(-2,))}, EIGHT), "not a shape"),
+    ("float size", file_bytes({"a": entry(shape=(2.0,))}, EIGHT), "not a shape"),
+    ("bool size", file_bytes({"a": entry("F64", shape=(True,))}, EIGHT), "not a shape"),
+    ("size beyond 64 bits", file_bytes({"a": entry(shape=(2**64,))}, EIGHT), "not a shape"),
+    ("number of 5000 digits", file_bytes(b'{"a":' + b"1" * 5000 + b"}"), "5000 digits"),
+    ("too many dimensions", file_bytes({"a": entry(shape=(1,) * 33, offsets=(0, 4))}, EIGHT[:4]), "32 dimensions"),
+    ("product wraps around", file_bytes({"a": entry(shape=(2**33, 2**31))}, EIGHT), "too large"),
+    ("wraps around to zero", file_bytes({"a": entry(shape=(0, 2**62, 2**62), offsets=(0, 0))}), "too large"),
+    ("three offsets", file_bytes({"a": entry(offsets=(0, 8, 8))}, EIGHT), "[begin, end]"),
+    ("offsets reversed", file_bytes({"a": entry(offsets=(8, 0))}, EIGHT), "[begin, end]"),
+    ("negative offset", file_bytes({"a": entry(offsets=(-8, 0))}, EIGHT), "[begin, end]"),
+    ("shape against offsets", file_bytes({"a": entry(shape=(3,))}, EIGHT), "takes 12 bytes"),
+    ("beyond the end", file_bytes({"a": entry()}, EIGHT[:7]), "the file holds 7"),
+    ("bytes left over", file_bytes({"a": entry()}, EIGHT + b"x"), "the file holds 9"),
+    ("gap", file_bytes({"a": entry(offsets=(4, 12))}, EIGHT + EIGHT[:4]), "a gap"),
+    ("overlap", file_bytes({"a": entry(), "b": entry(offsets=(4, 12))}, EIGHT * 2), "overlap"),
+    ("metadata not strings", file_bytes({"__metadata__": {"a": 1}}), "__metadata__"),
+    ("metadata is a list", file_bytes({"__metadata__": []}), "__metadata__"),
+    ("lone surrogate", file_bytes(b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "not Unicode"),
+    ("bool of 2", file_bytes({"a": entry("BOOL", (1,), (0, 1))}, b"\2"), "neither 0 nor 1"),
+    ("deep nesting", file_bytes(b'{"a":' * 100_000), "nested too deeply"),
+    ("deep shape", file_bytes({"a": {"dtype": "F32", "data_offsets": [0, 0], "shape": [[[[[]]]]]}}), "not a shape"),
+]
+
+
+@pytest.mark.parametrize(("raw", "words"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
+def test_a_hostile_file_is_refused_by_name(tmp_path, raw, words):
+    path = tmp_path / "hostile.safetensors"
+    path.write_bytes(raw)
+    for read in (load_safetensors, safetensors_header):
+        if read is safetensors_header and words == "neither 0 nor 1":
+            continue
+        with pytest.raises(CheckpointError) as caught:
+            read(path)
+        message = str(caught.value)
+        assert words in message
+        assert message.startswith(str(path))
+        assert "\n" not in message
+        assert len(message) < 500
+        assert caught.value.path == path
+
+
+def test_what_is_not_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        load_safetensors(tmp_path / "pipe")  # would wait for a writer if opened plainly
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        load_safetensors(tmp_path)
+    with pytest.raises(CheckpointError, match="missing"):
+        load_safetensors(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="cannot be opened"):
+        load_safetensors("a\0b")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [b"[[],", b'{"":', b"[" * 4, b"1,", b'"",', b"9" * 4, b" " * 4, b'"a":1,', b'"a":{"dtype":"F32","shape":[0]},'],
+)
+def test_the_largest_headers_are_refused_in_a_second(tmp_path, pattern):
+    body = b'{"x":[' + pattern * ((MAX_HEADER - 6) // len(pattern))
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(file_bytes(body))
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError):
+        load_safetensors(path)
+    assert time.perf_counter() - start < 2.0  # 0.1 to 0.5 s here
+
+
+def test_many_tensors_load(tmp_path):
+    tensors = {f"layer.{i}": np.full(1, i, np.float32) for i in range(20_000)}
+    save_safetensors(tmp_path / "w", tensors)
+    assert_same(load_safetensors(tmp_path / "w"), tensors)
+
+
+def _mutants(rng: random.Random, original: bytes, count: int) -> list[bytes]:
+    """Random damage of bytes and of structure to a valid file."""
+    size = int.from_bytes(original[:8], "little")
+    header, data = json.loads(original[8 : 8 + size]), original[8 + size :]
+    values: list[Any] = [-1, 0, 1, 3, 2**31, 2**63, 2**64, 1.5, True, None, "", "F16", "BF16", [], {}, [0, 8], [4, 8]]
+    mutants = []
+    for _ in range(count):
+        if rng.random() < 0.5:
+            raw = bytearray(original)
+            for _ in range(rng.randint(1, 3)):
+                position = rng.randrange(len(raw)) if rng.random() < 0.2 else rng.randrange(min(len(raw), size + 8))
+                kind = rng.randrange(4)
+                if kind == 0:
+                    raw[position] ^= 1 << rng.randrange(8)
+                elif kind == 1:
+                    raw[position] = rng.choice(b'{}[]",:0129-eE. \\\x00\xff')
+                elif kind == 2:
+                    del raw[position : position + rng.randint(1, 5)]
+                else:
+                    raw[position:position] = rng.choice([b"0", b"9", b",", b"[", b'"a":', b"\xf0", b" "])
+            mutants.append(bytes(raw))
+        else:
+            changed = json.loads(json.dumps(header))
+            name = rng.choice(list(changed))
+            target: Any = changed
+            key: Any = name
+            while isinstance(target[key], dict | list) and target[key] and rng.random() < 0.8:
+                target = target[key]
+                key = rng.choice(list(target)) if isinstance(target, dict) else rng.randrange(len(target))
+            target[key] = rng.choice(values)
+            mutants.append(file_bytes(changed, data))
+    return mutants
+
+
+def test_fuzzed_files_load_as_the_reference_loads_them_or_are_refused(tmp_path):
+    reference = pytest.importorskip("safetensors.numpy", reason="the reference implementation is not installed")
+    tensors = {
+        "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "none": np.empty((0, 3), np.float64),
+        "mask": np.array([True, False]),
+        "step": np.array(7, np.int64),
+    }
+    original = b"".join(bytes(piece) for piece in encode(tensors, {"format": "np"}))
+    path = tmp_path / "mutant"
+    start = time.perf_counter()
+    accepted = refused = 0
+    for raw in _mutants(random.Random(0), original, 5000):
+        path.write_bytes(raw)
+        try:
+            loaded = read_arrays(path)
+        except CheckpointError:
+            refused += 1
+        else:
+            accepted += 1
+            assert_same(loaded, reference.load(raw))
+    assert refused > 3500
+    assert accepted > 100  # damage to a name, to metadata or to a number is legal
+    assert time.perf_counter() - start < 5.0
