@@ -29,6 +29,7 @@ PUBLIC_PACKAGES = (
 KERNEL_SUPPORT = {
     "jit": "compiles and caches the kernels",
     "threads": "the one thread pool",
+    "task_pool": "hands a kernel's tasks to the threads",
     "storage": "allocation, copies and casts, behind Device and Tensor",
     "vector_math": "exp, tanh and erf that LLVM can vectorise",
     "register_tile": "the innermost tile of a product, shared by matmul and attention",
