@@ -20,7 +20,6 @@ NVIDIA Apex's.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,8 +55,7 @@ def _elements(address: int, n: int, like: np.ndarray) -> np.ndarray:
     return carray(_pointer(address, like), (n,))
 
 
-# Not the fast-math flags of the kernels (an explicit False, or the caller's would be inherited): see the module docstring.
-# LLVM still vectorises, as no sum is reordered.
+# Not the kernels' fast-math flags, see the module docstring (False must be said, or the caller's flags are inherited).
 @numba.njit(nogil=True, error_model="numpy", fastmath=False)
 def _update(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars: np.ndarray) -> None:
     """One run of elements: arrays (n,), a row of ``SCALARS``."""
@@ -185,18 +183,3 @@ def _address(array: np.ndarray) -> int:
 
 
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
-
-
-def scalars_row(
-    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, t: int
-) -> tuple[float, float, float, float, float, float, float]:
-    """A row of ``scalars`` for a parameter's step number ``t`` (from 1), in double precision as PyTorch computes it."""
-    return (
-        1.0 - lr * weight_decay,
-        1.0 - beta1,
-        beta2,
-        1.0 - beta2,
-        lr / (1.0 - beta1**t),
-        math.sqrt(1.0 - beta2**t),
-        eps,
-    )

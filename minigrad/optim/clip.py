@@ -1,0 +1,136 @@
+"""Gradient clipping, in place, by norm or by value.
+
+The sum of squares is accumulated in float64 and in a fixed order (that of ``params``, or of the tensors' creation), so
+replicas that hold the same gradients clip by the same factor to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from ..device import Device
+from ..grad_store import GradStore, TensorId
+from ..tensor import Tensor
+
+EPSILON = 1e-6  # of PyTorch: the clipped norm is max_norm * norm / (norm + 1e-6)
+
+
+class NonFiniteGradientError(RuntimeError):
+    """The norm of the gradients is infinite or NaN; no gradient was changed. ``norm`` is that norm."""
+
+    def __init__(self, message: str, norm: float) -> None:
+        super().__init__(message)
+        self.norm = norm
+
+
+def clip_grad_norm(
+    grads: GradStore,
+    max_norm: float,
+    params: Iterable[Tensor | TensorId] | None = None,
+    *,
+    error_if_nonfinite: bool = True,
+) -> float:
+    """Scale the gradients by max_norm / (norm + 1e-6) if their norm, taken as one vector, is more than ``max_norm``.
+
+    Returns the norm before clipping. ``params`` (tensors or ids) restricts both norm and clipping to their gradients;
+    without it all of ``grads`` count. 0.0 is returned where there are none.
+
+    Raises ValueError unless max_norm > 0, and NonFiniteGradientError for an infinite or NaN norm, before anything is
+    scaled. With ``error_if_nonfinite=False`` such a norm is returned and the gradients are left as they are.
+    """
+    _check_positive("max_norm", max_norm)
+    chosen = _chosen(grads, params)
+    norm = _norm([grad for _, grad in chosen])
+    if not math.isfinite(norm):
+        if error_if_nonfinite:
+            raise _non_finite(norm, chosen)
+    elif norm > max_norm:
+        _scale([grad for _, grad in chosen], max_norm / (norm + EPSILON))
+    return norm
+
+
+def clip_grad_norm_per_param(
+    grads: GradStore,
+    max_norm: float,
+    params: Iterable[Tensor | TensorId] | None = None,
+    *,
+    error_if_nonfinite: bool = True,
+) -> list[tuple[TensorId, float]]:
+    """``clip_grad_norm`` for each gradient by itself; returns (id, norm before clipping) of each, in the fixed order.
+
+    Errors as ``clip_grad_norm``; if one norm is infinite or NaN, no gradient is scaled.
+    """
+    _check_positive("max_norm", max_norm)
+    chosen = _chosen(grads, params)
+    norms = [_norm([grad]) for _, grad in chosen]
+    for norm in norms:
+        if not math.isfinite(norm) and error_if_nonfinite:
+            raise _non_finite(norm, chosen)
+    for (_, grad), norm in zip(chosen, norms):
+        if math.isfinite(norm) and norm > max_norm:
+            _scale([grad], max_norm / (norm + EPSILON))
+    return [(number, norm) for (number, _), norm in zip(chosen, norms)]
+
+
+def clip_grad_value(grads: GradStore, max_value: float, params: Iterable[Tensor | TensorId] | None = None) -> None:
+    """Limit every element of the gradients to [-max_value, max_value]; NaN stays NaN.
+
+    Raises ValueError unless max_value > 0.
+    """
+    _check_positive("max_value", max_value)
+    for _, grad in _chosen(grads, params):
+        elementwise = grad.device.kernels.elementwise
+        elementwise.assign(grad.data, elementwise.clamp(grad.data, -max_value, max_value))
+        grad.bump_version()
+
+
+def _chosen(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> list[tuple[TensorId, Tensor]]:
+    """The gradients in question, each once, in an order that does not depend on how the store was filled."""
+    if params is None:
+        return sorted(grads.items(), key=lambda item: item[0])
+    chosen: dict[TensorId, Tensor] = {}
+    for p in params:
+        grad = grads.get(p)
+        if grad is not None:
+            chosen[p if isinstance(p, TensorId) else p.id] = grad
+    return list(chosen.items())
+
+
+def _by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
+    """The raw arrays on each device, an array that several gradients share only once."""
+    arrays: dict[Device, dict[int, Any]] = {}
+    for grad in grads:
+        arrays.setdefault(grad.device, {})[id(grad.data)] = grad.data
+    return {device: list(unique.values()) for device, unique in arrays.items()}
+
+
+def _norm(grads: list[Tensor]) -> float:
+    arrays: dict[Device, list[Any]] = {}
+    for grad in grads:
+        arrays.setdefault(grad.device, []).append(grad.data)
+    return math.sqrt(math.fsum(device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.items()))
+
+
+def _scale(grads: list[Tensor], factor: float) -> None:
+    for device, arrays in _by_device(grads).items():
+        device.kernels.grad_norm.scale_(arrays, factor)
+    for grad in grads:
+        grad.bump_version()
+
+
+def _non_finite(norm: float, chosen: list[tuple[TensorId, Tensor]]) -> NonFiniteGradientError:
+    bad = [(number, grad) for number, grad in chosen if not math.isfinite(_norm([grad]))]
+    where = (
+        f"; {len(bad)} of {len(chosen)} gradients are not finite" if bad else ", from finite gradients: it overflows"
+    )
+    if bad:
+        number, grad = bad[0]
+        where += f", the first is that of tensor {int(number)} of shape {grad.shape}"
+    return NonFiniteGradientError(f"the gradient norm is {norm}{where}; nothing was changed", norm)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:  # also NaN
+        raise ValueError(f"{name} is {value!r}, expected a number > 0 (to turn clipping off, do not call it)")

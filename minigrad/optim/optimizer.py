@@ -1,0 +1,288 @@
+"""Optimizer: parameter groups, per-parameter state, and saving it; a subclass writes the arithmetic.
+
+The surface is PyTorch's (``param_groups``, ``add_param_group``, per-group options) with one difference: gradients are
+not stored on tensors, so ``step`` takes the GradStore that ``loss.backward()`` returned.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..device import Device
+from ..grad_store import GradStore
+from ..tensor import Tensor
+from . import saved_state
+
+Arrays = dict[str, np.ndarray]
+Named = Tensor | tuple[str, Tensor]
+
+
+@dataclass
+class ParamState:
+    """What the optimizer knows of one parameter: its own count of updates, and its arrays (for AdamW, the moments)."""
+
+    device: Device
+    step: int = 0
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+
+class Update(NamedTuple):
+    """One parameter that has a gradient in this step, checked."""
+
+    group: int
+    param: Tensor
+    grad: Any  # raw array, contiguous
+
+
+class Optimizer(ABC):
+    """Base of the optimizers.
+
+    ``params`` is an iterable of tensors, of pairs (name, tensor) as ``module.named_parameters()`` gives, or of groups;
+    or a mapping to tensors. It may be empty: ``add_param_group`` brings more. A group is a dict with ``params`` and any
+    of the options in ``defaults``, which apply where a group is silent.
+
+    Raises TypeError for something that is no parameter, ValueError for a tensor that does not require grad or was
+    computed by an operation, for a parameter given twice, and for options that are unknown or out of range.
+    """
+
+    state_arrays: tuple[str, ...] = ()
+    """Names of the arrays that each parameter's state has, all of the parameter's shape and dtype."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self.defaults = defaults
+        self.defaults = self.checked(defaults)
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: dict[int, ParamState] = {}
+        self.timestep = 0
+        """Calls of ``step`` so far, also of those that found no gradients."""
+        self._names: dict[int, str] = {}
+        if isinstance(params, Tensor):
+            raise TypeError("params is a Tensor; pass a list of parameters: [p], or model.parameters()")
+        entries = list(params.values() if isinstance(params, Mapping) else _ordered(params))
+        if entries and isinstance(entries[0], dict):
+            for group in entries:
+                self.add_param_group(group)
+        elif entries:
+            self.add_param_group({"params": entries})
+
+    # ------------------------------------------------------------------ groups and options
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Add parameters: ``{"params": [...], "lr": 1e-4}``. On an error nothing is added."""
+        if not isinstance(group, Mapping) or "params" not in group:
+            raise TypeError(f"a parameter group is a dict with the key 'params', not {group!r}")
+        options = self.checked({**self.defaults, **{k: v for k, v in group.items() if k != "params"}})
+        given = group["params"]
+        members: list[Any] = [given] if isinstance(given, Tensor) else list(_ordered(given))
+        params: list[Tensor] = []
+        names: dict[int, str] = {}
+        for i, member in enumerate(members):
+            name, p = member if isinstance(member, tuple) and len(member) == 2 else (None, member)
+            if name is not None and not isinstance(name, str):
+                raise TypeError(f"parameter {i} has the name {name!r}; names are strings")
+            self._check_param(i, name, p)
+            if p.id in self._names or p.id in names:
+                raise ValueError(f"{_label(name, i)} of shape {p.shape} is already in a group; each has one group")
+            names[p.id] = str(len(self._names) + i) if name is None else name
+            params.append(p)
+        taken = set(self._names.values())
+        for name in names.values():
+            if name in taken:
+                raise ValueError(f"two parameters have the name {name!r}; name all of them, differently, or none")
+            taken.add(name)
+        self._names.update(names)
+        self.param_groups.append({"params": params, **options})
+
+    @staticmethod
+    def _check_param(i: int, name: str | None, p: Any) -> None:
+        if not isinstance(p, Tensor):
+            raise TypeError(
+                f"{_label(name, i)} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)"
+            )
+        if not p.is_leaf:
+            raise ValueError(
+                f"{_label(name, i)} of shape {p.shape} was computed by an operation; only leaves are optimized"
+            )
+        if not p.requires_grad:
+            raise ValueError(
+                f"{_label(name, i)} of shape {p.shape} does not require grad; call .requires_grad_() first"
+            )
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
+        for key in options:
+            if key not in self.defaults:
+                raise ValueError(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
+        return {**options, "lr": check_range(options["lr"], "lr", 0.0)}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group; of groups to come, while there is none."""
+        return float((self.param_groups[0] if self.param_groups else self.defaults)["lr"])
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all groups, and of groups added later."""
+        lr = check_range(lr, "lr", 0.0)
+        for options in (self.defaults, *self.param_groups):
+            options["lr"] = lr
+
+    def name_of(self, p: Tensor) -> str:
+        """The name that ``p`` was given with, or its position in order of addition; keys of the saved state use it."""
+        return self._names[p.id]
+
+    # ------------------------------------------------------------------ the step
+
+    def step(self, grads: GradStore) -> None:
+        """Update, in place, every parameter that has a gradient in ``grads``; the others stay as they are.
+
+        Raises ValueError or TypeError for a gradient or an option that does not fit, before anything is changed.
+        """
+        self.update(grads)
+        self.timestep += 1
+
+    @abstractmethod
+    def update(self, grads: GradStore) -> None:
+        """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
+
+    def reset(self) -> None:
+        """Forget the moments and all counts; groups and options stay."""
+        self.state.clear()
+        self.timestep = 0
+
+    def _collect(self, grads: GradStore) -> list[Update]:
+        """The parameters that have a gradient, in order of the groups, with everything checked."""
+        if not isinstance(grads, GradStore):
+            raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
+        updates = []
+        for index, group in enumerate(self.param_groups):
+            self.checked(options_of(group))
+            for p in group["params"]:
+                grad = grads.get(p)
+                if grad is None:
+                    continue
+                g, x = grad.data, p.data
+                if g.shape != x.shape:
+                    raise ValueError(f"parameter {self._names[p.id]} has shape {p.shape}, its gradient {grad.shape}")
+                if g.dtype != x.dtype:
+                    raise TypeError(f"parameter {self._names[p.id]} has dtype {p.dtype}, its gradient {grad.dtype}")
+                if grad.device is not p.device:
+                    raise ValueError(f"parameter {self._names[p.id]} is on {p.device}, its gradient on {grad.device}")
+                updates.append(Update(index, p, g if g.flags.c_contiguous else p.device.kernels.contiguous(g)))
+        return updates
+
+    def _state_of(self, p: Tensor) -> ParamState:
+        """The state of ``p``, made at its first update, made again when ``p`` has gone to another dtype or device."""
+        state = self.state.get(p._id)
+        kernels, x = p.device.kernels, p.data
+        if state is None:
+            state = ParamState(p.device, 0, {name: kernels.zeros(x.shape, x.dtype) for name in self.state_arrays})
+        for name, array in state.arrays.items():
+            if array.shape != x.shape:
+                raise ValueError(
+                    f"parameter {self._names[p.id]} now has shape {p.shape}, its {name} {tuple(array.shape)}; "
+                    "after a change of shape make a new optimizer, or reset() this one"
+                )
+        arrays = state.arrays
+        if state.device is not p.device:
+            host = state.device.kernels.to_host
+            arrays = {name: kernels.from_host(host(array)) for name, array in arrays.items()}
+        if any(array.dtype != x.dtype for array in arrays.values()):
+            arrays = {name: array.astype(x.dtype) for name, array in arrays.items()}
+        if arrays is not state.arrays:
+            state = ParamState(p.device, state.step, arrays)
+        self.state[p._id] = state
+        return state
+
+    # ------------------------------------------------------------------ saving and resuming
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """All that an exact resume needs, copied: arrays for safetensors, and the rest as JSON.
+
+        Arrays are named ``exp_avg.<parameter>``: the parameter's name, or its position if it was given without one.
+        """
+        arrays: Arrays = {}
+        steps: dict[str, int] = {}
+        groups = []
+        for group in self.param_groups:
+            names = [self._names[p.id] for p in group["params"]]
+            groups.append({**self.checked(options_of(group)), "params": names})
+            for name, p in zip(names, group["params"], strict=True):
+                state = self.state.get(p.id)
+                if state is not None:
+                    steps[name] = state.step
+                    for kind, array in state.arrays.items():
+                        arrays[f"{kind}.{name}"] = np.array(state.device.kernels.to_host(array))
+        meta = {"optimizer": type(self).__name__, "timestep": self.timestep, "steps": steps, "param_groups": groups}
+        return arrays, meta
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned, options of groups included: ``optimizer.load_state_dict(*saved)``.
+
+        Raises ValueError, naming everything that does not match, before anything is changed.
+        """
+        problems = saved_state.mismatches(self, arrays, meta)
+        if problems:
+            shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
+            raise ValueError("the saved optimizer state does not fit:\n  " + "\n  ".join(shown))
+        params = {self._names[p.id]: p for group in self.param_groups for p in group["params"]}
+        self.reset()
+        self.timestep = meta["timestep"]
+        for group, saved in zip(self.param_groups, meta["param_groups"], strict=True):
+            group.update(self.checked(options_of(saved)))
+        for name, step in meta["steps"].items():
+            p = params[name]
+            copies = {
+                kind: p.device.kernels.from_host(np.array(arrays[f"{kind}.{name}"], p.dtype, order="C"))
+                for kind in self.state_arrays
+            }
+            self.state[p._id] = ParamState(p.device, step, copies)
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}("]
+        for i, group in enumerate(self.param_groups):
+            options = ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")
+            lines.append(f"  group {i}: {len(group['params'])} parameters, {options}")
+        return "\n".join([*lines, ")"])
+
+
+def decay_groups(params: Iterable[Named], weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups: weight decay for matrices (ndim >= 2, embeddings too), none for biases and norm weights.
+
+    ``params`` are tensors or pairs (name, tensor), as ``module.named_parameters()`` gives; those that do not require
+    grad are left out.
+    """
+    entries = [(entry[1] if isinstance(entry, tuple) else entry, entry) for entry in params]
+    trained = [(p.ndim >= 2, entry) for p, entry in entries if p.requires_grad]
+    return [
+        {"params": [entry for decays, entry in trained if decays], "weight_decay": weight_decay},
+        {"params": [entry for decays, entry in trained if not decays], "weight_decay": 0.0},
+    ]
+
+
+def check_range(value: Any, name: str, low: float, below: float = math.inf) -> float:
+    """``value`` as a float. Raises ValueError unless it is a number with low <= value < below."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value < below:
+        wanted = "a finite number" if below == math.inf else f"a number below {below:g} and"
+        raise ValueError(f"{name} is {value!r}, expected {wanted} >= {low:g}")
+    return float(value)
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters."""
+    return {k: v for k, v in group.items() if k != "params"}
+
+
+def _label(name: str | None, i: int) -> str:
+    return f"parameter {i}" if name is None else f"parameter {name!r}"
+
+
+def _ordered(params: Any) -> Any:
+    if isinstance(params, set | frozenset):
+        raise TypeError("params is a set, whose order changes from run to run; pass a list")
+    return params

@@ -1,0 +1,210 @@
+"""GradAccumulator: means over windows, nothing aliased, nothing half done, windows that are saved or cut short."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minigrad.grad_store import GradStore
+from minigrad.optim import GradAccumulator
+from minigrad.tensor import Tensor
+
+
+def make_params() -> list[Tensor]:
+    return [Tensor(np.zeros(s, np.float32), requires_grad=True) for s in ((3,), (2, 4), ())]
+
+
+def make_grads(params: list[Tensor], seed: int, skip: tuple[int, ...] = ()) -> GradStore:
+    rng = np.random.default_rng(seed)
+    grads = GradStore()
+    for i, p in enumerate(params):
+        g = np.asarray(rng.standard_normal(p.shape), np.float32)
+        if i not in skip:
+            grads.insert(p, Tensor(g))
+    return grads
+
+
+def mean(p: Tensor, stores: list[GradStore]) -> np.ndarray:
+    present = [store[p].data for store in stores if p in store]
+    return np.asarray(sum(g.astype(np.float64) for g in present) / len(stores))
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.booleans())
+def test_returns_the_means_of_each_window(n: int, windows: int, take: bool) -> None:
+    params = make_params()
+    accumulator = GradAccumulator(n)
+    for window in range(windows):
+        stores = [make_grads(params, 10 * window + i) for i in range(n)]
+        copies = [make_grads(params, 10 * window + i) for i in range(n)]
+        for i, store in enumerate(stores):
+            assert accumulator.current_step == i
+            result = accumulator.accumulate(store, float(i), take=take)
+            assert (result is None) == (i < n - 1)
+        assert accumulator.current_step == 0
+        assert result is not None
+        grads, loss = result
+        assert loss == (n - 1) / 2
+        for p in params:
+            # n additions and a scaling in float32.
+            np.testing.assert_allclose(grads[p].data, mean(p, copies), rtol=0, atol=(n + 1) * 4 * 2.0**-24)
+
+
+def test_one_batch_in_pieces_gives_the_gradient_of_the_whole() -> None:
+    w = Tensor(np.ones((3, 2)), requires_grad=True)
+    x = np.random.default_rng(0).standard_normal((8, 3))
+    whole = ((Tensor(x) @ w) * (Tensor(x) @ w)).mean()
+    accumulator = GradAccumulator(4)
+    for piece in np.split(x, 4):
+        loss = ((Tensor(piece) @ w) * (Tensor(piece) @ w)).mean()
+        result = accumulator.accumulate(loss.backward(), loss)  # type: ignore[arg-type]  # a scalar tensor is a number
+    assert result is not None
+    np.testing.assert_allclose(result[0][w].data, whole.backward()[w].data, rtol=1e-12)
+    assert result[1] == pytest.approx(whole.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_callers_gradients_are_read_only_to_it(n: int) -> None:
+    params = make_params()
+    accumulator = GradAccumulator(n)
+    stores = [make_grads(params, i) for i in range(n)]
+    for store in stores:
+        result = accumulator.accumulate(store, 0.0)
+    assert result is not None
+    for i, store in enumerate(stores):
+        for p, fresh in zip(params, make_grads(params, i).values(), strict=True):
+            np.testing.assert_array_equal(store[p].data, fresh.data)
+            assert not np.shares_memory(store[p].data, result[0][p].data)
+
+
+def test_returned_gradients_do_not_change_with_the_next_window() -> None:
+    params = make_params()
+    accumulator = GradAccumulator(2)
+    accumulator.accumulate(make_grads(params, 0), 0.0)
+    result = accumulator.accumulate(make_grads(params, 1), 0.0)
+    assert result is not None
+    before = [g.data.copy() for g in result[0].values()]
+    for seed in (2, 3, 4):
+        accumulator.accumulate(make_grads(params, seed), 0.0)
+    for g, b in zip(result[0].values(), before, strict=True):
+        np.testing.assert_array_equal(g.data, b)
+
+
+def test_take_spares_the_copy() -> None:
+    params = make_params()
+    store = make_grads(params, 0)
+    result = GradAccumulator(1).accumulate(store, 0.0, take=True)
+    assert result is not None
+    assert result[0][params[1]].data is store[params[1]].data
+
+
+def test_a_parameter_without_a_gradient_counts_with_zero() -> None:
+    params = make_params()
+    stores = [make_grads(params, i, skip) for i, skip in enumerate([(1,), (1, 2), (1, 0)])]
+    accumulator = GradAccumulator(3)
+    for store in stores:
+        result = accumulator.accumulate(store, 1.0)
+    assert result is not None
+    assert params[1] not in result[0]
+    for p in (params[0], params[2]):
+        np.testing.assert_allclose(result[0][p].data, mean(p, stores), rtol=1e-6)
+
+
+def test_flush_averages_what_there_is() -> None:
+    params = make_params()
+    accumulator = GradAccumulator(4)
+    assert accumulator.flush() is None
+    stores = [make_grads(params, i) for i in range(3)]
+    for loss, store in zip((1.0, 2.0, 6.0), stores, strict=True):
+        accumulator.accumulate(store, loss)
+    result = accumulator.flush()
+    assert result is not None
+    assert result[1] == 3.0
+    for p in params:
+        np.testing.assert_allclose(result[0][p].data, mean(p, stores), rtol=1e-5, atol=1e-7)
+    assert (accumulator.current_step, accumulator.flush()) == (0, None)
+
+
+def test_reset_drops_the_window() -> None:
+    params = make_params()
+    accumulator = GradAccumulator(2)
+    accumulator.accumulate(make_grads(params, 0), 100.0)
+    accumulator.reset()
+    assert accumulator.current_step == 0
+    accumulator.accumulate(make_grads(params, 1), 1.0)
+    result = accumulator.accumulate(make_grads(params, 1), 1.0)
+    assert result is not None
+    assert result[1] == 1.0
+    np.testing.assert_array_equal(result[0][params[0]].data, make_grads(params, 1).values()[0].data)
+
+
+def test_a_refused_micro_batch_changes_nothing() -> None:
+    params = make_params()
+    accumulator = GradAccumulator(3)
+    accumulator.accumulate(make_grads(params, 0), 1.0)
+    before, meta = accumulator.state_dict(params)
+    for bad in (np.zeros((4, 2), np.float32), np.zeros((2, 4), np.float64)):
+        store = make_grads(params, 1)
+        store.insert(params[1], Tensor(bad))
+        with pytest.raises(ValueError, match=rf"tensor {int(params[1].id)} has shape .* this window it had \(2, 4\)"):
+            accumulator.accumulate(store, 1.0)
+    with pytest.raises(ValueError, match="could not convert"):
+        accumulator.accumulate(make_grads(params, 1), "low")  # type: ignore[arg-type]
+    after, meta_after = accumulator.state_dict(params)
+    assert meta_after == meta
+    assert {k: v.tobytes() for k, v in after.items()} == {k: v.tobytes() for k, v in before.items()}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_window_resumes_bit_for_bit_in_another_process(named: bool) -> None:
+    def entries(params: list[Tensor]) -> list[Any]:
+        return [(f"p{i}", p) for i, p in enumerate(params)] if named else params
+
+    params, again = make_params(), make_params()  # other ids, as in another process
+    accumulator, resumed = GradAccumulator(3), GradAccumulator(3)
+    for i in range(2):
+        accumulator.accumulate(make_grads(params, i, skip=(2,)), 0.1 * i)
+    arrays, meta = accumulator.state_dict(entries(params))
+    kept = {name: array.copy() for name, array in arrays.items()}
+    result = accumulator.accumulate(make_grads(params, 2), 0.7)
+    resumed.load_state_dict(arrays, json.loads(json.dumps(meta)), entries(again))
+    assert resumed.current_step == 2
+    same = resumed.accumulate(make_grads(again, 2), 0.7)
+    assert result is not None
+    assert same is not None
+    assert same[1] == result[1]
+    for p, q in zip(params, again, strict=True):
+        np.testing.assert_array_equal(result[0][p].data, same[0][q].data)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, kept[name])
+
+
+def test_a_window_that_does_not_fit_is_refused() -> None:
+    params = make_params()
+    accumulator = GradAccumulator(2)
+    accumulator.accumulate(make_grads(params, 0), 1.0)
+    arrays, meta = accumulator.state_dict(params)
+    with pytest.raises(ValueError, match="not among the 1 params"):
+        accumulator.state_dict(params[:1])
+    fresh = GradAccumulator(2)
+    for bad_arrays, bad_meta, message in [
+        (arrays, {**meta, "accum_steps": 3}, "accum_steps 3, this one 2"),
+        (arrays, {**meta, "current_step": 2}, "current_step is 2, expected an integer from 0 to 1"),
+        (arrays, {**meta, "loss_sum": "1"}, "loss_sum is '1'"),
+        ({"grad.7": arrays["grad.0"]}, meta, "array 'grad.7' belongs to none of the 3 params"),
+        ({"grad.1": arrays["grad.0"]}, meta, r"array 'grad.1' has shape \(3,\), float32; its parameter has \(2, 4\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            fresh.load_state_dict(bad_arrays, bad_meta, params)
+        assert (fresh.current_step, fresh.flush()) == (0, None)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.0, True])
+def test_the_number_of_steps_is_checked(n: Any) -> None:
+    with pytest.raises(ValueError, match="accum_steps is .*, expected an integer >= 1"):
+        GradAccumulator(n)
+    assert GradAccumulator(3).accum_steps == 3
