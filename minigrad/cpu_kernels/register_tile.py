@@ -1,0 +1,359 @@
+"""The inner loop of every matrix product on the CPU: a tile of the result that lives in registers.
+
+How a fast matrix product works (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
+``y = a @ b`` does ``depth`` multiply-adds per element of y. A core can start two vector multiply-adds per cycle but
+load only about two vectors per cycle, so each loaded value must be used several times, and the sums must stay in
+registers:
+
+    one tile of y:  TILE_ROWS x 2 vectors of accumulators           (8 x 32 floats with AVX-512: 16 of the 32 registers)
+    one step of k:  load 2 vectors of b, broadcast TILE_ROWS scalars of a, TILE_ROWS x 2 fused multiply-adds
+
+That is ``multiply_tile``. It is written in LLVM's intermediate language because Python code cannot promise that the
+accumulators stay in registers; everything around it is ordinary Numba.
+
+The tile wants its operands in the order in which it walks them:
+
+    b in *panels*:  as many columns as the tile is wide, row after row, so that each step reads the next cache lines.
+        b = [ panel 0 | panel 1 | ... ]      packed:  panel 0 row 0, panel 0 row 1, ..., panel 1 row 0, ...
+    a row-major as it is, or in *row tiles* (TILE_ROWS rows, column after column) where it is transposed in memory.
+
+Packing copies a cache-sized block, which is then used many times; padding it with zeros also makes every tile full, so
+the tile needs no variants for the edges of a matrix. A transposed operand costs a different packing loop and nothing
+else.
+
+Pointers stand for strided operands: an array type says C, Fortran or any order, and Numba would compile every
+combination anew. All strides count elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic
+
+from .jit import inline, kernel
+
+
+def _cpu_has(feature: str) -> bool:
+    """Whether the CPU that Numba compiles for has a feature (``NUMBA_CPU_FEATURES`` overrides the host's)."""
+    features = numba.config.CPU_FEATURES
+    return f"+{feature}" in (get_host_cpu_features() if features is None else features).split(",")
+
+
+# The rows x 2 accumulators, two vectors of b and one of a must fit the 32 (AVX-512, ARM) or 16 registers.
+if _cpu_has("avx512f"):
+    VECTOR_BYTES, TILE_ROWS = 64, 8
+elif _cpu_has("avx2"):
+    VECTOR_BYTES, TILE_ROWS = 32, 6
+else:
+    VECTOR_BYTES, TILE_ROWS = 16, 8 if _cpu_has("neon") else 6
+TILE_VECTORS = 2
+TILE_BYTES = TILE_VECTORS * VECTOR_BYTES
+CACHE_LINE = 64
+
+INT32, INT64 = ir.IntType(32), ir.IntType(64)
+
+
+# ---------------------------------------------------------------- pointers
+
+
+@intrinsic
+def pointer(_: Any, array: Any) -> Any:
+    """The address of an array's first element. The caller keeps the array alive."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.make_array(array)(context, builder, arguments[0]).data
+
+    return types.CPointer(array.dtype)(array), generate
+
+
+@intrinsic
+def advance(_: Any, address: Any, count: Any) -> Any:
+    """The pointer ``count`` elements further on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return address(address, types.int64), generate
+
+
+def _lanes(address: Any) -> int:
+    return int(VECTOR_BYTES * 8 // address.dtype.bitwidth)
+
+
+@intrinsic
+def vector_lanes(_: Any, address: Any) -> Any:
+    """Elements of the pointed-to type in one vector; a constant."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return INT64(_lanes(address))
+
+    return types.int64(address), generate
+
+
+@inline
+def tile_columns(address):
+    """Columns of a tile of the pointed-to type, which is also the width of a panel; a constant."""
+    return TILE_VECTORS * vector_lanes(address)
+
+
+@inline
+def round_up(n, multiple):
+    return (n + multiple - 1) // multiple * multiple
+
+
+@kernel
+def aligned_empty(count, like):
+    """An uninitialised 1-d array of ``like``'s dtype that starts on a cache line: an unaligned vector straddles two."""
+    spare = CACHE_LINE // like.itemsize
+    buffer = np.empty(count + spare, like.dtype)
+    skip = (-buffer.ctypes.data % CACHE_LINE) // like.itemsize
+    return buffer[skip : skip + count]
+
+
+@intrinsic
+def keep_alive(_: Any, array: Any) -> Any:
+    """Use ``array`` once more: Numba frees an array after its last use, and does not see the uses of its pointers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(array), generate
+
+
+@intrinsic
+def not_inlined(_: Any) -> Any:
+    """Keep LLVM from inlining the kernel that calls this: each copy of a large kernel costs compile time."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+# ---------------------------------------------------------------- the tile
+
+
+class _Vectors:
+    """Emits loads and stores of vectors of one element type, as long as the CPU's unless ``lanes`` says otherwise."""
+
+    def __init__(self, builder: Any, context: Any, element: Any, lanes: int | None = None) -> None:
+        self.builder = builder
+        self.element_bytes = element.bitwidth // 8
+        self.lanes = lanes or VECTOR_BYTES // self.element_bytes
+        self.scalar = context.get_data_type(element)
+        self.type = ir.VectorType(self.scalar, self.lanes)
+
+    def load(self, address: Any, offset: Any) -> Any:
+        source = self.builder.bitcast(self.builder.gep(address, [offset]), self.type.as_pointer())
+        return self.builder.load(source, align=self.element_bytes)
+
+    def store(self, value: Any, address: Any, offset: Any) -> None:
+        target = self.builder.bitcast(self.builder.gep(address, [offset]), self.type.as_pointer())
+        self.builder.store(value, target, align=self.element_bytes)
+
+    def broadcast(self, address: Any, offset: Any) -> Any:
+        scalar = self.builder.load(self.builder.gep(address, [offset]), align=self.element_bytes)
+        undefined = ir.Constant(self.type, ir.Undefined)
+        first = self.builder.insert_element(undefined, scalar, INT32(0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(INT32, self.lanes), None))
+
+    def zero(self) -> Any:
+        return ir.Constant(self.type, None)
+
+    def multiply_add(self) -> Any:
+        """The function a * b + c on vectors; one instruction, rounded once, where the CPU has it."""
+        name = f"llvm.fmuladd.v{self.lanes}f{self.element_bytes * 8}"
+        function_type = ir.FunctionType(self.type, [self.type] * 3)
+        return cgutils.get_or_insert_function(self.builder.module, function_type, name)
+
+
+@intrinsic
+def multiply_tile(
+    _: Any, depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any
+) -> Any:
+    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < tile_columns(y), k < depth.
+
+    ``b`` is one packed panel. ``a`` has the strides ``a_row`` and ``a_column``; rows of ``y`` and ``start`` are
+    contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one row (stride 0) of zeros or
+    biases.
+    Sums run over k in order, so an element's bits do not depend on the tile it falls into.
+    """
+    integer = types.int64
+    signature = types.void(integer, a, integer, integer, b, start, integer, y, integer)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        depth, a, a_row, a_column, b, start, start_row, y, y_row = arguments
+        vectors = _Vectors(builder, context, signature.args[1].dtype)
+        multiply_add = vectors.multiply_add()
+        rows, columns = range(TILE_ROWS), range(TILE_VECTORS)
+        a_offsets = [builder.mul(a_row, INT64(r)) for r in rows]
+
+        before = builder.block
+        loop = builder.append_basic_block("tile.loop")
+        done = builder.append_basic_block("tile.done")
+        builder.cbranch(builder.icmp_signed(">", depth, INT64(0)), loop, done)
+
+        builder.position_at_end(loop)
+        k = builder.phi(INT64)
+        a_k = builder.phi(a.type)
+        b_k = builder.phi(b.type)
+        sums = [[builder.phi(vectors.type) for _ in columns] for _ in rows]
+        b_vectors = [vectors.load(b_k, INT64(c * vectors.lanes)) for c in columns]
+        next_sums = []
+        for r in rows:
+            a_value = vectors.broadcast(a_k, a_offsets[r])
+            next_sums.append([builder.call(multiply_add, [a_value, b_vectors[c], sums[r][c]]) for c in columns])
+        next_k = builder.add(k, INT64(1))
+        for phi, first, following in (
+            (k, INT64(0), next_k),
+            (a_k, a, builder.gep(a_k, [a_column])),
+            (b_k, b, builder.gep(b_k, [INT64(TILE_VECTORS * vectors.lanes)])),
+        ):
+            phi.add_incoming(first, before)
+            phi.add_incoming(following, loop)
+        for r in rows:
+            for c in columns:
+                sums[r][c].add_incoming(vectors.zero(), before)
+                sums[r][c].add_incoming(next_sums[r][c], loop)
+        builder.cbranch(builder.icmp_signed("<", next_k, depth), loop, done)
+
+        builder.position_at_end(done)
+        totals = [[builder.phi(vectors.type) for _ in columns] for _ in rows]
+        for r in rows:
+            for c in columns:
+                totals[r][c].add_incoming(vectors.zero(), before)
+                totals[r][c].add_incoming(next_sums[r][c], loop)
+        for r in rows:
+            for c in columns:
+                offset = INT64(c * vectors.lanes)
+                first = vectors.load(start, builder.add(builder.mul(start_row, INT64(r)), offset))
+                total = builder.fadd(first, totals[r][c])
+                vectors.store(total, y, builder.add(builder.mul(y_row, INT64(r)), offset))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+# ---------------------------------------------------------------- packing
+
+
+@intrinsic
+def copy_vector(_: Any, x: Any, y: Any) -> Any:
+    """Copy one vector from x to y."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = _Vectors(builder, context, signature.args[0].dtype)
+        vectors.store(vectors.load(arguments[0], INT64(0)), arguments[1], INT64(0))
+        return context.get_dummy_value()
+
+    return types.void(x, y), generate
+
+
+@intrinsic
+def copy_row_tile_column(_: Any, x: Any, y: Any) -> Any:
+    """Copy TILE_ROWS elements from x to y."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = _Vectors(builder, context, signature.args[0].dtype, TILE_ROWS)
+        vectors.store(vectors.load(arguments[0], INT64(0)), arguments[1], INT64(0))
+        return context.get_dummy_value()
+
+    return types.void(x, y), generate
+
+
+@intrinsic
+def transpose_vectors(_: Any, x: Any, x_row: Any, y: Any, y_row: Any) -> Any:
+    """Transpose a square of vector_lanes x vector_lanes elements in registers: y[j, i] = x[i, j]; rows are contiguous.
+
+    log2(lanes) rounds of swaps. Round s takes each pair of vectors whose indices differ in bit s and exchanges the
+    off-diagonal halves of its 2 x 2 blocks of size s; after all rounds, bit s of row and column have changed places for
+    every s, which is a transposition.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, x_row, y, y_row = arguments
+        vectors = _Vectors(builder, context, signature.args[0].dtype)
+        lanes = vectors.lanes
+        rows = [vectors.load(x, builder.mul(x_row, INT64(i))) for i in range(lanes)]
+        step = 1
+        while step < lanes:
+            # Lane indices below `lanes` name the upper vector of the pair, the others the lower one.
+            keep = [j if not j & step else lanes + j - step for j in range(lanes)]
+            take = [j + step if not j & step else lanes + j for j in range(lanes)]
+            masks = [ir.Constant(ir.VectorType(INT32, lanes), mask) for mask in (keep, take)]
+            for i in range(lanes):
+                if not i & step:
+                    pair = rows[i], rows[i + step]
+                    rows[i], rows[i + step] = (builder.shuffle_vector(*pair, mask) for mask in masks)
+            step *= 2
+        for j, row in enumerate(rows):
+            vectors.store(row, y, builder.mul(y_row, INT64(j)))
+        return context.get_dummy_value()
+
+    return types.void(x, types.int64, y, types.int64), generate
+
+
+@kernel
+def _copy_padded(x, x_row, x_column, rows, columns, used, y, y_row):
+    """y[:rows, :columns] = x[:rows, :used] padded with zeros, element by element; the columns of y are contiguous."""
+    not_inlined()
+    for i in range(rows):
+        for j in range(columns):
+            y[i * y_row + j] = x[i * x_row + j * x_column] if j < used else 0
+
+
+@kernel
+def pack_panels(b, b_row, b_column, depth, width, packed):
+    """Copy b[:depth, :width] into panels; the last one is padded with zero columns.
+
+    ``packed`` has room for round_up(width, tile_columns) * depth elements; the panel of column j starts at j * depth.
+    Columns are handled a vector at a time: copied where rows are contiguous, transposed in registers where columns are.
+    """
+    not_inlined()
+    lanes = vector_lanes(b)
+    n = tile_columns(b)
+    for j in range(0, round_up(width, n), lanes):
+        source = advance(b, j * b_column)
+        target = advance(packed, j // n * n * depth + j % n)
+        used = min(lanes, width - j)
+        done = 0
+        if used == lanes and b_column == 1:
+            for k in range(depth):
+                copy_vector(advance(source, k * b_row), advance(target, k * n))
+            done = depth
+        elif used == lanes and b_row == 1:
+            done = depth // lanes * lanes
+            for k in range(0, done, lanes):
+                transpose_vectors(advance(source, k), b_column, advance(target, k * n), n)
+        if done < depth:
+            rest, packed_rest = advance(source, done * b_row), advance(target, done * n)
+            _copy_padded(rest, b_row, b_column, depth - done, lanes, used, packed_rest, n)
+
+
+@kernel
+def pack_row_tiles(a, a_row, a_column, rows, depth, packed):
+    """Copy a[:rows, :depth] into tiles of TILE_ROWS rows, column after column; the last is padded with zero rows.
+
+    ``packed`` has room for round_up(rows, TILE_ROWS) * depth elements; the tile of row i starts at i * depth and has
+    the strides a_row = 1, a_column = TILE_ROWS.
+    """
+    not_inlined()
+    done = 0
+    if a_row == 1:  # a is transposed in memory: walk along its contiguous direction
+        done = rows // TILE_ROWS * TILE_ROWS
+        for k in range(depth):
+            source, target = advance(a, k * a_column), advance(packed, k * TILE_ROWS)
+            for i in range(0, done, TILE_ROWS):
+                copy_row_tile_column(advance(source, i), advance(target, i * depth))
+    for i in range(done, rows, TILE_ROWS):
+        source, target = advance(a, i * a_row), advance(packed, i * depth)
+        _copy_padded(source, a_column, a_row, depth, TILE_ROWS, min(TILE_ROWS, rows - i), target, TILE_ROWS)

@@ -1,0 +1,145 @@
+"""``task_kernel``: a serial kernel that is run as several tasks on the thread pool, without being compiled five times.
+
+Numba compiles a ``prange`` loop through four nested wrappers, and links and optimises everything that the loop calls
+anew in each of them: most of the compile time of a large kernel. Here one ``prange`` loop, compiled once for the whole
+library, calls any kernel through a pointer, and the kernel itself is compiled once, as serial code:
+
+    @task_kernel
+    def _scale(task, tasks, x, factor):                       # handles its share of the work: part `task` of `tasks`
+        for i in range(task * len(x) // tasks, (task + 1) * len(x) // tasks):
+            x[i] *= factor
+
+    _scale.launch(x.dtype, 4, x, 2.0)
+
+The arguments travel in a *frame*, a block of memory that holds the kernel's address and the arguments' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from .jit import kernel, parallel_kernel
+
+FRAME_BYTES = 4096
+INT64 = ir.IntType(64)
+# int64 entry(frame, task, tasks): 1 if the kernel failed
+ENTRY_TYPE = ir.FunctionType(INT64, [INT64] * 3)
+
+
+@intrinsic
+def _fill_frame(_: Any, frame: Any, address: Any, arguments: Any) -> Any:
+    """Store the kernel's address and arguments in the frame; returns the address of their entry function.
+
+    Arrays are stored as borrowed memory, without the reference count of this call: the caller keeps them alive.
+    """
+    if not isinstance(arguments, types.BaseTuple):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        frame_array, address, packed = values
+        frame_type = ir.LiteralStructType([INT64, packed.type])
+        if context.get_abi_sizeof(frame_type) > FRAME_BYTES:
+            raise ValueError(f"the arguments of a task kernel need more than {FRAME_BYTES} bytes")
+        borrowed = []
+        for type_, value in zip(arguments.types, cgutils.unpack_tuple(builder, packed), strict=True):
+            if isinstance(type_, types.Array):
+                array = context.make_array(type_)(context, builder, value)
+                array.meminfo = cgutils.get_null_value(array.meminfo.type)
+                array.parent = cgutils.get_null_value(array.parent.type)
+                value = array._getvalue()
+            borrowed.append(value)
+        target = builder.bitcast(context.make_array(frame)(context, builder, frame_array).data, frame_type.as_pointer())
+        content = cgutils.pack_array if isinstance(packed.type, ir.ArrayType) else cgutils.pack_struct
+        builder.store(address, cgutils.gep_inbounds(builder, target, 0, 0))
+        builder.store(content(builder, borrowed), cgutils.gep_inbounds(builder, target, 0, 1))
+        entry = _emit_entry(context, builder.module, frame_type, arguments.types)
+        return builder.ptrtoint(entry, INT64)
+
+    return types.int64(frame, types.int64, arguments), generate
+
+
+def _emit_entry(context: Any, module: Any, frame_type: Any, argument_types: Any) -> Any:
+    """A function that unpacks a frame and calls the kernel as Numba does: status f(result*, exception**, *arguments)."""
+    entry = ir.Function(module, ENTRY_TYPE, module.get_unique_name("minigrad.task.entry"))
+    entry.linkage = "internal"
+    builder = ir.IRBuilder(entry.append_basic_block())
+    frame, task, tasks = entry.args
+    source = builder.inttoptr(frame, frame_type.as_pointer())
+    address, packed = (builder.load(cgutils.gep_inbounds(builder, source, 0, i)) for i in range(2))
+    parameter_types = (types.int64, types.int64, *argument_types)
+    values = (task, tasks, *cgutils.unpack_tuple(builder, packed))
+
+    convention = context.call_conv
+    kernel_type = convention.get_function_type(types.none, parameter_types)
+    result, exception = (cgutils.alloca_once(builder, pointer.pointee) for pointer in kernel_type.args[:2])
+    flat = convention._get_arg_packer(parameter_types).as_arguments(builder, values)
+    status = builder.call(builder.inttoptr(address, kernel_type.as_pointer()), [result, exception, *flat])
+    builder.ret(builder.zext(cgutils.is_not_null(builder, status), INT64))
+    return entry
+
+
+@kernel
+def _prepare(frame, address, arguments):
+    return _fill_frame(frame, address, arguments)
+
+
+@intrinsic
+def _enter(_: Any, entry: Any, frame: Any, task: Any, tasks: Any) -> Any:
+    """Call an entry function."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.call(builder.inttoptr(values[0], ENTRY_TYPE.as_pointer()), values[1:])
+
+    return types.int64(*[types.int64] * 4), generate
+
+
+@parallel_kernel
+def _run(entry, frame, tasks):
+    failures = 0
+    address = frame.ctypes.data
+    for task in numba.prange(tasks):
+        failures += _enter(entry, address, np.int64(task), tasks)
+    return failures
+
+
+class TaskKernel:
+    """A kernel ``fn(task, tasks, *arguments)``; what it writes must not depend on how many tasks share the work."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._kernel = kernel(fn)
+        self._addresses: dict[Hashable, int] = {}
+        self.__doc__ = fn.__doc__
+
+    def launch(self, key: Hashable, tasks: int, *arguments: Any) -> None:
+        """Run ``tasks`` tasks on the pool; a single one in the calling thread.
+
+        ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types.
+        """
+        if tasks == 1:
+            self._kernel(0, 1, *arguments)
+            return
+        address = self._addresses.get(key)
+        if address is None:
+            address = self._addresses[key] = self._compile(arguments)
+        frame = np.empty(FRAME_BYTES, np.uint8)
+        entry = _prepare(frame, address, arguments)
+        if _run(entry, frame, tasks):
+            raise MemoryError(f"{self._kernel.__name__}: no memory for the kernel's workspace")
+
+    def _compile(self, arguments: tuple[Any, ...]) -> int:
+        signature = (types.int64, types.int64, *map(numba.typeof, arguments))
+        self._kernel.compile(signature)
+        compiled = self._kernel.overloads[signature]
+        return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+def task_kernel(fn: Callable[..., Any]) -> TaskKernel:
+    """Compile ``fn(task, tasks, *arguments)`` so that ``fn.launch(key, tasks, *arguments)`` runs it in parallel."""
+    return TaskKernel(fn)
