@@ -1,0 +1,143 @@
+"""Batches of token windows: random ones to train on, fixed ones to evaluate on.
+
+A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y`` the T that follow each of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ..cpu_kernels import random
+from .errors import DataError
+
+Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+# Mixed into the seed, so that the windows do not share random numbers with weights or dropout of the same seed.
+_STREAM = 0x6D69_6E69_6261_7463  # "minibatc"
+
+
+class RandomBatches:
+    """Uniformly random windows, drawn with replacement; batch `step` is a pure function of ``(seed, step)``.
+
+    Nothing is remembered between calls: a resumed run needs only its step, and any batch can be drawn again.
+
+    Args:
+        tokens: ``(N,)`` integers, N > T; any integer dtype, also a memory map.
+        batch_size: B, windows per batch.
+        block_size: T, tokens per window.
+        seed: non-negative, below 2**64.
+
+    Raises:
+        DataError: the tokens are too few, or an argument is out of range.
+    """
+
+    def __init__(self, tokens: npt.NDArray[Any], batch_size: int, block_size: int, seed: int) -> None:
+        self._windows = _windows(tokens, batch_size, block_size, "training")
+        if not 0 <= seed < 2**64:
+            raise DataError(f"seed must be in [0, 2**64), got {seed}")
+        self.batch_size = batch_size
+        self.block_size = block_size
+        self.seed = seed
+
+    def batch(self, step: int) -> Batch:
+        """Batch number `step` (0 or more): ``x`` and ``y``, int64 ``(B, T)``; ``y[:, t]`` follows ``x[:, t]``."""
+        if step < 0:
+            raise DataError(f"step must not be negative, got {step}")
+        starts = random.integers(0, len(self._windows), (self.batch_size,), self.seed ^ _STREAM, step)
+        return _split(self._windows[starts])
+
+
+class FixedBatches:
+    """The same windows in the same order each time, to evaluate on; iterable, ``len()`` is the number of batches.
+
+    Args:
+        tokens: ``(N,)`` integers, N > T.
+        batch_size: B.
+        block_size: T.
+        max_batches: None covers the tokens by adjacent windows (the rest, shorter than a window, is left out) and the
+            last batch may hold fewer than B. A number takes that many batches at most, spread evenly over the tokens.
+
+    Raises:
+        DataError: the tokens are too few, or an argument is out of range.
+    """
+
+    def __init__(
+        self, tokens: npt.NDArray[Any], batch_size: int, block_size: int, max_batches: int | None = None
+    ) -> None:
+        self._windows = _windows(tokens, batch_size, block_size, "validation")
+        if max_batches is not None and max_batches < 1:
+            raise DataError(f"max_batches must be at least 1, got {max_batches}")
+        self.batch_size = batch_size
+        starts = np.arange(0, len(self._windows), block_size)
+        if max_batches is not None and max_batches * batch_size < len(starts):
+            count = max_batches * batch_size
+            starts = starts[np.arange(count) * len(starts) // count]
+        self._starts = starts
+
+    def __len__(self) -> int:
+        return -(-len(self._starts) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for first in range(0, len(self._starts), self.batch_size):
+            yield _split(self._windows[self._starts[first : first + self.batch_size]])
+
+
+def train_val_split(
+    tokens: npt.NDArray[Any], val_fraction: float = 0.1, block_size: int = 1
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Split a text in two, without copying: training part first, validation part the last ``int(N * val_fraction)``.
+
+    Raises:
+        DataError: a part would be shorter than one window of `block_size` + 1 tokens.
+    """
+    _check_fraction(val_fraction)
+    n_val = int(len(tokens) * val_fraction)
+    n_train = len(tokens) - n_val
+    if min(n_train, n_val) < block_size + 1:
+        needed = min_tokens(block_size, val_fraction)
+        raise DataError(
+            f"{len(tokens):,} tokens split into {n_train:,} for training and {n_val:,} for validation, but a window of "
+            f"block size {block_size} takes {block_size + 1:,}: at least {needed:,} tokens are needed"
+        )
+    return tokens[:n_train], tokens[n_train:]
+
+
+def min_tokens(block_size: int, val_fraction: float = 0.1) -> int:
+    """The fewest tokens whose two parts, as `train_val_split` makes them, hold one window each."""
+    _check_fraction(val_fraction)
+    enough = int((block_size + 1) / min(val_fraction, 1 - val_fraction)) + 2
+    # The shorter part never shrinks as n grows, so the exact rule, with its rounding, can be bisected.
+    return bisect.bisect_left(
+        range(enough), block_size + 1, key=lambda n: min(int(n * val_fraction), n - int(n * val_fraction))
+    )
+
+
+def _check_fraction(val_fraction: float) -> None:
+    if not 0 < val_fraction < 1:
+        raise DataError(f"val_fraction must lie between 0 and 1, got {val_fraction}")
+
+
+def _windows(tokens: npt.NDArray[Any], batch_size: int, block_size: int, part: str) -> npt.NDArray[Any]:
+    """All windows ``(N - T, T + 1)`` as a view."""
+    if batch_size < 1 or block_size < 1:
+        raise DataError(f"batch_size and block_size must be at least 1, got {batch_size} and {block_size}")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise DataError(f"tokens must be a row of integers, got shape {tokens.shape} of {tokens.dtype}")
+    if len(tokens) < block_size + 1:
+        raise DataError(
+            f"the {part} part has {len(tokens):,} tokens, a window of block size {block_size} takes "
+            f"{block_size + 1:,}: use more text or a smaller block size"
+        )
+    return sliding_window_view(tokens, block_size + 1)
+
+
+def _split(windows: npt.NDArray[Any]) -> Batch:
+    x = windows[:, :-1].astype(np.int64, order="C")
+    y = windows[:, 1:].astype(np.int64, order="C")
+    return x, y

@@ -1,0 +1,125 @@
+"""Batches: pure in the step, shifted by one, every window reachable, evaluation fixed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minigrad.data import DataError, FixedBatches, RandomBatches, min_tokens, train_val_split
+
+TOKENS = np.arange(1000) * 7 % 1009  # all different: a token tells its place
+
+
+def test_targets_are_the_next_tokens():
+    x, y = RandomBatches(TOKENS, 5, 8, seed=1).batch(3)
+    assert x.shape == y.shape == (5, 8)
+    assert x.dtype == y.dtype == np.int64
+    assert x.flags.c_contiguous
+    assert y.flags.c_contiguous
+    places = {token: place for place, token in enumerate(TOKENS)}
+    for row_x, row_y in zip(x, y):
+        start = places[row_x[0]]
+        np.testing.assert_array_equal(row_x, TOKENS[start : start + 8])
+        np.testing.assert_array_equal(row_y, TOKENS[start + 1 : start + 9])
+
+
+def test_a_batch_depends_on_seed_and_step_only():
+    batches = RandomBatches(TOKENS, 4, 8, seed=7)
+    forward = [batches.batch(step) for step in range(6)]
+    resumed = RandomBatches(TOKENS.astype(np.uint16), 4, 8, seed=7)
+    for step in (5, 0, 3, 3):
+        for left, right in zip(forward[step], resumed.batch(step)):
+            np.testing.assert_array_equal(left, right)
+    distinct = {x.tobytes() for x, _ in forward} | {RandomBatches(TOKENS, 4, 8, seed=8).batch(0)[0].tobytes()}
+    assert len(distinct) == 7
+    RandomBatches(TOKENS, 4, 8, seed=2**64 - 1).batch(2**40)
+
+
+def test_every_window_is_reached_also_the_last():
+    tokens = np.arange(12)
+    batches = RandomBatches(tokens, 16, 4, seed=0)
+    starts = np.concatenate([batches.batch(step)[0][:, 0] for step in range(100)])
+    counts = np.bincount(starts, minlength=8)
+    assert len(counts) == 8  # windows of 5 tokens in 12
+    # 1600 draws, 200 expected of each: five standard deviations are 66.
+    assert counts.min() > 200 - 66
+    assert counts.max() < 200 + 66
+
+
+def test_the_only_window():
+    x, y = RandomBatches(np.arange(5), 2, 4, seed=0).batch(0)
+    np.testing.assert_array_equal(x, [[0, 1, 2, 3]] * 2)
+    np.testing.assert_array_equal(y, [[1, 2, 3, 4]] * 2)
+
+
+def test_the_given_tokens_are_not_aliased():
+    tokens = np.arange(5)
+    x, _ = next(iter(FixedBatches(tokens, 1, 4)))
+    x[:] = 99
+    np.testing.assert_array_equal(tokens, np.arange(5))
+
+
+@given(st.integers(2, 200), st.integers(1, 7), st.integers(1, 9))
+def test_fixed_batches_cover_the_tokens_once(n, batch_size, block_size):
+    tokens = np.arange(n)
+    if n < block_size + 1:
+        with pytest.raises(DataError, match="validation part"):
+            FixedBatches(tokens, batch_size, block_size)
+        return
+    batches = FixedBatches(tokens, batch_size, block_size)
+    found = list(batches)
+    assert len(found) == len(batches)
+    x = np.concatenate([x.reshape(-1) for x, _ in found])
+    y = np.concatenate([y.reshape(-1) for _, y in found])
+    np.testing.assert_array_equal(x, np.arange((n - 1) // block_size * block_size))
+    np.testing.assert_array_equal(y, x + 1)
+    assert all(x.shape == (batch_size, block_size) for x, _ in found[:-1])
+
+
+@given(st.integers(20, 300), st.integers(1, 5), st.integers(1, 6))
+def test_a_limited_evaluation_is_spread_evenly(n, batch_size, max_batches):
+    batches = FixedBatches(np.arange(n), batch_size, 4, max_batches)
+    found = [(x.copy(), y) for x, y in batches]
+    assert len(found) == len(batches) <= max_batches
+    starts = np.concatenate([x[:, 0] for x, _ in found])
+    available = (n - 1) // 4
+    assert len(starts) == min(available, batch_size * max_batches)
+    assert (np.diff(starts) > 0).all()
+    if len(starts) > 1:
+        gaps = np.diff(starts) // 4
+        assert gaps.max() - gaps.min() <= 1
+    for left, right in zip(found, batches):
+        np.testing.assert_array_equal(left[0], right[0])
+
+
+@given(st.integers(1, 300), st.floats(0.01, 0.99))
+def test_min_tokens_is_exactly_enough(block_size, val_fraction):
+    n = min_tokens(block_size, val_fraction)
+    train, val = train_val_split(np.arange(n), val_fraction, block_size)
+    assert min(len(train), len(val)) >= block_size + 1
+    np.testing.assert_array_equal(np.concatenate([train, val]), np.arange(n))
+    with pytest.raises(DataError, match=f"at least {n:,} tokens are needed"):
+        train_val_split(np.arange(n - 1), val_fraction, block_size)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(DataError, match=r"the training part has 8 tokens, a window of block size 8 takes 9"):
+        RandomBatches(np.arange(8), 1, 8, 0)
+    with pytest.raises(DataError, match="at least 1, got 0 and 8"):
+        RandomBatches(TOKENS, 0, 8, 0)
+    with pytest.raises(DataError, match="at least 1, got 1 and 0"):
+        FixedBatches(TOKENS, 1, 0)
+    with pytest.raises(DataError, match=r"shape \(2, 3\) of float64"):
+        RandomBatches(np.ones((2, 3)), 1, 1, 0)
+    with pytest.raises(DataError, match="max_batches"):
+        FixedBatches(TOKENS, 1, 8, 0)
+    with pytest.raises(DataError, match="step must not be negative"):
+        RandomBatches(TOKENS, 1, 8, 0).batch(-1)
+    for seed in (-1, 2**64):
+        with pytest.raises(DataError, match="seed"):
+            RandomBatches(TOKENS, 1, 8, seed)
+    for fraction in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(DataError, match="val_fraction"):
+            train_val_split(TOKENS, fraction)

@@ -1,0 +1,93 @@
+"""Characters to tokens and back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minigrad.data import CharTokenizer, DataError
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+@given(text, st.data())
+def test_round_trip(text, data):
+    tokenizer = CharTokenizer.from_text(text)
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int64
+    assert ids.shape == (len(text),)
+    assert ids.flags.writeable
+    assert tokenizer.vocab_size == len(set(text))
+    assert tokenizer.decode(ids) == text
+    assert ids.tolist() == [sorted(set(text)).index(character) for character in text]
+    other = data.draw(st.text(st.sampled_from(sorted(set(text)))))
+    assert tokenizer.decode(tokenizer.encode(other)) == other
+
+
+@given(text, st.characters(exclude_categories=["Cs"]), st.data())
+def test_an_unknown_character_is_named(known, unknown, data):
+    tokenizer = CharTokenizer.from_text(known)
+    position = data.draw(st.integers(0, len(known)))
+    if unknown in known:
+        return
+    with pytest.raises(DataError) as caught:
+        tokenizer.encode(known[:position] + unknown + known[position:])
+    assert f"{unknown!r} (U+{ord(unknown):04X}) at position {position:,}, line" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_line_of_an_unknown_character():
+    with pytest.raises(DataError, match=r"'é' \(U\+00E9\) at position 4, line 3, is not among the 2 characters"):
+        CharTokenizer.from_text("a\n").encode("a\n\na" + "é")
+
+
+@given(text)
+def test_state_survives_json(text):
+    tokenizer = CharTokenizer.from_text(text)
+    assert CharTokenizer.from_dict(json.loads(json.dumps(tokenizer.to_dict()))) == tokenizer
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"kind": "bytes"},
+        {"kind": "characters"},
+        {"kind": "characters", "characters": ["a"]},
+        {"kind": "characters", "characters": ""},
+        {"kind": "characters", "characters": "ba"},
+        {"kind": "characters", "characters": "aa"},
+        {"kind": "characters", "characters": "a\ud800"},
+    ],
+)
+def test_a_foreign_state_is_refused(state):
+    with pytest.raises(DataError):
+        CharTokenizer.from_dict(state)
+
+
+def test_decode():
+    tokenizer = CharTokenizer.from_text("abc😀")
+    assert tokenizer.decode([]) == ""
+    assert tokenizer.decode([3, 0]) == "😀a"
+    assert tokenizer.decode(np.array([[0, 1], [2, 3]], np.uint8)) == "abc😀"
+    assert tokenizer.encode("").shape == (0,)
+    with pytest.raises(DataError, match=r"token 4 at position 1 is not in \[0, 4\)"):
+        tokenizer.decode([0, 4])
+    with pytest.raises(DataError, match="token -1"):
+        tokenizer.decode([-1])
+    with pytest.raises(DataError, match="must be integers, got float64"):
+        tokenizer.decode([0.0])
+
+
+def test_no_text_and_no_character():
+    with pytest.raises(DataError, match="the text is empty"):
+        CharTokenizer.from_text("")
+    with pytest.raises(DataError, match=r"U\+D800 at position 1 is a lone surrogate"):
+        CharTokenizer.from_text("a\ud800")
+    with pytest.raises(DataError, match="lone surrogate"):
+        CharTokenizer.from_text("a").encode("\udfff")

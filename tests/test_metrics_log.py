@@ -1,0 +1,113 @@
+"""The metrics log: valid JSON always, whole lines only, and no line twice after a resume."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from minigrad.metrics_log import JsonLinesLog, read_json_lines
+
+
+def strict(path):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_records_are_visible_at_once_and_valid_json(tmp_path):
+    path = tmp_path / "runs" / "log.jsonl"
+    with JsonLinesLog(path) as log:
+        log.write({"step": 1, "loss": 0.1, "nan": math.nan, "list": (np.float32(np.inf), -math.inf), "d": {"a": None}})
+        assert len(strict(path)) == 1
+        log.write({"step": np.int64(2), "loss": np.array(0.5), "text": "ünï\nx", "flag": np.True_})
+        first, second = strict(path)
+    assert first == {"step": 1, "loss": 0.1, "nan": "NaN", "list": ["Infinity", "-Infinity"], "d": {"a": None}}
+    assert math.isnan(float(first["nan"]))
+    assert second == {"step": 2, "loss": 0.5, "text": "ünï\nx", "flag": True}
+    assert read_json_lines(path) == [first, second]
+    with JsonLinesLog(path) as log:
+        with pytest.raises(TypeError):
+            log.write({"x": object()})
+        log.write({"step": 3})
+        log.close()
+    assert [record["step"] for record in read_json_lines(path)] == [1, 2, 3]
+
+
+def test_a_file_cut_at_any_byte_is_continued(tmp_path):
+    path = tmp_path / "log.jsonl"
+    first, second = b'{"step": 1, "loss": 2.5}', b'{"step": 2, "note": "\xc3\xa4"}'
+    whole = first + b"\n" + second + b"\n"
+    ends = {1: len(first), 2: len(first) + 1 + len(second)}
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        with JsonLinesLog(path) as log:
+            log.write({"step": 3})
+        steps = [record["step"] for record in strict(path)]
+        assert steps == [step for step, end in ends.items() if cut >= end] + [3]
+
+
+def test_zeros_after_a_power_cut_are_dropped(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + b"\0" * 100)
+    with JsonLinesLog(path) as log:
+        log.write({"step": 2})
+    assert strict(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_resumed_run_repeats_no_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with JsonLinesLog(path) as log:
+        log.write({"config": {"step": 99}})
+        for step in range(1, 8):
+            log.write({"step": step, "loss": 1.0 / step})
+            if step % 2 == 0:
+                log.write({"step": step, "val_loss": 1.0})
+    before = strict(path)
+    with JsonLinesLog(path) as log:
+        log.truncate_after(4)
+        kept = strict(path)
+        assert [record.get("step") for record in kept] == [None, 1, 2, 2, 3, 4, 4]
+        for record in before[len(kept) :]:
+            log.write(record)
+    assert strict(path) == before
+    with JsonLinesLog(path) as log:
+        log.truncate_after(100)
+        assert strict(path) == before
+        log.truncate_after(-1)
+        assert len(strict(path)) == 1
+
+
+def test_a_damaged_line_in_the_middle_costs_only_itself(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff{"st\n[1]\n{"step": 3}\n')
+    assert read_json_lines(path) == [{"step": 1}, {"step": 3}]
+    with JsonLinesLog(path) as log:
+        log.truncate_after(2)
+    assert path.read_bytes() == b'{"step": 1}\n\xff{"st\n[1]\n'
+
+
+def test_a_full_disk_names_the_file_and_leaves_whole_lines(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    write = os.write
+    with JsonLinesLog(path) as log:
+        log.write({"step": 1})
+        with monkeypatch.context() as patch:
+            calls = iter([True, False])
+
+            def full(fd, data):
+                if next(calls):
+                    return write(fd, data[:5])
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            patch.setattr(os, "write", full)
+            with pytest.raises(OSError, match=r"No space left on device.*log\.jsonl"):
+                log.write({"step": 2})
+        assert strict(path) == [{"step": 1}]
+        log.write({"step": 3})
+    assert strict(path) == [{"step": 1}, {"step": 3}]
