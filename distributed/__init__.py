@@ -4,4 +4,6 @@ The folder ``distributed/`` is installed as ``minigrad.distributed``; the base i
 which is the name of Dask's package.
 """
 
-__all__: list[str] = []
+from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
+
+__all__ = ["NonFiniteLossError", "SimpleTrainer", "TrainingConfig", "TrainingMetrics"]

@@ -1,0 +1,224 @@
+"""SimpleTrainer: what happens between ``loss.backward()`` and the next forward, written once (boostr's ``SimpleTrainer``).
+
+Accumulate, average, reduce, clip, update, count. The trainers for several processes are this one with another ``reduce``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from minigrad.grad_store import GradStore, TensorId
+from minigrad.optim import AdamW, GradAccumulator, LrSchedule, Optimizer, clip_grad_norm
+from minigrad.tensor import Tensor
+
+Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
+Reduce = Callable[[list[tuple[str, Tensor]], GradStore, float], tuple[GradStore, float]]
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss is infinite or NaN; nothing was changed. ``step`` is the number of the step that it belongs to."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a trainer steps. ``max_grad_norm`` None turns clipping off.
+
+    ``learning_rate`` and ``weight_decay`` are those of the AdamW that the trainer makes; they are not used with an
+    optimizer of your own. Raises ValueError for values out of range.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    max_grad_norm: float | None = 1.0
+    grad_accum_steps: int = 1
+
+    def __post_init__(self) -> None:
+        AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
+        GradAccumulator(self.grad_accum_steps)
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {self.max_grad_norm!r}, expected a number > 0, or None for no clipping")
+
+    def with_lr(self, learning_rate: float) -> TrainingConfig:
+        """A copy with another learning rate."""
+        return replace(self, learning_rate=learning_rate)
+
+    def with_weight_decay(self, weight_decay: float) -> TrainingConfig:
+        """A copy with another weight decay."""
+        return replace(self, weight_decay=weight_decay)
+
+    def with_max_grad_norm(self, max_grad_norm: float | None) -> TrainingConfig:
+        """A copy with another limit of the gradients' global norm."""
+        return replace(self, max_grad_norm=max_grad_norm)
+
+    def with_grad_accum_steps(self, grad_accum_steps: int) -> TrainingConfig:
+        """A copy with another number of micro-batches per step."""
+        return replace(self, grad_accum_steps=grad_accum_steps)
+
+
+@dataclass(frozen=True)
+class TrainingMetrics:
+    """What one optimizer step did.
+
+    ``step`` counts from 1; ``loss`` is the mean over the window's micro-batches (and over all ranks); ``grad_norm`` the
+    global norm before clipping, None if clipping is off; ``lr`` the learning rate that was used.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float | None
+    lr: float
+
+
+class SimpleTrainer:
+    """Turns the gradients of micro-batches into optimizer steps, in one process.
+
+    ::
+
+        trainer = SimpleTrainer(TrainingConfig(learning_rate=3e-4))
+        for x, y in batches:
+            loss = model.loss(x, y)
+            metrics = trainer.step(model.parameters(), loss.backward(), loss.item())
+
+    Without an ``optimizer`` it makes an AdamW of the configuration's learning rate and weight decay, for the parameters that
+    the first step brings. A ``schedule`` sets the learning rate of every step. ``reduce(params, grads, loss)``, for
+    trainers that share their gradients with others, returns what all of them agree on; it is called once per window.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig | None = None,
+        optimizer: Optimizer | None = None,
+        schedule: LrSchedule | None = None,
+        reduce: Reduce | None = None,
+    ) -> None:
+        self.config = config or TrainingConfig()
+        self._own_optimizer = optimizer is None
+        self._optimizer = optimizer or AdamW(lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
+        self._schedule = schedule
+        self._reduce = reduce
+        self._accumulator = GradAccumulator(self.config.grad_accum_steps)
+        self._global_step = 0
+        self._optimized: set[int] = set()
+
+    @classmethod
+    def with_optimizer(cls, config: TrainingConfig, optimizer: Optimizer) -> SimpleTrainer:
+        """A trainer that uses this optimizer; the configuration's learning rate and weight decay are not used."""
+        return cls(config, optimizer)
+
+    def with_lr_schedule(self, schedule: LrSchedule) -> SimpleTrainer:
+        """Take the learning rate of each step from ``schedule.get_lr(global_step)``; returns the trainer."""
+        self._schedule = schedule
+        return self
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps made so far."""
+        return self._global_step
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that updates the parameters."""
+        return self._optimizer
+
+    def step(self, params: Params, grads: GradStore, loss_value: float) -> TrainingMetrics | None:
+        """Take in one micro-batch: None while the window is not full, else one optimizer step's metrics.
+
+        ``params`` are boostr's ordered ``{TensorId: Tensor}``, or parameters, or pairs (name, parameter) as
+        ``model.named_parameters()`` gives. Only their gradients count; ``grads`` is consumed (its arrays may be changed).
+
+        Raises NonFiniteLossError or NonFiniteGradientError, naming the step, before any weight is changed (the
+        window is then dropped), and ValueError for a trained parameter that the optimizer does not know.
+        """
+        named = self._named(params)
+        loss = float(loss_value)
+        if not math.isfinite(loss):
+            self._accumulator.reset()
+            raise NonFiniteLossError(
+                f"the loss of step {self._global_step + 1} is {loss}; no weight was changed", self._global_step + 1
+            )
+        wanted = GradStore()
+        for _, p in named:
+            grad = grads.remove(p)
+            if grad is not None:
+                wanted.insert(p, grad)
+        window = self._accumulator.accumulate(wanted, loss, take=True)
+        return None if window is None else self._update(named, *window)
+
+    def flush(self, params: Params) -> TrainingMetrics | None:
+        """Make a step of an unfinished window, averaged over the micro-batches it has; None if it has none."""
+        named = self._named(params)
+        window = self._accumulator.flush()
+        return None if window is None else self._update(named, *window)
+
+    def _update(self, named: list[tuple[str, Tensor]], grads: GradStore, loss: float) -> TrainingMetrics:
+        if self._reduce is not None:
+            grads, loss = self._reduce(named, grads, loss)
+        if self._schedule is not None:
+            self._optimizer.set_lr(self._schedule.get_lr(self._global_step))
+        norm = None
+        if self.config.max_grad_norm is not None:
+            norm = clip_grad_norm(grads, self.config.max_grad_norm, [p for _, p in named])
+        self._optimizer.step(grads)
+        self._global_step += 1
+        return TrainingMetrics(self._global_step, loss, norm, self._optimizer.lr)
+
+    def _named(self, params: Params) -> list[tuple[str, Tensor]]:
+        """The parameters with names; those new to the trainer's own optimizer are added to it."""
+        entries = list(params.values() if isinstance(params, Mapping) else params)
+        named = [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(entries)]
+        new = [(name, p) for name, p in named if p.requires_grad and p._id not in self._optimized]
+        if new:
+            known = {p._id for group in self._optimizer.param_groups for p in group["params"]}
+            missing = [(name, p) for name, p in new if p._id not in known]
+            if missing and not self._own_optimizer:
+                raise ValueError(
+                    f"parameters {', '.join(name for name, _ in missing)} require grad but are not in the optimizer, "
+                    "so they would never change; add them with optimizer.add_param_group, or freeze them"
+                )
+            if missing:
+                self._optimizer.add_param_group({"params": missing})
+            self._optimized.update(p._id for _, p in new)
+        return named
+
+    # ------------------------------------------------------------------ saving and resuming
+
+    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """All that an exact resume needs beside the weights: arrays for safetensors, and the rest as JSON.
+
+        Holds the optimizer's moments and counts, the global step, and an unfinished window of micro-batches.
+        """
+        named = self._named(params)
+        arrays, meta = self._optimizer.state_dict()
+        window_arrays, window = self._accumulator.state_dict(named)
+        arrays = {f"optimizer.{key}": value for key, value in arrays.items()}
+        arrays.update({f"window.{key}": value for key, value in window_arrays.items()})
+        return arrays, {"global_step": self._global_step, "optimizer": meta, "window": window}
+
+    def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned. Raises ValueError, naming what does not fit, before anything changes."""
+        named = self._named(params)
+        step = meta.get("global_step")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"global_step is {step!r}, expected an integer >= 0")
+        for key in ("optimizer", "window"):
+            if not isinstance(meta.get(key), Mapping):
+                raise ValueError(f"the saved trainer state has no {key!r}")
+        parts: dict[str, dict[str, np.ndarray]] = {"optimizer": {}, "window": {}}
+        for key, value in arrays.items():
+            part, _, rest = key.partition(".")
+            if part not in parts:
+                raise ValueError(f"array {key!r} belongs to neither the optimizer nor the window")
+            parts[part][rest] = value
+        accumulator = GradAccumulator(self.config.grad_accum_steps)
+        accumulator.load_state_dict(parts["window"], meta["window"], named)
+        self._optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
+        self._accumulator, self._global_step = accumulator, step
