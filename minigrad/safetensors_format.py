@@ -43,8 +43,11 @@ DTYPES = {
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 OTHER_CODES = {"BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
-MAX_HEADER = 16 << 20  # bytes; 100,000 tensors fit, and parsing stays well under a second
-MAX_CONTAINERS = 400_000  # lists and objects in one JSON document: bounds the memory that a few megabytes can ask for
+MAX_HEADER = 16 << 20  # bytes
+# Lists and objects, and commas, in one JSON document: they bound the memory that a few megabytes of text can ask for
+# (65,000 tensors fit).
+MAX_CONTAINERS = 200_000
+MAX_COMMAS = 600_000
 MAX_DIMENSIONS = 32
 MAX_BYTES = 2**63 - 1
 _SHORT = reprlib.Repr()  # bounded in depth and length, whatever the value
@@ -115,8 +118,8 @@ def parse_json(raw: bytes) -> Any:
     Raises:
         ValueError: and nothing else, whatever the bytes.
     """
-    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
-        raise ValueError(f"more than {MAX_CONTAINERS:,} lists and objects")
+    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS or raw.count(b",") > MAX_COMMAS:
+        raise ValueError(f"more than {MAX_CONTAINERS:,} lists and objects, or {MAX_COMMAS:,} commas")
     try:
         text = raw.decode("utf-8")
         return json.loads(text, object_pairs_hook=_unique_pairs, parse_int=_integer, parse_constant=_no_constant)
