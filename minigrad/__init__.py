@@ -30,7 +30,7 @@ from .device import Device, DeviceError
 from .dtypes import bool_, default_dtype, float16, float32, float64, int32, int64, set_default_dtype, uint8
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
-from .random import Generator, manual_seed
+from .random import Generator, default_generator, fresh_seed, manual_seed
 from .tensor import Tensor
 from .threads import get_num_threads, set_num_threads
 
@@ -51,10 +51,12 @@ __all__ = [
     "bool_",
     "cat",
     "default_dtype",
+    "default_generator",
     "empty",
     "empty_like",
     "enable_grad",
     "eye",
+    "fresh_seed",
     "float16",
     "float32",
     "float64",

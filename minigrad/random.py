@@ -6,6 +6,7 @@ threads, and the whole state is two integers.
 
 from __future__ import annotations
 
+import secrets
 import threading
 
 
@@ -56,3 +57,8 @@ default_generator = Generator()
 def manual_seed(seed: int) -> Generator:
     """Seed the generator that all random functions use unless they are given another."""
     return default_generator.manual_seed(seed)
+
+
+def fresh_seed() -> int:
+    """A seed that nobody can predict, from the operating system."""
+    return secrets.randbits(64)
