@@ -1,0 +1,167 @@
+"""Cross-entropy of logits x (N, C) and class indices t (N,), log-softmax and negative log-likelihood in one pass.
+
+With p = softmax(x), lse = log(sum(exp(x))), class weights w (1 without), a = label_smoothing, W = sum(w), for each row:
+
+    loss  = (1 - a) w_t (lse - x_t) + a / C sum_c w_c (lse - x_c)
+    dx_c  = dloss (((1 - a) w_t + a W / C) p_c - a w_c / C - (1 - a) w_t [c = t])
+
+Rows whose target is ``ignore_index`` have loss 0 and gradient 0 (0 also where the logits are NaN). Other rows treat NaN
+and infinities as PyTorch does. Backward computes the probabilities again from lse; nothing of size (N, C) is stored.
+The reductions (mean divides by the sum of w_t) are the caller's.
+
+Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Inception architecture for computer vision"
+(2016) for label smoothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+from .jit import kernel, parallel_kernel
+from .softmax import row_max
+from .vector_math import exp_fast
+
+TASK_ELEMENTS = 16384  # rows of about this many elements are one task
+
+
+@kernel
+def _forward_rows(x, targets, ignore_index, smoothing, class_weight, losses, lse):
+    """class_weight (C,), or (0,) for none."""
+    real = x.dtype.type
+    N, C = x.shape
+    weighted = class_weight.shape[0] > 0
+    for i in range(N):  # a loop of its own: short rows overlap in the processor instead of waiting for their maximum
+        lse[i] = row_max(x[i])
+    for i in range(N):
+        xi = x[i]
+        m = lse[i]
+        s = real(0)
+        for j in range(C):
+            s += exp_fast(xi[j] - m)
+        log_s = real(math.log(s))
+        lse[i] = m + log_s
+        target = targets[i]
+        if target == ignore_index:
+            losses[i] = real(0)
+            continue
+        loss = m - xi[target] + log_s
+        if weighted:
+            loss *= class_weight[target]
+        if smoothing > 0:
+            spread = real(0)
+            if weighted:
+                for j in range(C):
+                    spread += class_weight[j] * (m - xi[j] + log_s)
+            else:
+                for j in range(C):
+                    spread += m - xi[j] + log_s
+            loss = (real(1) - real(smoothing)) * loss + real(smoothing) / real(C) * spread
+        losses[i] = loss
+
+
+@parallel_kernel
+def _forward(x, targets, ignore_index, smoothing, class_weight, losses, lse, rows):
+    for task in numba.prange((x.shape[0] + rows - 1) // rows):
+        a, b = task * rows, (task + 1) * rows
+        _forward_rows(x[a:b], targets[a:b], ignore_index, smoothing, class_weight, losses[a:b], lse[a:b])
+
+
+@kernel
+def _backward_rows(dlosses, x, targets, lse, ignore_index, smoothing, class_weight, dx):
+    real = x.dtype.type
+    N, C = x.shape
+    weighted = class_weight.shape[0] > 0
+    share = real(smoothing) / real(C)
+    total_weight = real(C)
+    if weighted:
+        total_weight = real(0)
+        for j in range(C):
+            total_weight += class_weight[j]
+    for i in range(N):
+        xi, dxi = x[i], dx[i]
+        target = targets[i]
+        if target == ignore_index:
+            dxi[:] = real(0)
+            continue
+        on_target = dlosses[i] * (real(1) - real(smoothing))
+        if weighted:
+            on_target *= class_weight[target]
+        spread = dlosses[i] * share
+        scale = on_target + spread * total_weight
+        log_sum = lse[i]
+        if weighted and smoothing > 0:
+            for j in range(C):
+                dxi[j] = scale * exp_fast(xi[j] - log_sum) - spread * class_weight[j]
+        else:
+            for j in range(C):
+                dxi[j] = scale * exp_fast(xi[j] - log_sum) - spread
+        dxi[target] -= on_target
+
+
+@parallel_kernel
+def _backward(dlosses, x, targets, lse, ignore_index, smoothing, class_weight, dx, rows):
+    for task in numba.prange((x.shape[0] + rows - 1) // rows):
+        a, b = task * rows, (task + 1) * rows
+        _backward_rows(dlosses[a:b], x[a:b], targets[a:b], lse[a:b], ignore_index, smoothing, class_weight, dx[a:b])
+
+
+def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
+    """The first position whose target is neither in 0..classes - 1 nor ``ignore_index``, else -1; targets (N,) int64.
+
+    ``forward`` and ``backward`` index with the targets unchecked: call this first.
+    """
+    # A negative int64 is large as uint64: the usual case is one reduction.
+    if targets.size == 0 or targets.view(np.uint64).max() < classes:
+        return -1
+    bad = ((targets < 0) | (targets >= classes)) & (targets != ignore_index)
+    return int(bad.argmax()) if bad.any() else -1
+
+
+def _arguments(
+    targets: np.ndarray, ignore_index: int, label_smoothing: float, class_weight: np.ndarray | None, dtype: np.dtype
+) -> tuple[np.ndarray, int, float, np.ndarray]:
+    weight = np.empty(0, dtype) if class_weight is None else np.ascontiguousarray(class_weight, dtype)
+    return np.ascontiguousarray(targets), int(ignore_index), float(label_smoothing), weight
+
+
+def forward(
+    logits: np.ndarray,
+    targets: np.ndarray,
+    ignore_index: int,
+    label_smoothing: float,
+    class_weight: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
+    N, C = logits.shape
+    losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
+    logits = np.ascontiguousarray(logits)
+    arguments = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
+    if logits.size <= TASK_ELEMENTS:
+        _forward_rows(logits, *arguments, losses, lse)
+    else:
+        _forward(logits, *arguments, losses, lse, max(1, TASK_ELEMENTS // C))
+    return losses, lse
+
+
+def backward(
+    dlosses: np.ndarray,
+    logits: np.ndarray,
+    targets: np.ndarray,
+    lse: np.ndarray,
+    ignore_index: int,
+    label_smoothing: float,
+    class_weight: np.ndarray | None,
+) -> np.ndarray:
+    """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
+    N, C = logits.shape
+    dlogits = np.empty((N, C), logits.dtype)
+    logits, dlosses = np.ascontiguousarray(logits), np.ascontiguousarray(dlosses)
+    targets, *options = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
+    if logits.size <= TASK_ELEMENTS:
+        _backward_rows(dlosses, logits, targets, lse, *options, dlogits)
+    else:
+        _backward(dlosses, logits, targets, lse, *options, dlogits, max(1, TASK_ELEMENTS // C))
+    return dlogits

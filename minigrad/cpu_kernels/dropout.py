@@ -1,0 +1,47 @@
+"""Dropout: y = x * mask / (1 - p), mask[i] = 1 with probability 1 - p; dx = dy * mask / (1 - p).
+
+The mask is a function of (seed, offset, flat index), see ``random.py``: backward draws it again, nothing is stored.
+As in PyTorch the mask is multiplied, so a dropped NaN or infinity gives NaN.
+
+Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014).
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from .jit import kernel, parallel_kernel
+from .random import CHUNK, fill_dropout, state
+
+
+@kernel
+def _dropout(x, y, start, seed, offset, p):
+    fill_dropout(y, start, seed, offset, p)  # the chunk stays in the L1 or L2 cache for the product
+    for i in range(x.shape[0]):
+        y[i] *= x[i]
+
+
+@parallel_kernel
+def _dropout_parallel(x, y, seed, offset, p):
+    for chunk in numba.prange((x.shape[0] + CHUNK - 1) // CHUNK):
+        start = chunk * CHUNK
+        _dropout(x[start : start + CHUNK], y[start : start + CHUNK], start, seed, offset, p)
+
+
+def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
+    """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"p={p}: expected a probability from 0 to 1")
+    y = np.empty(x.shape, x.dtype)
+    flat_x, flat_y = np.ascontiguousarray(x).reshape(-1), y.reshape(-1)
+    if x.size <= CHUNK:
+        _dropout(flat_x, flat_y, 0, *state(seed, offset), float(p))
+    else:
+        _dropout_parallel(flat_x, flat_y, *state(seed, offset), float(p))
+    return y
+
+
+def backward(dy: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
+    """dx: the gradient passes through the mask of the forward draw."""
+    return forward(dy, p, seed, offset)

@@ -1,0 +1,89 @@
+"""Embedding: y[i] = weight[indices[i]]; dweight[v] = sum of dy[i] over the positions i with indices[i] = v.
+
+Backward is split by columns: each thread walks all positions in order for its own columns. Duplicates are summed in the
+order of the positions, without atomics, and the sums do not depend on the split. A column block of a small table stays
+in the L1 cache; of a large table only the rows in use are touched.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from . import threads
+from .jit import kernel, parallel_kernel
+
+TASK_ELEMENTS = 16384  # forward: rows of about this many elements are one task
+COLUMNS = 16  # backward: columns are split at multiples of this, one cache line of float32
+
+
+@kernel
+def _gather_rows(weight, indices, y):
+    for i in range(indices.shape[0]):
+        source, target = weight[indices[i]], y[i]
+        for j in range(source.shape[0]):
+            target[j] = source[j]
+
+
+@parallel_kernel
+def _gather(weight, indices, y, rows):
+    for task in numba.prange((indices.shape[0] + rows - 1) // rows):
+        _gather_rows(weight, indices[task * rows : (task + 1) * rows], y[task * rows : (task + 1) * rows])
+
+
+@kernel
+def _scatter_add_columns(dy, indices, dweight, first, last):
+    """dweight[indices[i], first:last] += dy[i, first:last] for i in order."""
+    for i in range(indices.shape[0]):
+        source, target = dy[i][first:last], dweight[indices[i]][first:last]
+        for j in range(source.shape[0]):
+            target[j] += source[j]
+
+
+@parallel_kernel
+def _scatter_add(dy, indices, dweight, columns):
+    C = dy.shape[1]
+    for block in numba.prange((C + columns - 1) // columns):
+        _scatter_add_columns(dy, indices, dweight, block * columns, min((block + 1) * columns, C))
+
+
+def check_indices(indices: np.ndarray, rows: int) -> int:
+    """The first flat position whose index is not in 0..rows - 1; -1 if all are. indices int64.
+
+    ``forward`` and ``backward_into`` index unchecked: call this first.
+    """
+    # A negative int64 is large as uint64: the usual case is one reduction.
+    if indices.size == 0 or indices.view(np.uint64).max() < rows:
+        return -1
+    return int(((indices < 0) | (indices >= rows)).argmax())
+
+
+def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """weight (V, C) of any dtype that Numba knows, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
+    C = weight.shape[1]
+    y = np.empty((*indices.shape, C), weight.dtype)
+    flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(indices.size, C)
+    weight = np.ascontiguousarray(weight)
+    if y.size <= TASK_ELEMENTS:
+        _gather_rows(weight, flat, rows_y)
+    else:
+        _gather(weight, flat, rows_y, max(1, TASK_ELEMENTS // C))
+    return y
+
+
+def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:
+    """dweight[indices] += dy, duplicates summed, in place; dy (\\*indices.shape, C), dweight (V, C) contiguous.
+
+    Raises ValueError if dweight is not C-contiguous.
+    """
+    if not dweight.flags.c_contiguous:
+        raise ValueError(
+            f"dweight has strides {dweight.strides}: expected a C-contiguous array, it is written in place"
+        )
+    C = dweight.shape[1]
+    flat, rows_dy = np.ascontiguousarray(indices).reshape(-1), np.ascontiguousarray(dy).reshape(indices.size, C)
+    if dy.size <= TASK_ELEMENTS:
+        _scatter_add_columns(rows_dy, flat, dweight, 0, C)
+    else:
+        share = -(-C // threads.get_num_threads())
+        _scatter_add(rows_dy, flat, dweight, -(-share // COLUMNS) * COLUMNS)

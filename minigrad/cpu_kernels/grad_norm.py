@@ -1,0 +1,109 @@
+"""The global gradient norm's two passes over many arrays: the sum of squares, and scaling in place.
+
+All arrays of one dtype are one parallel launch over a table of chunks. Squares are summed in float64, each chunk by
+itself and the chunks in order, so neither the number of threads nor 10^8 float32 elements make the norm drift.
+
+Used by gradient clipping: Pascanu, Mikolov & Bengio, "On the difficulty of training recurrent neural networks" (2013).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from .adamw import _address, _elements
+from .jit import kernel, parallel_kernel
+
+CHUNK = 32768  # elements of one partial sum
+
+
+@kernel
+def _sum_of_squares(x):
+    total = 0.0
+    for i in range(x.shape[0]):
+        value = np.float64(x[i])
+        total += value * value
+    return total
+
+
+@kernel
+def _scale(x, factor):
+    factor = x.dtype.type(factor)
+    for i in range(x.shape[0]):
+        x[i] *= factor
+
+
+@parallel_kernel
+def _partial_sums(addresses, sizes, like, partial):
+    for chunk in numba.prange(sizes.shape[0]):
+        partial[chunk] = _sum_of_squares(_elements(addresses[chunk], sizes[chunk], like))
+
+
+@parallel_kernel
+def _scale_chunks(addresses, sizes, like, factor):
+    for chunk in numba.prange(sizes.shape[0]):
+        _scale(_elements(addresses[chunk], sizes[chunk], like), factor)
+
+
+class _Chunks(NamedTuple):
+    """Addresses and sizes of all chunks of one dtype; ``like`` is an array of that dtype, for the kernel's type."""
+
+    addresses: np.ndarray
+    sizes: np.ndarray
+    like: np.ndarray
+
+
+def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
+    """``arrays``: at least one, contiguous, of one dtype; the caller keeps them alive."""
+    first = np.array([_address(array) for array in arrays], np.int64)
+    size = np.array([array.size for array in arrays], np.int64)
+    chunks = -(-size // CHUNK)
+    index = np.arange(chunks.sum()) - np.repeat(chunks.cumsum() - chunks, chunks)  # of the chunk in its array
+    addresses = np.repeat(first, chunks) + index * (CHUNK * arrays[0].itemsize)
+    sizes = np.minimum(np.repeat(size, chunks) - index * CHUNK, CHUNK)
+    return _Chunks(addresses, sizes, np.empty(0, arrays[0].dtype))
+
+
+def _is_real(array: np.ndarray) -> bool:
+    return bool(array.dtype == np.float32 or array.dtype == np.float64)
+
+
+def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
+    """The sum of the squares of all elements, accumulated in float64; 0.0 for no arrays.
+
+    Arrays that are neither float32 nor float64, or not contiguous, are converted first. NaN and infinities propagate.
+    """
+    groups: dict[np.dtype, list[np.ndarray]] = {}
+    for array in arrays:
+        plain = np.ascontiguousarray(array) if _is_real(array) else array.astype(np.float64, order="C")
+        groups.setdefault(plain.dtype, []).append(plain)
+    total = 0.0
+    for group in groups.values():
+        addresses, sizes, like = _table(group)
+        partial = np.empty(sizes.size)
+        _partial_sums(addresses, sizes, like, partial)
+        total += float(partial.sum())
+    return total
+
+
+def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
+    """array *= factor in place, in each array's dtype.
+
+    Raises ValueError, naming the position, for a read-only array, before anything is changed.
+    """
+    arrays = list(arrays)
+    for position, array in enumerate(arrays):
+        if not array.flags.writeable:
+            raise ValueError(f"array {position} of shape {array.shape} is read-only; scale_ writes in place")
+    groups: dict[np.dtype, list[np.ndarray]] = {}
+    for array in arrays:
+        if _is_real(array) and array.flags.c_contiguous:
+            groups.setdefault(array.dtype, []).append(array)
+        else:
+            np.multiply(array, array.dtype.type(factor), out=array)
+    for group in groups.values():
+        addresses, sizes, like = _table(group)
+        _scale_chunks(addresses, sizes, like, float(factor))

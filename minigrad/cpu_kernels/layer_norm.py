@@ -1,0 +1,129 @@
+"""Layer normalisation of the rows of x (N, C):
+
+    mean = sum(x) / C      rstd = 1 / sqrt(sum((x - mean)^2) / C + eps)      xhat = (x - mean) rstd
+    y  = xhat * weight + bias
+    g  = dy * weight
+    dx = rstd (g - sum(g) / C - xhat sum(g xhat) / C)      dweight = sum over rows of dy * xhat      dbias = of dy
+
+Forward reads a row from memory once (it stays in the L1 cache); the variance is the two-pass one, which does not
+cancel. Backward is one pass over dy and x for all three gradients. dweight and dbias are summed in chunks of rows that
+depend on the shape only, then over the chunks in order.
+
+Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+from .jit import kernel, parallel_kernel
+
+TASK_ELEMENTS = 16384  # forward: rows of about this many elements are one task
+BACKWARD_CHUNKS = 64  # at most; each has its own partial sums of dweight and dbias
+BACKWARD_ROWS = 16  # at least, in each chunk
+
+
+@kernel
+def _forward_rows(x, weight, bias, eps, y, mean, rstd):
+    real = x.dtype.type
+    N, C = x.shape
+    scale = real(1) / real(C)
+    for i in range(N):
+        xi, yi = x[i], y[i]
+        total = real(0)
+        for j in range(C):
+            total += xi[j]
+        m = total * scale
+        squares = real(0)
+        for j in range(C):
+            centred = xi[j] - m
+            squares += centred * centred
+        r = real(1) / math.sqrt(squares * scale + real(eps))
+        for j in range(C):
+            yi[j] = (xi[j] - m) * r * weight[j] + bias[j]
+        mean[i] = m
+        rstd[i] = r
+
+
+@parallel_kernel
+def _forward(x, weight, bias, eps, y, mean, rstd, rows):
+    for task in numba.prange((x.shape[0] + rows - 1) // rows):
+        a, b = task * rows, (task + 1) * rows
+        _forward_rows(x[a:b], weight, bias, eps, y[a:b], mean[a:b], rstd[a:b])
+
+
+@kernel
+def _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias):
+    """dx of these rows; dweight and dbias (C,) receive the sums over these rows."""
+    real = x.dtype.type
+    N, C = x.shape
+    scale = real(1) / real(C)
+    dweight[:] = real(0)
+    dbias[:] = real(0)
+    for i in range(N):
+        xi, dyi, dxi = x[i], dy[i], dx[i]
+        m, r = mean[i], rstd[i]
+        sum_g = real(0)
+        sum_g_xhat = real(0)
+        for j in range(C):
+            xhat = (xi[j] - m) * r
+            g = dyi[j] * weight[j]
+            sum_g += g
+            sum_g_xhat += g * xhat
+            dweight[j] += dyi[j] * xhat
+            dbias[j] += dyi[j]
+        mean_g = sum_g * scale
+        mean_g_xhat = sum_g_xhat * scale
+        for j in range(C):
+            dxi[j] = r * (dyi[j] * weight[j] - mean_g - (xi[j] - m) * r * mean_g_xhat)
+
+
+@parallel_kernel
+def _backward(dy, x, weight, mean, rstd, dx, partial_dweight, partial_dbias, rows):
+    for chunk in numba.prange(partial_dweight.shape[0]):
+        a, b = chunk * rows, (chunk + 1) * rows
+        _backward_rows(
+            dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial_dweight[chunk], partial_dbias[chunk]
+        )
+
+
+def forward(
+    x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, eps: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x (N, C), weight and bias (C,), None for 1 and 0 -> y (N, C), mean (N,), rstd (N,); all of x's dtype.
+
+    Inputs that are not contiguous are copied.
+    """
+    N, C = x.shape
+    y = np.empty((N, C), x.dtype)
+    mean, rstd = np.empty(N, x.dtype), np.empty(N, x.dtype)
+    weight = np.ones(C, x.dtype) if weight is None else np.ascontiguousarray(weight)
+    bias = np.zeros(C, x.dtype) if bias is None else np.ascontiguousarray(bias)
+    x = np.ascontiguousarray(x)
+    if x.size <= TASK_ELEMENTS:
+        _forward_rows(x, weight, bias, float(eps), y, mean, rstd)
+    else:
+        _forward(x, weight, bias, float(eps), y, mean, rstd, max(1, TASK_ELEMENTS // C))
+    return y, mean, rstd
+
+
+def backward(
+    dy: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
+    N, C = x.shape
+    dx = np.empty((N, C), x.dtype)
+    weight = np.ones(C, x.dtype) if weight is None else np.ascontiguousarray(weight)
+    dy, x = np.ascontiguousarray(dy), np.ascontiguousarray(x)
+    rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
+    if N <= rows:
+        dweight, dbias = np.empty(C, x.dtype), np.empty(C, x.dtype)
+        _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias)
+        return dx, dweight, dbias
+    partial = np.empty((2, -(-N // rows), C), x.dtype)
+    _backward(dy, x, weight, mean, rstd, dx, partial[0], partial[1], rows)
+    dweight, dbias = partial.sum(axis=1)  # rows are added in order: NumPy's pairwise order is for the last axis
+    return dx, dweight, dbias

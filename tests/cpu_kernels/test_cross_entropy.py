@@ -1,0 +1,153 @@
+"""Cross-entropy kernels against float64 formulas, central differences and PyTorch."""
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import cross_entropy, threads
+
+IGNORE = -100
+OPTIONS = [(s, w) for s in (0.0, 0.1, 1.0) for w in (False, True)]
+
+
+def inputs(N, C, dtype, weighted=False, seed=0):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 4, (N, C)).astype(dtype)
+    targets = rng.integers(0, C, N)
+    targets[1::5] = IGNORE
+    weight = rng.uniform(0.2, 2, C).astype(dtype) if weighted else None
+    return logits, targets, rng.normal(size=N).astype(dtype), weight
+
+
+def reference(logits, targets, smoothing, weight):
+    x = logits.astype(np.float64)
+    N, C = x.shape
+    w = np.ones(C) if weight is None else weight.astype(np.float64)
+    m = x.max(1)
+    lse = m + np.log(np.exp(x - m[:, None]).sum(1))
+    nll = lse[:, None] - x
+    t = np.where(targets == IGNORE, 0, targets)
+    losses = (1 - smoothing) * w[t] * nll[np.arange(N), t] + smoothing / C * (w * nll).sum(1)
+    return np.where(targets == IGNORE, 0, losses), lse
+
+
+def reference_backward(dlosses, logits, targets, smoothing, weight):
+    N, C = logits.shape
+    w = np.ones(C) if weight is None else weight.astype(np.float64)
+    p = np.exp(logits - reference(logits, targets, 0, None)[1][:, None])
+    t = np.where(targets == IGNORE, 0, targets)
+    q = smoothing / C * np.broadcast_to(w, (N, C)).copy()  # the target distribution, unnormalised
+    q[np.arange(N), t] += (1 - smoothing) * w[t]
+    dx = dlosses.astype(np.float64)[:, None] * (p * q.sum(1, keepdims=True) - q)
+    return np.where((targets == IGNORE)[:, None], 0, dx)
+
+
+@pytest.mark.parametrize(("smoothing", "weighted"), OPTIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 4e-6), (np.float64, 1e-13)])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (300, 65), (9, 5003)])
+def test_formulas(shape, dtype, tolerance, smoothing, weighted):
+    logits, targets, dlosses, weight = inputs(*shape, dtype, weighted)
+    losses, lse = cross_entropy.forward(logits, targets, IGNORE, smoothing, weight)
+    exact, exact_lse = reference(logits, targets, smoothing, weight)
+    assert losses.dtype == lse.dtype == dtype
+    np.testing.assert_allclose(losses, exact, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(lse, exact_lse, rtol=tolerance, atol=tolerance)
+    dlogits = cross_entropy.backward(dlosses, logits, targets, lse, IGNORE, smoothing, weight)
+    assert dlogits.dtype == dtype
+    expected = reference_backward(dlosses, logits, targets, smoothing, weight)
+    np.testing.assert_allclose(dlogits, expected, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize(("smoothing", "weighted"), OPTIONS)
+def test_backward_is_the_central_difference(smoothing, weighted):
+    logits, targets, dlosses, weight = inputs(6, 8, np.float64, weighted)
+    direction, h = np.random.default_rng(1).normal(size=logits.shape), 1e-6
+
+    def loss(step):
+        x = logits + step * direction
+        return (cross_entropy.forward(x, targets, IGNORE, smoothing, weight)[0] * dlosses).sum()
+
+    lse = cross_entropy.forward(logits, targets, IGNORE, smoothing, weight)[1]
+    dlogits = cross_entropy.backward(dlosses, logits, targets, lse, IGNORE, smoothing, weight)
+    assert (dlogits * direction).sum() == pytest.approx((loss(h) - loss(-h)) / (2 * h), rel=1e-7)
+
+
+@pytest.mark.parametrize(("smoothing", "weighted"), OPTIONS)
+def test_as_pytorch(smoothing, weighted):
+    torch = pytest.importorskip("torch", reason="the reference is PyTorch")
+    logits, targets, dlosses, weight = inputs(40, 65, np.float32, weighted)
+    leaf = torch.tensor(logits, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        leaf,
+        torch.tensor(targets),
+        weight=None if weight is None else torch.tensor(weight),
+        ignore_index=IGNORE,
+        label_smoothing=smoothing,
+        reduction="none",
+    )
+    expected.backward(torch.tensor(dlosses))
+    losses, lse = cross_entropy.forward(logits, targets, IGNORE, smoothing, weight)
+    np.testing.assert_allclose(losses, expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    dlogits = cross_entropy.backward(dlosses, logits, targets, lse, IGNORE, smoothing, weight)
+    np.testing.assert_allclose(dlogits, leaf.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_special_rows():
+    logits = np.random.default_rng(0).normal(size=(8, 50)).astype(np.float32)
+    targets = np.arange(8)
+    logits[0, 9] = np.nan
+    logits[1, 9] = np.inf
+    logits[2] = -np.inf
+    logits[3, 3] = -np.inf  # the target: certain to be wrong
+    logits[4, 20:] = -np.inf  # masked classes
+    logits[5, 9] = np.nan
+    targets[5] = IGNORE
+    logits[6, 6] = 1e30
+    losses, lse = cross_entropy.forward(logits, targets, IGNORE, 0.0, None)
+    assert np.isnan(losses[:3]).all()
+    assert losses[3] == np.inf
+    assert np.isfinite(losses[4])
+    assert losses[5] == 0
+    assert losses[6] == 0
+    dlogits = cross_entropy.backward(np.ones(8, np.float32), logits, targets, lse, IGNORE, 0.0, None)
+    assert np.isnan(dlogits[:3]).all()
+    assert dlogits[3, 3] == -1
+    assert (dlogits[4, 20:] == 0).all()
+    assert (dlogits[5] == 0).all()
+    np.testing.assert_allclose(dlogits[[3, 4, 6, 7]].sum(1), 0, atol=1e-6)
+
+
+def test_no_rows():
+    losses, lse = cross_entropy.forward(np.empty((0, 5), np.float32), np.empty(0, np.int64), IGNORE, 0.0, None)
+    assert losses.shape == lse.shape == (0,)
+    dlogits = cross_entropy.backward(
+        losses, np.empty((0, 5), np.float32), np.empty(0, np.int64), lse, IGNORE, 0.0, None
+    )
+    assert dlogits.shape == (0, 5)
+
+
+def test_strided_inputs_and_thread_counts():
+    logits, targets, dlosses, _ = inputs(400, 65, np.float32)
+
+    def run(logits, targets, dlosses):
+        losses, lse = cross_entropy.forward(logits, targets, IGNORE, 0.0, None)
+        return losses, lse, cross_entropy.backward(dlosses, logits, targets, lse, IGNORE, 0.0, None)
+
+    several = run(logits, targets, dlosses)
+    strided = run(np.asfortranarray(logits), np.repeat(targets, 2)[::2], np.repeat(dlosses, 2)[::2])
+    before = threads.get_num_threads()
+    try:
+        threads.set_num_threads(1)
+        one = run(logits, targets, dlosses)
+    finally:
+        threads.set_num_threads(before)
+    for a, b, c in zip(several, strided, one, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+
+
+@pytest.mark.parametrize(
+    ("targets", "position"),
+    [([], -1), ([0, 4], -1), ([0, 5, 9], 1), ([0, -1], 1), ([IGNORE, 2], -1), ([IGNORE, 2, -3], 2)],
+)
+def test_check_targets(targets, position):
+    assert cross_entropy.check_targets(np.array(targets, np.int64), 5, IGNORE) == position

@@ -1,0 +1,73 @@
+"""Embedding kernels against NumPy indexing, with duplicates, and for every number of threads."""
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import embedding, threads
+
+CASES = [(5, 3, (0,)), (5, 3, ()), (7, 1, (4, 2)), (65, 100, (30, 20)), (50_000, 48, (600,)), (3, 0, (4,))]
+
+
+def inputs(V, C, shape, dtype):
+    rng = np.random.default_rng(0)
+    indices = np.asarray(rng.integers(0, V, shape))
+    return rng.normal(size=(V, C)).astype(dtype), indices, rng.normal(size=(*shape, C)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("V", "C", "shape"), CASES)
+def test_gather_and_scatter(V, C, shape, dtype):
+    weight, indices, dy = inputs(V, C, shape, dtype)
+    y = embedding.forward(weight, indices)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y, weight[indices])
+    dweight = np.full((V, C), 0.5, dtype)
+    expected = dweight.astype(np.float64)
+    np.add.at(expected, indices, dy)
+    embedding.backward_into(dy, indices, dweight)
+    # at most a few dozen duplicates of size 1
+    np.testing.assert_allclose(dweight, expected, rtol=1e-5 if dtype == np.float32 else 1e-13, atol=1e-5)
+
+
+def test_sum_is_in_order_of_positions_for_every_thread_count():
+    weight, indices, dy = inputs(9, 300, (500,), np.float32)
+    expected = np.zeros_like(weight)
+    for i, index in enumerate(indices):
+        expected[index] += dy[i]
+    before = threads.get_num_threads()
+    try:
+        for n in {1, before}:
+            threads.set_num_threads(n)
+            dweight = np.zeros_like(weight)
+            embedding.backward_into(dy, indices, dweight)
+            np.testing.assert_array_equal(dweight, expected)
+    finally:
+        threads.set_num_threads(before)
+
+
+def test_strided_inputs():
+    weight, indices, dy = inputs(6, 6, (4, 5), np.float32)
+    np.testing.assert_array_equal(embedding.forward(weight.T, indices.T), weight.T[indices.T])
+    ours, expected = np.zeros((6, 6), np.float32), np.zeros((6, 6), np.float32)
+    embedding.backward_into(dy.transpose(1, 0, 2), indices.T, ours)
+    embedding.backward_into(dy.transpose(1, 0, 2).copy(), indices.T.copy(), expected)
+    np.testing.assert_array_equal(ours, expected)
+    with pytest.raises(ValueError, match="C-contiguous"):
+        embedding.backward_into(dy, indices, ours.T)
+
+
+def test_nan_stays_in_its_row():
+    weight, indices, dy = inputs(6, 6, (20,), np.float32)
+    dy[3, 2] = np.nan
+    dweight = np.zeros_like(weight)
+    embedding.backward_into(dy, indices, dweight)
+    bad = np.zeros((6, 6), bool)
+    bad[indices[3], 2] = True
+    np.testing.assert_array_equal(np.isnan(dweight), bad)
+
+
+@pytest.mark.parametrize(
+    ("indices", "position"), [([], -1), ([0, 4], -1), ([0, 5], 1), ([2, -1, 9], 1), ([[0, 1], [7, 0]], 2)]
+)
+def test_check_indices(indices, position):
+    assert embedding.check_indices(np.array(indices, np.int64), 5) == position

@@ -1,0 +1,138 @@
+"""Layer norm kernels against float64 formulas, central differences and PyTorch."""
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import layer_norm, threads
+
+EPS = 1e-5
+SHAPES = [(1, 1), (3, 7), (40, 33), (70, 384), (1200, 17), (2, 20_001)]
+
+
+def inputs(N, C, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0.3, 2, s).astype(dtype) for s in ((N, C), C, C, (N, C))]
+
+
+def reference(x, weight, bias):
+    x = x.astype(np.float64)
+    mean = x.mean(1)
+    rstd = 1 / np.sqrt(x.var(1) + EPS)
+    return (x - mean[:, None]) * rstd[:, None] * weight + bias, mean, rstd
+
+
+def reference_backward(dy, x, weight):
+    _, mean, rstd = reference(x, 1.0, 0.0)
+    dy, C = dy.astype(np.float64), x.shape[1]
+    xhat = (x - mean[:, None]) * rstd[:, None]
+    g = dy * weight
+    dx = rstd[:, None] * (g - g.mean(1, keepdims=True) - xhat * (g * xhat).sum(1, keepdims=True) / C)
+    return dx, (dy * xhat).sum(0), dy.sum(0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-5), (np.float64, 1e-12)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_formulas(shape, dtype, tolerance):
+    # tolerance: a sum of up to 20,001 terms of size 1 in the dtype, divided by a deviation of 2
+    x, weight, bias, dy = inputs(*shape, dtype)
+    y, mean, rstd = layer_norm.forward(x, weight, bias, EPS)
+    for ours, exact in zip((y, mean, rstd), reference(x, weight, bias), strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, exact, rtol=tolerance, atol=tolerance)
+    gradients = layer_norm.backward(dy, x, weight, mean, rstd)
+    for ours, exact in zip(gradients, reference_backward(dy, x, weight), strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, exact, rtol=10 * tolerance, atol=tolerance * (1 + np.abs(exact).max()))
+
+
+def test_backward_is_the_central_difference():
+    x, weight, bias, dy = inputs(5, 6, np.float64)
+    gradients = layer_norm.backward(dy, x, weight, *layer_norm.forward(x, weight, bias, EPS)[1:])
+    for k in range(3):
+        direction = np.random.default_rng(10 + k).normal(size=(x, weight, bias)[k].shape)
+
+        def loss(h, k=k, direction=direction):
+            moved = [a + h * direction if i == k else a for i, a in enumerate((x, weight, bias))]
+            return (layer_norm.forward(*moved, EPS)[0] * dy).sum()
+
+        assert (loss(1e-6) - loss(-1e-6)) / 2e-6 == pytest.approx((gradients[k] * direction).sum(), rel=1e-7)
+
+
+def test_without_weight_and_bias():
+    x, _, _, dy = inputs(40, 33, np.float32)
+    ones, zeros = np.ones(33, np.float32), np.zeros(33, np.float32)
+    y, mean, rstd = layer_norm.forward(x, None, None, EPS)
+    np.testing.assert_array_equal(y, layer_norm.forward(x, ones, zeros, EPS)[0])
+    for a, b in zip(
+        layer_norm.backward(dy, x, None, mean, rstd), layer_norm.backward(dy, x, ones, mean, rstd), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_large_mean_does_not_cancel():
+    x = np.random.default_rng(0).normal(1000, 1, (64, 512)).astype(np.float32)
+    y = layer_norm.forward(x, None, None, EPS)[0]
+    # the mean of values near 1000 is off by a few of its units (6e-5)
+    np.testing.assert_allclose(y, reference(x, 1.0, 0.0)[0], atol=5e-4)
+
+
+def test_no_rows_gives_zero_parameter_gradients():
+    x, weight, bias, dy = inputs(0, 5, np.float32)
+    y, mean, rstd = layer_norm.forward(x, weight, bias, EPS)
+    assert y.shape == (0, 5)
+    dx, dweight, dbias = layer_norm.backward(dy, x, weight, mean, rstd)
+    assert dx.shape == (0, 5)
+    np.testing.assert_array_equal([dweight, dbias], np.zeros((2, 5)))
+
+
+def test_strided_inputs():
+    x, weight, bias, dy = inputs(33, 33, np.float32)
+    y, mean, rstd = layer_norm.forward(x.T, weight[::-1], bias[::-1], EPS)
+    again = layer_norm.forward(x.T.copy(), weight[::-1].copy(), bias[::-1].copy(), EPS)
+    np.testing.assert_array_equal(y, again[0])
+    for a, b in zip(
+        layer_norm.backward(dy.T, x.T, weight[::-1], mean, rstd),
+        layer_norm.backward(dy.T.copy(), x.T.copy(), weight[::-1].copy(), mean, rstd),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_same_bits_for_every_thread_count():
+    x, weight, bias, dy = inputs(300, 129, np.float32)
+
+    def run():
+        y, mean, rstd = layer_norm.forward(x, weight, bias, EPS)
+        return y, mean, rstd, *layer_norm.backward(dy, x, weight, mean, rstd)
+
+    before, several = threads.get_num_threads(), run()
+    try:
+        threads.set_num_threads(1)
+        for a, b in zip(run(), several, strict=True):
+            np.testing.assert_array_equal(a, b)
+    finally:
+        threads.set_num_threads(before)
+
+
+def test_nan_and_infinite_rows_stay_in_their_row():
+    x, weight, bias, dy = inputs(20, 40, np.float32)
+    x[3, 5], x[7, 0] = np.nan, np.inf
+    y, mean, rstd = layer_norm.forward(x, weight, bias, EPS)
+    dx, dweight, _ = layer_norm.backward(dy, x, weight, mean, rstd)
+    bad = np.isin(np.arange(20), (3, 7))
+    for array in (y, dx):
+        np.testing.assert_array_equal(np.isnan(array).all(1), bad)
+        np.testing.assert_array_equal(np.isnan(array).any(1), bad)
+    assert np.isnan(dweight).all()
+
+
+def test_as_pytorch():
+    torch = pytest.importorskip("torch", reason="the reference is PyTorch")
+    x, weight, bias, dy = inputs(50, 96, np.float32)
+    leaves = [torch.tensor(a, requires_grad=True) for a in (x, weight, bias)]
+    expected = torch.nn.functional.layer_norm(leaves[0], [96], leaves[1], leaves[2], EPS)
+    expected.backward(torch.tensor(dy))
+    y, mean, rstd = layer_norm.forward(x, weight, bias, EPS)
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    for ours, leaf in zip(layer_norm.backward(dy, x, weight, mean, rstd), leaves, strict=True):
+        np.testing.assert_allclose(ours, leaf.grad.numpy(), rtol=1e-4, atol=2e-5)

@@ -1,0 +1,102 @@
+"""Softmax kernels against float64 formulas, central differences and PyTorch, along any axis."""
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import softmax, threads
+
+CASES = [((), 0), ((5,), -1), ((0, 4), 1), ((4, 0), 1), ((3, 7), 0), ((2, 3, 5), 1), ((90, 300), 1), ((2, 33_000), -1)]
+FUNCTIONS = [(softmax.forward, softmax.backward), (softmax.log_forward, softmax.log_backward)]
+
+
+def reference(x, axis, log):
+    x = x.astype(np.float64)
+    if x.size == 0 or x.ndim == 0:
+        return np.full(x.shape, 0.0 if log else 1.0)
+    shifted = x - x.max(axis, keepdims=True)
+    logarithm = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+    return logarithm if log else np.exp(logarithm)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-13)])
+@pytest.mark.parametrize(("shape", "axis"), CASES)
+@pytest.mark.parametrize("log", [False, True])
+def test_formulas(shape, axis, dtype, tolerance, log):
+    rng = np.random.default_rng(0)
+    x, dy = (np.asarray(rng.normal(0, 5, shape), dtype) for _ in range(2))
+    forward, backward = FUNCTIONS[log]
+    y, exact = forward(x, axis), reference(x, axis, log)
+    assert y.shape == shape
+    assert y.dtype == dtype
+    assert y.flags.c_contiguous
+    np.testing.assert_allclose(y, exact, rtol=tolerance, atol=tolerance)
+    dx = backward(dy, y, axis)
+    assert dx.shape == shape
+    assert dx.dtype == dtype
+    if x.ndim:
+        g = dy.astype(np.float64)
+        if log:
+            expected = g - np.exp(exact) * g.sum(axis, keepdims=True)
+        else:
+            expected = exact * (g - (g * exact).sum(axis, keepdims=True))
+        np.testing.assert_allclose(dx, expected, rtol=100 * tolerance, atol=100 * tolerance)
+
+
+@pytest.mark.parametrize(("forward", "backward"), FUNCTIONS)
+def test_backward_is_the_central_difference(forward, backward):
+    rng = np.random.default_rng(1)
+    x, dy, direction = rng.normal(size=(3, 4, 6, 5))[:, 0], *rng.normal(size=(2, 3, 6, 5))
+    h = 1e-6
+    difference = ((forward(x + h * direction, 1) - forward(x - h * direction, 1)) * dy).sum() / (2 * h)
+    assert (backward(dy, forward(x, 1), 1) * direction).sum() == pytest.approx(difference, rel=1e-7)
+
+
+def special_rows(dtype):
+    x = np.random.default_rng(0).normal(size=(7, 40)).astype(dtype)
+    x[0, 3] = np.nan
+    x[1, 4] = np.inf
+    x[2] = -np.inf
+    x[3, ::2] = -np.inf
+    x[4, 0] = 1e30
+    x[5, :39] = -np.inf
+    return x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("log", [False, True])
+def test_special_rows_as_pytorch(dtype, log):
+    torch = pytest.importorskip("torch", reason="the reference is PyTorch")
+    x, dy = special_rows(dtype), np.random.default_rng(1).normal(size=(7, 40)).astype(dtype)
+    leaf = torch.tensor(x, requires_grad=True)
+    expected = (torch.log_softmax if log else torch.softmax)(leaf, 1)
+    expected.backward(torch.tensor(dy))
+    forward, backward = FUNCTIONS[log]
+    y = forward(x, 1)
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(backward(dy, y, 1), leaf.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_special_rows(dtype):
+    y = softmax.forward(special_rows(dtype), 1)
+    assert np.isnan(y[:3]).all()
+    assert (y[3, ::2] == 0).all()
+    assert y[4, 0] == 1
+    assert y[5, 39] == 1
+    np.testing.assert_allclose(y[3:].sum(1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("forward", "backward"), FUNCTIONS)
+def test_strided_inputs_and_thread_counts(forward, backward):
+    x = np.random.default_rng(0).normal(size=(200, 151)).astype(np.float32)
+    y = forward(x, 1)
+    np.testing.assert_array_equal(forward(x.T, 0), y.T)
+    dx = backward(x, y, 1)
+    np.testing.assert_array_equal(backward(x.T, y.T, 0), dx.T)
+    before = threads.get_num_threads()
+    try:
+        threads.set_num_threads(1)
+        np.testing.assert_array_equal(forward(x, 1), y)
+        np.testing.assert_array_equal(backward(x, y, 1), dx)
+    finally:
+        threads.set_num_threads(before)
