@@ -12,6 +12,7 @@ broadcast dimensions, adding the gradients of a tensor that is used several time
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -59,6 +60,12 @@ class _SetGrad:
         _grad_mode.enabled = self._previous.pop()
 
     def __call__(self, fn: F) -> F:
+        if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+            raise TypeError(
+                f"{type(self).__name__}: {fn.__qualname__} is a generator or coroutine function, whose body runs after "
+                "the call has returned; use a with block inside it that contains no yield or await"
+            )
+
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with type(self)():
@@ -425,18 +432,19 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
                 node.backward_into(dy, pending.writable(*edge))
         return
     result = node.backward(dy)
-    if type(result) is not tuple:
-        result = (result,)
-    if len(result) != len(node.edges):
-        raise RuntimeError(f"{name}.backward returned {len(result)} gradients for {len(node.edges)} inputs")
+    # A list of our own: a tuple that the op keeps would hide that its arrays have another owner.
+    results = [*result] if type(result) is tuple else [result]
+    del result
+    if len(results) != len(node.edges):
+        raise RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs")
     kernels = node.kernels
     for i, edge in enumerate(node.edges):
         if edge is None:
             continue
-        # An array that only `result` refers to (that reference and the argument's make two) was made for us and is ours
-        # to write to. Anything else, like dy itself, a view or a saved array, has another owner.
-        owned = sys.getrefcount(result[i]) == 2
-        grad = result[i]
+        # An array that only `results` refers to (that reference and the argument's make two) was made for us and is
+        # ours to write to. Anything else, like dy itself, a view or a saved array, has another owner.
+        owned = sys.getrefcount(results[i]) == 2
+        grad = results[i]
         if grad is None:
             continue
         if not isinstance(grad, kernels.Array):

@@ -162,7 +162,7 @@ def multinomial(weights: Tensor, num_samples: int, *, generator: Generator | Non
     bad = not bool((w.isfinite().all())) or bool((w < 0).any()) or bool((w.sum(-1) == 0).any())
     if bad or not w.ndim or not w.shape[-1]:
         raise ValueError("multinomial: weights must be finite, non-negative, and not all zero in a row")
-    edges = w.cumsum(-1)
+    edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
     total = edges[..., -1:]
     points = rand(*w.shape[:-1], num_samples, dtype=dtypes.float64, device=w.device, generator=generator) * total
     # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.

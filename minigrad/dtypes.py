@@ -47,7 +47,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         found = np.dtype(dtype)
     except TypeError:
         found = None
-    if dtype is None or found not in SUPPORTED:
+    if dtype is None or found is None or found not in SUPPORTED:  # to NumPy, None equals float64
         raise TypeError(f"unsupported dtype {dtype!r}: expected one of {', '.join(str(d) for d in SUPPORTED)}")
     return found
 

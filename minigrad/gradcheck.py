@@ -66,11 +66,13 @@ def gradcheck(
         for j in range(values.size):
             place = tuple(int(n) for n in _unravel(j, values.shape))
             old = values[place].item()
-            values[place] = old + eps
-            above = objective().item()
-            values[place] = old - eps
-            below = objective().item()
-            values[place] = old
+            try:
+                values[place] = old + eps
+                above = objective().item()
+                values[place] = old - eps
+                below = objective().item()
+            finally:
+                values[place] = old
             numeric = (above - below) / (2 * eps)
             if not abs(analytic[j] - numeric) <= atol + rtol * abs(numeric):
                 raise GradcheckError(

@@ -13,7 +13,7 @@ def represent(x: Any) -> str:
     notes = []
     if array.size == 0 and array.ndim != 1:
         notes.append(f"shape={array.shape}")
-    if str(array.dtype) not in ("float32", "int64", "bool"):
+    if str(array.dtype) not in (("float32", "int64", "bool") if array.size else ("float32",)):
         notes.append(f"dtype={array.dtype}")
     if x.device.type != "cpu":
         notes.append(f"device='{x.device}'")

@@ -776,12 +776,12 @@ class Tensor(_Casts):
 
     def _write(self, name: str, compute: Callable[..., Tensor], other: Any) -> Tensor:
         other = self._operand(other)
-        self._change(name, other)
         y = compute(self.detach(), other)
         if dtypes.result_dtype((self.data, y.data)) != self.dtype and y.is_floating_point():
             raise TypeError(f"{name}: a {y.dtype} result does not fit into a {self.dtype} tensor")
         if y.shape != self.shape:
             raise ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}")
+        self._change(name, other)
         self.device.kernels.elementwise.assign(self.data, y.data)
         return self
 

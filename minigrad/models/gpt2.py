@@ -117,7 +117,7 @@ class GPT2(nn.Module):
         if max_new_tokens < 0:
             raise ValueError(f"generate: max_new_tokens={max_new_tokens}; expected 0 or more")
         generator = None if seed is None else Generator(seed)
-        was_training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             caches: list[nn.KVCache] | None = None
@@ -131,7 +131,8 @@ class GPT2(nn.Module):
                 chosen = sample(logits[:, -1], temperature, top_k, top_p, generator)
                 tokens = cat([tokens, chosen], dim=1)
         finally:
-            self.train(was_training)
+            for module, mode in modes:
+                module.training = mode
         return tokens
 
 

@@ -204,7 +204,7 @@ def cross_entropy(
             f"cross_entropy: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
             f"(ignore_index is {ignore_index})"
         )
-    class_weight = None if weight is None else k.contiguous(weight.to(input.dtype).data)
+    class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
     losses = cross_entropy_ops.CrossEntropy.apply(_floating("cross_entropy", logits), labels, options=options)
     if reduction == "none":

@@ -52,19 +52,18 @@ class Module:
         tables = self.__dict__
         if "_parameters" not in tables:
             raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
-        registered = tables["_buffers"].get(name)
-        if registered is not None and isinstance(value, Tensor) and not isinstance(value, Parameter):
-            tables["_buffers"][name] = value
-            return
-        for table in ("_parameters", "_buffers", "_modules"):
-            tables[table].pop(name, None)
-        tables.pop(name, None)
         if isinstance(value, Parameter):
-            tables["_parameters"][name] = value
+            home = tables["_parameters"]
         elif isinstance(value, Module):
-            tables["_modules"][name] = value
+            home = tables["_modules"]
+        elif name in tables["_buffers"] and (value is None or isinstance(value, Tensor)):
+            home = tables["_buffers"]
         else:
-            tables[name] = value
+            home = tables
+        for table in (tables["_parameters"], tables["_buffers"], tables["_modules"], tables):
+            if table is not home:
+                table.pop(name, None)
+        home[name] = value  # keeps its place in the order if it had one
 
     def __getattr__(self, name: str) -> Any:  # only called when the instance's dict has no such name
         for table in ("_parameters", "_buffers", "_modules"):
@@ -85,8 +84,7 @@ class Module:
         if "." in name or not name or hasattr(self, name):
             raise ValueError(f"register_buffer: {name!r} is taken or no attribute name")
         self._buffers[name] = tensor
-        if not persistent:
-            self._transient.add(name)
+        (self._transient.discard if persistent else self._transient.add)(name)
 
     # ------------------------------------------------------------------ walking the tree
 
@@ -173,12 +171,15 @@ class Module:
 
     def to(self, *args: Any, dtype: Any = None, device: str | Device | None = None) -> Module:
         """Convert parameters and floating buffers in place, keeping their ids; returns the module."""
+        tensors = [tensor for tensor in (*self.parameters(), *self.buffers()) if tensor.is_floating_point()]
         with no_grad():
-            for tensor in (*self.parameters(), *self.buffers()):
-                if tensor.is_floating_point():
-                    moved = tensor.detach().to(*args, dtype=dtype, device=device)
-                    tensor.data, tensor.device = moved.data, moved.device
-                    tensor.bump_version()
+            converted = [tensor.detach().to(*args, dtype=dtype, device=device) for tensor in tensors]
+        for new in converted:
+            if not new.is_floating_point():
+                raise TypeError(f"{type(self).__name__}.to: weights are floating tensors, {new.dtype} is no such dtype")
+        for tensor, new in zip(tensors, converted, strict=True):
+            tensor.data, tensor.device = new.data, new.device
+            tensor.bump_version()
         return self
 
     def double(self) -> Module:

@@ -27,9 +27,12 @@ class KVCache:
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""
+        B, nh, max_tokens, hs = self._keys.shape
+        if k.shape != v.shape or k.shape[:2] + k.shape[3:] != (B, nh, hs):
+            raise ValueError(f"KVCache: keys {k.shape}, values {v.shape}; this cache expects ({B}, {nh}, T, {hs})")
         start, end = self.length, self.length + k.shape[2]
-        if end > self._keys.shape[2]:
-            raise ValueError(f"KVCache holds {self._keys.shape[2]} tokens; {start} are in it and {k.shape[2]} more came")
+        if end > max_tokens:
+            raise ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {k.shape[2]} more came")
         self._keys[:, :, start:end] = k
         self._values[:, :, start:end] = v
         self.length = end

@@ -15,8 +15,15 @@ class Index(Function):
     adds_in_place = True
 
     def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
-        self.where, self.basic = where, basic
+        if self.needs[0]:
+            self.where, self.basic = self._kept(where), basic
         return self.kernels.indexing.index(x, where)
+
+    def _kept(self, where: Any) -> Any:
+        """The index with copies of its arrays, which the caller may change before backward."""
+        if isinstance(where, tuple):
+            return tuple(self._kept(part) for part in where)
+        return self.kernels.copy(where) if isinstance(where, self.kernels.Array) else where
 
     def backward_into(self, dy: Any, dx: Any) -> None:
         self.kernels.indexing.add_at(dx, self.where, dy, distinct=self.basic)
