@@ -1,6 +1,8 @@
-"""SimpleTrainer: what happens between ``loss.backward()`` and the next forward, written once (boostr's ``SimpleTrainer``).
+"""SimpleTrainer: what happens between ``loss.backward()`` and the next forward, written once (boostr's
+``SimpleTrainer``).
 
-Accumulate, average, reduce, clip, update, count. The trainers for several processes are this one with another ``reduce``.
+Accumulate, average, reduce, clip, update, count. The trainers for several processes are this one with another
+``reduce``.
 """
 
 from __future__ import annotations
@@ -88,9 +90,10 @@ class SimpleTrainer:
             loss = model.loss(x, y)
             metrics = trainer.step(model.parameters(), loss.backward(), loss.item())
 
-    Without an ``optimizer`` it makes an AdamW of the configuration's learning rate and weight decay, for the parameters that
-    the first step brings. A ``schedule`` sets the learning rate of every step. ``reduce(params, grads, loss)``, for
-    trainers that share their gradients with others, returns what all of them agree on; it is called once per window.
+    Without an ``optimizer`` it makes an AdamW of the configuration's learning rate and weight decay, for the parameters
+    that the first step brings. A ``schedule`` sets the learning rate of every step. ``reduce(params, grads, loss)``,
+    for trainers that share their gradients with others, returns what all of them agree on; it is called once per
+    window.
     """
 
     def __init__(
@@ -133,7 +136,8 @@ class SimpleTrainer:
         """Take in one micro-batch: None while the window is not full, else one optimizer step's metrics.
 
         ``params`` are boostr's ordered ``{TensorId: Tensor}``, or parameters, or pairs (name, parameter) as
-        ``model.named_parameters()`` gives. Only their gradients count; ``grads`` is consumed (its arrays may be changed).
+        ``model.named_parameters()`` gives. Only their gradients count; ``grads`` is consumed (its arrays may be
+        changed).
 
         Raises NonFiniteLossError or NonFiniteGradientError, naming the step, before any weight is changed (the
         window is then dropped), and ValueError for a trained parameter that the optimizer does not know.
@@ -204,7 +208,9 @@ class SimpleTrainer:
         return arrays, {"global_step": self._global_step, "optimizer": meta, "window": window}
 
     def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned. Raises ValueError, naming what does not fit, before anything changes."""
+        """Take over what ``state_dict`` returned. Raises ValueError, naming what does not fit, before anything
+        changes.
+        """
         named = self._named(params)
         step = meta.get("global_step")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:

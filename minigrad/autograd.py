@@ -1,9 +1,10 @@
 """Reverse-mode automatic differentiation: Function, backward, no_grad.
 
-A graph node *is* the Function instance that computed a tensor. ``Function.apply`` runs ``forward`` on raw arrays, and if a
-gradient will be wanted, keeps the instance with edges to where its inputs came from. ``backward`` walks the nodes from the
-newest to the oldest: ids grow with time and a node's inputs are older than itself, so that is a topological order and no
-recursion is needed. Raw arrays also mean that backward records nothing: there are no higher-order gradients.
+A graph node *is* the Function instance that computed a tensor. ``Function.apply`` runs ``forward`` on raw arrays, and
+if a gradient will be wanted, keeps the instance with edges to where its inputs came from. ``backward`` walks the nodes
+from the newest to the oldest: ids grow with time and a node's inputs are older than itself, so that is a topological
+order and no recursion is needed. Raw arrays also mean that backward records nothing: there are no higher-order
+gradients.
 
 What every op would otherwise repeat is done here, once: dtype promotion, device checks, summing gradients back over
 broadcast dimensions, adding the gradients of a tensor that is used several times, freeing saved arrays on the way.
@@ -75,7 +76,9 @@ class _SetGrad:
 
 
 class no_grad(_SetGrad):
-    """Within ``with no_grad():``, or in a function decorated ``@no_grad()``, no graph is recorded (this thread only)."""
+    """Within ``with no_grad():``, or in a function decorated ``@no_grad()``, no graph is recorded (this thread
+    only).
+    """
 
     enabled = False
 
@@ -99,6 +102,8 @@ class TensorCore:
     """What autograd knows of a tensor. ``minigrad.Tensor`` adds the operations."""
 
     __slots__ = ("__weakref__", "_id", "_version", "data", "device", "node", "requires_grad")
+
+    tensor_type: ClassVar[Any]  # the class of what ops return: Tensor, which minigrad.tensor puts here
 
     data: Any
     device: Device
@@ -145,9 +150,10 @@ class Function:
 
     ``forward`` gets the raw arrays of its tensor inputs (NumPy arrays on the CPU), other positional inputs as they are,
     and keyword parameters; it returns one array. What backward needs of them goes into ``self.saved``: it is freed as
-    backward goes, and a later in-place change of it is noticed. ``backward`` gets the gradient of the output and returns
-    one gradient (or None, meaning zero) for each positional input, alone or as a tuple; gradients may have the broadcast
-    shape. ``self.needs[i]`` tells whether input ``i`` needs one. ``self.kernels`` is the device's kernel package.
+    backward goes, and a later in-place change of it is noticed. ``backward`` gets the gradient of the output and
+    returns one gradient (or None, meaning zero) for each positional input, alone or as a tuple; gradients may have the
+    broadcast shape. ``self.needs[i]`` tells whether input ``i`` needs one. ``self.kernels`` is the device's kernel
+    package.
 
     An op whose gradient is mostly zeros (indexing, embedding) sets ``adds_in_place`` and defines
     ``backward_into(dy, dx)`` instead, which adds to the gradient of its one differentiable input in place.
@@ -221,9 +227,6 @@ class Function:
         return y
 
 
-TensorCore.tensor_type = TensorCore  # type: ignore[attr-defined]  # replaced by Tensor when minigrad.tensor is imported
-
-
 def _common_device(cls: type[Function], inputs: tuple[Any, ...]) -> Device:
     device: Device | None = None
     for x in inputs:
@@ -283,18 +286,20 @@ def backward(
     create_graph: bool = False,
     hook: BackwardHook | None = None,
 ) -> GradStore:
-    """Gradients of ``root`` with respect to the leaves that require grad (boostr's ``backward`` and ``backward_with_hooks``).
+    """Gradients of ``root`` with respect to the leaves that require grad (boostr's ``backward`` and
+    ``backward_with_hooks``).
 
     ``root`` must be a scalar (one element) unless ``gradient``, a tensor of its shape and dtype, says what to multiply
     the Jacobian with. Saved arrays are freed as they are used; ``retain_graph=True`` keeps them for a second call.
     ``hook.on_leaf_grad_ready(id, grad)`` is called as soon as a leaf's gradient is final.
 
-    Raises RuntimeError if ``root`` does not require grad, if the graph was freed by an earlier call, or if a saved tensor
-    was changed in place; NotImplementedError for ``create_graph=True``.
+    Raises RuntimeError if ``root`` does not require grad, if the graph was freed by an earlier call, or if a saved
+    tensor was changed in place; NotImplementedError for ``create_graph=True``.
     """
     if create_graph:
         raise NotImplementedError(
-            "create_graph=True: backward works on raw arrays and is not itself recorded, so there are no higher-order gradients"
+            "create_graph=True: backward works on raw arrays and is not itself recorded; "
+            "there are no higher-order gradients"
         )
     if not root.requires_grad:
         raise RuntimeError(
@@ -345,7 +350,9 @@ def _reachable(start: Any) -> tuple[list[Function], dict[Any, int]]:
     """All nodes below ``start``, oldest first, and for each leaf the number of edges that lead to it."""
     if not isinstance(start, Function):
         return [], {}
-    nodes, seen, uses = [start], {start}, {}
+    nodes: list[Function] = [start]
+    seen: set[Function] = {start}
+    uses: dict[Any, int] = {}
     for node in nodes:  # grows while it is walked
         for edge in node.edges:
             if edge is None:
@@ -467,9 +474,7 @@ def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) 
         raise RuntimeError(
             f"{name}.backward returned a gradient of shape {tuple(grad.shape)} for input {i} of shape {tuple(shape)}"
         )
-    axes = tuple(range(extra)) + tuple(
-        extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1
-    )
+    axes = tuple(range(extra)) + tuple(extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1)
     return kernels.reduce.sum(grad, axes, False).reshape(shape)
 
 
@@ -477,7 +482,7 @@ def _finish_leaf(leaf: Any, pending: _Pending, grads: GradStore, hook: BackwardH
     array = pending.take_owned(leaf)
     if array is None:
         return
-    grad = TensorCore.tensor_type.__new__(TensorCore.tensor_type)  # type: ignore[attr-defined]
+    grad = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
     grad._init(array, leaf.device)
     grads.insert(leaf, grad)
     if hook is not None:

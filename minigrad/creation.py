@@ -26,7 +26,9 @@ def tensor(data: Any, *, dtype: Any = None, device: str | Device = CPU, requires
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """A CPU tensor that shares the array's memory. TypeError for unsupported dtypes, ValueError for negative strides."""
+    """A CPU tensor that shares the array's memory. TypeError for unsupported dtypes, ValueError for negative
+    strides.
+    """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"from_numpy expects a NumPy array, not {type(array).__name__}; use minigrad.tensor")
     dtypes.as_dtype(array.dtype)
@@ -159,7 +161,7 @@ def multinomial(weights: Tensor, num_samples: int, *, generator: Generator | Non
     Raises ValueError for weights that are negative, not finite, or all zero in a row.
     """
     w = weights.detach().double()
-    bad = not bool((w.isfinite().all())) or bool((w < 0).any()) or bool((w.sum(-1) == 0).any())
+    bad = not bool(w.isfinite().all()) or bool((w < 0).any()) or bool((w.sum(-1) == 0).any())
     if bad or not w.ndim or not w.shape[-1]:
         raise ValueError("multinomial: weights must be finite, non-negative, and not all zero in a row")
     edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
@@ -177,7 +179,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if not tensors[0].ndim:
         raise ValueError("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.normalize_dim(dim, tensors[0].ndim)
-    return movement.Cat.apply(*tensors, axis=axis)  # type: ignore[no-any-return]  # apply returns Any
+    return movement.Cat.apply(*tensors, axis=axis)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -201,7 +203,7 @@ def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = top + 1
     if num_classes <= top or num_classes < 1:
         raise ValueError(f"one_hot: {num_classes} classes cannot hold index {top}")
-    return indexing.OneHot.apply(indices, classes=num_classes)  # type: ignore[no-any-return]  # apply returns Any
+    return indexing.OneHot.apply(indices, classes=num_classes)
 
 
 def where(condition: Tensor, x: Any, y: Any) -> Tensor:
@@ -209,4 +211,4 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     if not isinstance(x, TensorCore):
         like = y.data if isinstance(y, TensorCore) else y
         x = Tensor(x, dtype=dtypes.result_dtype((like, x)), device=condition.device)
-    return x.where(condition, y)  # type: ignore[no-any-return, attr-defined]  # a Tensor by now
+    return x.where(condition, y)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class DeviceError(RuntimeError):
@@ -23,7 +23,7 @@ class Device:
     """
 
     __slots__ = ("_kernels", "index", "type")
-    _known: dict[str, Device] = {}
+    _known: ClassVar[dict[str, Device]] = {}
     type: str
     index: int
     _kernels: ModuleType | None

@@ -62,8 +62,8 @@ class GradStore:
         grad = self._grads.get(self._key(key))
         if grad is None:
             raise KeyError(
-                f"no gradient for tensor {int(self._key(key))}: it does not require grad, is not a leaf, or the loss does "
-                "not depend on it (use .get to test)"
+                f"no gradient for tensor {int(self._key(key))}: it does not require grad, is not a leaf, or the loss "
+                "does not depend on it (use .get to test)"
             )
         return grad
 

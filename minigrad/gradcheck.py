@@ -26,11 +26,11 @@ def gradcheck(
 ) -> bool:
     """Compare ``backward`` with central differences, for each element of each float64 input that requires grad.
 
-    ``fn(*inputs)`` gives one tensor or several; their sum with fixed random weights v is what is differentiated, so each
-    compared number is an element of v^T J. The inputs' values are moved by ``eps`` and put back.
+    ``fn(*inputs)`` gives one tensor or several; their sum with fixed random weights v is what is differentiated, so
+    each compared number is an element of v^T J. The inputs' values are moved by ``eps`` and put back.
 
-    Returns True; raises GradcheckError with the place and both numbers if |a - n| > atol + rtol |n|, and ValueError if no
-    input can be checked or one is not float64 (finite differences in float32 tell nothing).
+    Returns True; raises GradcheckError with the place and both numbers if |a - n| > atol + rtol |n|, and ValueError if
+    no input can be checked or one is not float64 (finite differences in float32 tell nothing).
     """
     checked = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:

@@ -223,7 +223,8 @@ def _self_hash(manifest: Mapping[str, Any]) -> str:
 
 def _encode_state(state: Mapping[str, Any]) -> bytes:
     try:
-        # Not escaped to ASCII: encoding then refuses lone surrogates, of which escapes may merge two into one character.
+        # Not escaped to ASCII: encoding then refuses lone surrogates, of which escapes may merge two into one
+        # character.
         raw = json.dumps(_to_json(dict(state), "state"), indent=1, allow_nan=False, ensure_ascii=False).encode()
         _decode_state(raw)  # what could not be read back is refused now, not at the resume
     except RecursionError:

@@ -1,8 +1,8 @@
 """Tensor: an array on a device that remembers how it was computed. The methods are PyTorch's.
 
 Each method is one line that names the Function behind it (``ops/``), so a call is easy to follow: ``Tensor.softmax`` ->
-``ops.softmax.Softmax.forward`` -> ``device.kernels.softmax.forward``. Where PyTorch says ``dim`` and ``keepdim``, NumPy's
-``axis`` and ``keepdims`` work as well.
+``ops.softmax.Softmax.forward`` -> ``device.kernels.softmax.forward``. Where PyTorch says ``dim`` and ``keepdim``,
+NumPy's ``axis`` and ``keepdims`` work as well.
 """
 
 from __future__ import annotations
@@ -62,15 +62,17 @@ class _Casts(TensorCore):
 class Tensor(_Casts):
     """An n-dimensional array. ``Tensor([[1.0, 2.0]], requires_grad=True)`` copies its data, as ``torch.tensor`` does.
 
-    ``data`` may be numbers, nested lists, NumPy arrays or tensors; Python floats become the default dtype (float32). Raises
-    TypeError for data or dtypes that are none of the supported ones, ValueError for ragged lists.
+    ``data`` may be numbers, nested lists, NumPy arrays or tensors; Python floats become the default dtype (float32).
+    Raises TypeError for data or dtypes that are none of the supported ones, ValueError for ragged lists.
     """
 
     __slots__ = ()
     __hash__ = object.__hash__
     __array_priority__ = 1000  # ndarray + Tensor asks the Tensor
 
-    def __init__(self, data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> None:
+    def __init__(
+        self, data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False
+    ) -> None:
         device = Device(device)
         if isinstance(data, TensorCore):
             data = data.device.kernels.to_host(data.data)
@@ -103,12 +105,12 @@ class Tensor(_Casts):
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the dimensions."""
-        return self.data.shape  # type: ignore[no-any-return]  # the raw array is untyped
+        return self.data.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype (NumPy's)."""
-        return self.data.dtype  # type: ignore[no-any-return]  # the raw array is untyped
+        return self.data.dtype
 
     @property
     def ndim(self) -> int:
@@ -187,7 +189,7 @@ class Tensor(_Casts):
 
     def clone(self) -> Tensor:
         """A copy in new memory; gradients flow through it."""
-        return elementwise.Clone.apply(self)  # type: ignore[no-any-return]  # apply returns Any
+        return elementwise.Clone.apply(self)
 
     # ------------------------------------------------------------------ out of the library
 
@@ -197,7 +199,7 @@ class Tensor(_Casts):
             raise RuntimeError("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
         if self.device.type != "cpu":
             raise RuntimeError(f"numpy() of a tensor on {self.device}; use .cpu().numpy()")
-        return self.data  # type: ignore[no-any-return]  # the raw array is untyped
+        return self.data
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
@@ -247,8 +249,8 @@ class Tensor(_Casts):
         x = self
         if dtype is not None:
             x = x._cast(dtypes.as_dtype(dtype))
-        if device is not None and (device := Device(device)) is not x.device:
-            raise RuntimeError(f"copying from {x.device} to {device} needs the kernels of {device.kernels.__name__}")
+        if device is not None and (target := Device(device)) is not x.device:
+            raise RuntimeError(f"copying from {x.device} to {target} needs the kernels of {target.kernels.__name__}")
         return x
 
     def cpu(self) -> Tensor:
@@ -736,7 +738,7 @@ class Tensor(_Casts):
         return iter(self.unbind(0))
 
     def gather(self, dim: int, index: Tensor) -> Tensor:
-        """y[i][j] = self[i][index[i][j]] for dim 1: ``index`` (int) has as many dimensions, none larger outside of dim."""
+        """y[i][j] = self[i][index[i][j]] for dim 1; ``index`` (int) has as many dimensions, none larger except dim."""
         dim = shapes.normalize_dim(dim, self.ndim)
         sizes = zip(index.shape, self.shape, strict=False)
         if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
@@ -858,7 +860,7 @@ TensorCore.tensor_type = Tensor
 
 
 def _matmul(a: Any, b: Any) -> Tensor:
-    if not (isinstance(a, TensorCore) and isinstance(b, TensorCore)):
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise TypeError("@ of a tensor and a number; use *")
     if not a.ndim or not b.ndim:
         raise ValueError(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *")
@@ -898,15 +900,13 @@ def _index(where: Any) -> tuple[Any, bool]:
         if isinstance(part, TensorCore):
             part = part.data
         elif isinstance(part, list | range):
-            part = np.asarray(part, dtype=np.int64 if not len(part) else None)
-        elif part is not None and part is not Ellipsis and not isinstance(part, slice) and not hasattr(part, "__index__"):
-            if not hasattr(part, "dtype"):
-                raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
-        if getattr(part, "dtype", None) is not None and getattr(part, "ndim", 0):
-            if part.dtype.kind not in "iub":
-                raise TypeError(f"a tensor used as an index must be integer or bool, not {part.dtype}")
-            basic = basic and part.dtype.kind == "b"
-        elif getattr(part, "dtype", None) is not None and part.dtype.kind not in "iub":
-            raise TypeError(f"a {part.dtype} value is not an index; convert with .long()")
+            part = np.asarray(part, dtype=None if len(part) else np.int64)
+        dtype = getattr(part, "dtype", None)
+        if dtype is not None:
+            if dtype.kind not in "iub":
+                raise TypeError(f"an index must be integer or bool, not {dtype}; convert with .long()")
+            basic = basic and (dtype.kind == "b" or part.ndim == 0)
+        elif not (part is None or part is Ellipsis or isinstance(part, slice) or hasattr(part, "__index__")):
+            raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
         converted.append(part)
     return (tuple(converted) if isinstance(where, tuple) else converted[0]), basic

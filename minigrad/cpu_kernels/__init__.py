@@ -20,7 +20,20 @@ from . import (
     softmax,
     threads,
 )
-from .storage import Array, as_array, contiguous, copy, empty, from_host, full, may_share_memory, ones, quiet, to_host, zeros
+from .storage import (
+    Array,
+    as_array,
+    contiguous,
+    copy,
+    empty,
+    from_host,
+    full,
+    may_share_memory,
+    ones,
+    quiet,
+    to_host,
+    zeros,
+)
 
 __all__ = [
     "Array",

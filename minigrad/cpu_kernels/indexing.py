@@ -1,4 +1,6 @@
-"""Reading and adding at positions. An index is anything NumPy accepts: ints, slices, None, Ellipsis, bool or int arrays."""
+"""Reading and adding at positions. An index is anything NumPy accepts: ints, slices, None, Ellipsis, bool or int
+arrays.
+"""
 
 from __future__ import annotations
 

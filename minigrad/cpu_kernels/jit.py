@@ -1,4 +1,5 @@
-"""How the CPU kernels are compiled: the decorators ``kernel``, ``parallel_kernel`` and ``inline``, and their disk cache.
+"""How the CPU kernels are compiled: the decorators ``kernel``, ``parallel_kernel`` and ``inline``, and their disk
+cache.
 
 Numba's own cache has three weaknesses for a library: a kernel is not recompiled when a function that it inlines changes
 in another file, it is written beside the source (often read-only), and it is pickle, so a damaged file raises in
@@ -27,8 +28,8 @@ from numba.core.caching import FunctionCache
 
 from . import threads
 
-# IEEE semantics for NaN and infinities are kept (no ``nnan``, no ``ninf``): -inf is a legal attention mask and a NaN must
-# reach the loss. Reassociation and contraction are what let LLVM vectorise sums and use FMA.
+# IEEE semantics for NaN and infinities are kept (no ``nnan``, no ``ninf``): -inf is a legal attention mask and a NaN
+# must reach the loss. Reassociation and contraction are what let LLVM vectorise sums and use FMA.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
 
@@ -117,8 +118,8 @@ def kernel(fn: Callable[..., Any]) -> Any:
 def parallel_kernel(fn: Callable[..., Any]) -> Any:
     """Compile a kernel whose ``numba.prange`` loops run on the one thread pool (see ``threads.py``).
 
-    Compile time is mostly that of the parallel transformation, so keep the body to one ``prange`` over tasks that calls a
-    serial ``kernel``. Call it from Python only.
+    Compile time is mostly that of the parallel transformation, so keep the body to one ``prange`` over tasks that calls
+    a serial ``kernel``. Call it from Python only.
     """
     dispatcher = _compile(fn, parallel=True)
     if threads.LAYER != "workqueue":

@@ -16,12 +16,18 @@ def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) 
     """Sum over ``axes`` in ``dtype`` (default: that of x)."""
     dtype = dtype or x.dtype
     # NumPy adds the rows of a matrix one after the other; the kernel keeps a strip of columns in registers.
-    if axes and axes == tuple(range(len(axes))) and len(axes) < x.ndim and x.flags.c_contiguous and dtype == x.dtype.type:
+    if (
+        axes
+        and axes == tuple(range(len(axes)))
+        and len(axes) < x.ndim
+        and x.flags.c_contiguous
+        and dtype == x.dtype.type
+    ):
         rows = int(np.prod(x.shape[: len(axes)]))
         if x.dtype.kind == "f" and rows > 1 and x.size:
             y = _column_sums(x.reshape(rows, -1)).reshape(x.shape[len(axes) :])
             return y.reshape((1,) * len(axes) + y.shape) if keepdim else y
-    return np.asarray(np.add.reduce(x, axis=axes, dtype=dtype, keepdims=keepdim))
+    return np.asarray(np.sum(x, axis=axes, dtype=dtype, keepdims=keepdim))
 
 
 @kernel

@@ -1,7 +1,8 @@
 """The one thread pool of the CPU backend.
 
-All parallel work runs on Numba's pool. A second pool (OpenBLAS under ``np.matmul``) spins after each call and starves the
-first: on two cores the naive combination is ten times slower than one pool, which is why float products are our own.
+All parallel work runs on Numba's pool. A second pool (OpenBLAS under ``np.matmul``) spins after each call and starves
+the first: on two cores the naive combination is ten times slower than one pool, which is why float products are our
+own.
 
 The layer is chosen here, before Numba starts it: TBB when it is installed (``pip install tbb``; it behaves best beside
 other load), else OpenMP, else Numba's workqueue (30 times the launch cost). ``NUMBA_THREADING_LAYER`` overrides.
@@ -54,7 +55,8 @@ def get_num_threads() -> int:
 def set_num_threads(n: int) -> None:
     """Use ``n`` threads for kernels launched from the calling thread, 1 <= n <= the number of cores at start.
 
-    Raises ValueError for a count out of range (the pool's size is fixed when the process starts: ``NUMBA_NUM_THREADS``).
+    Raises ValueError for a count out of range (the pool's size is fixed when the process starts:
+    ``NUMBA_NUM_THREADS``).
     """
     most = int(numba.config.NUMBA_NUM_THREADS)
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= most:

@@ -39,8 +39,8 @@ class GPT2Config:
 class GPT2(nn.Module):
     """Token and position embeddings, blocks, final norm, and a head that is the token embedding again (tied).
 
-    Initial weights are GPT-2's: normal with standard deviation 0.02, divided by sqrt(2 n_layer) for the projections that
-    write into the residual stream; biases 0.
+    Initial weights are GPT-2's: normal with standard deviation 0.02, divided by sqrt(2 n_layer) for the projections
+    that write into the residual stream; biases 0.
     """
 
     def __init__(self, config: GPT2Config) -> None:
@@ -63,7 +63,8 @@ class GPT2(nn.Module):
     def forward(self, tokens: Tensor, caches: list[nn.KVCache] | None = None) -> Tensor:
         """Token ids (B, T) -> logits of the next token (B, T, vocab_size).
 
-        ``caches`` (from ``new_caches``) makes the tokens continue those seen before. ValueError beyond block_size tokens.
+        ``caches`` (from ``new_caches``) makes the tokens continue those seen before. ValueError beyond block_size
+        tokens.
         """
         if tokens.ndim != 2:
             raise ValueError(f"GPT2: tokens of shape {tokens.shape}; expected (B, T)")

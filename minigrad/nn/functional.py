@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 
 from .. import shapes
-from ..creation import empty, ones, zeros
-from ..dtypes import bool_, float32, int64
-from ..ops import attention, cross_entropy as cross_entropy_ops, dropout as dropout_ops, elementwise
-from ..ops import embedding as embedding_ops, gelu as gelu_ops, layer_norm as layer_norm_ops, matmul
+from ..creation import ones, zeros
+from ..dtypes import bool_
+from ..ops import attention, elementwise, matmul
+from ..ops import cross_entropy as cross_entropy_ops
+from ..ops import dropout as dropout_ops
+from ..ops import embedding as embedding_ops
+from ..ops import gelu as gelu_ops
+from ..ops import layer_norm as layer_norm_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
 
@@ -58,7 +62,12 @@ def log_softmax(x: Tensor, dim: int) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: x (..., in), weight (out, in), bias (out,) or None -> (..., out)."""
-    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+    if (
+        weight.ndim != 2
+        or not x.ndim
+        or x.shape[-1] != weight.shape[1]
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
         raise ValueError(
             f"linear: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
             "expected x (..., in), weight (out, in), bias (out,)"
@@ -72,7 +81,9 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     Raises IndexError naming an index out of range.
     """
     if indices.dtype.kind not in "iu":
-        raise TypeError(f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight)")
+        raise TypeError(
+            f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight)"
+        )
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
     if indices.numel():
@@ -124,9 +135,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(scale q k^T + mask) v: query (B, H, Tq, D), key and value (B, H, Tk, D) -> (B, H, Tq, D).
 
-    ``is_causal`` lets query i see keys 0 ... i. ``scale`` defaults to 1 / sqrt(D). With ``enable_gqa``, key and value may
-    have fewer heads, of which each serves H / Hkv consecutive query heads. ``attn_mask``, broadcastable to (B, H, Tq, Tk), is
-    added to the scores, or if bool, True where a key may be seen; that form computes the scores as a whole.
+    ``is_causal`` lets query i see keys 0 ... i. ``scale`` defaults to 1 / sqrt(D). With ``enable_gqa``, key and value
+    may have fewer heads, of which each serves H / Hkv consecutive query heads. ``attn_mask``, broadcastable to (B, H,
+    Tq, Tk), is added to the scores, or if bool, True where a key may be seen; that form computes the scores as a whole.
     ``dropout_p`` always applies (as in PyTorch, pass 0 when evaluating).
     """
     shapes_ = f"query {query.shape}, key {key.shape}, value {value.shape}"
@@ -221,9 +232,7 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.permute(0, *range(2, x.ndim), 1)
 
 
-def nll_loss(
-    input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
-) -> Tensor:
+def nll_loss(input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """-input[target]: log-probabilities (N, C), class indices (N,)."""
     _reduction("nll_loss", reduction)
     if input.ndim != 2 or target.shape != input.shape[:1]:

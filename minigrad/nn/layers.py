@@ -22,10 +22,10 @@ class Linear(Module):
         self.in_features, self.out_features = in_features, out_features
         self.weight = Parameter(empty(out_features, in_features, dtype=dtype))
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        self.bias = Parameter(empty(out_features, dtype=dtype)) if bias else None
+        self.bias: Parameter | None = None
         if bias:
             bound = 1 / math.sqrt(max(in_features, 1))
-            init.uniform_(self.bias, -bound, bound)
+            self.bias = Parameter(init.uniform_(empty(out_features, dtype=dtype), -bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""

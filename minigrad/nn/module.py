@@ -30,8 +30,8 @@ class Module:
     """A layer or model: Parameters, buffers and child Modules found by attribute name.
 
     Subclasses call ``super().__init__()``, assign parameters and children as attributes, and define ``forward``.
-    A parameter reachable by several names (tied weights) is one parameter: it is listed, counted, saved and trained once,
-    under the first name.
+    A parameter reachable by several names (tied weights) is one parameter: it is listed, counted, saved and trained
+    once, under the first name.
     """
 
     training: bool
@@ -119,7 +119,9 @@ class Module:
             fn(module)
         return self
 
-    def _named_tensors(self, table: str, prefix: str, skip_transient: bool = False) -> Iterator[tuple[str, Tensor, bool]]:
+    def _named_tensors(
+        self, table: str, prefix: str, skip_transient: bool = False
+    ) -> Iterator[tuple[str, Tensor, bool]]:
         """(name, tensor, seen before under another name) of every entry of the table in the tree."""
         seen = set()
         for path, module in self.named_modules(prefix):
@@ -214,7 +216,9 @@ class Module:
             for name, tensor, _ in self._named_tensors(table, "", skip_transient=True):
                 own[name] = tensor
                 names.setdefault(first.setdefault(id(tensor), name), []).append(name)
-        problems = [f"missing: {name}" for name, all_names in names.items() if strict and not any(n in state for n in all_names)]
+        problems = [
+            f"missing: {name}" for name, all_names in names.items() if strict and not any(n in state for n in all_names)
+        ]
         problems += [f"unexpected: {name}" for name in state if strict and name not in own]
         for name, tensor in own.items():
             if name in state:
@@ -240,7 +244,7 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        lines = [f"({name}): {repr(child)}" for name, child in self._modules.items()]
+        lines = [f"({name}): {child!r}" for name, child in self._modules.items()]
         inner = "\n".join(lines).replace("\n", "\n  ")
         extra = self.extra_repr()
         body = f"{extra}\n  {inner}\n" if lines and extra else f"\n  {inner}\n" if lines else extra

@@ -67,7 +67,9 @@ class CausalSelfAttention(Module):
             if is_grad_enabled():
                 raise RuntimeError("CausalSelfAttention: a KV cache is for generation; wrap the call in no_grad()")
             if cache.length and T > 1:
-                raise ValueError(f"CausalSelfAttention: {T} tokens for a cache that holds {cache.length}; pass one at a time")
+                raise ValueError(
+                    f"CausalSelfAttention: {T} tokens for a cache that holds {cache.length}; pass one at a time"
+                )
             causal = cache.length == 0  # one new token sees all that came before
             k, v = cache.extend(k, v)
         dropout = self.dropout if self.training else 0.0

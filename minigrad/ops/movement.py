@@ -36,7 +36,9 @@ class Permute(Function):
 
 
 class Expand(Function):
-    """y = x repeated along axes of size 1 and new leading axes, as a view;  dx = dy summed over them (autograd does)."""
+    """y = x repeated along axes of size 1 and new leading axes, as a view;  dx = dy summed over them (autograd
+    does).
+    """
 
     __slots__ = ()
     is_view = True

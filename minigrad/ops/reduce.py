@@ -12,6 +12,9 @@ class Reduction(Function):
 
     __slots__ = ("axes", "shape")
 
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
     def spread(self, dy: Any) -> Any:
         """``dy`` with the reduced axes back as size 1, broadcast to the input's shape (a view)."""
         kept = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
