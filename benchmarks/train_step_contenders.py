@@ -1,0 +1,201 @@
+"""The contenders of ``train_step_cpu.py``: the same GPT-2 and the same step in each library.
+
+As a script it is the worker: ``train_step_contenders.py NAME PRESET THREADS`` prints a JSON line when it is warm, then for
+each line with a number of steps on its input, one with the seconds per step.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+LR, BETAS, WEIGHT_DECAY, MAX_NORM = 1e-3, (0.9, 0.99), 0.1, 1.0
+WARM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of a GPT-2 and its batch."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    batch_size: int
+    vocab_size: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per step."""
+        return self.batch_size * self.block_size
+
+    def batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Random tokens and targets (B, T), the same in every process."""
+        data = np.random.default_rng(0).integers(0, self.vocab_size, (self.batch_size, self.block_size + 1))
+        return np.ascontiguousarray(data[:, :-1]), np.ascontiguousarray(data[:, 1:])
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Initial weights by Hugging Face's names, weights (out, in), the same in every process."""
+        from minigrad.models import GPT2, GPT2Config
+
+        model = GPT2(GPT2Config(self.vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd))
+        return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
+PRESETS = {
+    "S": Preset(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65),
+    "M": Preset(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, vocab_size=65),
+}
+
+Step = Callable[[], float]
+
+
+class Minigrad:
+    """This library."""
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why it cannot run, or None."""
+        return None if importlib.util.find_spec("minigrad") else "pip install -e ."
+
+    @staticmethod
+    def build(preset: Preset, threads: int) -> tuple[str, Step]:
+        """The version, and a function that makes one step and returns its loss."""
+        import minigrad
+        from minigrad.distributed import SimpleTrainer, TrainingConfig
+        from minigrad.models import GPT2, GPT2Config
+        from minigrad.optim import AdamW, decay_groups
+
+        minigrad.set_num_threads(threads)
+        model = GPT2(GPT2Config(preset.vocab_size, preset.block_size, preset.n_layer, preset.n_head, preset.n_embd))
+        model.load_state_dict(preset.weights())
+        optimizer = AdamW(decay_groups(model.named_parameters(), WEIGHT_DECAY), lr=LR, betas=BETAS)
+        trainer = SimpleTrainer.with_optimizer(TrainingConfig(max_grad_norm=MAX_NORM), optimizer)
+        tokens, targets = (minigrad.from_numpy(array) for array in preset.batch())
+
+        def step() -> float:
+            loss = model.loss(tokens, targets)
+            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            assert metrics is not None
+            return metrics.loss
+
+        return minigrad.__version__, step
+
+
+class TorchEager:
+    """PyTorch, eager, with what it recommends: fused AdamW and scaled_dot_product_attention."""
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why it cannot run, or None."""
+        return None if importlib.util.find_spec("torch") else "pip install torch"
+
+    @staticmethod
+    def build(preset: Preset, threads: int) -> tuple[str, Step]:
+        """The version, and a function that makes one step and returns its loss."""
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+
+        torch.set_num_threads(threads)
+        C, heads = preset.n_embd, preset.n_head
+
+        class Attention(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.c_attn, self.c_proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                B, T, _ = x.shape
+                q, k, v = (t.view(B, T, heads, C // heads).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+        class MLP(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.c_fc, self.c_proj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.ln_1, self.attn, self.ln_2, self.mlp = nn.LayerNorm(C), Attention(), nn.LayerNorm(C), MLP()
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = x + self.attn(self.ln_1(x))
+                return x + self.mlp(self.ln_2(x))
+
+        class GPT(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.wte, self.wpe = nn.Embedding(preset.vocab_size, C), nn.Embedding(preset.block_size, C)
+                self.h = nn.ModuleList(Block() for _ in range(preset.n_layer))
+                self.ln_f = nn.LayerNorm(C)
+
+            def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+                x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+                for block in self.h:
+                    x = block(x)
+                logits = F.linear(self.ln_f(x), self.wte.weight)
+                return F.cross_entropy(logits.view(-1, preset.vocab_size), targets.view(-1))
+
+        model = GPT()
+        model.load_state_dict({name: torch.from_numpy(array) for name, array in preset.weights().items()})
+        decayed = [p for p in model.parameters() if p.dim() >= 2]
+        others = [p for p in model.parameters() if p.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+        tokens, targets = (torch.from_numpy(array) for array in preset.batch())
+
+        def step() -> float:
+            loss = model(tokens, targets)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            optimizer.step()
+            return float(loss)
+
+        return torch.__version__, step
+
+
+CONTENDERS: dict[str, type[Minigrad] | type[TorchEager]] = {"minigrad": Minigrad, "torch-eager": TorchEager}
+
+
+def work(name: str, preset: Preset, threads: int) -> None:
+    """Serve the benchmark on standard input and output."""
+    started = time.perf_counter()
+    version, step = CONTENDERS[name].build(preset, threads)
+    losses = [step()]
+    first = time.perf_counter() - started
+    losses += [step() for _ in range(WARM_STEPS - 1)]
+    begin = time.perf_counter()
+    losses.append(step())
+    seconds = time.perf_counter() - begin
+    answer({"version": version, "first_step_seconds": first, "seconds_per_step": seconds, "losses": losses})
+    for line in sys.stdin:
+        step()  # the first after a pause finds cold caches
+        begin = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        seconds = (time.perf_counter() - begin) / int(line)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        answer({"seconds_per_step": seconds, "peak_megabytes": peak})
+
+
+def answer(record: dict[str, object]) -> None:
+    """One JSON line to the benchmark."""
+    print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], PRESETS[sys.argv[2]], int(sys.argv[3]))
