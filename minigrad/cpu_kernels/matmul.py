@@ -28,6 +28,7 @@ from .register_tile import (
     TILE_ROWS,
     advance,
     aligned_empty,
+    first_element,
     keep_alive,
     multiply_tile,
     pack_panels,
@@ -252,30 +253,13 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     if bias is not None:
         bias = np.ascontiguousarray(bias, y.dtype)
     arguments = (
-        _first(a), _first(b), NO_BIAS[y.dtype] if bias is None else _first(bias), bias is not None, _first(y),
+        first_element(a), first_element(b), NO_BIAS[y.dtype] if bias is None else first_element(bias), bias is not None, first_element(y),
         a_offsets, b_offsets, strides, (rows, columns, depth),
     )  # fmt: skip
     thread_count = threads.get_num_threads() if batch * rows * columns * depth >= PARALLEL_WORK else 1
     grid = _grid(batch, rows, columns, TILE_BYTES // item, thread_count)
     tasks = min(thread_count, batch * grid[0] * grid[1])
     _multiply_cells.launch(y.dtype, tasks, *arguments, grid, thin)
-
-
-def _first(x: np.ndarray) -> np.ndarray:
-    """The first element of a non-empty array as an array of shape (1,) on the same memory.
-
-    To Numba this is one type, whatever the number of dimensions and the strides of ``x``: one compilation serves all.
-    """
-    if not x.flags.writeable:  # a read-only array would be another type
-        x = np.asarray(_Writable(x))
-    return x[(0,) * (x.ndim - 1) + (slice(1),)]
-
-
-class _Writable:
-    """Claims that the memory of a read-only array may be written; only for operands, which kernels do not write."""
-
-    def __init__(self, x: np.ndarray) -> None:
-        self.__array_interface__ = {**x.__array_interface__, "data": (x.__array_interface__["data"][0], False)}
 
 
 def _batch_offsets(x: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:

@@ -62,6 +62,23 @@ INT32, INT64 = ir.IntType(32), ir.IntType(64)
 # ---------------------------------------------------------------- pointers
 
 
+class _BorrowedArray:
+    """Claims that the memory of a read-only array may be written; only for operands, which kernels do not write."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.__array_interface__ = {**x.__array_interface__, "data": (x.__array_interface__["data"][0], False)}
+
+
+def first_element(x: np.ndarray) -> np.ndarray:
+    """The first element of a non-empty array as an array of shape (1,) on the same memory.
+
+    To Numba this is one type, whatever the number of dimensions and the strides of ``x``: one compilation serves all.
+    """
+    if not x.flags.writeable:  # a read-only array would be another type
+        x = np.asarray(_BorrowedArray(x))
+    return x[(0,) * (x.ndim - 1) + (slice(1),)]
+
+
 @intrinsic
 def pointer(_: Any, array: Any) -> Any:
     """The address of an array's first element. The caller keeps the array alive."""
@@ -183,9 +200,8 @@ def multiply_tile(
     """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < tile_columns(y), k < depth.
 
     ``b`` is one packed panel. ``a`` has the strides ``a_row`` and ``a_column``; rows of ``y`` and ``start`` are
-    contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one row (stride 0) of zeros or
-    biases.
-    Sums run over k in order, so an element's bits do not depend on the tile it falls into.
+    contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one row (stride 0) of zeros
+    or biases. Sums run over k in order, so an element's bits do not depend on its tile.
     """
     integer = types.int64
     signature = types.void(integer, a, integer, integer, b, start, integer, y, integer)

@@ -66,7 +66,7 @@ def _fill_frame(_: Any, frame: Any, address: Any, arguments: Any) -> Any:
 
 
 def _emit_entry(context: Any, module: Any, frame_type: Any, argument_types: Any) -> Any:
-    """A function that unpacks a frame and calls the kernel as Numba does: status f(result*, exception**, *arguments)."""
+    """A function that unpacks a frame and calls the kernel as Numba does: int f f(result*, exception**, *arguments)."""
     entry = ir.Function(module, ENTRY_TYPE, module.get_unique_name("minigrad.task.entry"))
     entry.linkage = "internal"
     builder = ir.IRBuilder(entry.append_basic_block())

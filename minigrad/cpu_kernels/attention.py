@@ -1,0 +1,393 @@
+"""Scaled dot-product attention and its gradient on the register tile, without ever storing the Tq x Tk matrix.
+
+    s_ij = scale q_i . k_j        p_ij = exp(s_ij - lse_i),  lse_i = log sum_j exp s_ij        y_i = sum_j p_ij v_j
+    causal: key j is seen by the queries i >= j.  dropout: y_i = sum_j p_ij m_ij v_j with m_ij = 0 or 1 / (1 - p).
+
+    dv_j = sum_i p_ij m_ij dy_i        ds_ij = p_ij (m_ij dy_i . v_j - dy_i . y_i)
+    dq_i = scale sum_j ds_ij k_j       dk_j = scale sum_i ds_ij q_i
+
+Scores exist for TILE_ROWS queries (backward: QUERY_BLOCK) and KEY_BLOCK keys at a time, in the L1 (L2) cache. With more
+than one block of keys the softmax is the running one: when a row's maximum grows, what was summed before is scaled down.
+The backward pass recomputes the probabilities from lse. Tiles above the causal diagonal are skipped.
+
+k and v of a head are packed once into panels, padded with zeros, so there are no other edge cases than the last rows
+of q and dy. Query heads that share a key-value head (grouped-query attention) share its panels.
+
+Sources: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023); Ainslie et al., "GQA" (2023).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from . import threads
+from .jit import inline, kernel
+from .random import fill_dropout
+from .register_tile import (
+    TILE_ROWS,
+    advance,
+    aligned_empty,
+    first_element,
+    keep_alive,
+    multiply_tile,
+    not_inlined,
+    pack_panels,
+    pack_row_tiles,
+    pointer,
+    round_up,
+    tile_columns,
+)
+from .task_pool import task_kernel
+from .vector_math import exp_fast, maxnum
+
+# Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
+QUERY_BLOCK = 8 * TILE_ROWS
+KEY_BLOCK = 64 * TILE_ROWS
+# Cells per thread in the forward pass, and cells in total in the backward pass, below which a head's queries are divided.
+FORWARD_CELLS, BACKWARD_CELLS = 4, 32
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def _dropout_row(row, start, seed, offset, p):
+    not_inlined()
+    fill_dropout(row, start, seed, offset, p)
+
+
+@inline
+def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate, zeros, y, y_row, width):
+    """y[:TILE_ROWS, :width] (+)= a[:TILE_ROWS, :depth] @ b, one panel of b after the other; width is whole panels."""
+    n = tile_columns(y)
+    for j in range(0, width, n):
+        target = advance(y, j)
+        start, start_row = (target, y_row) if accumulate else (zeros, 0)
+        panel = advance(panels, j // n * panel_size)
+        multiply_tile(depth, a, a_row, a_column, panel, start, start_row, target, y_row)
+
+
+@inline
+def _row_tile(x, x_row, i, rows, last):
+    """Rows i to i + TILE_ROWS of x as an operand (pointer, row stride, column stride): in place, or padded in ``last``."""
+    if i + TILE_ROWS <= rows:
+        return advance(x, i * x_row), x_row, 1
+    return last, 1, TILE_ROWS
+
+
+@inline
+def _visible(i, k, width, Tk, causal):
+    """How many of the keys k to k + width the query i sees."""
+    return max(0, min(width, min(Tk, i + 1 if causal else Tk) - k))
+
+
+@task_kernel
+def _forward(
+    task, tasks, q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk, causal, scale, dropout_p, seed, offset, splits
+):  # fmt: skip
+    """Cells: (batch, key-value head, split); a split takes every ``splits``-th block of the queries of its head group."""
+    B, Tq, Hq, D = out.shape
+    group = Hq // H
+    n = tile_columns(pointer(q))
+    width = round_up(D, n)
+    block = min(KEY_BLOCK, round_up(Tk, n))
+    k_panels, v_panels = aligned_empty(round_up(Tk, n) * D, q), aligned_empty(width * Tk, q)
+    scores = aligned_empty(TILE_ROWS * block, q).reshape(TILE_ROWS, block)
+    sums = aligned_empty(QUERY_BLOCK * width, q).reshape(QUERY_BLOCK, width)
+    maxima, totals = np.empty(QUERY_BLOCK, q.dtype), np.empty(QUERY_BLOCK, q.dtype)
+    last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(n, q), aligned_empty(block, q)
+    zeros[:] = 0
+    lowest, real_scale = -q.dtype.type(np.inf), q.dtype.type(scale)
+    query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
+
+    cells = B * H * splits
+    for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
+        b, kv_head, split = cell // (H * splits), cell // splits % H, cell % splits
+        keys = advance(pointer(k), b * k_strides[0] + kv_head * k_strides[1])
+        values = advance(pointer(v), b * v_strides[0] + kv_head * v_strides[1])
+        pack_panels(keys, 1, k_strides[2], D, Tk, pointer(k_panels))
+        pack_panels(values, v_strides[2], 1, Tk, D, pointer(v_panels))
+        for unit in range(split, group * query_blocks, splits):
+            h, i_block = kv_head * group + unit // query_blocks, unit % query_blocks * QUERY_BLOCK
+            queries = advance(pointer(q), b * q_strides[0] + h * q_strides[1])
+            i_end = min(Tq, i_block + QUERY_BLOCK)
+            if i_end == Tq:
+                rest = Tq % TILE_ROWS
+                pack_row_tiles(advance(queries, (Tq - rest) * q_strides[2]), q_strides[2], 1, rest, D, pointer(last))
+            maxima[:] = lowest
+            totals[:] = 0
+            for j_block in range(0, _visible(i_end - 1, 0, Tk, Tk, causal), KEY_BLOCK):
+                for i in range(i_block, i_end, TILE_ROWS):
+                    i_last = min(i + TILE_ROWS, Tq) - 1
+                    depth = _visible(i_last, j_block, KEY_BLOCK, Tk, causal)
+                    if depth == 0:
+                        continue
+                    a, a_row, a_column = _row_tile(queries, q_strides[2], i, Tq, pointer(last))
+                    _multiply_row_tile(
+                        D, a, a_row, a_column, advance(pointer(k_panels), j_block * D), n * D,
+                        False, pointer(zeros), pointer(scores), block, round_up(depth, n),
+                    )  # fmt: skip
+                    for e in range(i, i_last + 1):
+                        row = scores[e - i, : round_up(depth, n)]
+                        visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
+                        maximum = maxima[e - i_block]
+                        for j in range(len(row)):
+                            s = row[j] * real_scale if j < visible else lowest
+                            row[j] = s
+                            maximum = maxnum(maximum, s)
+                        shift = maximum if maximum > lowest else q.dtype.type(0)  # -inf - -inf would be NaN
+                        total = q.dtype.type(0)
+                        for j in range(len(row)):
+                            probability = exp_fast(row[j] - shift)
+                            row[j] = probability
+                            total += probability
+                        decay = exp_fast(maxima[e - i_block] - shift)
+                        maxima[e - i_block] = maximum
+                        totals[e - i_block] = totals[e - i_block] * decay + total
+                        if j_block > 0:
+                            row_sums = sums[e - i_block]
+                            for c in range(width):
+                                row_sums[c] *= decay
+                        if dropout_p > 0:
+                            mask = keep[: len(row)]
+                            _dropout_row(mask, ((b * Hq + h) * Tq + e) * Tk + j_block, seed, offset, dropout_p)
+                            for j in range(len(row)):
+                                row[j] *= mask[j]
+                    _multiply_row_tile(
+                        depth, pointer(scores), block, 1, advance(pointer(v_panels), j_block * n), n * Tk,
+                        j_block > 0, pointer(zeros), pointer(sums[i - i_block]), width, width,
+                    )  # fmt: skip
+            for e in range(i_block, i_end):
+                total = totals[e - i_block]
+                lse[b, h, e] = maxima[e - i_block] + math.log(total)
+                inverse = 1 / total
+                y, row_sums = out[b, e, h], sums[e - i_block]
+                for c in range(D):
+                    y[c] = row_sums[c] * inverse
+    keep_alive(k_panels)
+    keep_alive(v_panels)
+    keep_alive(scores)
+    keep_alive(sums)
+    keep_alive(last)
+    keep_alive(zeros)
+
+
+@task_kernel
+def _backward(
+    task, tasks, dy, q, k, v, out, lse, dq, dk, dv, dy_strides, q_strides, k_strides, v_strides, out_strides,
+    causal, scale, dropout_p, seed, offset,
+):  # fmt: skip
+    """Cells: (part, batch, key-value head); part p of P takes every P-th block of the queries of its head group.
+
+    dk and dv are (P, B, Tk, H, D): each part has its own sums, which the launcher adds in order.
+    """
+    parts, B, Tk, H, D = dk.shape
+    Tq, Hq = dq.shape[1], dq.shape[2]
+    group = Hq // H
+    n = tile_columns(pointer(q))
+    width = round_up(D, n)
+    block = min(KEY_BLOCK, round_up(Tk, n)) + n  # the last key tile of a block may read past its end
+    kt_panels, vt_panels = aligned_empty(round_up(Tk, n) * D, q), aligned_empty(round_up(Tk, n) * D, q)
+    k_panels = aligned_empty(width * Tk, q)
+    q_panels, dy_panels = aligned_empty(width * QUERY_BLOCK, q), aligned_empty(width * QUERY_BLOCK, q)
+    p = aligned_empty(QUERY_BLOCK * block, q).reshape(QUERY_BLOCK, block)
+    ds = aligned_empty(QUERY_BLOCK * block, q).reshape(QUERY_BLOCK, block)
+    dq_sums = aligned_empty(QUERY_BLOCK * width, q).reshape(QUERY_BLOCK, width)
+    dk_sums = aligned_empty(round_up(Tk, TILE_ROWS) * width, q).reshape(-1, width)
+    dv_sums = aligned_empty(round_up(Tk, TILE_ROWS) * width, q).reshape(-1, width)
+    last_q, last_dy = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_ROWS * D, q)
+    zeros, keep = aligned_empty(n, q), aligned_empty(block, q)
+    zeros[:] = 0
+    zero, real_scale = q.dtype.type(0), q.dtype.type(scale)
+    query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
+
+    cells = parts * B * H
+    for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
+        part, b, kv_head = cell // (B * H), cell // H % B, cell % H
+        keys = advance(pointer(k), b * k_strides[0] + kv_head * k_strides[1])
+        values = advance(pointer(v), b * v_strides[0] + kv_head * v_strides[1])
+        pack_panels(keys, 1, k_strides[2], D, Tk, pointer(kt_panels))
+        pack_panels(values, 1, v_strides[2], D, Tk, pointer(vt_panels))
+        pack_panels(keys, k_strides[2], 1, Tk, D, pointer(k_panels))
+        dk_sums[:] = 0
+        dv_sums[:] = 0
+        for unit in range(part, group * query_blocks, parts):
+            h, i_block = kv_head * group + unit // query_blocks, unit % query_blocks * QUERY_BLOCK
+            i_end = min(Tq, i_block + QUERY_BLOCK)
+            queries = advance(pointer(q), b * q_strides[0] + h * q_strides[1])
+            dys = advance(pointer(dy), b * dy_strides[0] + h * dy_strides[1])
+            ys = advance(pointer(out), b * out_strides[0] + h * out_strides[1])
+            rows = i_end - i_block
+            pack_panels(advance(queries, i_block * q_strides[2]), q_strides[2], 1, rows, D, pointer(q_panels))
+            pack_panels(advance(dys, i_block * dy_strides[2]), dy_strides[2], 1, rows, D, pointer(dy_panels))
+            if i_end == Tq:
+                rest = Tq % TILE_ROWS
+                pack_row_tiles(advance(queries, (Tq - rest) * q_strides[2]), q_strides[2], 1, rest, D, pointer(last_q))
+                pack_row_tiles(advance(dys, (Tq - rest) * dy_strides[2]), dy_strides[2], 1, rest, D, pointer(last_dy))
+            for j_block in range(0, _visible(i_end - 1, 0, Tk, Tk, causal), KEY_BLOCK):
+                block_depth = _visible(i_end - 1, j_block, KEY_BLOCK, Tk, causal)
+                for i in range(i_block, i_end, TILE_ROWS):
+                    i_last = min(i + TILE_ROWS, Tq) - 1
+                    depth = _visible(i_last, j_block, KEY_BLOCK, Tk, causal)
+                    a, a_row, a_column = _row_tile(queries, q_strides[2], i, Tq, pointer(last_q))
+                    _multiply_row_tile(
+                        D, a, a_row, a_column, advance(pointer(kt_panels), j_block * D), n * D,
+                        False, pointer(zeros), pointer(p[i - i_block]), block, round_up(depth, n),
+                    )  # fmt: skip
+                    a, a_row, a_column = _row_tile(dys, dy_strides[2], i, Tq, pointer(last_dy))
+                    _multiply_row_tile(
+                        D, a, a_row, a_column, advance(pointer(vt_panels), j_block * D), n * D,
+                        False, pointer(zeros), pointer(ds[i - i_block]), block, round_up(depth, n),
+                    )  # fmt: skip
+                    for e in range(i, i_last + 1):
+                        p_row, ds_row = p[e - i_block, : round_up(depth, n)], ds[e - i_block, : round_up(depth, n)]
+                        visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
+                        dy_row, y_row = advance(dys, e * dy_strides[2]), advance(ys, e * out_strides[2])
+                        delta = zero
+                        for c in range(D):
+                            delta += dy_row[c] * y_row[c]
+                        if dropout_p > 0:
+                            mask = keep[: len(p_row)]
+                            _dropout_row(mask, ((b * Hq + h) * Tq + e) * Tk + j_block, seed, offset, dropout_p)
+                            for j in range(len(p_row)):
+                                ds_row[j] *= mask[j]
+                        row_lse = lse[b, h, e]
+                        for j in range(len(p_row)):
+                            probability = exp_fast(p_row[j] * real_scale - row_lse) if j < visible else zero
+                            p_row[j] = probability
+                            ds_row[j] = probability * (ds_row[j] - delta)
+                        if dropout_p > 0:
+                            for j in range(len(p_row)):
+                                p_row[j] *= mask[j]
+                        # The key tiles below read whole rows of the block.
+                        p[e - i_block, len(p_row) : round_up(block_depth, n)] = 0
+                        ds[e - i_block, len(p_row) : round_up(block_depth, n)] = 0
+                    _multiply_row_tile(
+                        depth, pointer(ds[i - i_block]), block, 1, advance(pointer(k_panels), j_block * n), n * Tk,
+                        j_block > 0, pointer(zeros), pointer(dq_sums[i - i_block]), width, width,
+                    )  # fmt: skip
+                for j in range(0, block_depth, TILE_ROWS):
+                    # Queries before the first row tile that sees key j contribute zeros.
+                    first = max(0, j_block + j - i_block) // TILE_ROWS * TILE_ROWS if causal else 0
+                    _multiply_row_tile(
+                        rows - first, pointer(p[first, j:]), 1, block, advance(pointer(dy_panels), first * n), n * rows,
+                        True, pointer(zeros), pointer(dv_sums[j_block + j]), width, width,
+                    )  # fmt: skip
+                    _multiply_row_tile(
+                        rows - first, pointer(ds[first, j:]), 1, block, advance(pointer(q_panels), first * n), n * rows,
+                        True, pointer(zeros), pointer(dk_sums[j_block + j]), width, width,
+                    )  # fmt: skip
+            for e in range(i_block, i_end):
+                dq_row, row_sums = dq[b, e, h], dq_sums[e - i_block]
+                for c in range(D):
+                    dq_row[c] = row_sums[c] * real_scale
+        for j in range(Tk):
+            dk_row, dv_row, dk_sum, dv_sum = dk[part, b, j, kv_head], dv[part, b, j, kv_head], dk_sums[j], dv_sums[j]
+            for c in range(D):
+                dk_row[c] = dk_sum[c] * real_scale
+                dv_row[c] = dv_sum[c]
+    keep_alive(kt_panels)
+    keep_alive(vt_panels)
+    keep_alive(k_panels)
+    keep_alive(q_panels)
+    keep_alive(dy_panels)
+    keep_alive(p)
+    keep_alive(ds)
+    keep_alive(dq_sums)
+    keep_alive(last_q)
+    keep_alive(last_dy)
+    keep_alive(zeros)
+
+
+# ---------------------------------------------------------------- launchers
+
+
+def _operand(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """The first element of x (B, H, T, D) and its strides in elements; copied if the rows are not contiguous."""
+    if (x.strides[-1] != x.itemsize and x.shape[-1] > 1) or not x.flags.aligned:
+        x = np.array(x, order="C")
+    b, h, t, _ = x.strides
+    return first_element(x), (b // x.itemsize, h // x.itemsize, t // x.itemsize)
+
+
+def forward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(scale q k^T) v, with dropout on the probabilities.
+
+    Args:
+        q: (B, H, Tq, D); k, v: (B, Hkv, Tk, D) with H a multiple of Hkv; float32 or float64, any strides (copied only if
+            the last dimension is not contiguous).
+        causal: query i sees the keys j <= i, as in PyTorch also where Tq and Tk differ.
+        dropout_p, seed, offset: a probability is zeroed or divided by 1 - p; element (b, h, i, j) of the (B, H, Tq, Tk)
+            mask is drawn by ``random.fill_dropout``.
+
+    Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
+    the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
+    """
+    B, Hq, Tq, D = q.shape
+    H, Tk = k.shape[1:3]
+    out = np.empty((B, Tq, Hq, D), q.dtype)
+    lse = np.empty((B, Hq, Tq), q.dtype)
+    if q.size == 0 or k.size == 0:
+        out[...] = 0
+        with np.errstate(divide="ignore"):
+            lse[...] = np.log(np.minimum(np.arange(Tq) + 1, Tk) if causal else Tk)
+        return out.swapaxes(1, 2), lse
+    thread_count = threads.get_num_threads()
+    units = Hq // H * -(-Tq // QUERY_BLOCK)
+    splits = max(1, min(units, FORWARD_CELLS * thread_count // (B * H)))
+    (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
+    _forward.launch(
+        q.dtype, min(thread_count, B * H * splits), q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
+        causal, float(scale), float(dropout_p), np.uint64(seed), np.uint64(offset), splits,
+    )  # fmt: skip
+    return out.swapaxes(1, 2), lse
+
+
+def backward(
+    dy: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
+
+    Arguments as given to and returned by ``forward``; the dropout mask is drawn again. The head group of a key-value
+    head is summed in one fixed order, so the result does not depend on the number of threads.
+    """
+    B, Hq, Tq, D = q.shape
+    H, Tk = k.shape[1:3]
+    dq = np.empty((B, Tq, Hq, D), q.dtype)
+    if q.size == 0 or k.size == 0:
+        dq[...] = 0
+        dk, dv = np.zeros((2, B, Tk, H, D), q.dtype)
+        return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+    units = Hq // H * -(-Tq // QUERY_BLOCK)
+    parts = max(1, min(units, BACKWARD_CELLS // (B * H)))
+    dk, dv = np.empty((parts, B, Tk, H, D), q.dtype), np.empty((parts, B, Tk, H, D), q.dtype)
+    (dy, dy_strides), (out, out_strides) = _operand(dy), _operand(out)
+    (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
+    _backward.launch(
+        q.dtype, min(threads.get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), dq, dk, dv,
+        dy_strides, q_strides, k_strides, v_strides, out_strides,
+        causal, float(scale), float(dropout_p), np.uint64(seed), np.uint64(offset),
+    )  # fmt: skip
+    dk, dv = (x[0] if parts == 1 else x.sum(axis=0) for x in (dk, dv))
+    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
