@@ -18,12 +18,11 @@ import numba
 import numpy as np
 
 from .jit import kernel, parallel_kernel
-from .vector_math import erf_fast, exp_fast, sigmoid_fast
+from .vector_math import exp_fast, normal_cdf, sigmoid_fast
 
 CHUNK = 16384  # elements of one task
 SLOPE = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715
-SQRT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
 
 
@@ -39,9 +38,10 @@ def _forward_tanh(x, y):
 @kernel
 def _forward_erf(x, y):
     real = x.dtype.type
-    half, one, sqrt_half = real(0.5), real(1), real(SQRT_HALF)
+    half = real(0.5)
     for i in range(x.shape[0]):
-        y[i] = half * x[i] * (one + erf_fast(x[i] * sqrt_half))
+        xi = x[i]
+        y[i] = xi * normal_cdf(xi, exp_fast(-half * xi * xi))
 
 
 @kernel
@@ -58,10 +58,11 @@ def _backward_tanh(dy, x, dx):
 @kernel
 def _backward_erf(dy, x, dx):
     real = x.dtype.type
-    half, one, sqrt_half, density = real(0.5), real(1), real(SQRT_HALF), real(NORMAL_DENSITY)
+    half, density = real(0.5), real(NORMAL_DENSITY)
     for i in range(x.shape[0]):
         xi = x[i]
-        dx[i] = dy[i] * (half * (one + erf_fast(xi * sqrt_half)) + xi * density * exp_fast(-half * xi * xi))
+        gaussian = exp_fast(-half * xi * xi)
+        dx[i] = dy[i] * (normal_cdf(xi, gaussian) + xi * density * gaussian)
 
 
 @parallel_kernel

@@ -7,7 +7,7 @@ gradient checks need.
 
 NaN gives NaN and infinities give the exact limit. Float32 errors (measured in the tests):
 ``exp_fast`` 2 ulp including subnormal results, ``tanh_fast`` 3 ulp, ``sigmoid_fast`` 1e-7 absolute,
-``erf_fast`` 2e-7 absolute.
+``erf_fast`` 2e-7 absolute, ``normal_cdf`` 3e-7 absolute and 1e-5 relative.
 
 All but ``maxnum`` are ordinary Python functions too (``math`` semantics), which is what documents them; kernels get the
 overloads. The overloads may be contracted to FMA but not reassociated: reassociation would fold the error-compensating
@@ -203,3 +203,33 @@ def _erf_float64(x: Any) -> Any:
 
 
 overload(erf_fast, jit_options=_OPTIONS)(_by_precision(_erf_float32, _erf_float64))
+
+
+def normal_cdf(x: float, gaussian: float) -> float:
+    """Phi(x), the distribution function of the standard normal; ``gaussian`` = exp(-x^2 / 2), which Phi' needs too."""
+    return 0.5 * math.erfc(-math.sqrt(0.5) * x)
+
+
+# 1 - Phi(x) = exp(-x^2 / 2) k R(k), k = 1 / (1 + x / sqrt 8), for x >= 0: Abramowitz & Stegun's form 7.1.26 with a
+# polynomial of degree 6 fitted as above. One exp for Phi and Phi' instead of two, and no cancellation for x < 0.
+INVERSE_SQRT8 = np.float32(0.35355339059)
+SQRT_HALF = math.sqrt(0.5)
+R6, R5, R4, R3, R2, R1, R0 = _float32(
+    4.527205434389e-02, -1.819574939472e-01, 1.988086862678e-01, 1.661398712146e-02,
+    1.413736961972e-01, 1.387215548179e-01, 1.411676258187e-01,
+)  # fmt: skip
+
+
+def _normal_cdf(x: Any, gaussian: Any) -> Any:
+    def float32(x: Any, gaussian: Any) -> Any:
+        k = ONE / (ONE + INVERSE_SQRT8 * abs(x))
+        tail = gaussian * k * ((((((R6 * k + R5) * k + R4) * k + R3) * k + R2) * k + R1) * k + R0)
+        return tail if x < ZERO else ONE - tail
+
+    def float64(x: Any, gaussian: Any) -> Any:
+        return 0.5 * math.erfc(-SQRT_HALF * x)
+
+    return {types.float32: float32, types.float64: float64}.get(x)
+
+
+overload(normal_cdf, jit_options=_OPTIONS)(_normal_cdf)

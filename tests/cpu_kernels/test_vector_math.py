@@ -7,24 +7,26 @@ import pytest
 
 from minigrad.cpu_kernels import vector_math
 from minigrad.cpu_kernels.jit import kernel
-from minigrad.cpu_kernels.vector_math import erf_fast, exp_fast, maxnum, sigmoid_fast, tanh_fast
+from minigrad.cpu_kernels.vector_math import erf_fast, exp_fast, maxnum, normal_cdf, sigmoid_fast, tanh_fast
 
 
 @kernel
 def _all_functions(x, out):
-    """Rows of out: exp, sigmoid, tanh, erf (one kernel, so that the test compiles once per precision)."""
-    exp_row, sigmoid_row, tanh_row, erf_row = out[0], out[1], out[2], out[3]
+    """Rows of out: exp, sigmoid, tanh, erf, normal_cdf (one kernel, so that the test compiles once per precision)."""
+    exp_row, sigmoid_row, tanh_row, erf_row, cdf_row = out[0], out[1], out[2], out[3], out[4]
+    half = x.dtype.type(0.5)
     for i in range(x.shape[0]):
         exp_row[i] = exp_fast(x[i])
         sigmoid_row[i] = sigmoid_fast(x[i])
         tanh_row[i] = tanh_fast(x[i])
         erf_row[i] = erf_fast(x[i])
+        cdf_row[i] = normal_cdf(x[i], exp_fast(-half * x[i] * x[i]))
 
 
 def evaluate(x):
-    out = np.full((4, x.size), np.nan, x.dtype)
+    out = np.full((5, x.size), np.nan, x.dtype)
     _all_functions(x, out)
-    return dict(zip(("exp", "sigmoid", "tanh", "erf"), out, strict=True))
+    return dict(zip(("exp", "sigmoid", "tanh", "erf", "cdf"), out, strict=True))
 
 
 def reference(x):
@@ -35,6 +37,7 @@ def reference(x):
             "sigmoid": 1 / (1 + np.exp(-x)),
             "tanh": np.tanh(x),
             "erf": np.array([math.erf(v) for v in x]),
+            "cdf": np.array([0.5 * math.erfc(-math.sqrt(0.5) * v) for v in x]),
         }
 
 
@@ -65,6 +68,9 @@ def test_float32_error_bounds(sample):
     assert ulps(y["tanh"], exact["tanh"]) <= 3
     assert np.abs(y["sigmoid"] - exact["sigmoid"]).max() <= 1e-7
     assert np.abs(y["erf"] - exact["erf"]).max() <= 2e-7
+    np.testing.assert_allclose(y["cdf"], exact["cdf"], rtol=0, atol=3e-7)
+    tail = (sample < 0) & (sample > -12)  # exp(-72) is still a normal number
+    np.testing.assert_allclose(y["cdf"][tail], exact["cdf"][tail], rtol=1e-5, atol=0)
 
 
 def test_exp_underflows_gradually_and_exactly_to_zero():
@@ -82,6 +88,8 @@ def test_special_values(dtype):
     np.testing.assert_array_equal(y["sigmoid"], np.array([np.nan, 1, 0, 0.5, 1, 0], dtype))
     np.testing.assert_array_equal(y["tanh"], np.array([np.nan, 1, -1, 0, 1, -1], dtype))
     np.testing.assert_array_equal(y["erf"], np.array([np.nan, 1, -1, 0, 1, -1], dtype))
+    np.testing.assert_array_equal(y["cdf"][[0, 1, 2, 4, 5]], np.array([np.nan, 1, 0, 1, 0], dtype))
+    assert y["cdf"][3] == pytest.approx(0.5, abs=2e-7)
 
 
 def test_float64_is_libm(sample):
