@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.grad_store import GradStore, TensorId
-from minigrad.optim import AdamW, GradAccumulator, LrSchedule, Optimizer, clip_grad_norm
+from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.tensor import Tensor
 
 Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
@@ -135,12 +135,13 @@ class SimpleTrainer:
     def step(self, params: Params, grads: GradStore, loss_value: float) -> TrainingMetrics | None:
         """Take in one micro-batch: None while the window is not full, else one optimizer step's metrics.
 
-        ``params`` are boostr's ordered ``{TensorId: Tensor}``, or parameters, or pairs (name, parameter) as
+        ``params`` are boostr's ``{TensorId: Tensor}`` in any order, or parameters, or pairs (name, parameter) as
         ``model.named_parameters()`` gives. Only their gradients count; ``grads`` is consumed (its arrays may be
         changed).
 
-        Raises NonFiniteLossError or NonFiniteGradientError, naming the step, before any weight is changed (the
-        window is then dropped), and ValueError for a trained parameter that the optimizer does not know.
+        Raises NonFiniteLossError or NonFiniteGradientError, naming the step, before anything is changed but the window,
+        which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a
+        trained parameter that the optimizer does not know.
         """
         named = self._named(params)
         loss = float(loss_value)
@@ -166,31 +167,37 @@ class SimpleTrainer:
     def _update(self, named: list[tuple[str, Tensor]], grads: GradStore, loss: float) -> TrainingMetrics:
         if self._reduce is not None:
             grads, loss = self._reduce(named, grads, loss)
-        if self._schedule is not None:
-            self._optimizer.set_lr(self._schedule.get_lr(self._global_step))
-        norm = None
-        if self.config.max_grad_norm is not None:
-            norm = clip_grad_norm(grads, self.config.max_grad_norm, [p for _, p in named])
+        step, max_norm = self._global_step + 1, self.config.max_grad_norm
+        lr = None if self._schedule is None else self._schedule.get_lr(self._global_step)
+        try:
+            norm = clip_grad_norm(grads, math.inf if max_norm is None else max_norm, [p for _, p in named])
+        except NonFiniteGradientError as error:
+            raise NonFiniteGradientError(f"step {step}: {error}", error.norm) from error
+        if lr is not None:
+            self._optimizer.set_lr(lr)
         self._optimizer.step(grads)
-        self._global_step += 1
-        return TrainingMetrics(self._global_step, loss, norm, self._optimizer.lr)
+        self._global_step = step
+        return TrainingMetrics(step, loss, None if max_norm is None else norm, self._optimizer.lr)
 
     def _named(self, params: Params) -> list[tuple[str, Tensor]]:
-        """The parameters with names; those new to the trainer's own optimizer are added to it."""
-        entries = list(params.values() if isinstance(params, Mapping) else params)
+        """The parameters with names; those new to the trainer's own optimizer are added to it.
+
+        A mapping is taken in order of its ids, that of creation: not that of insertion, which may change.
+        """
+        entries = [params[key] for key in sorted(params)] if isinstance(params, Mapping) else list(params)
         named = [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(entries)]
-        new = [(name, p) for name, p in named if p.requires_grad and p._id not in self._optimized]
-        if new:
-            known = {p._id for group in self._optimizer.param_groups for p in group["params"]}
-            missing = [(name, p) for name, p in new if p._id not in known]
-            if missing and not self._own_optimizer:
-                raise ValueError(
-                    f"parameters {', '.join(name for name, _ in missing)} require grad but are not in the optimizer, "
-                    "so they would never change; add them with optimizer.add_param_group, or freeze them"
-                )
-            if missing:
-                self._optimizer.add_param_group({"params": missing})
-            self._optimized.update(p._id for _, p in new)
+        if all(p._id in self._optimized for _, p in named if p.requires_grad):
+            return named
+        known = {p._id for group in self._optimizer.param_groups for p in group["params"]}
+        missing = [i for i, (_, p) in enumerate(named) if p.requires_grad and p._id not in known]
+        if missing and not self._own_optimizer:
+            raise ValueError(
+                f"parameters {', '.join(named[i][0] for i in missing)} require grad but are not in the optimizer, "
+                "so they would never change; add them with optimizer.add_param_group, or freeze them"
+            )
+        if missing:
+            self._optimizer.add_param_group({"params": [entries[i] for i in missing]})
+        self._optimized.update(p._id for _, p in named if p.requires_grad)
         return named
 
     # ------------------------------------------------------------------ saving and resuming
@@ -212,6 +219,8 @@ class SimpleTrainer:
         changes.
         """
         named = self._named(params)
+        if not isinstance(meta, Mapping):
+            raise ValueError(f"the saved trainer state is a {type(meta).__name__}, expected a mapping")
         step = meta.get("global_step")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"global_step is {step!r}, expected an integer >= 0")

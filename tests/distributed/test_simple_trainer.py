@@ -1,0 +1,510 @@
+"""SimpleTrainer: boostr's surface and order of work, nothing half done on an error, and exact resume anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
+
+import minigrad
+from minigrad import GradStore, Tensor, TensorId, nn
+from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
+from minigrad.serialization import load_checkpoint, save_checkpoint
+
+SHAPES = [(3, 4), (4,), ()]
+
+
+def make_params(dtype: Any = np.float32) -> list[Tensor]:
+    rng = np.random.default_rng(0)
+    return [Tensor(np.asarray(rng.standard_normal(s), dtype), requires_grad=True) for s in SHAPES]
+
+
+def make_grads(params: list[Tensor], seed: int, skip: tuple[int, ...] = ()) -> GradStore:
+    grads = GradStore()
+    for i, p in enumerate(params):
+        g = np.random.default_rng([seed, i]).standard_normal(p.shape)
+        if i not in skip:
+            grads.insert(p, Tensor(np.asarray(g, p.dtype)))
+    return grads
+
+
+def norm_of(grads: GradStore, params: list[Tensor]) -> float:
+    return math.sqrt(sum(float((grads[p].data.astype(np.float64) ** 2).sum()) for p in params))
+
+
+def state_bits(trainer: SimpleTrainer, params: list[Tensor]) -> list[bytes]:
+    """Weights, moments, counts, learning rate and window, to the last bit."""
+    arrays, meta = trainer.state_dict(params)
+    saved = [name.encode() + arrays[name].tobytes() for name in sorted(arrays)]
+    return [p.data.tobytes() for p in params] + saved + [json.dumps(meta, sort_keys=True).encode()]
+
+
+# ---------------------------------------------------------------------- boostr's surface
+
+
+def test_the_configuration_has_boostrs_fields_defaults_and_builders():
+    config = TrainingConfig()
+    assert dataclasses.asdict(config) == {
+        "learning_rate": 1e-3,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+        "grad_accum_steps": 1,
+    }
+    changed = config.with_lr(0.1).with_weight_decay(0.2).with_max_grad_norm(None).with_grad_accum_steps(4)
+    assert changed == TrainingConfig(0.1, 0.2, None, 4)
+    assert config == TrainingConfig()  # builders return copies
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", -1.0),
+        ("learning_rate", math.nan),
+        ("weight_decay", -0.1),
+        ("max_grad_norm", 0.0),
+        ("max_grad_norm", math.nan),
+        ("grad_accum_steps", 0),
+        ("grad_accum_steps", 1.5),
+    ],
+)
+def test_the_configuration_refuses_values_out_of_range(field, value):
+    with pytest.raises(ValueError):
+        TrainingConfig(**{field: value})
+
+
+def test_a_trainer_makes_an_adamw_of_its_configuration():
+    params = make_params()
+    trainer = SimpleTrainer(TrainingConfig(learning_rate=0.5, weight_decay=0.25))
+    assert trainer.global_step == 0
+    metrics = trainer.step(params, make_grads(params, 0), 1.0)
+    assert isinstance(trainer.optimizer, AdamW)
+    assert (trainer.optimizer.config.lr, trainer.optimizer.config.weight_decay) == (0.5, 0.25)
+    assert isinstance(metrics, TrainingMetrics)
+    assert trainer.global_step == 1
+
+
+def test_a_given_optimizer_keeps_its_own_learning_rate_and_decay():
+    params = make_params()
+    optimizer = AdamW(params, lr=0.125, weight_decay=0.5)
+    trainer = SimpleTrainer.with_optimizer(TrainingConfig(learning_rate=9.0, weight_decay=9.0), optimizer)
+    metrics = trainer.step(params, make_grads(params, 0), 1.0)
+    assert trainer.optimizer is optimizer
+    assert metrics is not None and metrics.lr == 0.125
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
+def test_without_gradients_a_step_still_counts():
+    params = make_params()
+    before = [p.data.copy() for p in params]
+    trainer = SimpleTrainer()
+    assert trainer.step(params, GradStore(), 0.5) == TrainingMetrics(1, 0.5, 0.0, 1e-3)
+    assert isinstance(trainer.optimizer, AdamW) and trainer.optimizer.timestep == 1
+    for p, old in zip(params, before):
+        np.testing.assert_array_equal(p.data, old)
+
+
+# ---------------------------------------------------------------------- order of work
+
+
+class Recorder(AdamW):
+    """An AdamW that notes what is done to it."""
+
+    events: list[Any]
+
+    def set_lr(self, lr: float) -> None:
+        self.events.append(("lr", lr))
+        super().set_lr(lr)
+
+    def step(self, grads: GradStore) -> None:
+        self.events.append(("step", {number: grad.data.copy() for number, grad in grads.items()}))
+        super().step(grads)
+
+
+def test_each_window_is_averaged_reduced_once_scheduled_clipped_and_stepped_once():
+    params = make_params(np.float64)
+    optimizer = Recorder(params)
+    events = optimizer.events = []
+
+    def reduce(named: list[tuple[str, Tensor]], grads: GradStore, loss: float) -> tuple[GradStore, float]:
+        assert [p for _, p in named] == params
+        events.append(("reduce", {p.id: grads[p].data.copy() for p in params}, loss))
+        other = GradStore()
+        for p in params:
+            other.insert(p, grads[p] * 10.0)
+        return other, loss + 100.0
+
+    schedule = Lambda(lambda step: 0.5**step)
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=0.5, grad_accum_steps=3), optimizer, schedule, reduce)
+    for window in range(2):
+        stores = [make_grads(params, 10 * window + i) for i in range(3)]
+        mean = {p.id: np.asarray(sum(store[p].data for store in stores) / 3) for p in params}
+        assert [trainer.step(params, store, float(i)) for i, store in enumerate(stores[:2])] == [None, None]
+        assert not events and trainer.global_step == window
+        metrics = trainer.step(params, stores[2], 2.0)
+        assert [event[0] for event in events] == ["reduce", "lr", "step"]
+        for p in params:
+            np.testing.assert_allclose(events[0][1][p.id], mean[p.id], rtol=1e-14)
+        assert events[0][2] == 1.0  # the mean of 0, 1, 2
+        assert events[1][1] == 0.5**window  # the schedule counts from 0
+        norm = 10 * math.sqrt(sum(float((g**2).sum()) for g in mean.values()))  # of what the reduction returned
+        for p in params:
+            np.testing.assert_allclose(events[2][1][p.id], 10 * mean[p.id] * 0.5 / (norm + 1e-6), rtol=1e-12)
+        assert metrics == TrainingMetrics(window + 1, 101.0, metrics.grad_norm, 0.5**window)
+        assert metrics.grad_norm == pytest.approx(norm, rel=1e-12)  # before clipping
+        events.clear()
+    assert optimizer.timestep == trainer.global_step == 2
+
+
+def test_a_norm_below_the_limit_changes_nothing_and_no_limit_reports_no_norm():
+    results = []
+    for limit in (1e9, None):
+        params = make_params()
+        trainer = SimpleTrainer(TrainingConfig(max_grad_norm=limit))
+        metrics = trainer.step(params, make_grads(params, 0), 1.0)
+        assert metrics is not None
+        results.append((metrics.grad_norm, [p.data.tobytes() for p in params]))
+    assert results[0][0] == pytest.approx(norm_of(make_grads(params, 0), params), rel=1e-6)
+    assert results[1][0] is None
+    assert results[0][1] == results[1][1]
+
+
+def test_with_lr_schedule_returns_the_trainer_and_metrics_tell_the_rate_that_was_used():
+    params = make_params()
+    schedule = CosineAnnealing(1.0, 0.1, warmup_steps=2, total_steps=6)
+    trainer = SimpleTrainer(TrainingConfig(learning_rate=7.0))
+    assert trainer.with_lr_schedule(schedule) is trainer
+    rates = [trainer.step(params, make_grads(params, i), 1.0).lr for i in range(8)]
+    assert rates == [schedule.get_lr(step) for step in range(8)]
+    assert trainer.optimizer.lr == 0.1
+
+
+# ---------------------------------------------------------------------- parameters
+
+
+def as_ids(params: list[Tensor]) -> Any:
+    return {p.id: p for p in params}
+
+
+def as_ids_backwards(params: list[Tensor]) -> Any:
+    return {p.id: p for p in reversed(params)}
+
+
+def as_names(params: list[Tensor]) -> Any:
+    return [(f"p{i}", p) for i, p in enumerate(params)]
+
+
+@pytest.mark.parametrize("form", [as_ids, as_ids_backwards, as_names, iter, tuple])
+@pytest.mark.parametrize("own", [True, False])
+def test_every_form_of_params_gives_the_same_bits(form, own):
+    expected = make_params()
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    wanted = [trainer.step(expected, make_grads(expected, i), 1.0) for i in range(4)]
+    params = make_params()
+    config = TrainingConfig(grad_accum_steps=2)
+    trainer = SimpleTrainer(config) if own else SimpleTrainer.with_optimizer(config, AdamW(params))
+    assert [trainer.step(form(params), make_grads(params, i), 1.0) for i in range(4)] == wanted
+    for p, q in zip(params, expected):
+        assert p.data.tobytes() == q.data.tobytes()
+    assert all(isinstance(key, TensorId) for key in as_ids(params))
+
+
+def test_the_order_of_a_mapping_may_change_between_steps_and_between_save_and_resume():
+    expected = make_params()
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    for i in range(4):
+        trainer.step(as_ids(expected), make_grads(expected, i), 1.0)
+
+    params = make_params()
+    first = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    for i in range(3):  # ends amid a window
+        first.step((as_ids, as_ids_backwards)[i % 2](params), make_grads(params, i), 1.0)
+    second = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    second.load_state_dict(as_ids_backwards(params), *first.state_dict(as_ids(params)))
+    second.step(as_ids(params), make_grads(params, 3), 1.0)
+    assert state_bits(second, params) == state_bits(trainer, expected)
+
+
+def test_gradients_of_other_tensors_enter_neither_norm_nor_step():
+    params = make_params()
+    bystander = Tensor(np.ones(3, np.float32), requires_grad=True)
+    grads = make_grads(params, 0)
+    grads.insert(bystander, Tensor(np.full(3, np.nan, np.float32)))
+    metrics = SimpleTrainer().step(params, grads, 1.0)
+    assert metrics is not None
+    assert metrics.grad_norm == pytest.approx(norm_of(make_grads(params, 0), params), rel=1e-6)
+    np.testing.assert_array_equal(bystander.data, np.ones(3))
+
+
+def test_parameters_may_join_later_and_frozen_ones_stay():
+    params = make_params()
+    params[1].requires_grad_(False)
+    trainer = SimpleTrainer()
+    trainer.step(params[:1], make_grads(params, 0), 1.0)
+    joined = params[2].data.copy()
+    frozen = params[1].data.copy()
+    trainer.step(params[1:], make_grads(params, 1, skip=(0, 1)), 1.0)  # the positions begin at 0 again
+    assert not np.array_equal(params[2].data, joined)
+    np.testing.assert_array_equal(params[1].data, frozen)
+    assert isinstance(trainer.optimizer, AdamW)
+    assert [state.step for state in trainer.optimizer.state.values()] == [1, 1]
+
+
+def test_a_trained_parameter_that_a_given_optimizer_lacks_is_refused_by_name():
+    params = make_params()
+    trainer = SimpleTrainer.with_optimizer(TrainingConfig(), AdamW(params[:2]))
+    before = [p.data.copy() for p in params]
+    with pytest.raises(ValueError, match="tail require grad but are not in the optimizer"):
+        trainer.step([("a", params[0]), ("b", params[1]), ("tail", params[2])], make_grads(params, 0), 1.0)
+    assert trainer.global_step == 0
+    for p, old in zip(params, before):
+        np.testing.assert_array_equal(p.data, old)
+    params[2].requires_grad_(False)
+    assert trainer.step(params, make_grads(params, 0, skip=(2,)), 1.0) is not None
+
+
+# ---------------------------------------------------------------------- what must not pass
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_names_the_step_and_changes_nothing(loss):
+    params = make_params()
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    for i in range(2):
+        trainer.step(params, make_grads(params, i), 1.0)
+    before = state_bits(trainer, params)
+    trainer.step(params, make_grads(params, 2), 1.0)
+    with pytest.raises(NonFiniteLossError, match="the loss of step 2 is") as caught:
+        trainer.step(params, make_grads(params, 3), loss)
+    assert caught.value.step == 2
+    assert state_bits(trainer, params) == before  # the window was dropped
+    assert trainer.step(params, make_grads(params, 4), 1.0) is None  # and a new one begins
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, None])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(bad, max_grad_norm):
+    params = make_params()
+    schedule = Lambda(lambda step: 1.0 / (step + 1))
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=max_grad_norm)).with_lr_schedule(schedule)
+    trainer.step(params, make_grads(params, 0), 1.0)
+    before = state_bits(trainer, params)
+    grads = make_grads(params, 1)
+    grads[params[1]].data[2] = bad
+    with pytest.raises(NonFiniteGradientError, match=r"step 2: the gradient norm is .* of shape \(4,\)"):
+        trainer.step(params, grads, 1.0)
+    assert state_bits(trainer, params) == before
+    metrics = trainer.step(params, make_grads(params, 1), 1.0)
+    assert metrics is not None and metrics.step == 2
+
+
+def test_a_gradient_of_another_shape_leaves_the_window_as_it_was():
+    params = make_params()
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    trainer.step(params, make_grads(params, 0), 1.0)
+    before = state_bits(trainer, params)
+    wrong = make_grads(params, 1)
+    wrong.insert(params[0], Tensor(np.ones((4, 3), np.float32)))
+    with pytest.raises(ValueError, match="has shape"):
+        trainer.step(params, wrong, 1.0)
+    assert state_bits(trainer, params) == before
+
+
+# ---------------------------------------------------------------------- windows
+
+
+def test_flush_makes_a_step_of_the_part_of_a_window_that_there_is():
+    params = make_params(np.float64)
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=4))
+    assert trainer.flush(params) is None
+    trainer.step(params, make_grads(params, 0), 1.0)
+    trainer.step(params, make_grads(params, 1), 2.0)
+    metrics = trainer.flush(params)
+    assert metrics is not None and (metrics.step, metrics.loss) == (1, 1.5)
+    assert trainer.flush(params) is None
+
+    expected = make_params(np.float64)
+    whole = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    for i in range(2):
+        whole.step(expected, make_grads(expected, i), 1.0)
+    for p, q in zip(params, expected):
+        assert p.data.tobytes() == q.data.tobytes()
+
+
+def toy(seed: int = 0, n: int = 24) -> tuple[nn.Module, np.ndarray, np.ndarray]:
+    """A small network in float64 and data of a function that it can learn."""
+    minigrad.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 1)).double()
+    x = np.random.default_rng(seed).standard_normal((n, 3))
+    return model, x, np.sin(x.sum(1, keepdims=True))
+
+
+def squared_error(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
+    error = model(Tensor(x)) - Tensor(y)
+    return (error * error).mean()
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 8])
+def test_pieces_of_a_batch_train_like_the_whole(pieces):
+    results = []
+    for n in (1, pieces):
+        model, x, y = toy()
+        trainer = SimpleTrainer(TrainingConfig(learning_rate=0.01, max_grad_norm=0.1, grad_accum_steps=n))
+        losses = []
+        for _ in range(10):
+            for part, target in zip(np.split(x, n), np.split(y, n)):
+                loss = squared_error(model, part, target)
+                metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            assert metrics is not None
+            losses += [metrics.loss, metrics.grad_norm]
+        results.append((losses, [p.data for p in model.parameters()]))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-12)
+    for p, q in zip(results[1][1], results[0][1]):
+        np.testing.assert_allclose(p, q, rtol=1e-12, atol=1e-12)
+
+
+def test_it_learns():
+    model, x, y = toy(n=64)
+    trainer = SimpleTrainer(TrainingConfig(learning_rate=0.02))
+    losses = []
+    for _ in range(300):
+        loss = squared_error(model, x, y)
+        losses.append(trainer.step(model.parameters(), loss.backward(), loss.item()).loss)
+    assert losses[0] > 0.4
+    assert losses[-1] < 0.01
+
+
+# ---------------------------------------------------------------------- resuming
+
+
+def grouped(params: list[Tensor]) -> SimpleTrainer:
+    """Two groups, a schedule, clipping and windows of three: all that a state can hold."""
+    optimizer = AdamW(decay_groups(as_names(params), 0.1), betas=(0.9, 0.99))
+    config = TrainingConfig(max_grad_norm=2.0, grad_accum_steps=3)
+    return SimpleTrainer.with_optimizer(config, optimizer).with_lr_schedule(CosineAnnealing(0.1, 0.01, 2, 5))
+
+
+@pytest.mark.parametrize("stop", range(10))
+def test_resumed_equals_uninterrupted_wherever_it_stopped(stop, tmp_path: Path):
+    def micro_step(trainer: SimpleTrainer, params: list[Tensor], i: int) -> TrainingMetrics | None:
+        return trainer.step(as_names(params), make_grads(params, i, skip=(i % 4,)), 1.0 / (i + 3))
+
+    expected = make_params()
+    uninterrupted = grouped(expected)
+    wanted = [micro_step(uninterrupted, expected, i) for i in range(10)]
+
+    params = make_params()
+    trainer = grouped(params)
+    metrics = [micro_step(trainer, params, i) for i in range(stop)]
+    arrays, meta = trainer.state_dict(as_names(params))
+    weights = {name: p.data for name, p in as_names(params)}
+    save_checkpoint(tmp_path, {"model": weights, "trainer": arrays}, {"step": stop, "trainer": meta})
+
+    saved = load_checkpoint(tmp_path)
+    params = [Tensor(saved.tensors["model"][f"p{i}"], requires_grad=True) for i in range(len(SHAPES))]
+    trainer = grouped(params)
+    trainer.load_state_dict(as_names(params), saved.tensors["trainer"], saved.state["trainer"])
+    assert trainer.global_step == stop // 3
+    metrics += [micro_step(trainer, params, i) for i in range(stop, 10)]
+    assert metrics == wanted
+    assert state_bits(trainer, params) == state_bits(uninterrupted, expected)
+
+
+def test_a_saved_state_is_a_copy_and_so_is_what_is_loaded():
+    params = make_params()
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    for i in range(3):
+        trainer.step(params, make_grads(params, i), 1.0)
+    arrays, meta = trainer.state_dict(params)
+    copies = {name: array.copy() for name, array in arrays.items()}
+    other = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    other.load_state_dict(params, arrays, meta)
+    for t in (trainer, other):
+        t.step(params, make_grads(params, 3), 1.0)
+    for name, array in copies.items():
+        np.testing.assert_array_equal(arrays[name], array)
+
+
+def damages() -> dict[str, Any]:
+    """What may be wrong with a saved state, as functions of its arrays and the rest."""
+    return {
+        "no step": lambda arrays, meta: meta.pop("global_step"),
+        "negative step": lambda arrays, meta: meta.update(global_step=-1),
+        "step of another type": lambda arrays, meta: meta.update(global_step=True),
+        "no optimizer": lambda arrays, meta: meta.pop("optimizer"),
+        "optimizer is a list": lambda arrays, meta: meta.update(optimizer=[1]),
+        "no window": lambda arrays, meta: meta.pop("window"),
+        "window of another length": lambda arrays, meta: meta["window"].update(accum_steps=3),
+        "window overfull": lambda arrays, meta: meta["window"].update(current_step=2),
+        "a moment is missing": lambda arrays, meta: arrays.pop("optimizer.exp_avg.1"),
+        "a moment too many": lambda arrays, meta: arrays.update({"optimizer.exp_avg.9": np.ones(1)}),
+        "a moment of another shape": lambda arrays, meta: arrays.update({"optimizer.exp_avg.1": np.ones(5)}),
+        "a gradient of another dtype": lambda arrays, meta: arrays.update({"window.grad.1": np.ones(4)}),
+        "a gradient of no parameter": lambda arrays, meta: arrays.update({"window.grad.9": np.ones(4)}),
+        "an array of neither": lambda arrays, meta: arrays.update({"model.w": np.ones(1)}),
+        "another optimizer": lambda arrays, meta: meta["optimizer"].update(optimizer="SGD"),
+        "no counts": lambda arrays, meta: meta["optimizer"].pop("steps"),
+    }
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_a_damaged_state_is_refused_and_nothing_changes(damage):
+    params = make_params()
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    for i in range(3):
+        trainer.step(params, make_grads(params, i), 1.0)
+    arrays, meta = trainer.state_dict(params)
+    damages()[damage](arrays, meta)
+    before = state_bits(trainer, params)
+    with pytest.raises(ValueError):
+        trainer.load_state_dict(params, arrays, meta)
+    assert state_bits(trainer, params) == before
+
+
+@pytest.mark.parametrize("meta", [[], None, "state"])
+def test_a_state_that_is_no_mapping_is_refused(meta):
+    with pytest.raises(ValueError, match="expected a mapping"):
+        SimpleTrainer().load_state_dict(make_params(), {}, meta)
+
+
+# ---------------------------------------------------------------------- against PyTorch
+
+
+def test_it_trains_like_a_loop_written_in_pytorch():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    model, x, y = toy()
+    schedule = CosineAnnealing(0.02, 0.002, warmup_steps=3, total_steps=20)
+    config = TrainingConfig(max_grad_norm=0.5, grad_accum_steps=2)
+    optimizer = AdamW(decay_groups(model.named_parameters(), 0.1))
+    trainer = SimpleTrainer.with_optimizer(config, optimizer).with_lr_schedule(schedule)
+
+    theirs = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)).double()
+    theirs.load_state_dict({name: torch.from_numpy(p.data.copy()) for name, p in model.named_parameters()})
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.ndim == 2], "weight_decay": 0.1},
+        {"params": [p for p in theirs.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    their_optimizer = torch.optim.AdamW(groups)
+    for step in range(20):
+        total = 0.0
+        for part, target in zip(np.split(x, 2), np.split(y, 2)):
+            loss = squared_error(model, part, target)
+            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            their_loss = torch.nn.functional.mse_loss(theirs(torch.from_numpy(part)), torch.from_numpy(target))
+            (their_loss / 2).backward()
+            total += their_loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        for group in their_optimizer.param_groups:
+            group["lr"] = schedule.get_lr(step)
+        their_optimizer.step()
+        their_optimizer.zero_grad()
+        assert metrics is not None and metrics.step == step + 1
+        assert metrics.loss == pytest.approx(total / 2, rel=1e-10)
+        assert metrics.grad_norm == pytest.approx(norm.item(), rel=1e-10)
+    for (name, p), q in zip(model.named_parameters(), theirs.parameters()):
+        np.testing.assert_allclose(p.data, q.detach().numpy(), rtol=1e-9, atol=1e-12, err_msg=name)
