@@ -34,7 +34,8 @@ class AdamW(Optimizer):
 
     ``t`` counts the updates of that parameter alone, so one that was frozen at first is corrected by its own count;
     ``timestep`` counts the calls of ``step``. The moments m and v (``exp_avg``, ``exp_avg_sq``) have the dtype of the
-    parameter, float32 or float64, and are made at its first update. A step bumps the parameters' versions.
+    parameter, float32 or float64, and are made at its first update, as views of one flat array for all parameters that
+    are new then. A step bumps the parameters' versions.
 
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """
@@ -110,6 +111,7 @@ class AdamW(Optimizer):
             ]
             if False not in same:
                 return known[1], known[2]
+        self._make_states(update.param for update in batch)
         states = [self._state_of(update.param) for update in batch]
         exp_avg, exp_avg_sq = ([state.arrays[name] for state in states] for name in self.state_arrays)
         table = batch[0].param.device.kernels.adamw.Table(params, exp_avg, exp_avg_sq)

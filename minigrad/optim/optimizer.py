@@ -176,12 +176,27 @@ class Optimizer(ABC):
                 updates.append(Update(index, p, g if g.flags.c_contiguous else p.device.kernels.contiguous(g)))
         return updates
 
+    def _make_states(self, params: Iterable[Tensor]) -> None:
+        """Give those parameters that have no state yet one of zeros: for each of ``state_arrays`` a single flat array
+        per device and dtype, of which every parameter's is a view.
+        """
+        new: dict[tuple[Device, Any], list[Tensor]] = {}
+        for p in params:
+            if p._id not in self.state:
+                new.setdefault((p.device, p.data.dtype), []).append(p)
+        for (device, dtype), members in new.items():
+            flats = {n: device.kernels.zeros((sum(p.numel() for p in members),), dtype) for n in self.state_arrays}
+            start = 0
+            for p in members:
+                end = start + p.numel()
+                views = {name: flat[start:end].reshape(p.shape) for name, flat in flats.items()}
+                self.state[p._id] = ParamState(device, 0, views)
+                start = end
+
     def _state_of(self, p: Tensor) -> ParamState:
-        """The state of ``p``, made at its first update, made again when ``p`` has gone to another dtype or device."""
-        state = self.state.get(p._id)
+        """The state of ``p``, converted if ``p`` has gone to another dtype or device since."""
+        state = self.state[p._id]
         kernels, x = p.device.kernels, p.data
-        if state is None:
-            state = ParamState(p.device, 0, {name: kernels.zeros(x.shape, x.dtype) for name in self.state_arrays})
         for name, array in state.arrays.items():
             if array.shape != x.shape:
                 raise ValueError(
@@ -235,13 +250,13 @@ class Optimizer(ABC):
         self.timestep = meta["timestep"]
         for group, saved in zip(self.param_groups, meta["param_groups"], strict=True):
             group.update(self.checked(options_of(saved)))
+        self._make_states([params[name] for name in meta["steps"]])
         for name, step in meta["steps"].items():
-            p = params[name]
-            copies = {
-                kind: p.device.kernels.from_host(np.array(arrays[f"{kind}.{name}"], p.dtype, order="C"))
-                for kind in self.state_arrays
-            }
-            self.state[p._id] = ParamState(p.device, step, copies)
+            state = self.state[params[name]._id]
+            state.step = step
+            kernels = state.device.kernels
+            for kind, array in state.arrays.items():
+                kernels.elementwise.assign(array, kernels.from_host(np.asarray(arrays[f"{kind}.{name}"])))
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__}("]

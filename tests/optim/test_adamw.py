@@ -469,3 +469,18 @@ def test_a_state_that_does_not_fit_is_reported_and_nothing_is_changed() -> None:
         with pytest.raises(ValueError, match=f"(?s)does not fit.*{message}"):
             optimizer.load_state_dict(bad_arrays, bad_meta)
         assert bits(optimizer, params) == before
+
+
+def test_the_moments_of_all_parameters_lie_in_one_flat_array() -> None:
+    params = [Tensor(np.ones(shape, np.float32), requires_grad=True) for shape in [(3, 4), (5,), ()]]
+    optimizer = AdamW(params)
+    grads = GradStore()
+    for p in params:
+        grads.insert(p, Tensor(np.ones(p.shape, np.float32)))
+    optimizer.step(grads)
+    for kind in ("exp_avg", "exp_avg_sq"):
+        arrays = [optimizer.state[p.id].arrays[kind] for p in params]
+        assert all(a.base is arrays[0].base for a in arrays)
+        assert arrays[0].base.shape == (12 + 5 + 1,)
+    optimizer.load_state_dict(*optimizer.state_dict())
+    assert optimizer.state[params[0].id].arrays["exp_avg"].base.size == 18
