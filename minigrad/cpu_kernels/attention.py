@@ -45,6 +45,8 @@ from .vector_math import exp_fast, maxnum
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
 QUERY_BLOCK = 8 * TILE_ROWS
 KEY_BLOCK = 64 * TILE_ROWS
+# The loops over a row of scores cover whole groups of 2 tiles: LLVM takes 4 vectors at a time and the rest one by one.
+ROW_TILES = 2
 # Cells per thread in the forward pass, and cells in total in the backward pass, below which a head's queries are divided.
 FORWARD_CELLS, BACKWARD_CELLS = 4, 32
 
@@ -92,14 +94,15 @@ def _forward(
     group = Hq // H
     n = tile_columns(pointer(q))
     width = round_up(D, n)
-    block = min(KEY_BLOCK, round_up(Tk, n))
+    block = min(KEY_BLOCK, round_up(Tk, ROW_TILES * n))
     k_panels, v_panels = aligned_empty(round_up(Tk, n) * D, q), aligned_empty(width * Tk, q)
     scores = aligned_empty(TILE_ROWS * block, q).reshape(TILE_ROWS, block)
     sums = aligned_empty(QUERY_BLOCK * width, q).reshape(QUERY_BLOCK, width)
     maxima, totals = np.empty(QUERY_BLOCK, q.dtype), np.empty(QUERY_BLOCK, q.dtype)
+    shifts, decays = np.empty(TILE_ROWS, q.dtype), np.empty(TILE_ROWS, q.dtype)
     last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(n, q), aligned_empty(block, q)
     zeros[:] = 0
-    lowest, real_scale = -q.dtype.type(np.inf), q.dtype.type(scale)
+    zero, lowest, real_scale = q.dtype.type(0), -q.dtype.type(np.inf), q.dtype.type(scale)
     query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
 
     cells = B * H * splits
@@ -129,29 +132,35 @@ def _forward(
                         D, a, a_row, a_column, advance(pointer(k_panels), j_block * D), n * D,
                         False, pointer(zeros), pointer(scores), block, round_up(depth, n),
                     )  # fmt: skip
+                    # One short loop per step for all rows: the steps of different rows overlap in the core.
+                    row_width = round_up(depth, ROW_TILES * n)
                     for e in range(i, i_last + 1):
-                        row = scores[e - i, : round_up(depth, n)]
-                        visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
-                        maximum = maxima[e - i_block]
+                        row, visible = scores[e - i, :row_width], _visible(e, j_block, KEY_BLOCK, Tk, causal)
                         for j in range(len(row)):
-                            s = row[j] * real_scale if j < visible else lowest
-                            row[j] = s
-                            maximum = maxnum(maximum, s)
-                        shift = maximum if maximum > lowest else q.dtype.type(0)  # -inf - -inf would be NaN
-                        total = q.dtype.type(0)
+                            row[j] = row[j] * real_scale if j < visible else lowest
+                    for e in range(i, i_last + 1):
+                        row, maximum = scores[e - i, :row_width], maxima[e - i_block]
+                        for j in range(len(row)):
+                            maximum = maxnum(maximum, row[j])
+                        shift = maximum if maximum > lowest else zero  # -inf - -inf would be NaN
+                        shifts[e - i] = shift
+                        decays[e - i] = exp_fast(maxima[e - i_block] - shift)
+                        maxima[e - i_block] = maximum
+                    for e in range(i, i_last + 1):
+                        row, shift, total = scores[e - i, :row_width], shifts[e - i], zero
                         for j in range(len(row)):
                             probability = exp_fast(row[j] - shift)
                             row[j] = probability
                             total += probability
-                        decay = exp_fast(maxima[e - i_block] - shift)
-                        maxima[e - i_block] = maximum
-                        totals[e - i_block] = totals[e - i_block] * decay + total
-                        if j_block > 0:
-                            row_sums = sums[e - i_block]
+                        totals[e - i_block] = totals[e - i_block] * decays[e - i] + total
+                    if j_block > 0:
+                        for e in range(i, i_last + 1):
+                            row_sums, decay = sums[e - i_block], decays[e - i]
                             for c in range(width):
                                 row_sums[c] *= decay
-                        if dropout_p > 0:
-                            mask = keep[: len(row)]
+                    if dropout_p > 0:
+                        for e in range(i, i_last + 1):
+                            row, mask = scores[e - i, :row_width], keep[:row_width]
                             _dropout_row(mask, ((b * Hq + h) * Tq + e) * Tk + j_block, seed, offset, dropout_p)
                             for j in range(len(row)):
                                 row[j] *= mask[j]
@@ -188,7 +197,7 @@ def _backward(
     group = Hq // H
     n = tile_columns(pointer(q))
     width = round_up(D, n)
-    block = min(KEY_BLOCK, round_up(Tk, n)) + n  # the last key tile of a block may read past its end
+    block = min(KEY_BLOCK, round_up(Tk, ROW_TILES * n)) + n  # the last key tile of a block may read past its end
     kt_panels, vt_panels = aligned_empty(round_up(Tk, n) * D, q), aligned_empty(round_up(Tk, n) * D, q)
     k_panels = aligned_empty(width * Tk, q)
     q_panels, dy_panels = aligned_empty(width * QUERY_BLOCK, q), aligned_empty(width * QUERY_BLOCK, q)
@@ -198,7 +207,7 @@ def _backward(
     dk_sums = aligned_empty(round_up(Tk, TILE_ROWS) * width, q).reshape(-1, width)
     dv_sums = aligned_empty(round_up(Tk, TILE_ROWS) * width, q).reshape(-1, width)
     last_q, last_dy = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_ROWS * D, q)
-    zeros, keep = aligned_empty(n, q), aligned_empty(block, q)
+    zeros, keep, deltas = aligned_empty(n, q), aligned_empty(block, q), aligned_empty(QUERY_BLOCK, q)
     zeros[:] = 0
     zero, real_scale = q.dtype.type(0), q.dtype.type(scale)
     query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
@@ -226,6 +235,12 @@ def _backward(
                 rest = Tq % TILE_ROWS
                 pack_row_tiles(advance(queries, (Tq - rest) * q_strides[2]), q_strides[2], 1, rest, D, pointer(last_q))
                 pack_row_tiles(advance(dys, (Tq - rest) * dy_strides[2]), dy_strides[2], 1, rest, D, pointer(last_dy))
+            for e in range(i_block, i_end):
+                dy_row, y_row = advance(dys, e * dy_strides[2]), advance(ys, e * out_strides[2])
+                delta = zero
+                for c in range(D):
+                    delta += dy_row[c] * y_row[c]
+                deltas[e - i_block] = delta
             for j_block in range(0, _visible(i_end - 1, 0, Tk, Tk, causal), KEY_BLOCK):
                 block_depth = _visible(i_end - 1, j_block, KEY_BLOCK, Tk, causal)
                 for i in range(i_block, i_end, TILE_ROWS):
@@ -241,29 +256,27 @@ def _backward(
                         D, a, a_row, a_column, advance(pointer(vt_panels), j_block * D), n * D,
                         False, pointer(zeros), pointer(ds[i - i_block]), block, round_up(depth, n),
                     )  # fmt: skip
+                    # Rows end in zeros where the key tiles below read them; row_width may exceed what was computed.
+                    row_width = round_up(depth, ROW_TILES * n)
+                    end = max(row_width, round_up(block_depth, n))
                     for e in range(i, i_last + 1):
-                        p_row, ds_row = p[e - i_block, : round_up(depth, n)], ds[e - i_block, : round_up(depth, n)]
+                        p_row, ds_row = p[e - i_block, :row_width], ds[e - i_block, :row_width]
                         visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
-                        dy_row, y_row = advance(dys, e * dy_strides[2]), advance(ys, e * out_strides[2])
-                        delta = zero
-                        for c in range(D):
-                            delta += dy_row[c] * y_row[c]
+                        row_lse, delta = lse[b, h, e], deltas[e - i_block]
                         if dropout_p > 0:
-                            mask = keep[: len(p_row)]
+                            mask = keep[:row_width]
                             _dropout_row(mask, ((b * Hq + h) * Tq + e) * Tk + j_block, seed, offset, dropout_p)
                             for j in range(len(p_row)):
                                 ds_row[j] *= mask[j]
-                        row_lse = lse[b, h, e]
                         for j in range(len(p_row)):
-                            probability = exp_fast(p_row[j] * real_scale - row_lse) if j < visible else zero
-                            p_row[j] = probability
-                            ds_row[j] = probability * (ds_row[j] - delta)
+                            probability = exp_fast(p_row[j] * real_scale - row_lse)
+                            p_row[j] = probability if j < visible else zero
+                            ds_row[j] = probability * (ds_row[j] - delta) if j < visible else zero
                         if dropout_p > 0:
                             for j in range(len(p_row)):
                                 p_row[j] *= mask[j]
-                        # The key tiles below read whole rows of the block.
-                        p[e - i_block, len(p_row) : round_up(block_depth, n)] = 0
-                        ds[e - i_block, len(p_row) : round_up(block_depth, n)] = 0
+                        p[e - i_block, row_width:end] = 0
+                        ds[e - i_block, row_width:end] = 0
                     _multiply_row_tile(
                         depth, pointer(ds[i - i_block]), block, 1, advance(pointer(k_panels), j_block * n), n * Tk,
                         j_block > 0, pointer(zeros), pointer(dq_sums[i - i_block]), width, width,
