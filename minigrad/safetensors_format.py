@@ -18,11 +18,12 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import safetensors.numpy
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -195,48 +196,29 @@ def _is_sizes(value: Any) -> bool:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
-    """The bytes of a safetensors file, in pieces that alias the arrays.
+def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[bytes]:
+    """The bytes of a safetensors file.
 
     Args:
         arrays: name to array or NumPy scalar of float16/32/64, int8..64, uint8..64 or bool; any strides and byte order.
         metadata: free text, stored under ``__metadata__``.
 
     Raises:
-        CheckpointError: at the call, before a byte is produced, if something cannot be stored.
+        CheckpointError: if something cannot be stored.
     """
     named = {name: _storable(name, array) for name, array in arrays.items()}
-    document: dict[str, Any] = {}
-    if metadata:
-        for key, value in metadata.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise CheckpointError(f"metadata must map strings to strings, got {show(key)}: {show(value)}")
-        document["__metadata__"] = dict(metadata)
-    position = 0
-    # Wide types first: each tensor is then aligned to its own size in a file whose data start at a multiple of 8.
-    ordered = sorted(named.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    for name, array in ordered:
-        code = CODES[array.dtype.newbyteorder("<").str]
-        offsets = [position, position + array.nbytes]
-        document[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": offsets}
-        position += array.nbytes
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise CheckpointError(f"metadata must map strings to strings, got {show(key)}: {show(value)}")
     try:
-        raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-        raw += b" " * (-len(raw) % 8)
-        if len(raw) > MAX_HEADER:
-            raise ValueError(f"the header takes {len(raw):,} bytes, the limit is {MAX_HEADER:,}")
-        parse_header(raw, position)
-    except ValueError as error:
+        raw = safetensors.numpy.save(named, dict(metadata) if metadata else None)
+        end = 8 + int.from_bytes(raw[:8], "little")
+        if end - 8 > MAX_HEADER:
+            raise ValueError(f"the header takes {end - 8:,} bytes, the limit is {MAX_HEADER:,}")
+        parse_header(raw[8:end], len(raw) - end)  # what could not be read back is refused now
+    except (ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"these tensors cannot be stored: {error}") from None
-    return _pieces(raw, [array for _, array in ordered])
-
-
-def _pieces(header: bytes, arrays: list[np.ndarray[Any, Any]]) -> Iterator[memoryview | bytes]:
-    yield len(header).to_bytes(8, "little") + header
-    for array in arrays:
-        view = array.reshape(-1).view(np.uint8).data
-        for start in range(0, len(view), _CHUNK):
-            yield view[start : start + _CHUNK]
+    return [raw]
 
 
 def _storable(name: Any, array: Any) -> np.ndarray[Any, Any]:
