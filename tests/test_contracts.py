@@ -32,6 +32,7 @@ KERNEL_SUPPORT = {
     "task_pool": "hands a kernel's tasks to the threads",
     "storage": "allocation, copies and casts, behind Device and Tensor",
     "vector_math": "exp, tanh and erf that LLVM can vectorise",
+    "pointers": "many arrays in one launch, for adamw and grad_norm",
     "register_tile": "the innermost tile of a product, shared by matmul and attention",
     "random": "Philox, shared by dropout, attention and minigrad.random",
     "adamw": "the fused optimizer step, used by minigrad.optim",

@@ -19,40 +19,20 @@ NVIDIA Apex's.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
 
-from .jit import inline, kernel, parallel_kernel
+from .jit import kernel, parallel_kernel
+from .pointers import address_of, elements_at
 
 SCALARS = ("decay", "weight", "beta2", "one_minus_beta2", "step_size", "root", "eps")
 """The columns of ``scalars``, one row for each parameter."""
 
 _TASK = 16384  # elements of one task: its four arrays fill a quarter of a 1 MiB L2 cache
 _ALIGN = 16  # tensors start at multiples of this in the numbering of elements, so tasks do not share cache lines
-
-
-def _typed_pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """``address`` as a pointer to elements of the dtype of the array ``like``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like.dtype)(address, like), codegen
-
-
-_pointer: Any = intrinsic(_typed_pointer)
-
-
-@inline
-def _elements(address: int, n: int, like: np.ndarray) -> np.ndarray:
-    return carray(_pointer(address, like), (n,))
 
 
 # Not the kernels' fast-math flags, see the module docstring (False must be said, or the caller's flags are inherited).
@@ -92,10 +72,10 @@ def _task(
         if n > 0:
             offset = begin * like.itemsize
             _update(
-                _elements(addresses[k, 0] + offset, n, like),
-                _elements(addresses[k, 1] + offset, n, like),
-                _elements(addresses[k, 2] + offset, n, like),
-                _elements(addresses[k, 3] + offset, n, like),
+                elements_at(addresses[k, 0] + offset, n, like),
+                elements_at(addresses[k, 1] + offset, n, like),
+                elements_at(addresses[k, 2] + offset, n, like),
+                elements_at(addresses[k, 3] + offset, n, like),
                 scalars[k],
             )
         k += 1
@@ -144,7 +124,7 @@ class Table:
         self.total = int(padded.sum())
         self.addresses = np.empty((len(params), 4), np.int64)  # p, g, m, v
         for column, arrays_ in zip((0, 2, 3), self.arrays, strict=True):
-            self.addresses[:, column] = [_address(array) for array in arrays_]
+            self.addresses[:, column] = [address_of(array) for array in arrays_]
 
 
 def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
@@ -162,7 +142,7 @@ def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None
         )
     for i, (p, g) in enumerate(zip(table.arrays[0], grads, strict=True)):
         _check_array(i, g, table.dtype, p.size)
-    table.addresses[:, 1] = [_address(g) for g in grads]
+    table.addresses[:, 1] = [address_of(g) for g in grads]
     _step(table.total, table.starts, table.sizes, table.addresses, np.ascontiguousarray(scalars), table.like)
 
 
@@ -173,13 +153,3 @@ def _check_array(i: int, array: np.ndarray, dtype: np.dtype[Any], size: int) -> 
         raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
     if not array.flags.c_contiguous:
         raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; np.ascontiguousarray makes it so")
-
-
-def _address(array: np.ndarray) -> int:
-    try:
-        return ctypes.addressof(_first_byte(array))  # six times faster than the array interface
-    except (TypeError, ValueError):  # read-only, or without elements
-        return int(array.__array_interface__["data"][0])
-
-
-_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from .adamw import _address, _elements
 from .jit import kernel, parallel_kernel
+from .pointers import address_of, elements_at
 
 CHUNK = 32768  # elements of one partial sum
 
@@ -39,13 +39,13 @@ def _scale(x, factor):
 @parallel_kernel
 def _partial_sums(addresses, sizes, like, partial):
     for chunk in numba.prange(sizes.shape[0]):
-        partial[chunk] = _sum_of_squares(_elements(addresses[chunk], sizes[chunk], like))
+        partial[chunk] = _sum_of_squares(elements_at(addresses[chunk], sizes[chunk], like))
 
 
 @parallel_kernel
 def _scale_chunks(addresses, sizes, like, factor):
     for chunk in numba.prange(sizes.shape[0]):
-        _scale(_elements(addresses[chunk], sizes[chunk], like), factor)
+        _scale(elements_at(addresses[chunk], sizes[chunk], like), factor)
 
 
 class _Chunks(NamedTuple):
@@ -58,7 +58,7 @@ class _Chunks(NamedTuple):
 
 def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
     """``arrays``: at least one, contiguous, of one dtype; the caller keeps them alive."""
-    first = np.array([_address(array) for array in arrays], np.int64)
+    first = np.array([address_of(array) for array in arrays], np.int64)
     size = np.array([array.size for array in arrays], np.int64)
     chunks = -(-size // CHUNK)
     index = np.arange(chunks.sum()) - np.repeat(chunks.cumsum() - chunks, chunks)  # of the chunk in its array

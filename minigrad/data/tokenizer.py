@@ -50,6 +50,7 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Number of different characters."""
         return len(self._codes)
 
     def encode(self, text: str) -> Tokens:
