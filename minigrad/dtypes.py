@@ -57,6 +57,11 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f"
 
 
+def category(dtype: np.dtype[Any]) -> int:
+    """0 for bool, 1 for integers, 2 for floats: an in-place result may lose precision, but never category."""
+    return _CATEGORY[dtype.kind]
+
+
 def _promote(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     if a == b:
         return a

@@ -261,9 +261,11 @@ class Tensor(_Casts):
 
     def _operand(self, other: Any) -> Any:
         """A Tensor, a Python number, or an array-like made a Tensor on this tensor's device."""
+        if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
+            return other.item()
         if isinstance(other, TensorCore | int | float):
             return other
-        if isinstance(other, np.ndarray | np.generic | list | tuple):
+        if isinstance(other, np.ndarray | list | tuple):
             return Tensor(other, device=self.device)
         raise TypeError(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
 
@@ -304,11 +306,13 @@ class Tensor(_Casts):
         return elementwise.Remainder.apply(self._operand(other), self)
 
     def __pow__(self, other: Any) -> Tensor:
+        other = self._operand(other)
         op = elementwise.PowScalar if isinstance(other, int | float) else elementwise.Pow
-        return op.apply(self, self._operand(other))
+        return op.apply(self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
         # A 0-d tensor of this dtype, so that a number base promotes like a number.
+        other = self._operand(other)
         dtype = dtypes.result_dtype((self.data, other)) if isinstance(other, int | float) else None
         return elementwise.Pow.apply(Tensor(other, dtype=dtype, device=self.device), self)
 
@@ -435,7 +439,11 @@ class Tensor(_Casts):
         """Values limited to [min, max]; None does not limit."""
         if min is None and max is None:
             raise ValueError("clamp: expected min, max or both")
-        return elementwise.Clamp.apply(self, low=min, high=max)
+        low, high = (None if bound is None else self._operand(bound) for bound in (min, max))
+        if isinstance(low, TensorCore) or isinstance(high, TensorCore):
+            raise TypeError("clamp: min and max are numbers; for tensors use .maximum(low).minimum(high)")
+        x = self._cast(dtypes.result_dtype([self.data, *(bound for bound in (low, high) if bound is not None)]))
+        return elementwise.Clamp.apply(x, low=low, high=high)
 
     def maximum(self, other: Any) -> Tensor:
         """Elementwise larger one; ties share the gradient."""
@@ -455,6 +463,7 @@ class Tensor(_Casts):
 
     def masked_fill(self, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask`` holds, else self."""
+        _check_number("masked_fill", value, self.dtype)
         return elementwise.MaskedFill.apply(self, _mask("masked_fill", mask), value=value)
 
     # ------------------------------------------------------------------ comparison
@@ -539,12 +548,18 @@ class Tensor(_Casts):
         axis: Dim = None,
         keepdims: bool = False,
     ) -> Tensor:
-        """Square root of ``var``."""
-        return self.var(dim, keepdim, correction=correction, axis=axis, keepdims=keepdims).sqrt()
+        """Square root of ``var``; its gradient is 0 where it is 0."""
+        if not self.is_floating_point():
+            raise TypeError(f"std of a {self.dtype} tensor is not an integer; convert with .float() first")
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        return reduce.Std.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
 
     def norm(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
-        """Euclidean norm over ``dim`` (default all)."""
-        return self.square().sum(dim, keepdim, axis=axis, keepdims=keepdims).sqrt()
+        """Euclidean norm over ``dim`` (default all); its gradient is 0 where it is 0."""
+        if not self.is_floating_point():
+            raise TypeError(f"norm of a {self.dtype} tensor is not an integer; convert with .float() first")
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        return reduce.Norm.apply(self, axes=axes, keepdim=keepdim or keepdims)
 
     def logsumexp(self, dim: Dim, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))) over ``dim``, without overflow."""
@@ -688,7 +703,7 @@ class Tensor(_Casts):
     def flip(self, *dims: Any) -> Tensor:
         """A copy with the order along ``dims`` reversed."""
         axes = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
-        return movement.Flip.apply(self, axes=axes)
+        return movement.Flip.apply(self, axes=axes if self.ndim else ())
 
     def tril(self, diagonal: int = 0) -> Tensor:
         """Lower triangle of the last two dimensions, zeros above ``diagonal``."""
@@ -700,6 +715,7 @@ class Tensor(_Casts):
 
     def split(self, split_size: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
         """Consecutive views along ``dim``: of ``split_size`` (the last may be smaller), or of the listed sizes."""
+        self._needs_dimension("split")
         dim = shapes.normalize_dim(dim, self.ndim)
         total = self.shape[dim]
         if isinstance(split_size, int):
@@ -718,19 +734,26 @@ class Tensor(_Casts):
         """At most ``chunks`` consecutive views of equal size (the last may be smaller) along ``dim``."""
         if chunks <= 0:
             raise ValueError(f"chunk: {chunks} chunks; expected at least 1")
+        self._needs_dimension("chunk")
         total = self.shape[shapes.normalize_dim(dim, self.ndim)]
         return self.split(max(-(-total // chunks), 1), dim)
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """The slices along ``dim``, without it."""
+        self._needs_dimension("unbind")
         before = (slice(None),) * shapes.normalize_dim(dim, self.ndim)
         return tuple(self[(*before, i)] for i in range(self.shape[len(before)]))
+
+    def _needs_dimension(self, name: str) -> None:
+        if not self.ndim:
+            raise ValueError(f"{name} of a 0-d tensor: it has no dimension to divide")
 
     # ------------------------------------------------------------------ indexing
 
     def __getitem__(self, where: Any) -> Tensor:
-        where, basic = _index(where)
-        return indexing.Index.apply(self, where=where, basic=basic)
+        first, where, basic = _index(where)
+        x = self if first is None else indexing.Index.apply(self, where=first, basic=True)
+        return indexing.Index.apply(x, where=where, basic=basic)
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.ndim:
@@ -740,6 +763,8 @@ class Tensor(_Casts):
     def gather(self, dim: int, index: Tensor) -> Tensor:
         """y[i][j] = self[i][index[i][j]] for dim 1; ``index`` (int) has as many dimensions, none larger except dim."""
         dim = shapes.normalize_dim(dim, self.ndim)
+        if not self.ndim and not index.ndim:
+            return self.reshape(1).gather(0, index.reshape(1)).reshape(())
         sizes = zip(index.shape, self.shape, strict=False)
         if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
             raise ValueError(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
@@ -748,6 +773,8 @@ class Tensor(_Casts):
 
     def argsort(self, dim: int = -1, descending: bool = False) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable, NaN last (first if descending)."""
+        if not self.ndim:
+            return self.reshape(1).argsort(dim).reshape(())
         return indexing.ArgSort.apply(self, axis=shapes.normalize_dim(dim, self.ndim), descending=descending)
 
     def sort(self, dim: int = -1, descending: bool = False) -> ValuesAndIndices:
@@ -758,6 +785,8 @@ class Tensor(_Casts):
     def topk(self, k: int, dim: int = -1, largest: bool = True) -> ValuesAndIndices:
         """(values, indices) of the ``k`` largest (or smallest) along ``dim``, best first."""
         dim = shapes.normalize_dim(dim, self.ndim)
+        if not self.ndim:
+            return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
         if not 0 <= k <= self.shape[dim]:
             raise ValueError(f"topk: k={k} of a dimension of size {self.shape[dim]}")
         order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
@@ -779,7 +808,7 @@ class Tensor(_Casts):
     def _write(self, name: str, compute: Callable[..., Tensor], other: Any) -> Tensor:
         other = self._operand(other)
         y = compute(self.detach(), other)
-        if dtypes.result_dtype((self.data, y.data)) != self.dtype and y.is_floating_point():
+        if dtypes.category(y.dtype) > dtypes.category(self.dtype):
             raise TypeError(f"{name}: a {y.dtype} result does not fit into a {self.dtype} tensor")
         if y.shape != self.shape:
             raise ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}")
@@ -811,14 +840,17 @@ class Tensor(_Casts):
     def copy_(self, other: Any) -> Tensor:
         """The values of ``other``, broadcast and cast to this tensor's shape and dtype, in place."""
         other = other if isinstance(other, TensorCore) else Tensor(other, device=self.device)
-        if shapes.expanded_shape(self.shape, other.data.shape) != self.shape:
-            raise ValueError(f"copy_: shape {other.data.shape} does not broadcast to {self.shape}")
+        try:
+            shapes.expanded_shape(self.shape, other.data.shape)
+        except ValueError:
+            raise ValueError(f"copy_: shape {other.data.shape} does not broadcast to {self.shape}") from None
         self._change("copy_", other)
         self.device.kernels.elementwise.assign(self.data, other.data)
         return self
 
     def fill_(self, value: float) -> Tensor:
         """Every element ``value``, in place."""
+        _check_number("fill_", value, self.dtype)
         self._change("fill_")
         self.device.kernels.elementwise.assign(self.data, value)
         return self
@@ -830,8 +862,10 @@ class Tensor(_Casts):
     def __setitem__(self, where: Any, value: Any) -> None:
         value = self._operand(value)
         self._change("item assignment", value)
-        where, _ = _index(where)
-        self.device.kernels.indexing.assign_at(self.data, where, value.data if isinstance(value, TensorCore) else value)
+        first, where, _ = _index(where)
+        kernels = self.device.kernels.indexing
+        target = self.data if first is None else kernels.index(self.data, first)
+        kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
 
     def uniform_(self, low: float = 0.0, high: float = 1.0, generator: Generator | None = None) -> Tensor:
         """Uniform random values in [low, high), in place."""
@@ -877,6 +911,11 @@ def _mask(name: str, mask: Any) -> Tensor:
     return mask
 
 
+def _check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
+    if dtype.kind in "iu" and not math.isfinite(value):
+        raise ValueError(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
+
+
 def _matrices(name: str, x: Tensor) -> Tensor:
     if x.ndim < 2:
         raise ValueError(f"{name} of shape {x.shape}: expected at least two dimensions")
@@ -892,8 +931,12 @@ def _check_range(name: str, index: Tensor, size: int) -> None:
             raise IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}")
 
 
-def _index(where: Any) -> tuple[Any, bool]:
-    """The index with tensors and lists as arrays, and whether it is basic (a view, no position twice)."""
+def _index(where: Any) -> tuple[Any, Any, bool]:
+    """The index with tensors and lists as arrays, and whether it is basic (a view, no position twice).
+
+    Beside arrays NumPy takes an integer for one more array, which can move dimensions; PyTorch selects first. Then the
+    integers are an index of their own, to be applied before the other; else the first result is None.
+    """
     parts = where if isinstance(where, tuple) else (where,)
     basic, converted = True, []
     for part in parts:
@@ -909,4 +952,21 @@ def _index(where: Any) -> tuple[Any, bool]:
         elif not (part is None or part is Ellipsis or isinstance(part, slice) or hasattr(part, "__index__")):
             raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
         converted.append(part)
-    return (tuple(converted) if isinstance(where, tuple) else converted[0]), basic
+    if not isinstance(where, tuple):
+        return None, converted[0], basic
+    arrays = [getattr(part, "ndim", 0) > 0 for part in converted]
+    integers = [not array and _is_integer(part) for part, array in zip(converted, arrays, strict=True)]
+    if not (any(arrays) and any(integers)):
+        return None, tuple(converted), basic
+    first: list[Any] = []
+    for part, array, integer in zip(converted, arrays, integers, strict=True):
+        if integer or part is Ellipsis:
+            first.append(part)
+        elif array or isinstance(part, slice):
+            first.extend([slice(None)] * (part.ndim if array and part.dtype.kind == "b" else 1))
+    return tuple(first), tuple(part for part, integer in zip(converted, integers, strict=True) if not integer), basic
+
+
+def _is_integer(part: Any) -> bool:
+    dtype = getattr(part, "dtype", None)
+    return hasattr(part, "__index__") and not isinstance(part, bool) and (dtype is None or dtype.kind in "iu")

@@ -19,7 +19,6 @@ remainder = quiet(np.remainder)
 pow = quiet(np.power)
 neg = np.negative
 abs = np.abs
-sign = np.sign
 square = np.square
 reciprocal = quiet(np.reciprocal)
 exp = quiet(np.exp)
@@ -27,8 +26,8 @@ log = quiet(np.log)
 log1p = quiet(np.log1p)
 expm1 = quiet(np.expm1)
 sqrt = quiet(np.sqrt)
-sin = np.sin
-cos = np.cos
+sin = quiet(np.sin)
+cos = quiet(np.cos)
 tanh = np.tanh
 floor = np.floor
 ceil = np.ceil
@@ -44,11 +43,13 @@ def add_into(x: np.ndarray, y: Any) -> None:
     np.add(x, y, out=x)
 
 
+@quiet
 def assign(x: np.ndarray, y: Any) -> None:
     """x[...] = y, broadcasting y."""
     np.copyto(x, y, casting="unsafe")
 
 
+@quiet
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
     """A copy of ``x`` in another dtype."""
     return x.astype(dtype)
@@ -60,9 +61,15 @@ def rsqrt(x: np.ndarray) -> np.ndarray:
     return np.reciprocal(np.sqrt(x))
 
 
+def sign(x: np.ndarray) -> np.ndarray:
+    """-1, 0 or 1; 0 for NaN, as in PyTorch."""
+    return np.subtract(x > 0, x < 0, dtype=x.dtype)
+
+
+@quiet
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), as (1 + tanh(x/2)) / 2, which cannot overflow."""
-    return 0.5 * np.tanh(0.5 * x) + 0.5
+    """1 / (1 + exp(-x)): exact to the last digits also where it is tiny; exp(-x) = inf gives the right 0."""
+    return np.reciprocal(np.exp(-x) + 1)
 
 
 def relu(x: np.ndarray) -> np.ndarray:

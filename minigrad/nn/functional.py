@@ -138,6 +138,7 @@ def scaled_dot_product_attention(
     ``is_causal`` lets query i see keys 0 ... i. ``scale`` defaults to 1 / sqrt(D). With ``enable_gqa``, key and value
     may have fewer heads, of which each serves H / Hkv consecutive query heads. ``attn_mask``, broadcastable to (B, H,
     Tq, Tk), is added to the scores, or if bool, True where a key may be seen; that form computes the scores as a whole.
+    A query that the mask lets see no key gives 0.
     ``dropout_p`` always applies (as in PyTorch, pass 0 when evaluating).
     """
     shapes_ = f"query {query.shape}, key {key.shape}, value {value.shape}"
@@ -173,7 +174,11 @@ def _masked_attention(
         scores = scores.masked_fill(~mask, -math.inf)
     else:
         scores = scores + mask
-    return dropout(scores.softmax(-1), dropout_p, generator=generator) @ value
+    if not scores.shape[-1]:
+        return scores @ value
+    blind = scores.detach().amax(-1, keepdim=True) == -math.inf  # queries that may see no key: their result is 0
+    probabilities = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    return dropout(probabilities, dropout_p, generator=generator) @ value
 
 
 def cross_entropy(

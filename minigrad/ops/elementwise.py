@@ -7,6 +7,12 @@ from typing import Any
 from ..autograd import Function
 
 
+def _refuse_bool(name: str, *inputs: Any) -> None:
+    """Where NumPy would compute with bool as int8, which no tensor has."""
+    if any(hasattr(x, "dtype") and x.dtype.kind == "b" for x in inputs):
+        raise TypeError(f"{name} of bool tensors has no value; convert with .long() or .float()")
+
+
 class Arithmetic(Function):
     """Inputs are cast to their common dtype first."""
 
@@ -80,6 +86,7 @@ class FloorDiv(Arithmetic):
     differentiable = False
 
     def forward(self, x: Any, y: Any) -> Any:
+        _refuse_bool("//", x, y)
         return self.kernels.elementwise.floor_div(x, y)
 
 
@@ -89,6 +96,7 @@ class Remainder(Arithmetic):
     __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
+        _refuse_bool("%", x, y)
         self.saved = (x, y) if self.needs[1] else ()
         return self.kernels.elementwise.remainder(x, y)
 
@@ -105,6 +113,7 @@ class Pow(Arithmetic):
     __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
+        _refuse_bool("**", x, y)
         z = self.kernels.elementwise.pow(x, y)
         self.saved = (x, y, z if self.needs[1] else None)
         return z
@@ -128,6 +137,7 @@ class PowScalar(Function):
     promotes = True
 
     def forward(self, x: Any, n: float) -> Any:
+        _refuse_bool("**", x)
         self.n = n
         self.saved = (x,)
         return self.kernels.elementwise.pow(x, n)
@@ -257,6 +267,7 @@ class Square(Function):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("square", x)
         self.saved = (x,)
         return self.kernels.elementwise.square(x)
 
@@ -442,7 +453,8 @@ class Silu(FloatFunction):
         k = self.kernels.elementwise
         s = k.sigmoid(x)
         self.saved = (x, s)
-        return k.mul(x, s)
+        with self.kernels.quiet():  # -inf gives NaN
+            return k.mul(x, s)
 
     def backward(self, dy: Any) -> Any:
         x, s = self.saved
@@ -451,7 +463,7 @@ class Silu(FloatFunction):
 
 
 class Relu(Function):
-    """y = max(x, 0);  dx = dy where y > 0 (so 0 at 0, where ``maximum(x, 0)`` would give half)."""
+    """y = max(x, 0);  dx = dy where y > 0 or NaN (so 0 at 0, where ``maximum(x, 0)`` would give half)."""
 
     __slots__ = ()
 
@@ -461,8 +473,8 @@ class Relu(Function):
         return y
 
     def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.select(self.kernels.comparison.gt(self.saved[0], 0), dy)
+        c = self.kernels.comparison
+        return self.kernels.elementwise.select(c.logical_not(c.le(self.saved[0], 0)), dy)  # not y > 0: NaN passes dy on
 
 
 class Cast(Function):
@@ -504,6 +516,7 @@ class Sign(StepFunction):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("sign", x)
         return self.kernels.elementwise.sign(x)
 
 

@@ -18,4 +18,9 @@ class Embedding(Function):
         return self.kernels.embedding.forward(weight, indices)
 
     def backward_into(self, dy: Any, dweight: Any) -> None:
-        self.kernels.embedding.backward_into(dy, self.saved[0], dweight)
+        if dweight.flags.c_contiguous:
+            self.kernels.embedding.backward_into(dy, self.saved[0], dweight)
+        else:  # what another use of the weight began
+            own = self.kernels.zeros(dweight.shape, dweight.dtype)
+            self.kernels.embedding.backward_into(dy, self.saved[0], own)
+            self.kernels.elementwise.add_into(dweight, own)

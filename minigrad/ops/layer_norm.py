@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..autograd import Function
@@ -19,7 +20,7 @@ class LayerNorm(Function):
     def forward(self, x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
         self.shape = x.shape
         contiguous = self.kernels.contiguous
-        rows = contiguous(x).reshape(-1, weight.size) if weight.size else x.reshape(-1, 0)
+        rows = contiguous(x).reshape(math.prod(x.shape[: x.ndim - weight.ndim]), weight.size)
         w = contiguous(weight).reshape(-1)
         y, mean, rstd = self.kernels.layer_norm.forward(rows, w, contiguous(bias).reshape(-1), eps)
         self.saved = (rows, w, mean, rstd, weight.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..autograd import Function
@@ -38,7 +39,7 @@ class Linear(Function):
     promotes = True
 
     def forward(self, x: Any, weight: Any, bias: Any = None) -> Any:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # no -1: a size may be 0
         self.saved = (rows if self.needs[1] else None, weight if self.needs[0] else None, x.shape)
         y = self.kernels.matmul.matmul(rows, weight.T, bias)
         return y.reshape(*x.shape[:-1], weight.shape[0])
@@ -46,7 +47,7 @@ class Linear(Function):
     def backward(self, dy: Any) -> Any:
         rows, weight, shape = self.saved
         k = self.kernels
-        dy = dy.reshape(-1, dy.shape[-1])
+        dy = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
         dx = k.matmul.matmul(dy, weight).reshape(shape) if self.needs[0] else None
         dweight = k.matmul.matmul(dy.T, rows) if self.needs[1] else None
         if len(self.needs) == 2:

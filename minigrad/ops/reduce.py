@@ -60,7 +60,7 @@ class _Extremum(Reduction):
         k = self.kernels
         attained = k.comparison.eq(x, self.spread(y))
         ties = k.reduce.sum(attained, self.axes, True, x.dtype)
-        return k.elementwise.select(attained, k.elementwise.div(self.spread(dy), ties))
+        return k.elementwise.mul(k.elementwise.div(self.spread(dy), ties), attained)  # y = NaN has no ties: dx is NaN
 
 
 class AMax(_Extremum):
@@ -148,9 +148,49 @@ class Var(Reduction):
 
     def backward(self, dy: Any) -> Any:
         (centred,) = self.saved
+        return self.through(centred, dy)
+
+    def through(self, centred: Any, dy: Any) -> Any:
+        """dx from the gradient of the variance."""
         k = self.kernels
         slope = k.elementwise.mul(centred, 2 / self.divisor if self.divisor else float("nan"))
         return k.elementwise.mul(slope, self.spread(dy))
+
+
+class Std(Var):
+    """y = sqrt(var);  dx = (x - mean) dy / ((n - correction) y), 0 where y = 0."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
+        y = self.kernels.elementwise.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
+        self.saved = (*self.saved, y)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        centred, y = self.saved
+        k = self.kernels
+        dvar = k.elementwise.div(dy, k.elementwise.mul(y, 2))
+        return self.through(centred, k.elementwise.select(k.comparison.ne(y, 0), dvar))
+
+
+class Norm(Reduction):
+    """y = sqrt(sum(x^2)) over the axes;  dx = x dy / y, 0 where y = 0."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
+        self.axes, self.shape = axes, x.shape
+        k = self.kernels
+        y = k.elementwise.sqrt(k.reduce.sum(k.elementwise.square(x), axes, keepdim))
+        self.saved = (x, y)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        x, y = self.saved
+        k = self.kernels
+        slope = k.elementwise.select(k.comparison.ne(y, 0), k.elementwise.div(dy, y))
+        return k.elementwise.mul(x, self.spread(slope))
 
 
 class LogSumExp(Reduction):
