@@ -1,0 +1,348 @@
+"""Module: attributes, names, shared weights, state, modes, conversion, repr."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Tensor, nn
+from minigrad.nn import Module, ModuleList, Parameter, Sequential
+
+
+class Tied(Module):
+    """Two names for one weight, and one below a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.again = self.embed.weight
+
+
+class Buffers(Module):
+    """A persistent buffer, a transient one, and one that is not there yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = Parameter(mg.ones(2))
+        self.register_buffer("mean", mg.zeros(2))
+        self.register_buffer("mask", mg.ones(2), persistent=False)
+        self.register_buffer("later", None)
+        self.register_buffer("count", mg.tensor([0]))
+
+
+def names(pairs: Any) -> list[str]:
+    return [name for name, _ in pairs]
+
+
+# ---------------------------------------------------------------------- parameters and attributes
+
+
+def test_a_parameter_is_a_leaf_that_requires_grad_and_shares_memory() -> None:
+    x = mg.ones(2)
+    p = Parameter(x)
+    assert isinstance(p, Tensor) and p.requires_grad and p.is_leaf and np.shares_memory(p.data, x.data) and p.id != x.id
+    assert not Parameter(x, requires_grad=False).requires_grad and Parameter([1.0, 2.0]).tolist() == [1, 2]
+    with pytest.raises(RuntimeError, match="int64"):
+        Parameter([1, 2])
+    assert type(p * 2) is Tensor and Parameter(p * 2).is_leaf
+
+
+def test_attributes_find_their_table() -> None:
+    m = Module()
+    m.p, m.child, m.plain, m.tensor = Parameter(mg.ones(1)), nn.ReLU(), 5, mg.ones(1)
+    assert names(m.named_parameters()) == ["p"] and names(m.named_children()) == ["child"]
+    assert list(m.named_buffers()) == [] and m.plain == 5 and isinstance(m.tensor, Tensor)
+    m.p = None  # no parameter any more
+    assert m.p is None and list(m.parameters()) == []
+    m.child = Parameter(mg.ones(1))
+    assert names(m.named_parameters()) == ["child"] and list(m.children()) == []
+    m.plain = nn.ReLU()
+    assert names(m.named_children()) == ["plain"]
+    del m.plain, m.child
+    assert list(m.children()) == [] == list(m.parameters())
+    for name in ("plain", "never"):
+        with pytest.raises(AttributeError, match=f"Module has no attribute '{name}'"):
+            getattr(m, name)
+        with pytest.raises(AttributeError, match=name):
+            delattr(m, name)
+    assert not hasattr(m, "child") and getattr(m, "child", 3) == 3
+
+
+def test_assigning_before_init_says_so() -> None:
+    class Early(Module):
+        def __init__(self) -> None:
+            self.layer = nn.ReLU()
+
+    with pytest.raises(AttributeError, match=r"Early: call super\(\)\.__init__\(\) before assigning 'layer'"):
+        Early()
+
+
+def test_reassigning_keeps_the_order() -> None:
+    layer = nn.Linear(2, 2)
+    layer.weight = Parameter(mg.zeros(2, 2))
+    assert names(layer.named_parameters()) == ["weight", "bias"] and layer.weight.tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_module_without_forward() -> None:
+    with pytest.raises(NotImplementedError, match="Module has no forward"):
+        Module()(1)
+
+
+def test_properties_of_subclasses_work() -> None:
+    class WithProperty(nn.Linear):
+        @property
+        def size(self) -> int:
+            return self.weight.numel()
+
+    assert WithProperty(2, 3).size == 6
+
+
+# ---------------------------------------------------------------------- buffers
+
+
+def test_buffers() -> None:
+    m = Buffers()
+    assert names(m.named_buffers()) == ["mean", "mask", "count"] and names(m.named_parameters()) == ["weight"]
+    assert list(m.state_dict()) == ["weight", "mean", "count"] and m.later is None
+    m.mean = mg.ones(2)  # stays a buffer
+    m.later = mg.ones(3)
+    assert names(m.named_buffers()) == ["mean", "mask", "later", "count"] and m.state_dict()["later"].tolist() == [
+        1,
+        1,
+        1,
+    ]
+    m.later = None
+    assert m.later is None and "later" not in m.state_dict()
+    m.later = mg.ones(1)
+    assert "later" in m.state_dict()
+    m.mean = Parameter(mg.ones(2))
+    assert "mean" not in names(m.named_buffers()) and "mean" in names(m.named_parameters())
+    del m.mask
+    m.register_buffer("mask", mg.zeros(1))
+    assert "mask" in m.state_dict()
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "weight", "mean", "forward", "training"])
+def test_buffer_names_that_do_not_work(name: str) -> None:
+    with pytest.raises(ValueError, match="register_buffer"):
+        Buffers().register_buffer(name, mg.ones(1))
+
+
+# ---------------------------------------------------------------------- the tree
+
+
+def test_names_are_dotted_in_order_of_definition() -> None:
+    m = Sequential(nn.Linear(2, 3), Sequential(nn.ReLU(), nn.Linear(3, 1, bias=False)))
+    assert names(m.named_parameters()) == ["0.weight", "0.bias", "1.1.weight"]
+    assert names(m.named_parameters("model")) == ["model.0.weight", "model.0.bias", "model.1.1.weight"]
+    assert names(m.named_modules()) == ["", "0", "1", "1.0", "1.1"] and len(list(m.modules())) == 5
+    assert m.num_parameters() == 6 + 3 + 3
+    assert [p.id for p in m.parameters()] == [p.id for _, p in m.named_parameters()]
+
+
+def test_shared_weights_and_modules_are_listed_once() -> None:
+    m = Tied()
+    assert names(m.named_parameters()) == ["again"] and m.num_parameters() == 15
+    assert list(m.state_dict()) == ["again"]
+    shared = nn.Linear(2, 2)
+    twice = Sequential(shared, nn.ReLU(), shared)
+    assert names(twice.named_modules()) == ["", "0", "1"] and twice.num_parameters() == 6
+    ring = Module()
+    ring.child = nn.ReLU()
+    ring.child.parent = ring
+    assert len(list(ring.modules())) == 2
+
+
+def test_lists() -> None:
+    m = ModuleList([nn.ReLU(), nn.GELU()]).append(nn.Tanh())
+    assert len(m) == 3 and isinstance(m[-1], nn.Tanh) and [type(x).__name__ for x in m] == ["ReLU", "GELU", "Tanh"]
+    with pytest.raises(IndexError):
+        m[3]
+    with pytest.raises(TypeError, match="ModuleList holds Modules, not int"):
+        m.append(3)  # type: ignore[arg-type]  # what is tested
+    x = mg.tensor([-1.0, 2.0])
+    assert Sequential(nn.ReLU(), nn.ReLU())(x).tolist() == [0, 2] and Sequential()(x) is x
+
+
+def test_deep_nesting() -> None:
+    m: Module = nn.Linear(1, 1)
+    for _ in range(300):
+        m = Sequential(m)
+    [(weight, _), _] = m.named_parameters()
+    assert weight == "0." * 300 + "weight" and len(list(m.modules())) == 301
+    m.eval().to("float64")
+    assert not any(module.training for module in m.modules())
+    m.load_state_dict({name: np.ones(t.shape) for name, t in m.state_dict().items()})
+    assert m(mg.ones(1, 1, dtype="float64")).item() == 2
+    assert repr(m).count("Sequential") == 300
+
+
+def test_apply_visits_every_module_once() -> None:
+    m, seen = Sequential(nn.ReLU(), Sequential(nn.Tanh())), []
+    assert m.apply(lambda module: seen.append(type(module).__name__)) is m
+    assert seen == ["Sequential", "ReLU", "Sequential", "Tanh"]
+
+
+# ---------------------------------------------------------------------- modes and conversion
+
+
+def test_train_and_eval_reach_everything() -> None:
+    m = Sequential(nn.Dropout(0.5), Sequential(nn.Dropout(0.5)))
+    assert m.training and m.eval() is m and not any(x.training for x in m.modules())
+    assert m(mg.ones(50)).tolist() == [1] * 50
+    assert m.train() is m and all(x.training for x in m.modules()) and 0 in m(mg.ones(50)).tolist()
+
+
+def test_freezing() -> None:
+    m = Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    m[0].requires_grad_(False)
+    grads = m(mg.ones(1, 2)).sum().backward()
+    assert len(grads) == 2 and m[0].weight not in grads
+    m.requires_grad_()
+    assert len(m(mg.ones(1, 2)).sum().backward()) == 4
+
+
+def test_conversion_keeps_ids_ties_and_integers() -> None:
+    m = Sequential(Tied(), Buffers())
+    ids, buffers = [p.id for p in m.parameters()], [b.id for b in m.buffers()]
+    versions = [p.version for p in m.parameters()]
+    for convert, dtype in ((lambda: m.to(mg.float64), "float64"), (m.float, "float32"), (m.double, "float64")):
+        assert convert() is m
+        assert [p.id for p in m.parameters()] == ids and [b.id for b in m.buffers()] == buffers
+        assert all(p.dtype == dtype and p.requires_grad and p.is_leaf for p in m.parameters())
+        assert m[1].mean.dtype == dtype and m[1].count.dtype == np.int64
+        assert m[0].head.weight is m[0].embed.weight
+    assert all(p.version > v for p, v in zip(m.parameters(), versions, strict=True))
+    assert m.to("cpu") is m
+
+
+def test_conversion_to_integers_is_refused_and_changes_nothing() -> None:
+    m = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"Linear\.to: .*int64"):
+        m.to("int64")
+    with pytest.raises(TypeError, match="unsupported dtype"):
+        m.to("banana")
+    assert m.weight.dtype == m.bias.dtype == np.float32
+
+
+def test_an_optimizer_survives_conversion() -> None:
+    m = nn.Linear(2, 2)
+    optimizer = mg.optim.AdamW(m.parameters(), lr=0.1)
+    optimizer.step(m(mg.ones(1, 2)).sum().backward())
+    m.to(mg.float64)
+    before = m.weight.detach().numpy().copy()
+    optimizer.step(m(mg.ones(1, 2, dtype="float64")).sum().backward())
+    assert m.weight.dtype == np.float64 and (m.weight.detach().numpy() < before).all()
+
+
+# ---------------------------------------------------------------------- state
+
+
+def test_state_goes_round() -> None:
+    a, b = (
+        Sequential(nn.Linear(3, 4), nn.LayerNorm(4), Buffers()),
+        Sequential(nn.Linear(3, 4), nn.LayerNorm(4), Buffers()),
+    )
+    a[2].mean = mg.tensor([5.0, 6.0])
+    ids = [p.id for p in b.parameters()]
+    b.load_state_dict(a.state_dict())
+    assert [p.id for p in b.parameters()] == ids
+    for name, value in a.state_dict().items():
+        np.testing.assert_array_equal(b.state_dict()[name].numpy(), value.numpy())
+    state = a.state_dict()
+    assert not any(t.requires_grad for t in state.values()) and np.shares_memory(
+        state["0.weight"].data, a[0].weight.data
+    )
+    assert not np.shares_memory(b[0].weight.data, a[0].weight.data)
+
+
+def test_arrays_and_other_floating_dtypes_are_accepted() -> None:
+    m = nn.Linear(2, 2)
+    m.load_state_dict({"weight": np.full((2, 2), 3.0), "bias": mg.ones(2, dtype="float16")})
+    assert m.weight.dtype == np.float32 and m.weight.tolist() == [[3, 3], [3, 3]] and m.bias.tolist() == [1, 1]
+
+
+def test_every_mismatch_is_reported_and_nothing_is_copied() -> None:
+    m = Sequential(nn.Linear(2, 3), Buffers(), Tied())
+    before = {name: t.numpy().copy() for name, t in m.state_dict().items()}
+    state: dict[str, Any] = {name: np.full(t.shape, 9.0) for name, t in m.state_dict().items()}
+    del state["0.bias"]
+    state["0.weight"] = np.zeros((3, 3))
+    state["1.count"] = np.zeros(1)
+    state["1.weight"] = np.zeros(2, np.int64)
+    state["1.mask"] = np.ones(2)  # a buffer that is not saved
+    state["extra"] = np.ones(1)
+    state["2.embed.weight"] = np.full((5, 3), 8.0)  # another value for the tied weight
+    with pytest.raises(ValueError, match="Sequential: the state does not fit the module") as caught:
+        m.load_state_dict(state)
+    assert sorted(str(caught.value).splitlines()[1:]) == [
+        "  dtype: 1.count is float64 in the state, int64 in the module",
+        "  dtype: 1.weight is int64 in the state, float32 in the module",
+        "  missing: 0.bias",
+        "  shape: 0.weight is (3, 3) in the state, (3, 2) in the module",
+        "  shared: 2.again and 2.embed.weight are one parameter but have different values",
+        "  unexpected: 1.mask",
+        "  unexpected: extra",
+    ]
+    for name, t in m.state_dict().items():
+        np.testing.assert_array_equal(t.numpy(), before[name])
+
+
+def test_not_strict_ignores_names_but_not_shapes() -> None:
+    m = nn.Linear(2, 2)
+    bias = m.bias.tolist()
+    m.load_state_dict({"weight": np.ones((2, 2)), "extra": np.ones(1)}, strict=False)
+    assert m.weight.tolist() == [[1, 1], [1, 1]] and m.bias.tolist() == bias
+    with pytest.raises(ValueError, match="shape: weight"):
+        m.load_state_dict({"weight": np.ones((2, 3))}, strict=False)
+
+
+@pytest.mark.parametrize("name", ["again", "embed.weight", "head.weight"])
+def test_a_shared_parameter_may_come_under_any_name(name: str) -> None:
+    m = Tied()
+    m.load_state_dict({name: np.full((5, 3), 7.0)})
+    assert (m.embed.weight.detach().numpy() == 7).all() and m.head.weight is m.embed.weight
+    m.load_state_dict({n: np.full((5, 3), 8.0) for n in ("again", "embed.weight", "head.weight")})
+    assert (m.again.detach().numpy() == 8).all()
+
+
+def test_loading_bumps_versions() -> None:
+    m = nn.Linear(2, 2)
+    loss = m(m(mg.ones(1, 2))).sum()
+    m.load_state_dict(m.state_dict())
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
+
+
+# ---------------------------------------------------------------------- repr
+
+
+def test_repr() -> None:
+    m = Sequential(nn.Linear(2, 3), Sequential(nn.GELU("tanh"), nn.Dropout(0.1)), nn.LayerNorm(3), nn.Embedding(4, 2))
+    assert repr(m) == (
+        "Sequential(\n"
+        "  (0): Linear(in_features=2, out_features=3, bias=True)\n"
+        "  (1): Sequential(\n"
+        "    (0): GELU(approximate='tanh')\n"
+        "    (1): Dropout(p=0.1)\n"
+        "  )\n"
+        "  (2): LayerNorm((3,), eps=1e-05)\n"
+        "  (3): Embedding(4, 2)\n"
+        ")"
+    )
+    assert repr(nn.ReLU()) == "ReLU()"
+
+    class Scale(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Tanh()
+
+        def extra_repr(self) -> str:
+            return "factor=2"
+
+    assert repr(Scale()) == "Scale(factor=2\n  (inner): Tanh()\n)"

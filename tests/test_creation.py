@@ -1,0 +1,207 @@
+"""Constructors: shapes, dtypes, memory, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Tensor
+
+DTYPES = ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"]
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype"),
+    [
+        (1.5, "float32"),
+        ([1, 2], "int64"),
+        ([True, False], "bool"),
+        ([1, 2.0], "float32"),
+        ([], "float32"),
+        ([[]], "float32"),
+        (np.ones(2), "float64"),
+        (np.float64(1), "float64"),
+        (np.ones(2, np.uint8), "uint8"),
+        (np.int32(3), "int32"),
+        (range(3), "int64"),
+        ((1.0, (2.0)), "float32"),
+    ],
+)
+def test_the_dtype_of_tensor(data: Any, dtype: str) -> None:
+    x = mg.tensor(data)
+    assert x.dtype == dtype and x.is_contiguous() and x.is_leaf and not x.requires_grad
+    np.testing.assert_array_equal(x.numpy(), np.asarray(data))
+
+
+def test_tensor_copies() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    x, y = mg.tensor(array), mg.tensor(array.T)
+    array[:] = 0
+    assert x.numpy()[1, 2] == 5 and y.numpy()[2, 1] == 5 and y.is_contiguous()
+    z = mg.tensor(x)
+    x.zero_()
+    assert z.numpy()[1, 2] == 5 and mg.tensor(mg.ones(2, requires_grad=True)).requires_grad is False
+    assert mg.tensor([mg.tensor(1.0), mg.tensor(2.0)]).tolist() == [1, 2]
+
+
+def test_the_default_dtype_can_be_changed() -> None:
+    try:
+        mg.set_default_dtype("float64")
+        assert mg.default_dtype() == mg.float64
+        for x in (mg.tensor(1.0), mg.zeros(2), mg.rand(2), mg.arange(0.0, 1, 0.5), mg.nn.Linear(2, 2).weight):
+            assert x.dtype == np.float64
+        assert (mg.tensor([1]) / 2).dtype == np.float64
+        for bad in ("float16", "int64"):
+            with pytest.raises(ValueError, match="expected float32 or float64"):
+                mg.set_default_dtype(bad)
+    finally:
+        mg.set_default_dtype("float32")
+    assert mg.tensor(1.0).dtype == np.float32
+
+
+@pytest.mark.parametrize("data", [None, "a", 1j, [object()], 2**70, np.ones(1, np.uint16), np.datetime64("2020-01-01")])
+def test_data_of_no_supported_dtype(data: Any) -> None:
+    with pytest.raises(TypeError, match="expected one of float32, float64"):
+        mg.tensor(data)
+
+
+@pytest.mark.parametrize("dtype", ["banana", "float128x", "complex64", "uint16", object, "cudax"])
+def test_unknown_dtypes(dtype: Any) -> None:
+    for make in (lambda: mg.tensor([1.0], dtype=dtype), lambda: mg.zeros(2, dtype=dtype), lambda: mg.ones(2).to(dtype)):
+        with pytest.raises(TypeError, match="expected one of float32, float64"):
+            make()
+
+
+def test_ragged_lists() -> None:
+    with pytest.raises(ValueError, match="ragged"):
+        mg.tensor([[1.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_by_name_type_and_object(dtype: str) -> None:
+    for spelling in (dtype, np.dtype(dtype), np.dtype(dtype).type):
+        assert mg.ones(2, dtype=spelling).dtype == dtype
+        assert mg.tensor([0, 1], dtype=spelling).to("float64").tolist() == [0, 1]
+    assert mg.ones(2, dtype=float).dtype == np.float32 and mg.ones(2, dtype=int).dtype == np.int64
+
+
+def test_from_numpy_shares_memory() -> None:
+    array = np.zeros((2, 3))
+    x = mg.from_numpy(array)
+    array[0, 0] = 5
+    assert x[0, 0].item() == 5
+    x.add_(1)
+    assert array[1, 2] == 1
+    assert mg.from_numpy(array.T).shape == (3, 2)
+    with pytest.raises(TypeError, match=r"not list; use minigrad\.tensor"):
+        mg.from_numpy([1.0])  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(TypeError, match="complex"):
+        mg.from_numpy(np.ones(2, complex))
+    with pytest.raises(ValueError, match="negative strides"):
+        mg.from_numpy(array[::-1])
+    frozen = np.ones(2)
+    frozen.flags.writeable = False
+    with pytest.raises(RuntimeError, match="read-only"):
+        mg.from_numpy(frozen).zero_()
+
+
+@pytest.mark.parametrize("make", [mg.zeros, mg.ones, mg.empty, mg.rand, mg.randn])
+def test_shapes_spread_or_as_one(make: Callable[..., Tensor]) -> None:
+    for x in (make(2, 3), make((2, 3)), make([2, 3]), make(np.int64(2), 3), make(*mg.ones(2, 3).shape)):
+        assert x.shape == (2, 3) and x.dtype == np.float32
+    assert make(()).shape == make().shape == () and make(0, 3).shape == (0, 3) and make(4).shape == (4,)
+    assert make(2, dtype="float64", requires_grad=True).requires_grad
+    for bad in ((2.5,), ("a",), (None,)):
+        with pytest.raises(TypeError):
+            make(*bad)
+    with pytest.raises(ValueError):
+        make(-1)
+
+
+def test_values() -> None:
+    assert mg.zeros(2).tolist() == [0, 0] and mg.ones(2).tolist() == [1, 1]
+    for value, dtype in ((1.5, "float32"), (3, "int64"), (True, "bool")):
+        x = mg.full((2, 1), value)
+        assert x.dtype == dtype and x.tolist() == [[value], [value]]
+    assert mg.full((2,), 3, dtype="float64").dtype == np.float64 and mg.full(2, 1.5).shape == (2,)
+
+
+def test_like() -> None:
+    x = mg.ones(2, 3, dtype="float64")
+    for y, value in ((mg.zeros_like(x), 0), (mg.ones_like(x), 1), (mg.full_like(x, 7), 7), (mg.empty_like(x), None)):
+        assert y.shape == (2, 3) and y.dtype == np.float64 and not np.shares_memory(x.data, y.data)
+        assert value is None or (y.numpy() == value).all()
+    assert mg.zeros_like(x, dtype="int64").dtype == np.int64
+    assert mg.ones_like(mg.arange(3)).dtype == np.int64
+    assert mg.zeros_like(x, requires_grad=True).requires_grad
+
+
+def test_arange() -> None:
+    for args, want in (
+        ((5,), range(5)),
+        ((2, 5), range(2, 5)),
+        ((5, 0, -2), range(5, 0, -2)),
+        ((3, 3), []),
+        ((-2,), []),
+    ):
+        x = mg.arange(*args)
+        assert x.tolist() == list(want) and x.dtype == np.int64
+    x = mg.arange(0, 1, 0.25)
+    assert x.tolist() == [0, 0.25, 0.5, 0.75] and x.dtype == np.float32 and mg.arange(3.0).dtype == np.float32
+    assert mg.arange(3, dtype="float64").dtype == np.float64
+    with pytest.raises(ValueError, match="step must not be 0"):
+        mg.arange(0, 3, 0)
+
+
+def test_linspace_and_eye() -> None:
+    assert mg.linspace(0, 1, 5).tolist() == [0, 0.25, 0.5, 0.75, 1] and mg.linspace(0, 1, 5).dtype == np.float32
+    assert mg.linspace(3, 9, 1).tolist() == [3]
+    np.testing.assert_array_equal(mg.eye(3).numpy(), np.eye(3, dtype=np.float32))
+    assert mg.eye(2, 3, dtype="int64").tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_cat_and_stack() -> None:
+    x, y = mg.ones(2, 3, requires_grad=True), mg.zeros(1, 3)
+    assert mg.cat([x, y]).shape == (3, 3) and mg.cat([x, x], dim=-1).shape == (2, 6)
+    assert mg.cat([mg.tensor([1]), mg.tensor([1.5])]).dtype == np.float32
+    assert mg.stack([x, x], dim=0).shape == (2, 2, 3) and mg.stack([x, x], dim=-1).shape == (2, 3, 2)
+    np.testing.assert_array_equal(mg.cat([x, x * 2, y]).sum().backward()[x].numpy(), np.full((2, 3), 3.0))
+    for bad in ([], [1, 2], None):
+        with pytest.raises(TypeError):
+            mg.cat(bad)  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(ValueError, match="use stack"):
+        mg.cat([mg.tensor(1.0)])
+    with pytest.raises(ValueError, match="Cat"):
+        mg.cat([x, mg.ones(2, 4)])
+    with pytest.raises(ValueError, match="shapes differ"):
+        mg.stack([x, y])
+    with pytest.raises(IndexError):
+        mg.cat([x, x], dim=2)
+
+
+def test_one_hot() -> None:
+    assert mg.one_hot(mg.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert mg.one_hot(mg.tensor([[1]]), 4).shape == (1, 1, 4)
+    with pytest.raises(TypeError, match="integers"):
+        mg.one_hot(mg.ones(2))
+    with pytest.raises(ValueError, match="negative index -1"):
+        mg.one_hot(mg.tensor([-1]))
+    with pytest.raises(ValueError, match="2 classes cannot hold index 2"):
+        mg.one_hot(mg.tensor([2]), 2)
+
+
+def test_where() -> None:
+    condition = mg.tensor([True, False])
+    x = mg.tensor([1.0, 2.0], requires_grad=True)
+    y = mg.where(condition, x, 0.0)
+    assert y.tolist() == [1, 0] and y.dtype == np.float32
+    assert y.sum().backward()[x].tolist() == [1, 0]
+    assert mg.where(condition, 5, x).tolist() == [5, 2] and mg.where(condition, 5, x).dtype == np.float32
+    assert mg.where(condition, 1, 0).dtype == np.int64
+    assert mg.where(condition, mg.ones(3, 1), 2.0).shape == (3, 2)
+    with pytest.raises(TypeError, match="bool tensor"):
+        mg.where(mg.tensor([1, 0]), x, x)

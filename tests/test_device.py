@@ -1,0 +1,65 @@
+"""Devices: names, identity, and what is said where one cannot be used."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+from typing import Any
+
+import pytest
+
+import minigrad as mg
+from minigrad import Device, DeviceError
+
+
+def test_devices_are_unique() -> None:
+    assert Device("cpu") is Device("cpu:0") is Device() is Device(Device("cpu"))
+    assert Device("cuda") is Device("cuda:0") and Device("cuda:1") is not Device("cuda")
+    assert Device("cuda:3").index == 3 and Device("cuda:3").type == "cuda"
+    assert copy.deepcopy(Device("cuda:2")) is Device("cuda:2") is pickle.loads(pickle.dumps(Device("cuda:2")))
+
+
+def test_devices_are_shown_by_name() -> None:
+    assert (str(Device("cpu")), str(Device("cuda"))) == ("cpu", "cuda:0")
+    assert repr(Device("cuda:1")) == "Device('cuda:1')"
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cpu:1", "cuda:x", "cuda:-1", "CPU", None, 0, "cuda:1:2"])
+def test_unknown_names(name: Any) -> None:
+    with pytest.raises(DeviceError, match="expected 'cpu', 'cuda' or 'cuda:N'"):
+        Device(name)
+
+
+def test_a_device_that_cannot_be_used_says_what_is_missing() -> None:
+    available, reason = importlib.import_module("minigrad.cuda_kernels").availability()
+    if available:
+        assert mg.zeros(2, device="cuda").device is Device("cuda")
+        return
+    assert reason
+    with pytest.raises(DeviceError, match="device cuda:0 cannot be used: "):
+        mg.zeros(2, device="cuda")
+    with pytest.raises(DeviceError, match="cannot be used"):
+        mg.ones(2).to("cuda")
+    with pytest.raises(DeviceError, match="unknown device 'tpu'"):
+        mg.ones(2, device="tpu")
+
+
+def test_the_cpu_is_where_tensors_are() -> None:
+    x = mg.ones(2)
+    assert x.device is Device("cpu") and x.cpu() is x and x.to("cpu") is x and x.to(device="cpu") is x
+    assert (x * 2).device is x.device
+    assert Device("cpu").kernels.__name__ == "minigrad.cpu_kernels"
+
+
+def test_threads() -> None:
+    n = mg.get_num_threads()
+    try:
+        mg.set_num_threads(1)
+        assert mg.get_num_threads() == 1
+        for bad in (0, -1, 10_000, True, 1.5):
+            with pytest.raises(ValueError):
+                mg.set_num_threads(bad)  # type: ignore[arg-type]  # what is tested
+        assert mg.get_num_threads() == 1
+    finally:
+        mg.set_num_threads(n)

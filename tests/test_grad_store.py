@@ -1,0 +1,111 @@
+"""GradStore and TensorId: every method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import minigrad as mg
+from minigrad import GradStore, Tensor, TensorId
+
+
+@pytest.fixture
+def params() -> list[Tensor]:
+    return [mg.ones(2, requires_grad=True) for _ in range(3)]
+
+
+def test_ids_are_unique_increasing_integers() -> None:
+    a, b = mg.ones(1).id, mg.ones(1).id
+    c = TensorId.new()
+    assert a < b < c and isinstance(a, int) and repr(a) == f"TensorId({int(a)})"
+    assert TensorId.from_raw(a.raw()) == a and type(a.raw()) is int and hash(a) == hash(a.raw())
+    assert mg.ones(1).id > c
+
+
+def test_an_id_outlives_in_place_changes_but_is_not_inherited() -> None:
+    x = mg.ones(2)
+    id = x.id
+    x.add_(1)
+    assert x.id == id and x.detach().id != id and x.clone().id != id and x[:].id != id
+
+
+def test_get_by_tensor_and_by_id(params: list[Tensor]) -> None:
+    a, b, _ = params
+    grads = (a * 2).sum().backward()
+    assert grads[a] is grads[a.id] is grads.get(a) is grads.get(a.id)
+    assert grads.get(b) is None and grads.get(b.id) is None
+    with pytest.raises(KeyError, match=f"no gradient for tensor {int(b.id)}: .*use .get"):
+        grads[b]
+
+
+@pytest.mark.parametrize("key", ["w", 3, None, 1.5])
+def test_other_keys_are_refused(key: Any) -> None:
+    store = GradStore()
+    for use in (store.get, store.__getitem__, store.contains, store.remove):
+        with pytest.raises(TypeError, match="indexed by a Tensor or a TensorId"):
+            use(key)
+
+
+def test_insert_replaces_and_remove_takes_out(params: list[Tensor]) -> None:
+    a, b, _ = params
+    store = GradStore()
+    assert store.is_empty() and len(store) == 0 and repr(store) == "GradStore(0 gradients)"
+    first, second = mg.ones(2), mg.zeros(2)
+    store.insert(a, first)
+    store.insert(a.id, second)
+    assert store[a] is second and len(store) == 1 and not store.is_empty()
+    assert store.remove(a) is second and store.remove(a) is None and store.remove(b.id) is None
+    assert store.is_empty()
+
+
+def test_accumulate_adds_without_writing_to_either(params: list[Tensor]) -> None:
+    a = params[0]
+    store = GradStore()
+    first, second = mg.tensor([1.0, 2.0]), mg.tensor([10.0, 20.0])
+    store.accumulate(a, first)
+    assert store[a] is first
+    store.accumulate(a.id, second)
+    assert store[a].tolist() == [11, 22]
+    assert first.tolist() == [1, 2] and second.tolist() == [10, 20]
+
+
+def test_accumulate_with_another_addition(params: list[Tensor]) -> None:
+    a = params[0]
+    store = GradStore()
+    store.accumulate(a, mg.ones(2), add=lambda old, new: pytest.fail("nothing to add to"))
+    store.accumulate(a, mg.ones(2), add=lambda old, new: old - 3 * new)
+    assert store[a].tolist() == [-2, -2]
+
+    def broken(old: Tensor, new: Tensor) -> Tensor:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        store.accumulate(a, mg.ones(2), add=broken)
+    assert store[a].tolist() == [-2, -2]
+
+
+def test_contains_iteration_and_clear(params: list[Tensor]) -> None:
+    a, b, c = params
+    store = GradStore()
+    for p in (b, a):
+        store.insert(p, p.detach())
+    assert a in store and b.id in store and c not in store and store.contains(a) and not store.contains(c.id)
+    assert store.keys() == [b.id, a.id] == list(store) and all(isinstance(k, TensorId) for k in store)
+    assert [k for k, _ in store.items()] == store.keys()
+    assert all(v is store[k] for k, v in store.items()) and all(
+        v is w for v, (_, w) in zip(store.values(), store.items())
+    )
+    for key in store:  # a copy of the keys: the store may change meanwhile
+        store.remove(key)
+    store.insert(a, a.detach())
+    store.clear()
+    assert store.is_empty() and len(store) == 0
+
+
+def test_two_stores_do_not_share(params: list[Tensor]) -> None:
+    a = params[0]
+    loss = (a * 3).sum()
+    one, two = loss.backward(retain_graph=True), loss.backward()
+    one[a].zero_()
+    assert two[a].tolist() == [3, 3]

@@ -1,0 +1,82 @@
+"""gradcheck finds what is wrong, and refuses what it cannot judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Function, GradcheckError, Tensor, gradcheck
+
+
+def leaf(*shape: int, seed: int = 0) -> Tensor:
+    return Tensor(np.random.default_rng(seed).standard_normal(shape), requires_grad=True)
+
+
+class PlantedError(Function):
+    """y = x^2 with a gradient that is wrong by one part in a hundred at one element."""
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        return x * x
+
+    def backward(self, dy: Any) -> Any:
+        dx = 2 * self.saved[0] * dy
+        dx[1, 2] *= 1.01
+        return dx
+
+
+def test_a_planted_error_is_found_with_its_place() -> None:
+    with pytest.raises(GradcheckError, match=r"input 1, element \(1, 2\): backward gives .*finite difference is"):
+        gradcheck(lambda c, x: PlantedError.apply(x) * c, [mg.ones(2, 3, dtype="float64"), leaf(2, 3)])
+
+
+def test_right_gradients_pass() -> None:
+    assert gradcheck(lambda x, y: (x @ y).tanh(), [leaf(2, 3), leaf(3, 2, seed=1)])
+    assert gradcheck(lambda x: [x * 2, x.exp(), x.sum()], [leaf(3)])
+    assert gradcheck(lambda x: x * x, [leaf()])
+    assert gradcheck(lambda x: x * 2, [leaf(0)])
+
+
+def test_a_missing_gradient_is_found() -> None:
+    with pytest.raises(GradcheckError, match="backward gives 0,"):
+        gradcheck(lambda x: x.detach() * 2, [leaf(2)])
+    assert gradcheck(lambda x: mg.ones(2), [leaf(2)])  # a gradient of zero is right here
+
+
+def test_nan_is_an_error() -> None:
+    with pytest.raises(GradcheckError, match="nan"):
+        gradcheck(lambda x: x * float("nan"), [leaf(2)])
+
+
+def test_float32_is_refused() -> None:
+    with pytest.raises(ValueError, match="input 0 is float32; finite differences need float64"):
+        gradcheck(lambda x: x, [mg.ones(2, requires_grad=True)])
+
+
+def test_inputs_that_cannot_be_moved_are_refused() -> None:
+    with pytest.raises(ValueError, match="no input requires grad"):
+        gradcheck(lambda x: x, [mg.ones(2, dtype="float64")])
+    with pytest.raises(ValueError, match="writable leaf"):
+        gradcheck(lambda x: x, [leaf(2) * 2])
+
+
+def test_values_are_put_back_and_the_mode_does_not_matter() -> None:
+    x = leaf(3)
+    before = x.detach().numpy().copy()
+    with mg.no_grad():
+        assert gradcheck(lambda x: x.exp(), [x])
+    np.testing.assert_array_equal(x.detach().numpy(), before)
+    calls = []
+
+    def breaks(x: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == 4:
+            raise ArithmeticError
+        return x * 2
+
+    with pytest.raises(ArithmeticError):
+        gradcheck(breaks, [x])
+    np.testing.assert_array_equal(x.detach().numpy(), before)

@@ -1,0 +1,264 @@
+"""Random tensors: reproducible, independent of threads, resumable, and distributed as they say."""
+
+from __future__ import annotations
+
+import collections
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Generator, Tensor
+from minigrad.nn import functional as F
+from minigrad.random import default_generator, fresh_seed
+
+DRAWS: dict[str, Callable[..., Tensor]] = {
+    "rand": lambda **kw: mg.rand(3, 5, **kw),
+    "rand64": lambda **kw: mg.rand(3, 5, dtype="float64", **kw),
+    "randn": lambda **kw: mg.randn(4, 7, **kw),
+    "randn64": lambda **kw: mg.randn(4, 7, dtype="float64", **kw),
+    "randint": lambda **kw: mg.randint(-5, 1000, (3, 5), **kw),
+    "randperm": lambda **kw: mg.randperm(30, **kw),
+    "multinomial": lambda **kw: mg.multinomial(mg.tensor([[1.0, 2.0, 3.0]]), 20, **kw),
+    "dropout": lambda **kw: F.dropout(mg.ones(8, 8), 0.5, **kw),
+    "uniform_": lambda **kw: mg.empty(3, 5).uniform_(-1, 2, **kw),
+    "normal_": lambda **kw: mg.empty(3, 5).normal_(1, 2, **kw),
+}
+
+
+@pytest.fixture(autouse=True)
+def _default_generator_as_before() -> Iterator[None]:
+    state = default_generator.state_dict()
+    yield
+    default_generator.load_state_dict(state)
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and np.array_equal(x.numpy(), y.numpy())
+
+
+# ---------------------------------------------------------------------- reproducibility
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_the_same_seed_gives_the_same_numbers(draw: Callable[..., Tensor]) -> None:
+    mg.manual_seed(7)
+    first, second = draw(), draw()
+    assert not same(first, second)
+    mg.manual_seed(7)
+    assert same(draw(), first) and same(draw(), second)
+    generator = Generator(7)
+    assert same(draw(generator=generator), first) and generator.offset == 1
+    mg.manual_seed(8)
+    assert not same(draw(), first)
+
+
+def test_numbers_are_pinned() -> None:
+    """These are part of the format: a seed written down today must give the same weights tomorrow."""
+    np.testing.assert_array_equal(
+        mg.rand(4, generator=Generator(0)).numpy(),
+        np.array([0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], np.uint64) // 256 / np.float32(2**24),
+    )
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_the_number_of_threads_does_not_matter(draw: Callable[..., Tensor]) -> None:
+    most = mg.get_num_threads()
+    try:
+        results = []
+        for threads in {1, most}:
+            mg.set_num_threads(threads)
+            results.append(draw(generator=Generator(3)))
+        assert all(same(result, results[0]) for result in results)
+    finally:
+        mg.set_num_threads(most)
+
+
+def test_large_draws_do_not_depend_on_threads() -> None:
+    most = mg.get_num_threads()
+    try:
+        want = mg.randn(1000, 301, generator=Generator(5))
+        mg.set_num_threads(1)
+        assert same(mg.randn(1000, 301, generator=Generator(5)), want)
+    finally:
+        mg.set_num_threads(most)
+
+
+def test_a_given_generator_leaves_the_default_alone() -> None:
+    before = default_generator.state_dict()
+    for draw in DRAWS.values():
+        draw(generator=Generator(1))
+    assert default_generator.state_dict() == before
+
+
+def test_float32_and_float64_normals_agree() -> None:
+    wide = mg.randn(1000, dtype="float64", generator=Generator(2))
+    assert same(mg.randn(1000, generator=Generator(2)), wide.float())
+
+
+# ---------------------------------------------------------------------- the generator
+
+
+def test_state_is_saved_and_restored() -> None:
+    generator = Generator(2**64 - 1)
+    mg.rand(3, generator=generator)
+    state = generator.state_dict()
+    assert state == {"seed": 2**64 - 1, "offset": 1}
+    want = [mg.rand(3, generator=generator) for _ in range(2)]
+    other = Generator()
+    other.load_state_dict(state)
+    assert all(same(mg.rand(3, generator=other), x) for x in want)
+    assert repr(other) == f"Generator(seed={2**64 - 1}, offset=3)"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True])
+def test_seeds_out_of_range(seed: Any) -> None:
+    generator = Generator(5)
+    with pytest.raises(ValueError, match=r"expected an integer in \[0, 2\*\*64\)"):
+        generator.manual_seed(seed)
+    assert generator.state_dict() == {"seed": 5, "offset": 0}
+    with pytest.raises(ValueError):
+        Generator(seed)
+
+
+@pytest.mark.parametrize("state", [{"seed": 1, "offset": -1}, {"seed": -1, "offset": 0}, {"seed": 1, "offset": 0.5}])
+def test_a_bad_state_changes_nothing(state: Any) -> None:
+    generator = Generator(5)
+    generator.next()
+    with pytest.raises(ValueError):
+        generator.load_state_dict(state)
+    assert generator.state_dict() == {"seed": 5, "offset": 1}
+
+
+def test_concurrent_draws_never_share_an_offset() -> None:
+    generator = Generator(1)
+    offsets: list[int] = []
+
+    def work() -> None:
+        offsets.extend(generator.next()[1] for _ in range(2000))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(offsets) == list(range(8000))
+
+
+def test_fresh_seeds_are_seeds() -> None:
+    a, b = fresh_seed(), fresh_seed()
+    assert a != b
+    Generator(a), Generator(b)
+
+
+# ---------------------------------------------------------------------- distributions (seeds fixed, so never flaky)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rand_is_uniform(dtype: str) -> None:
+    x = mg.rand(100_000, dtype=dtype, generator=Generator(11)).numpy().astype(float)
+    assert 0 <= x.min() < 1e-4 and 1 - 1e-4 < x.max() < 1
+    counts = np.histogram(x, 20, (0, 1))[0]
+    chi2 = ((counts - 5000) ** 2 / 5000).sum()
+    assert chi2 < 43.8  # 99.9 % of 19 degrees of freedom
+    assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 0.01  # three deviations
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_randn_is_normal(dtype: str) -> None:
+    n = 100_000
+    x = mg.randn(n, dtype=dtype, generator=Generator(12)).numpy().astype(float)
+    assert abs(x.mean()) < 3.3 / math.sqrt(n) and abs(x.var() - 1) < 3.3 * math.sqrt(2 / n)
+    assert abs((x**3).mean()) < 3.3 * math.sqrt(15 / n) and abs((x**4).mean() - 3) < 3.3 * math.sqrt(96 / n)
+    ordered = np.sort(x)
+    cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in ordered[::50]])
+    assert np.abs(cdf - np.arange(0, n, 50) / n).max() < 1.95 / math.sqrt(n)  # Kolmogorov-Smirnov, 99.9 %
+
+
+def test_draws_are_independent_of_each_other() -> None:
+    generator = Generator(13)
+    x, y = (mg.randn(50_000, generator=generator).numpy() for _ in range(2))
+    z = mg.randn(50_000, generator=Generator(14)).numpy()
+    for a, b in ((x, y), (x, z)):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 3.3 / math.sqrt(50_000)
+
+
+def test_uniform_and_normal_in_place() -> None:
+    x = mg.empty(20_000).uniform_(-2, 3, generator=Generator(1)).numpy()
+    assert x.min() >= -2 and x.max() < 3.0001 and abs(x.mean() - 0.5) < 0.04
+    y = mg.empty(20_000).normal_(5, 0.1, generator=Generator(1)).numpy()
+    assert abs(y.mean() - 5) < 0.003 and abs(y.std() - 0.1) < 0.002
+    part = mg.zeros(4, 6)
+    part[:, ::2].normal_(generator=Generator(1))  # a view that is not contiguous
+    assert (part.numpy()[:, ::2] != 0).all() and (part.numpy()[:, 1::2] == 0).all()
+    for dtype in ("int64", "float16"):
+        with pytest.raises(TypeError, match="float32 or float64"):
+            mg.zeros(3, dtype=dtype).normal_()
+
+
+def test_randint_covers_its_range_and_nothing_else() -> None:
+    x = mg.randint(-3, 4, (70_000,), generator=Generator(15))
+    values, counts = np.unique(x.numpy(), return_counts=True)
+    assert x.dtype == mg.int64 and values.tolist() == list(range(-3, 4))
+    assert ((counts - 10_000) ** 2 / 10_000).sum() < 22.5  # 99.9 % of 6 degrees of freedom
+    assert mg.randint(5, 6, 4).tolist() == [5] * 4
+    wide = mg.randint(-(2**62), 2**62, (1000,), generator=Generator(1)).numpy()
+    assert wide.min() < -(2**61) and wide.max() > 2**61
+    for low, high in ((3, 3), (4, 3)):
+        with pytest.raises(ValueError, match="no integer in"):
+            mg.randint(low, high, (2,))
+
+
+def test_randperm_is_a_permutation_and_every_one_is_equally_likely() -> None:
+    for n in (0, 1, 2, 1000):
+        assert sorted(mg.randperm(n, generator=Generator(1)).tolist()) == list(range(n))
+    generator = Generator(16)
+    counts = collections.Counter(tuple(mg.randperm(3, generator=generator).tolist()) for _ in range(6000))
+    assert len(counts) == 6
+    assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 20.5  # 99.9 % of 5 degrees of freedom
+    with pytest.raises(ValueError):
+        mg.randperm(-1)
+
+
+# ---------------------------------------------------------------------- multinomial
+
+
+def test_multinomial_draws_in_proportion() -> None:
+    weights = mg.tensor([[0.0, 1.0, 3.0, 0.0, 6.0, 0.0], [5.0, 0.0, 0.0, 0.0, 0.0, 5.0]])
+    drawn = mg.multinomial(weights, 20_000, generator=Generator(17))
+    assert drawn.shape == (2, 20_000) and drawn.dtype == mg.int64
+    for row, p in zip(drawn.numpy(), weights.numpy() / 10, strict=True):
+        counts = np.bincount(row, minlength=6)
+        assert (counts[p == 0] == 0).all()
+        q = p[p > 0]
+        assert (((counts[p > 0] - 20_000 * q) ** 2) / (20_000 * q)).sum() < 13.8  # 99.9 % of 2 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.0, 1.0, 0.0], [0.0, 5e-324, 0.0], [0.0, 1e308, 0.0], [1e308, 1e308, 1e308], [0.0, 1e-300, 1e300]]
+)
+def test_multinomial_of_extreme_weights(weights: list[float]) -> None:
+    drawn = mg.multinomial(mg.tensor(weights, dtype="float64"), 500, generator=Generator(1)).numpy()
+    counts = np.bincount(drawn, minlength=3)
+    assert len(counts) == 3
+    p = np.array(weights) / max(weights)
+    assert (counts[p < 1e-300] == 0).all() and (counts[p > 0.5] > 100).all()
+
+
+def test_multinomial_shapes_and_dtypes() -> None:
+    assert mg.multinomial(mg.ones(4), 3).shape == (3,)
+    assert mg.multinomial(mg.ones(2, 5, 4), 3).shape == (2, 5, 3)
+    assert mg.multinomial(mg.tensor([0, 7, 0]), 3).tolist() == [1, 1, 1]
+    assert mg.multinomial(mg.ones(4), 0).shape == (0,)
+    x = mg.ones(4, requires_grad=True)
+    assert not mg.multinomial(x, 2).requires_grad
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [], 1.0])
+def test_multinomial_refuses_what_has_no_proportions(weights: Any) -> None:
+    with pytest.raises(ValueError, match="finite, non-negative, and not all zero"):
+        mg.multinomial(mg.tensor(weights), 1)

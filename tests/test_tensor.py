@@ -1,0 +1,273 @@
+"""The Tensor surface: what it shows, converts to, refuses. Single operations are tested in tests/ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Tensor, nn
+
+
+@pytest.mark.parametrize(
+    ("x", "want"),
+    [
+        (mg.tensor(1.5), "tensor(1.5)"),
+        (mg.tensor(3), "tensor(3)"),
+        (mg.tensor([True, False]), "tensor([ True, False])"),
+        (mg.tensor([1.0, 2.0]), "tensor([1., 2.])"),
+        (mg.tensor([[1, 2], [3, 4]]), "tensor([[1, 2],\n        [3, 4]])"),
+        (mg.tensor([0.123456, 1.0]), "tensor([0.1235, 1.    ])"),
+        (mg.tensor([1.0], dtype="float64"), "tensor([1.], dtype=float64)"),
+        (mg.tensor([1], dtype="int32"), "tensor([1], dtype=int32)"),
+        (mg.tensor([1.0], requires_grad=True), "tensor([1.], requires_grad=True)"),
+        (mg.tensor([1.0], requires_grad=True) * 2, "tensor([2.], fn=Mul)"),
+        (mg.tensor([float("nan"), float("inf")]), "tensor([nan, inf])"),
+        (mg.zeros(0), "tensor([])"),
+        (mg.zeros(2, 0), "tensor([], shape=(2, 0))"),
+        (mg.zeros(0, dtype="int64"), "tensor([], dtype=int64)"),
+        (nn.Parameter([1.0]), "Parameter containing:\ntensor([1.], requires_grad=True)"),
+        (mg.arange(2000), "tensor([   0,    1,    2, ..., 1997, 1998, 1999])"),
+    ],
+)
+def test_repr(x: Tensor, want: str) -> None:
+    assert repr(x) == str(x) == want
+
+
+def test_what_it_is() -> None:
+    x = mg.ones(2, 3)
+    assert x.shape == x.size() == (2, 3) and x.size(-1) == 3 and x.ndim == x.dim() == 2
+    assert x.numel() == 6 and x.element_size() == 4 and len(x) == 2 and x.is_floating_point()
+    assert x.is_contiguous() and not x.T.is_contiguous() and x.T.contiguous().is_contiguous()
+    assert x.contiguous() is x
+    with pytest.raises(IndexError, match="dim 2 is out of range for a tensor of 2 dimensions"):
+        x.size(2)
+    with pytest.raises(TypeError, match="0-d"):
+        len(mg.tensor(1.0))
+
+
+# ---------------------------------------------------------------------- into NumPy and Python
+
+
+def test_numpy_shares_memory() -> None:
+    x = mg.zeros(2)
+    x.numpy()[0] = 5
+    assert x.tolist() == [5, 0]
+    assert np.shares_memory(np.asarray(x), x.data)
+    y = mg.ones(2, requires_grad=True)
+    for convert in (lambda: y.numpy(), lambda: np.asarray(y), lambda: np.array(y)):
+        with pytest.raises(RuntimeError, match=r"use \.detach\(\)\.numpy\(\)"):
+            convert()
+    elsewhere = Tensor.wrap(np.ones(2), mg.Device("cuda"))
+    with pytest.raises(RuntimeError, match=r"on cuda:0; use \.cpu\(\)\.numpy\(\)"):
+        elsewhere.numpy()
+
+
+def test_array_protocol() -> None:
+    x = mg.tensor([1.5, 2.5])
+    assert np.asarray(x, dtype=np.float64).dtype == np.float64
+    copied = np.array(x)
+    copied[0] = 9
+    assert x.tolist() == [1.5, 2.5]
+    with pytest.raises(ValueError):
+        np.asarray(x, dtype=np.float64, copy=False)
+    assert np.isclose(np.sin(x)[0], np.sin(1.5)) and np.stack([x, x]).shape == (2, 2)
+
+
+def test_numpy_operands_on_either_side() -> None:
+    x, array = mg.ones(2, requires_grad=True), np.array([1, 2], np.float32)
+    for y in (array + x, x + array, np.float32(2) * x, x - np.int64(1), array @ x, [1.0, 2.0] * x, 2 / x):
+        assert isinstance(y, Tensor) and y.requires_grad
+    assert (np.float32(2) * x).dtype == np.float32 and (x * np.float64(2)).dtype == np.float32  # 0-d does not widen
+    for comparison in (array < x, x == array, array != x):
+        assert isinstance(comparison, Tensor) and comparison.dtype == bool
+
+
+@pytest.mark.parametrize("other", ["a", None, {}, 1j, object()])
+def test_operands_that_do_not_combine(other: Any) -> None:
+    for use in (lambda x: x + other, lambda x: other * x, lambda x: x < other, lambda x: x @ other):
+        with pytest.raises(TypeError):
+            use(mg.ones(2))
+
+
+def test_item_and_conversions() -> None:
+    assert mg.tensor([[2.5]]).item() == 2.5 and isinstance(mg.tensor(1).item(), int)
+    assert isinstance(mg.tensor(True).item(), bool)
+    assert float(mg.tensor(2)) == 2.0 and int(mg.tensor(2.7)) == 2 and [10, 20][mg.tensor(1)] == 20
+    assert mg.tensor(1.5, requires_grad=True).item() == 1.5
+    with pytest.raises(RuntimeError, match=r"item\(\) of a tensor of shape \(2,\)"):
+        mg.ones(2).item()
+    with pytest.raises(RuntimeError, match="shape"):
+        mg.zeros(0).item()
+    with pytest.raises(TypeError, match="float32 tensor is not an index"):
+        [1, 2][mg.tensor(1.0)]
+
+
+def test_tolist() -> None:
+    assert mg.tensor([[1, 2], [3, 4]]).T.tolist() == [[1, 3], [2, 4]]
+    assert mg.tensor(1.5).tolist() == 1.5 and mg.zeros(0, 2).tolist() == []
+
+
+def test_iteration() -> None:
+    x = mg.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    rows = list(x)
+    assert [row.tolist() for row in rows] == [[1, 2], [3, 4]]
+    a, b = x
+    assert (a * b * 2).sum().backward()[x].tolist() == [[6, 8], [2, 4]]
+    assert np.shares_memory(rows[0].data, x.data) and list(mg.zeros(0, 3)) == []
+    with pytest.raises(TypeError, match="0-d"):
+        iter(mg.tensor(1.0))
+
+
+def test_truth() -> None:
+    assert mg.tensor([1.0]) and not mg.tensor(0) and mg.tensor(True)
+    for x in (mg.ones(2), mg.zeros(0)):
+        with pytest.raises(RuntimeError, match=r"ambiguous; use \.any\(\) or \.all\(\)"):
+            bool(x)
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        assert 0 < mg.ones(2) < 2  # a chained comparison is an `and`
+
+
+def test_tensors_are_hashed_by_identity() -> None:
+    x = mg.ones(2)
+    assert len({x, x, mg.ones(2)}) == 2
+
+
+def test_unknown_attributes_cannot_be_set() -> None:
+    with pytest.raises(AttributeError):
+        mg.ones(2).grad = 1  # type: ignore[attr-defined]  # gradients are in the GradStore
+
+
+# ---------------------------------------------------------------------- dtypes
+
+
+def test_casts() -> None:
+    x = mg.tensor([0.0, 1.7, -1.7])
+    assert x.long().tolist() == [0, 1, -1] and x.int().dtype == np.int32 and x.bool().tolist() == [False, True, True]
+    assert (
+        x.double().dtype == np.float64
+        and x.float() is x
+        and x.to(mg.float32) is x
+        and x.to("cpu", "int64").dtype == int
+    )
+    assert x.to(dtype=mg.float16).dtype == np.float16 and x.to(int).dtype == np.int64
+    y = mg.ones(2, requires_grad=True)
+    grad = (y.double() * 3).sum().backward()[y]
+    assert grad.dtype == np.float32 and grad.tolist() == [3, 3]
+
+
+# ---------------------------------------------------------------------- in place
+
+
+def test_in_place_changes() -> None:
+    x = mg.tensor([1.0, 2.0])
+    view, id, version = x[:1], x.id, x.version
+    x.add_(1).mul_(mg.tensor([2.0, 3.0])).sub_(1).div_(2)
+    assert x.tolist() == [1.5, 4] and x.id == id and view.tolist() == [1.5]
+    x += 1
+    x *= 2
+    x -= mg.ones(2)
+    x /= 4
+    assert x.id == id and x.tolist() == [1, 2.25]
+    assert x.version == view.version == version + 8
+    x[0] = 7
+    x[1:] = mg.tensor([8.0])
+    assert x.tolist() == [7, 8]
+    x.copy_(3.0)
+    assert x.tolist() == [3, 3] and x.fill_(2).tolist() == [2, 2] and x.zero_().tolist() == [0, 0]
+    assert mg.zeros(2, 3).copy_(mg.tensor([1, 2, 3])).tolist() == [[1, 2, 3]] * 2
+
+
+def test_overlapping_views() -> None:
+    x = mg.arange(5.0)
+    x[1:].copy_(x[:-1])
+    assert x.tolist() == [0, 0, 1, 2, 3]
+    y = mg.tensor([[1.0, 2.0], [3.0, 4.0]])
+    y.add_(y.T)
+    assert y.tolist() == [[2, 5], [5, 8]]
+
+
+CHANGES = [
+    lambda x: x.add_(1),
+    lambda x: x.mul_(2),
+    lambda x: x.copy_(mg.ones(2)),
+    lambda x: x.fill_(0),
+    lambda x: x.zero_(),
+    lambda x: x.__setitem__(0, 1.0),
+    lambda x: x.uniform_(),
+    lambda x: x.normal_(),
+    lambda x: x.__iadd__(1),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_that_autograd_could_not_follow_are_refused(change: Any) -> None:
+    leaf = mg.ones(2, requires_grad=True)
+    for x in (leaf, leaf * 1, leaf[:]):
+        version = x.version
+        with pytest.raises(RuntimeError, match=r"no_grad\(\) or on \.detach\(\)"):
+            change(x)
+        assert x.tolist() == [1, 1] and x.version == version
+    with mg.no_grad():
+        change(leaf)
+    assert leaf.version == version + 1 and leaf.requires_grad and leaf.is_leaf
+    change(leaf.detach())
+
+
+def test_a_value_that_requires_grad_cannot_be_stored_silently() -> None:
+    x, y = mg.zeros(2), mg.ones(2, requires_grad=True)
+    for change in (lambda: x.add_(y), lambda: x.copy_(y), lambda: x.__setitem__(0, y[0])):
+        with pytest.raises(RuntimeError, match="would lose them"):
+            change()
+    assert x.tolist() == [0, 0] and x.version == 0
+
+
+def test_read_only_memory() -> None:
+    expanded = mg.ones(1, 2).expand(3, 2)
+    for change in (lambda: expanded.add_(1), lambda: expanded.__setitem__(0, 1.0)):
+        with pytest.raises(RuntimeError, match=r"read-only.*\.clone\(\)"):
+            change()
+    expanded.clone().add_(1)
+
+
+def test_a_refused_change_leaves_value_and_version() -> None:
+    x = mg.ones(3)
+    with pytest.raises(ValueError, match=r"the result has shape \(4, 3\), the tensor \(3,\)"):
+        x.add_(mg.ones(4, 3))
+    with pytest.raises(ValueError):
+        x.add_(mg.ones(4))
+    with pytest.raises(ValueError, match="does not broadcast"):
+        x.copy_(mg.ones(2))
+    with pytest.raises(TypeError, match="float32 result does not fit into a int64"):
+        mg.arange(3).add_(1.5)
+    assert x.tolist() == [1, 1, 1] and x.version == 0
+
+
+def test_shape_errors_say_what_was_passed() -> None:
+    x = mg.ones(2, 3)
+    for use, message in (
+        (lambda: x.reshape(4, 2), r"cannot view shape \(2, 3\) \(6 elements\) as \(4, 2\) \(8 elements\)"),
+        (lambda: x.reshape(-1, -1), "at most one dimension may be -1"),
+        (lambda: x.reshape(-1, 4), "6 is no multiple of 4"),
+        (lambda: x.T.view(6), r"needs a copy; use \.reshape"),
+        (lambda: x.permute(0, 0), "each of the 2 dimensions once"),
+        (lambda: x.expand(2, 4), r"cannot expand shape \(2, 3\) to \(2, 4\)"),
+        (lambda: x.sum((0, 0)), "twice"),
+        (lambda: x @ mg.ones(2, 3), "inner dimensions differ: 3 and 2"),
+        (lambda: x @ mg.tensor(1.0), "0-d"),
+        (lambda: x.split(0), "must be positive"),
+        (lambda: x.split([1, 2], dim=1) and x.split([1], dim=1), "do not add up to 3"),
+        (lambda: mg.ones(2, 3, 4).T, r"use \.mT"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use()
+    for use in (lambda: x.sum(2), lambda: x.softmax(-3), lambda: x[2], lambda: x.transpose(0, 2)):
+        with pytest.raises(IndexError):
+            use()
+    with pytest.raises(TypeError, match="not both"):
+        x.sum(0, axis=0)
+    for index in (1.0, "a", mg.ones(2)):
+        with pytest.raises(TypeError):
+            x[index]
