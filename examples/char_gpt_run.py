@@ -1,4 +1,4 @@
-"""What the character-GPT scripts share: settings and their flags, runs on disk, and errors as one line.
+"""What the character-GPT scripts share: settings and their flags, errors as one line, and runs on disk.
 
 A run is a folder: ``metrics.jsonl``, ``loss.png`` (with matplotlib), and ``step-00000123/`` checkpoints that hold the
 weights, the trainer's state, the settings, the vocabulary and the random state.
@@ -9,24 +9,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig
+
 import minigrad
 from minigrad.data import CharTokenizer, DataError
-from minigrad.device import Device, DeviceError
-from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig
+from minigrad.device import Device
 from minigrad.models import GPT2, GPT2Config
-from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError, decay_groups
-from minigrad.serialization import Checkpoint, CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from minigrad.optim import AdamW, CosineAnnealing, decay_groups
+from minigrad.serialization import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 
 RUNS = Path("runs")
 
 
 def setting(default: Any, help: str, fixed: bool = False) -> Any:
-    """A field with its flag's help text. ``fixed``: a resumed run must keep the value, or it would not be the same run."""
+    """A field with its flag's help text. ``fixed``: a resumed run keeps the value, or it would not be the same run."""
     return dataclasses.field(default=default, metadata={"help": help, "fixed": fixed})
 
 
@@ -58,22 +61,23 @@ class Settings:
     keep: int = setting(2, "checkpoints kept")
 
     def check(self) -> None:
-        """Raise ValueError for values that no part of the training would refuse more clearly."""
+        """Raise UsageError for values that no part of the training would refuse more clearly."""
         for name, least in (
             ("steps", 1), ("batch_size", 1), ("block_size", 1), ("grad_accum", 1), ("warmup", 0), ("eval_every", 1),
             ("eval_batches", 1), ("sample_every", 0), ("sample_chars", 1), ("save_every", 1), ("keep", 1), ("seed", 0),
         ):  # fmt: skip
             if getattr(self, name) < least:
-                raise ValueError(f"{flag(name)} is {getattr(self, name)}, expected at least {least}")
-        if self.grad_clip < 0:
-            raise ValueError(f"--grad-clip is {self.grad_clip}, expected a number above 0, or 0 for no clipping")
+                raise UsageError(f"{flag(name)} is {getattr(self, name)}, expected at least {least}")
+        if not self.grad_clip >= 0:
+            raise UsageError(f"--grad-clip is {self.grad_clip}, expected a number above 0, or 0 for no clipping")
 
-    def build(self, vocab_size: int) -> tuple[GPT2, SimpleTrainer]:
+    def build(self, vocab_size: int, device: Device) -> tuple[GPT2, SimpleTrainer]:
         """A new model and its trainer; raises ValueError for settings that do not fit together."""
         minigrad.manual_seed(self.seed)
         model = GPT2(
             GPT2Config(vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd, dropout=self.dropout)
         )
+        model.to(device=device)
         groups = decay_groups(model.named_parameters(), self.weight_decay)
         optimizer = AdamW(groups, lr=self.lr, betas=(0.9, self.beta2))
         config = TrainingConfig(max_grad_norm=self.grad_clip or None, grad_accum_steps=self.grad_accum)
@@ -87,11 +91,27 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+# ---------------------------------------------------------------------- errors as one line
+
+
+class UsageError(ValueError):
+    """The command line cannot be followed."""
+
+
+class RunError(RuntimeError):
+    """The run cannot go on; the message says what is left of it."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the nearest flag for a misspelt one."""
 
+    def __init__(self, description: str | None) -> None:
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+
     def error(self, message: str) -> NoReturn:
-        """Print the line and exit with code 2."""
+        """Raise the message as UsageError."""
         raise UsageError(f"{message} ({self.prog} --help lists the flags)")
 
     def parse(self) -> argparse.Namespace:
@@ -110,20 +130,21 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(flag(field.name), type=kind, default=argparse.SUPPRESS, metavar=kind.__name__, help=text)
 
 
-class UsageError(ValueError):
-    """The command line cannot be followed."""
-
-
 def run_cli(main: Callable[[], int]) -> NoReturn:
     """Run a script's main; errors that a user can mend become one line, with exit code 2 (input) or 1 (the run)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # progress is seen in pipes too, and no character stops a run
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         code = main()
-    except (NonFiniteLossError, NonFiniteGradientError) as error:
-        code = complain(error, 1)
-    except (UsageError, DataError, CheckpointError, DeviceError) as error:
+    except (UsageError, DataError, CheckpointError) as error:
         code = complain(error, 2)
+    except RunError as error:
+        code = complain(error, 1)
     except OSError as error:
-        code = complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        code = complain(describe(error), 1)
+    except MemoryError as error:
+        code = complain(f"not enough memory: {error}", 1)
     except KeyboardInterrupt:
         code = complain("interrupted", 130)
     sys.exit(code)
@@ -135,22 +156,34 @@ def complain(message: object, code: int) -> int:
     return code
 
 
+def describe(error: Exception) -> str:
+    """What happened, and to which file, without an error number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 def choose_device(name: str) -> Device:
-    """The device, known to work; raises DeviceError otherwise."""
-    device = Device(name)
-    assert device.kernels is not None  # loading them is the check
-    return device
+    """The device, known to work; raises UsageError otherwise."""
+    try:
+        return minigrad.zeros(1).to(device=name).device
+    except (RuntimeError, NotImplementedError) as error:
+        raise UsageError(f"--device {name}: {error}") from error
 
 
 # ---------------------------------------------------------------------- runs on disk
 
 
 def new_folder(chosen: str | None) -> Path:
-    """Where a new run goes: the folder that was asked for, which must hold no run, else runs/char-gpt, -2, -3 ..."""
+    """Where a new run goes: the folder that was asked for, new or empty, else runs/char-gpt, -2, -3 ..."""
     if chosen is not None:
         folder = Path(chosen)
-        if folder.is_dir() and list_checkpoints(folder):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--out {folder} is a file, not a folder")
+        if list_checkpoints(folder):
             raise UsageError(f"{folder} holds a run already; add --resume to continue it, or choose another --out")
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty, and nothing is overwritten; choose another --out")
         return folder
     number, folder = 1, RUNS / "char-gpt"
     while folder.exists():
@@ -163,59 +196,62 @@ def latest_folder(chosen: str | None) -> Path:
     """The run to continue or sample from: the one asked for, else the one under runs/ saved last."""
     if chosen is not None:
         return Path(chosen)
-    saved = [(list_checkpoints(f)[-1].path.stat().st_mtime, f) for f in RUNS.glob("*") if list_checkpoints(f)]
+    folders = [f for f in RUNS.glob("*") if f.is_dir() and list_checkpoints(f)]
+    saved = [(list_checkpoints(f)[-1].path.stat().st_mtime, f) for f in folders]
     if not saved:
         raise UsageError(f"no run with a checkpoint under {RUNS}/; train one first, or name its folder")
     return max(saved)[1]
 
 
-def save_run(
-    folder: Path, model: GPT2, trainer: SimpleTrainer, settings: Settings, tokenizer: CharTokenizer, corpus: dict[str, Any]
-) -> Path:
-    """Save a checkpoint that an exact resume needs; returns its folder."""
-    arrays, meta = trainer.state_dict(model.named_parameters())
-    state = {
-        "step": trainer.global_step,
-        "trainer": meta,
-        "generator": minigrad.default_generator.state_dict(),
-        "settings": dataclasses.asdict(settings),
-        "tokenizer": tokenizer.to_dict(),
-        "corpus": corpus,
-    }
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    return save_checkpoint(folder, {"model": weights, "trainer": arrays}, state, keep=settings.keep)
-
-
 @dataclasses.dataclass
 class Run:
-    """A run read back from a checkpoint."""
+    """A training run: what a checkpoint holds, and the folder of its checkpoints. ``origin`` tells of the text."""
 
-    checkpoint: Checkpoint
+    folder: Path
     settings: Settings
+    origin: dict[str, Any]
     tokenizer: CharTokenizer
     model: GPT2
     trainer: SimpleTrainer
 
 
-def load_run(folder: Path, step: int | None = None, changes: dict[str, Any] | None = None) -> Run:
-    """Load the newest checkpoint of a run (or that of ``step``), with some settings changed.
+def save_run(run: Run) -> Path:
+    """Save a checkpoint that an exact resume needs; returns its folder.
+
+    Raises NonFiniteLossError for weights that are not finite: they would take the place of a good checkpoint.
+    """
+    step = run.trainer.global_step
+    weights = {name: tensor.cpu().numpy() for name, tensor in run.model.state_dict().items()}
+    if not all(np.isfinite(array).all() for array in weights.values()):
+        raise NonFiniteLossError(f"the weights after step {step} are not finite and were not saved", step)
+    arrays, meta = run.trainer.state_dict(run.model.named_parameters())
+    state = {
+        "step": step,
+        "trainer": meta,
+        "generator": minigrad.default_generator.state_dict(),
+        "settings": dataclasses.asdict(run.settings),
+        "tokenizer": run.tokenizer.to_dict(),
+        "corpus": run.origin,
+    }
+    return save_checkpoint(run.folder, {"model": weights, "trainer": arrays}, state, keep=run.settings.keep)
+
+
+def load_run(folder: Path, device: Device, step: int | None = None, changes: dict[str, Any] | None = None) -> Run:
+    """Load a run from its newest checkpoint (or that of ``step``, or the one named), with some settings changed.
 
     Raises CheckpointError for one that is damaged or not of a character GPT, UsageError for a change of what is fixed.
     """
-    checkpoint = load_checkpoint(folder, step)
-    state, tensors = checkpoint.state, checkpoint.tensors
-    fixed = {field.name for field in dataclasses.fields(Settings) if field.metadata["fixed"]}
     try:
-        settings = Settings(**state["settings"])
-        for name, value in (changes or {}).items():
-            if name in fixed and value != getattr(settings, name):
-                raise UsageError(
-                    f"{flag(name)} {value}: the run in {folder} has {getattr(settings, name)}, and a resumed run keeps it"
-                )
-        settings = dataclasses.replace(settings, **(changes or {}))
-        settings.check()
+        checkpoint = load_checkpoint(folder, step)
+    except CheckpointError as error:
+        offer = f"; to use that one, give its folder in place of {folder}" if error.previous else ""
+        raise CheckpointError(f"{error}{offer}", error.path, error.previous) from error
+    state, tensors = checkpoint.state, checkpoint.tensors
+    try:
+        settings = with_changes(Settings(**state["settings"]), changes or {})
         tokenizer = CharTokenizer.from_dict(state["tokenizer"])
-        model, trainer = settings.build(tokenizer.vocab_size)
+        origin = {"data": state["corpus"]["data"], "sha256": state["corpus"]["sha256"], **state["corpus"]}
+        model, trainer = settings.build(tokenizer.vocab_size, device)
         model.load_state_dict(tensors["model"])
         trainer.load_state_dict(model.named_parameters(), tensors["trainer"], state["trainer"])
         minigrad.default_generator.load_state_dict(state["generator"])
@@ -223,5 +259,18 @@ def load_run(folder: Path, step: int | None = None, changes: dict[str, Any] | No
         raise
     except (KeyError, TypeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{checkpoint.path} is not a checkpoint of this script: {reason}", checkpoint.path) from error
-    return Run(checkpoint, settings, tokenizer, model, trainer)
+        path = checkpoint.path
+        raise CheckpointError(f"{path} is not a checkpoint of this script: {reason}", path) from error
+    return Run(checkpoint.path.parent, settings, origin, tokenizer, model, trainer)
+
+
+def with_changes(settings: Settings, changes: dict[str, Any]) -> Settings:
+    """The settings of a resumed run; raises UsageError for a change of one that is fixed."""
+    for field in dataclasses.fields(Settings):
+        old = getattr(settings, field.name)
+        new = changes.get(field.name, old)
+        if field.metadata["fixed"] and new != old:
+            raise UsageError(f"{flag(field.name)} {new}: the run has {old}, and a resumed run keeps it")
+    settings = dataclasses.replace(settings, **changes)
+    settings.check()
+    return settings

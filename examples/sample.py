@@ -1,25 +1,21 @@
 """Write text with a trained character GPT.
 
-    python examples/sample.py                                the run under runs/ that was saved last
-    python examples/sample.py runs/char-gpt --prompt "The " --chars 500 --temperature 0.8
+python examples/sample.py                                the run under runs/ that was saved last
+python examples/sample.py runs/char-gpt --prompt "The " --chars 500 --temperature 0.8
 """
 
 from __future__ import annotations
 
-import argparse
-
 from char_gpt_run import Parser, UsageError, choose_device, latest_folder, load_run, run_cli
 
 import minigrad
-from minigrad.data import DataError
-from minigrad.serialization import CheckpointError
 
 
 def main() -> int:
     """Load the model, continue the prompt, print the text."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("run", nargs="?", default=None, help="folder of a run, or of one checkpoint")
-    parser.add_argument("--prompt", default="\n", help="text to continue (default: a new line)")
+    parser.add_argument("--prompt", default=None, help="text to continue (default: a new line)")
     parser.add_argument("--chars", type=int, default=500, help="characters to write (default 500)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 for the likeliest text (default 0.8)")
     parser.add_argument("--top-k", type=int, default=None, help="choose among the k likeliest characters")
@@ -28,21 +24,22 @@ def main() -> int:
     parser.add_argument("--step", type=int, default=None, help="the checkpoint of this step (default: the newest)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     args = parser.parse()
-    choose_device(args.device)
-    run = load_run(latest_folder(args.run), args.step)
+    device = choose_device(args.device)
+    run = load_run(latest_folder(args.run), device, args.step)
+    prompt = args.prompt
+    if prompt is None:  # a new line, unless the model knows none
+        prompt = "\n" if "\n" in run.tokenizer.characters else run.tokenizer.characters[0]
+    if not prompt:
+        raise UsageError("--prompt is empty; give at least one character")
+    tokens = minigrad.tensor(run.tokenizer.encode(prompt)[None], device=device)
+    seed = minigrad.fresh_seed() if args.seed is None else args.seed
     try:
-        if not args.prompt:
-            raise UsageError("--prompt is empty; give at least one character")
-        tokens = minigrad.tensor(run.tokenizer.encode(args.prompt)[None])
-        seed = args.seed if args.seed is not None else minigrad.fresh_seed()
         out = run.model.generate(
             tokens, args.chars, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=seed
         )
-    except (CheckpointError, DataError):
-        raise
     except ValueError as error:
         raise UsageError(error) from error
-    print(run.tokenizer.decode(out.numpy()[0]))
+    print(run.tokenizer.decode(out.cpu().numpy()[0]))
     return 0
 
 

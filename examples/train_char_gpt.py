@@ -11,62 +11,75 @@ Ctrl-C finishes the step, saves, and says how to resume.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import math
 import os
+import shlex
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from char_gpt_run import (
     Parser,
+    Run,
+    RunError,
     Settings,
     UsageError,
     choose_device,
-    complain,
+    describe,
     latest_folder,
     load_run,
     new_folder,
     run_cli,
     save_run,
 )
+from minigrad.distributed import NonFiniteLossError, TrainingMetrics
 from tqdm import tqdm
 
 import minigrad
+from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
-from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingMetrics
+from minigrad.device import Device
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
-from minigrad.models import GPT2
 from minigrad.optim import NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
+BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} left{postfix}]"
 
 
 def main() -> int:
     """Parse the flags, prepare the run, train it."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--data", nargs="+", default=None, metavar="PATH", help="text files, folders, or: shakespeare")
     parser.add_argument("--out", default=None, metavar="FOLDER", help="folder of the run (default runs/char-gpt...)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
     parser.add_settings()
-    args = vars(parser.parse())
-    data, out, resume = args.pop("data"), args.pop("out"), args.pop("resume")
-    choose_device(args.pop("device"))
-    threads = args.pop("threads")
+    flags = vars(parser.parse())
+    data, out, resume, threads = (flags.pop(name) for name in ("data", "out", "resume", "threads"))
+    device = choose_device(flags.pop("device"))
     try:
         if threads is not None:
             minigrad.set_num_threads(threads)
-        run = prepare_resumed(data, out, args) if resume else prepare_new(data, out, args)
+        run = prepare_resumed(data, out, device, flags) if resume else prepare_new(data, out, device, flags)
+    except CheckpointError:
+        raise
     except ValueError as error:  # settings out of range, and every kind of bad input
-        raise error if isinstance(error, CheckpointError) else UsageError(error) from error
-    with run:
-        return run.train()
+        raise UsageError(error) from error
+    with contextlib.closing(run.log):
+        try:
+            return run.train()
+        except (NonFiniteLossError, NonFiniteGradientError, CheckpointError, OSError) as error:
+            saved = list_checkpoints(run.run.folder)
+            kept = f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was saved yet"
+            raise RunError(f"{describe(error)}; {kept}") from error
 
 
 def load_text(data: list[str] | None, settings: Settings) -> Corpus:
@@ -75,96 +88,82 @@ def load_text(data: list[str] | None, settings: Settings) -> Corpus:
     return load_corpus(source, min_characters=min_tokens(settings.block_size, settings.val_fraction))
 
 
-def prepare_new(data: list[str] | None, out: str | None, flags: dict[str, Any]) -> TrainingRun:
+def prepare_new(data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]) -> TrainingRun:
     """A run from the start, in a folder of its own."""
     settings = Settings(**flags)
     settings.check()
     corpus = load_text(data, settings)
     tokenizer = CharTokenizer.from_text(corpus.text)
-    model, trainer = settings.build(tokenizer.vocab_size)
-    origin = {**corpus.metadata, "data": data}
-    return TrainingRun(new_folder(out), settings, corpus, origin, tokenizer, model, trainer)
+    model, trainer = settings.build(tokenizer.vocab_size, device)
+    origin = {**corpus.metadata, "name": corpus.name, "data": data}
+    return TrainingRun(Run(new_folder(out), settings, origin, tokenizer, model, trainer), corpus)
 
 
-def prepare_resumed(data: list[str] | None, out: str | None, flags: dict[str, Any]) -> TrainingRun:
+def prepare_resumed(data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]) -> TrainingRun:
     """The run of a checkpoint, on the same text."""
-    folder = latest_folder(out)
-    run = load_run(folder, changes=flags)
-    origin = run.checkpoint.state["corpus"]
-    corpus = load_text(origin["data"] if data is None else data, run.settings)
-    if corpus.metadata["sha256"] != origin["sha256"]:
-        raise UsageError(f"the text is not the one that the run in {folder} was trained on; give the same --data")
-    return TrainingRun(folder, run.settings, corpus, origin, run.tokenizer, run.model, run.trainer)
+    run = load_run(latest_folder(out), device, changes=flags)
+    corpus = load_text(run.origin["data"] if data is None else data, run.settings)
+    if corpus.metadata["sha256"] != run.origin["sha256"]:
+        trained = run.origin.get("name", "another one")
+        raise UsageError(
+            f"{corpus.name} is not the text that the run in {run.folder} was trained on: that was {trained}"
+        )
+    return TrainingRun(run, corpus)
 
 
 class TrainingRun:
-    """One run: the training loop, and what it shows and writes. A context manager: it closes the log."""
+    """The training loop of a run, and what it shows and writes."""
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        corpus: Corpus,
-        origin: dict[str, Any],
-        tokenizer: CharTokenizer,
-        model: GPT2,
-        trainer: SimpleTrainer,
-    ) -> None:
-        self.folder, self.settings, self.corpus, self.origin = folder, settings, corpus, origin
-        self.tokenizer, self.model, self.trainer = tokenizer, model, trainer
-        tokens = tokenizer.encode(corpus.text)
-        train, val = train_val_split(tokens, settings.val_fraction, settings.block_size)
-        self.batches = RandomBatches(train, settings.batch_size, settings.block_size, settings.seed)
-        self.val_batches = FixedBatches(val, settings.batch_size, settings.block_size, settings.eval_batches)
+    def __init__(self, run: Run, corpus: Corpus) -> None:
+        self.run, self.corpus = run, corpus
+        self.settings, self.model, self.trainer = run.settings, run.model, run.trainer
+        s = run.settings
+        train, val = train_val_split(run.tokenizer.encode(corpus.text), s.val_fraction, s.block_size)
+        self.batches = RandomBatches(train, s.batch_size, s.block_size, s.seed)
+        self.val_batches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
+        self.tokens_per_step = s.batch_size * s.block_size * s.grad_accum
+        self.saved_step = run.trainer.global_step or None
         try:
-            self.log = JsonLinesLog(folder / "metrics.jsonl")
+            self.log = JsonLinesLog(run.folder / "metrics.jsonl")
         except OSError as error:
-            raise UsageError(f"cannot write into {folder}: {error.strerror}") from error
-        self.log.truncate_after(trainer.global_step)
-        self.saved_step = trainer.global_step if list_checkpoints(folder) else None
-
-    def __enter__(self) -> TrainingRun:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.log.close()
+            raise UsageError(f"cannot write into {run.folder}: {error.strerror}") from error
+        self.log.truncate_after(run.trainer.global_step)
 
     def train(self) -> int:
         """Train to the last step; returns the exit code."""
-        s, trainer = self.settings, self.trainer
-        tokens_per_step = s.batch_size * s.block_size * s.grad_accum
+        s, trainer, folder = self.settings, self.trainer, self.run.folder
         print(
-            f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.tokenizer.vocab_size} different\n"
-            f"GPT: {self.model.num_parameters():,} parameters, {s.n_layer} layers, {s.n_head} heads, {s.n_embd} channels, "
-            f"{tokens_per_step:,} characters a step, {minigrad.get_num_threads()} threads\n"
-            f"run: {self.folder}, steps {trainer.global_step + 1} to {s.steps}",
-            flush=True,
+            f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.run.tokenizer.vocab_size} different\n"
+            f"GPT: {self.model.num_parameters():,} parameters, {s.n_layer} layers, {s.n_head} heads, "
+            f"{s.n_embd} channels, {self.tokens_per_step:,} tokens a step, {minigrad.get_num_threads()} threads"
         )
         if trainer.global_step >= s.steps:
-            print(f"nothing to do: {trainer.global_step} steps are done (a larger --steps goes on)")
+            print(f"nothing to do: {folder} has {trainer.global_step} steps (a larger --steps goes on)")
             return 0
-        started, seen = time.perf_counter(), 0
-        bar = tqdm(
-            initial=trainer.global_step, total=s.steps, unit="step", dynamic_ncols=True, disable=None, smoothing=0.05
-        )
+        print(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}")
+        started = time.perf_counter()
+        seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
+        bar = tqdm(initial=trainer.global_step, total=s.steps, bar_format=BAR, dynamic_ncols=True, disable=None)
         with bar, interrupts() as interrupt:
             while trainer.global_step < s.steps and not interrupt:
+                before = time.perf_counter()
                 metrics = self.step()
-                seen += tokens_per_step
-                rate = seen / (time.perf_counter() - started)
+                seconds.append(time.perf_counter() - before)
+                rate = self.tokens_per_step * len(seconds) / sum(seconds)
+                shown = f"loss {metrics.loss:.3f}, lr {metrics.lr:.1e}, {rate:,.0f} tokens/s"
+                bar.set_postfix_str(shown, refresh=False)
                 bar.update()
-                bar.set_postfix_str(f"loss {metrics.loss:.3f}, lr {metrics.lr:.1e}, {rate:,.0f} chars/s", refresh=False)
                 if metrics.step % LOG_EVERY == 0 or metrics.step == 1:
                     self.log.write({**vars(metrics), "tokens_per_second": round(rate)})
                 self.after_step(metrics, bar)
-        if interrupt and trainer.global_step < s.steps:
-            self.save()
-            print(f"stopped after step {trainer.global_step}, saved. To go on:\n  {resume_command(self.folder)}")
-            return 128 + interrupt[0]
         self.save()
-        print(f"done in {time.perf_counter() - started:.0f} s; weights and metrics are in {self.folder}")
-        plot_losses(self.folder)
-        print(f'next: python examples/sample.py {self.folder} --prompt "The "')
+        if trainer.global_step < s.steps:
+            print(f"stopped after step {trainer.global_step}, saved. To go on:")
+            print(f"  {command('--resume', '--out', folder)}")
+            return 128 + interrupt[0]
+        print(f"done in {time.perf_counter() - started:.0f} s; weights and metrics are in {folder}")
+        plot_losses(folder)
+        print(f"next: {command(folder, script='sample.py')}")
         return 0
 
     def step(self) -> TrainingMetrics:
@@ -172,23 +171,23 @@ class TrainingRun:
         self.model.train()
         first = self.trainer.global_step * self.settings.grad_accum
         for i in range(self.settings.grad_accum):
-            x, y = (minigrad.from_numpy(tokens) for tokens in self.batches.batch(first + i))
-            loss = self.model.loss(x, y)
-            try:
-                metrics = self.trainer.step(self.model.named_parameters(), loss.backward(), loss.item())
-            except (NonFiniteLossError, NonFiniteGradientError) as error:
-                saved = list_checkpoints(self.folder)
-                kept = f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was saved yet"
-                error.args = (f"step {self.trainer.global_step + 1}: {error}; {kept}",)
-                raise
+            loss = self.loss(*self.batches.batch(first + i))
+            metrics = self.trainer.step(self.model.named_parameters(), loss.backward(), loss.item())
         assert metrics is not None  # the window is full after grad_accum micro-batches
         return metrics
+
+    def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
+        """Mean cross-entropy of a batch, (B, T) tokens and (B, T) targets."""
+        device = self.model.wte.weight.device
+        return self.model.loss(minigrad.from_numpy(x).to(device=device), minigrad.from_numpy(y).to(device=device))
 
     def after_step(self, metrics: TrainingMetrics, bar: Any) -> None:
         """Validate, show a sample, save: each when it is its turn."""
         s, step = self.settings, metrics.step
         if step % s.eval_every == 0 or step == s.steps:
             val_loss = self.validate()
+            if not math.isfinite(val_loss):
+                raise NonFiniteLossError(f"the validation loss after step {step} is {val_loss}", step)
             self.log.write({"step": step, "val_loss": val_loss})
             bar.write(f"step {step:5d}  train loss {metrics.loss:.4f}  validation loss {val_loss:.4f}")
         if s.sample_every and (step % s.sample_every == 0 or step == s.steps):
@@ -202,21 +201,22 @@ class TrainingRun:
         self.model.eval()
         total, count = 0.0, 0
         for x, y in self.val_batches:
-            total += self.model.loss(minigrad.from_numpy(x), minigrad.from_numpy(y)).item() * y.size
+            total += self.loss(x, y).item() * y.size
             count += y.size
         return total / count
 
     def sample(self) -> str:
         """Some text of the model's own. Its random numbers are apart from the training's."""
-        prompt = minigrad.tensor(self.tokenizer.encode(self.corpus.text[:1])[None])
+        tokenizer = self.run.tokenizer
+        prompt = minigrad.tensor(tokenizer.encode(self.corpus.text[:1])[None], device=self.model.wte.weight.device)
         out = self.model.generate(prompt, self.settings.sample_chars, top_k=40, seed=self.settings.seed)
-        return self.tokenizer.decode(out.numpy()[0])
+        return tokenizer.decode(out.cpu().numpy()[0])
 
     def save(self) -> None:
         """Save a checkpoint, unless this step has one."""
         if self.saved_step != self.trainer.global_step:
             self.log.sync()
-            save_run(self.folder, self.model, self.trainer, self.settings, self.tokenizer, self.origin)
+            save_run(self.run)
             self.saved_step = self.trainer.global_step
 
 
@@ -229,7 +229,7 @@ def interrupts() -> Iterator[list[int]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        print("\nfinishing this step, then saving (again: stop at once)", file=sys.stderr, flush=True)
+        os.write(2, b"\nfinishing this step, then saving (again: stop at once)\n")  # print may be amid a line here
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -239,32 +239,29 @@ def interrupts() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def resume_command(folder: Path) -> str:
-    """What to type to go on."""
-    return f"python {os.path.relpath(sys.argv[0])} --resume --out {folder}"
+def command(*arguments: object, script: str = "") -> str:
+    """What to type to run this script, or one beside it."""
+    path = Path(sys.argv[0])
+    return shlex.join(["python", str(path.with_name(script) if script else path), *map(str, arguments)])
 
 
 def plot_losses(folder: Path) -> None:
     """Draw loss.png from metrics.jsonl where matplotlib is installed."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         print("no loss curve: matplotlib is not installed (pip install matplotlib)")
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     records = read_json_lines(folder / "metrics.jsonl")
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for key, label in (("loss", "training"), ("val_loss", "validation")):
-        points = [(float(r["step"]), float(r[key])) for r in records if key in r]
-        axes.plot(*zip(*points), label=label, linewidth=1 if key == "loss" else 2)
+    figure = Figure(figsize=(7, 4), layout="tight")
+    axes = figure.subplots()
+    for key, label, width in (("loss", "training", 1), ("val_loss", "validation", 2)):
+        points = [(r["step"], r[key]) for r in records if key in r]
+        axes.plot([step for step, _ in points], [loss for _, loss in points], label=label, linewidth=width)
     axes.set(xlabel="step", ylabel="loss (nats per character)")
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.tight_layout()
     figure.savefig(folder / "loss.png", dpi=150)
-    plt.close(figure)
     print(f"loss curve: {folder / 'loss.png'}")
 
 
