@@ -6,9 +6,9 @@
     dv_j = sum_i p_ij m_ij dy_i        ds_ij = p_ij (m_ij dy_i . v_j - dy_i . y_i)
     dq_i = scale sum_j ds_ij k_j       dk_j = scale sum_i ds_ij q_i
 
-Scores exist for TILE_ROWS queries (backward: QUERY_BLOCK) and KEY_BLOCK keys at a time, in the L1 (L2) cache. With more
-than one block of keys the softmax is the running one: when a row's maximum grows, what was summed before is scaled down.
-The backward pass recomputes the probabilities from lse. Tiles above the causal diagonal are skipped.
+Scores exist for TILE_ROWS queries (backward: QUERY_BLOCK) and KEY_BLOCK keys at a time, in the L1 (L2) cache. With
+more than one block of keys the softmax is the running one: when a row's maximum grows, what was summed before is scaled
+down. The backward pass recomputes the probabilities from lse. Tiles above the causal diagonal are skipped.
 
 k and v of a head are packed once into panels, padded with zeros, so there are no other edge cases than the last rows
 of q and dy. Query heads that share a key-value head (grouped-query attention) share its panels.
@@ -47,7 +47,7 @@ QUERY_BLOCK = 8 * TILE_ROWS
 KEY_BLOCK = 64 * TILE_ROWS
 # The loops over a row of scores cover whole groups of 2 tiles: LLVM takes 4 vectors at a time and the rest one by one.
 ROW_TILES = 2
-# Cells per thread in the forward pass, and cells in total in the backward pass, below which a head's queries are divided.
+# With fewer cells than these (per thread in the forward pass, in total in the backward pass) heads are divided further.
 FORWARD_CELLS, BACKWARD_CELLS = 4, 32
 
 
@@ -73,7 +73,7 @@ def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate
 
 @inline
 def _row_tile(x, x_row, i, rows, last):
-    """Rows i to i + TILE_ROWS of x as an operand (pointer, row stride, column stride): in place, or padded in ``last``."""
+    """Rows i to i + TILE_ROWS of x as (pointer, row stride, column stride): in place, or the padded copy ``last``."""
     if i + TILE_ROWS <= rows:
         return advance(x, i * x_row), x_row, 1
     return last, 1, TILE_ROWS
@@ -87,9 +87,10 @@ def _visible(i, k, width, Tk, causal):
 
 @task_kernel
 def _forward(
-    task, tasks, q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk, causal, scale, dropout_p, seed, offset, splits
+    task, tasks, q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
+    causal, scale, dropout_p, seed, offset, splits,
 ):  # fmt: skip
-    """Cells: (batch, key-value head, split); a split takes every ``splits``-th block of the queries of its head group."""
+    """Cells: (batch, key-value head, split); a split takes every ``splits``-th block of queries of its head group."""
     B, Tq, Hq, D = out.shape
     group = Hq // H
     n = tile_columns(pointer(q))
@@ -338,8 +339,8 @@ def forward(
     """softmax(scale q k^T) v, with dropout on the probabilities.
 
     Args:
-        q: (B, H, Tq, D); k, v: (B, Hkv, Tk, D) with H a multiple of Hkv; float32 or float64, any strides (copied only if
-            the last dimension is not contiguous).
+        q: (B, H, Tq, D); k, v: (B, Hkv, Tk, D) with H a multiple of Hkv; float32 or float64, any strides (copied only
+            if the last dimension is not contiguous).
         causal: query i sees the keys j <= i, as in PyTorch also where Tq and Tk differ.
         dropout_p, seed, offset: a probability is zeroed or divided by 1 - p; element (b, h, i, j) of the (B, H, Tq, Tk)
             mask is drawn by ``random.fill_dropout``.

@@ -250,16 +250,17 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     )  # fmt: skip
     a_offsets, b_offsets = _batch_offsets(a, y.shape[:-2]), _batch_offsets(b, y.shape[:-2])
     batch = len(a_offsets)
-    if bias is not None:
-        bias = np.ascontiguousarray(bias, y.dtype)
-    arguments = (
-        first_element(a), first_element(b), NO_BIAS[y.dtype] if bias is None else first_element(bias), bias is not None, first_element(y),
-        a_offsets, b_offsets, strides, (rows, columns, depth),
+    has_bias = bias is not None
+    bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype]
+    grid, tasks = (1, 1), 1
+    if batch * rows * columns * depth >= PARALLEL_WORK:
+        thread_count = threads.get_num_threads()
+        grid = _grid(batch, rows, columns, TILE_BYTES // item, thread_count)
+        tasks = min(thread_count, batch * grid[0] * grid[1])
+    _multiply_cells.launch(
+        y.dtype, tasks, first_element(a), first_element(b), first_element(bias), has_bias, first_element(y),
+        a_offsets, b_offsets, strides, (rows, columns, depth), grid, thin,
     )  # fmt: skip
-    thread_count = threads.get_num_threads() if batch * rows * columns * depth >= PARALLEL_WORK else 1
-    grid = _grid(batch, rows, columns, TILE_BYTES // item, thread_count)
-    tasks = min(thread_count, batch * grid[0] * grid[1])
-    _multiply_cells.launch(y.dtype, tasks, *arguments, grid, thin)
 
 
 def _batch_offsets(x: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:

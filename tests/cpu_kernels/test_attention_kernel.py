@@ -1,0 +1,215 @@
+"""Attention against plain NumPy in float64: outputs, gradients by their closed form, grouped heads, dropout."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigrad.cpu_kernels import attention, random, threads
+
+RNG = np.random.default_rng(0)
+SEED, OFFSET = 2**63 + 11, 5
+# Relative to the largest element of each result. float32: sums of up to 1100 products of rounded probabilities, which
+# average out to some 10 roundings of 6e-8, and 2 ulp per exponential; float64: 1e-16 instead of 6e-8.
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-13}
+
+
+def reference(dy, q, k, v, causal, scale, mask):
+    """y, lse, dq, dk, dv by the formulas of the kernel's docstring, with the whole (Tq, Tk) matrix."""
+    dy, q, k, v = (x.astype(np.float64) for x in (dy, q, k, v))
+    group = q.shape[1] // k.shape[1]
+    keys, values = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = scale * q @ keys.swapaxes(2, 3)
+    if causal:
+        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+    lse = np.logaddexp.reduce(scores, axis=-1)
+    p = np.exp(scores - lse[..., None])
+    y = (p * mask) @ values
+    ds = p * (dy @ values.swapaxes(2, 3) * mask - (dy * y).sum(-1, keepdims=True))
+
+    def per_group(x):
+        return x.reshape(k.shape[0], k.shape[1], group, *k.shape[2:]).sum(axis=2)
+
+    dq, dk = scale * ds @ keys, scale * ds.swapaxes(2, 3) @ q
+    return y, lse, dq, per_group(dk), per_group((p * mask).swapaxes(2, 3) @ dy)
+
+
+def dropout_mask(shape, dtype, p):
+    mask = np.ones(int(np.prod(shape)), dtype)
+    if p > 0:
+        random.fill_dropout(mask, 0, np.uint64(SEED), np.uint64(OFFSET), p)
+    return mask.reshape(shape)
+
+
+def operands(B, H, Hkv, Tq, Tk, D, dtype):
+    """dy, q, k, v as a transformer has them: (B, T, heads, D) in memory, and v a slice of a wider projection."""
+    dy, q = (RNG.normal(size=(B, Tq, H, D)).astype(dtype).swapaxes(1, 2) for _ in range(2))
+    k, v = (RNG.normal(size=(B, Tk, Hkv, 3 * D)).astype(dtype)[..., D : 2 * D].swapaxes(1, 2) for _ in range(2))
+    return dy, q, k, v
+
+
+def run(dy, q, k, v, causal, scale, p=0.0):
+    y, lse = attention.forward(q, k, v, causal, scale, p, SEED, OFFSET)
+    return y, lse, *attention.backward(dy, q, k, v, y, lse, causal, scale, p, SEED, OFFSET)
+
+
+def assert_attention(dy, q, k, v, causal, scale, p=0.0):
+    dtype = q.dtype.type
+    mask = dropout_mask((*q.shape[:3], k.shape[2]), dtype, p)
+    size = max(1.0, scale * np.abs(q).max() * np.abs(k).max(), np.abs(v).max()) * np.abs(dy).max()
+    for actual, expected in zip(run(dy, q, k, v, causal, scale, p), reference(dy, q, k, v, causal, scale, mask)):
+        assert actual.shape == expected.shape
+        assert actual.dtype == dtype
+        # An exact zero (the gradient of one visible score) has rounding errors of the size of the operands.
+        bound = TOLERANCE[dtype] * max(np.abs(expected).max(), 0.1 * size)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
+
+
+@settings(max_examples=100)
+@given(
+    B=st.integers(1, 3),
+    Hkv=st.integers(1, 3),
+    group=st.integers(1, 3),
+    Tq=st.integers(1, 90),
+    Tk=st.integers(1, 90),
+    D=st.integers(1, 70),
+    causal=st.booleans(),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    p=st.sampled_from([0.0, 0.3]),
+)
+def test_any_shape(B, Hkv, group, Tq, Tk, D, causal, dtype, p):
+    assert_attention(*operands(B, Hkv * group, Hkv, Tq, Tk, D, dtype), causal, D**-0.5, p)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("H", "Hkv", "Tq", "Tk", "p"),
+    [
+        (2, 2, 2 * attention.KEY_BLOCK, 2 * attention.KEY_BLOCK, 0.0),
+        (4, 2, attention.QUERY_BLOCK + 1, attention.KEY_BLOCK + 1, 0.1),
+        (1, 1, attention.KEY_BLOCK + 70, 130, 0.0),
+        (6, 1, 70, 1100, 0.0),
+        (2, 1, 1, 700, 0.0),
+    ],
+)
+def test_several_blocks(H, Hkv, Tq, Tk, p, causal, dtype):
+    assert_attention(*operands(1, H, Hkv, Tq, Tk, 32, dtype), causal, 0.2, p)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_layout_of_the_results(causal):
+    y, lse, dq, dk, dv = run(*operands(2, 4, 2, 10, 12, 8, np.float32), causal, 0.3)
+    for x in (y, dq, dk, dv):
+        assert x.swapaxes(1, 2).flags.c_contiguous
+    assert lse.flags.c_contiguous
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_any_strides(dtype):
+    dy, q, k, v = operands(2, 2, 2, 20, 20, 16, dtype)
+    expected = run(*(np.ascontiguousarray(x) for x in (dy, q, k, v)), True, 0.3)
+    frozen = [np.asfortranarray(x) for x in (dy, q, k, v)]
+    for x in frozen:
+        x.flags.writeable = False
+    backwards = [np.ascontiguousarray(x[:, ::-1, ::-1])[:, ::-1, ::-1] for x in (dy, q, k, v)]
+    for arguments in ((dy, q, k, v), frozen, backwards):
+        for actual, value in zip(run(*arguments, True, 0.3), expected):
+            np.testing.assert_array_equal(actual, value)
+    shared = np.broadcast_to(q[:, :1], q.shape)
+    assert_attention(np.broadcast_to(dy[:, :, :1], dy.shape), shared, k, shared, True, 0.3)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 3, 4), (2, 0, 3, 3, 4), (2, 2, 0, 3, 4), (2, 2, 3, 0, 4), (2, 2, 3, 3, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_nothing_to_attend(shape, causal):
+    B, H, Tq, Tk, D = shape
+    dy, q, k, v = operands(B, H, H, Tq, Tk, D, np.float32)
+    y, lse, dq, dk, dv = run(dy, q, k, v, causal, 0.3)
+    for x, like in ((y, q), (dq, q), (dk, k), (dv, v)):
+        assert x.shape == like.shape
+        assert not x.any()
+    visible = np.minimum(np.arange(1, Tq + 1), Tk) if causal else np.full(Tq, Tk)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(lse, np.broadcast_to(np.log(visible), lse.shape), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [30.0, -1.0, 0.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_any_size(scale, causal):
+    """Scores of up to 1e5: the running maximum keeps the exponentials finite, also when it grows from block to block."""
+    dy, q, k, v = operands(1, 1, 1, 70, 2 * attention.KEY_BLOCK, 16, np.float64)
+    k *= np.linspace(1, 50, k.shape[2])[:, None]
+    y, lse, *_ = reference(dy, q, k, v, causal, scale, 1.0)
+    actual_y, actual_lse = attention.forward(q, k, v, causal, scale)
+    # A score of size 1e5 is rounded by 1e5 * 2e-16, and so, relatively, is its exponential, in both computations.
+    np.testing.assert_allclose(actual_y, y, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(actual_lse, lse, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_infinity_and_nan(dtype):
+    q, k, v = np.ones((3, 1, 1, 700, 4), dtype)
+    k[0, 0, :600, 0] = -np.inf  # masked by hand: the scores are -inf
+    y, _ = attention.forward(q, k, v * 2, False, 1.0)
+    np.testing.assert_array_equal(y, 2)
+    k[...] = -np.inf
+    assert np.isnan(attention.forward(q, k, v, False, 1.0)[0]).all()  # no key at all, as PyTorch's softmax
+
+    k[...] = 1
+    q[0, 0, 5] = np.nan
+    y, lse = attention.forward(q, k, v, True, 1.0)
+    assert np.isnan(y[0, 0, 5]).all()
+    assert np.isnan(lse[0, 0, 5])
+    np.testing.assert_allclose(np.delete(y, 5, axis=2), 1, rtol=TOLERANCE[dtype])
+    q[0, 0, 5], k[0, 0, 300] = 1, np.nan
+    y, _ = attention.forward(q, k, v, True, 1.0)
+    assert np.isnan(y[0, 0, 300:]).all()
+    np.testing.assert_allclose(y[0, 0, :300], 1, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.skipif(threads.get_num_threads() < 2, reason="one core: there is nothing to compare")
+@pytest.mark.parametrize(("B", "H", "Hkv", "T"), [(3, 2, 2, 50), (1, 4, 2, 300), (1, 1, 1, 700)])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_bits_do_not_depend_on_the_number_of_threads(B, H, Hkv, T, p):
+    arguments = operands(B, H, Hkv, T, T, 24, np.float32)
+    count = threads.get_num_threads()
+    parallel = run(*arguments, True, 0.2, p)
+    threads.set_num_threads(1)
+    try:
+        serial = run(*arguments, True, 0.2, p)
+    finally:
+        threads.set_num_threads(count)
+    for actual, expected in zip(parallel, serial):
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_gradients_are_the_central_differences(causal, p):
+    """Along one random direction in q, k and v; with dropout this shows that backward draws forward's mask."""
+    dy, *inputs = operands(2, 4, 2, 37, 41, 6, np.float64)
+    direction = [RNG.normal(size=x.shape) for x in inputs]
+    h = 1e-6
+
+    def loss(sign):
+        moved = (x + sign * h * d for x, d in zip(inputs, direction))
+        return (attention.forward(*moved, causal, 0.5, p, SEED, OFFSET)[0] * dy).sum()
+
+    gradients = run(dy, *inputs, causal, 0.5, p)[2:]
+    slope = sum((g * d).sum() for g, d in zip(gradients, direction))
+    # Truncation h^2 and rounding eps / h, both relative to sums of some thousand terms of size 1.
+    assert slope == pytest.approx((loss(1) - loss(-1)) / (2 * h), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_as_pytorch(causal):
+    torch = pytest.importorskip("torch", reason="the reference is PyTorch")
+    dy, q, k, v = operands(2, 4, 4, 50, 60, 16, np.float64)
+    leaves = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+    expected.backward(torch.tensor(dy))
+    y, _, *gradients = run(dy, q, k, v, causal, 0.25)
+    np.testing.assert_allclose(y, expected.detach(), atol=1e-13)
+    for gradient, leaf in zip(gradients, leaves):
+        np.testing.assert_allclose(gradient, leaf.grad, atol=1e-12)
