@@ -1,0 +1,123 @@
+"""Layers: what they compute, how they start, what they refuse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Tensor, nn
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def double(layer: Any) -> Any:
+    return layer.to(mg.float64)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (4, 2, 3), (0, 3), (2, 0, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(shape: tuple[int, ...], bias: bool) -> None:
+    layer, x = double(nn.Linear(3, 5, bias)), Tensor(values(*shape), requires_grad=True)
+    y = layer(x)
+    want = x.detach().numpy() @ layer.weight.detach().numpy().T + (layer.bias.detach().numpy() if bias else 0)
+    assert y.shape == (*shape[:-1], 5)
+    np.testing.assert_allclose(y.detach().numpy(), want, rtol=1e-12, atol=1e-12)
+    grads = y.sum().backward()
+    assert len(grads) == 2 + bias and grads[x].shape == shape
+    np.testing.assert_allclose(grads[layer.weight].numpy()[0], x.detach().numpy().reshape(-1, 3).sum(0), atol=1e-12)
+
+
+def test_linear_starts_as_in_pytorch() -> None:
+    mg.manual_seed(0)
+    layer = nn.Linear(400, 300)
+    for p in (layer.weight, layer.bias):
+        v, bound = p.detach().numpy(), 1 / math.sqrt(400)
+        assert np.abs(v).max() <= bound and np.abs(v).max() > 0.98 * bound
+        assert abs(v.std() - bound / math.sqrt(3)) < 0.1 * bound and abs(v.mean()) < 0.1 * bound
+    assert layer.weight.shape == (300, 400) and layer.bias.shape == (300,)
+    assert nn.Linear(2, 2, bias=False).bias is None and nn.Linear(2, 2, dtype="float64").weight.dtype == np.float64
+    assert nn.Linear(0, 2)(mg.zeros(3, 0)).shape == (3, 2)
+
+
+def test_linear_refuses_other_sizes() -> None:
+    layer = nn.Linear(3, 5)
+    for x in (mg.ones(2, 4), mg.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"linear: x \(.*weight \(5, 3\), bias \(5,\); expected x \(\.\.\., in\)"):
+            layer(x)
+
+
+def test_embedding() -> None:
+    layer = nn.Embedding(10, 4)
+    indices = mg.tensor([[1, 9, 1], [0, 1, 2]])
+    y = layer(indices)
+    np.testing.assert_array_equal(y.detach().numpy(), layer.weight.detach().numpy()[indices.numpy()])
+    grad = y.sum().backward()[layer.weight].numpy()
+    np.testing.assert_array_equal(grad[:, 0], [1, 3, 1, 0, 0, 0, 0, 0, 0, 1])
+    assert layer(mg.tensor([1, 2], dtype="uint8")).shape == (2, 4) and layer(mg.zeros(0, dtype="int64")).shape == (0, 4)
+    for bad in (10, -1):
+        with pytest.raises(IndexError, match=f"index {bad} is out of range for 10 rows"):
+            layer(mg.tensor([3, bad]))
+    with pytest.raises(TypeError, match=r"integers, not float32; the order is embedding\(indices, weight\)"):
+        layer(mg.ones(2))
+
+
+def test_embedding_starts_standard_normal() -> None:
+    mg.manual_seed(0)
+    v = nn.Embedding(300, 100).weight.detach().numpy()
+    assert abs(v.mean()) < 0.02 and abs(v.std() - 1) < 0.02
+
+
+@pytest.mark.parametrize("shape", [5, (5,), (4, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm(shape: Any, bias: bool) -> None:
+    layer = double(nn.LayerNorm(shape, bias=bias))
+    assert (layer.bias is None) is not bias
+    x = values(3, 4, 5) * 7 + 100
+    axes = tuple(range(-len(layer.normalized_shape), 0))
+    want = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(layer(Tensor(x)).detach().numpy(), want, rtol=1e-9, atol=1e-9)
+    layer.load_state_dict({n: values(*p.shape, seed=1) for n, p in layer.state_dict().items()})
+    assert mg.gradcheck(lambda x, *_: layer(x), [Tensor(values(3, 4, 5), requires_grad=True), *layer.parameters()])
+
+
+def test_layer_norm_refuses_other_sizes() -> None:
+    for x in (mg.ones(2, 4), mg.ones(5, 4), mg.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"does not end in normalized_shape \(5,\)"):
+            nn.LayerNorm(5)(x)
+
+
+def test_dropout() -> None:
+    mg.manual_seed(3)
+    layer, x = nn.Dropout(0.25), mg.ones(200, 200, requires_grad=True)
+    y = layer(x)
+    kept = y.detach().numpy()
+    assert set(np.unique(kept)) == {0, np.float32(1 / 0.75)} and abs((kept == 0).mean() - 0.25) < 0.008
+    np.testing.assert_array_equal(y.sum().backward()[x].numpy(), kept)  # the same mask
+    assert not np.array_equal(layer(x).detach().numpy(), kept)
+    assert layer.eval()(x) is x and nn.Dropout(0.0)(x) is x
+    assert not nn.Dropout(1.0)(x).detach().numpy().any()
+    for p in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="expected a probability"):
+            nn.Dropout(p)
+
+
+def test_activations() -> None:
+    x = Tensor(values(50) * 3)
+    v = x.numpy()
+    erf = np.array([math.erf(t / math.sqrt(2)) for t in v])
+    tanh_form = 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+    for layer, want in (
+        (nn.ReLU(), np.maximum(v, 0)),
+        (nn.Tanh(), np.tanh(v)),
+        (nn.GELU(), 0.5 * v * (1 + erf)),
+        (nn.GELU("tanh"), tanh_form),
+    ):
+        np.testing.assert_allclose(layer(x).numpy(), want, rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match="expected 'none' or 'tanh'"):
+        nn.GELU("fast")(x)

@@ -1,0 +1,151 @@
+"""Transformer blocks: against the plain formula, causal, and the same with a cache as without."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Generator, Tensor, nn
+from minigrad.nn import Block, CausalSelfAttention, KVCache
+
+B, T, C, NH = 2, 7, 12, 3
+
+
+def randomised(module: Any, seed: int = 0) -> Any:
+    """Every parameter normal (norm weights too), in float64, evaluating."""
+    rng = np.random.default_rng(seed)
+    module.to(mg.float64).eval()
+    module.load_state_dict({n: rng.standard_normal(t.shape) * 0.5 for n, t in module.state_dict().items()})
+    return module
+
+
+def inputs(seed: int = 1, T: int = T) -> Tensor:
+    return Tensor(np.random.default_rng(seed).standard_normal((B, T, C)))
+
+
+def plain_attention(module: CausalSelfAttention, x: np.ndarray) -> np.ndarray:
+    w = {n: p.detach().numpy() for n, p in module.named_parameters()}
+    qkv = x @ w["c_attn.weight"].T + w.get("c_attn.bias", 0)
+    q, k, v = (p.reshape(*x.shape[:2], NH, C // NH).swapaxes(1, 2) for p in np.split(qkv, 3, -1))
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(C // NH)
+    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    y = (p / p.sum(-1, keepdims=True)) @ v
+    y = y.swapaxes(1, 2).reshape(x.shape) @ w["c_proj.weight"].T + w.get("c_proj.bias", 0)
+    return np.asarray(y)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention_is_the_formula(bias: bool) -> None:
+    module, x = randomised(CausalSelfAttention(C, NH, bias=bias)), inputs()
+    np.testing.assert_allclose(module(x).detach().numpy(), plain_attention(module, x.numpy()), rtol=1e-10, atol=1e-10)
+
+
+def test_a_block_is_its_parts() -> None:
+    block, x = randomised(Block(C, NH)), inputs()
+    h = x + block.attn(block.ln_1(x))
+    want = h + block.mlp.c_proj(nn.functional.gelu(block.mlp.c_fc(block.ln_2(h)), "tanh"))
+    np.testing.assert_allclose(block(x).detach().numpy(), want.detach().numpy(), rtol=1e-10, atol=1e-10)
+
+
+def test_parameters_are_gpt2s() -> None:
+    names = [n for n, _ in Block(C, NH).named_parameters()]
+    layers = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
+    assert names == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+    assert Block(C, NH).num_parameters() == 12 * C * C + 13 * C
+    assert not [n for n, _ in Block(C, NH, bias=False).named_parameters() if n.endswith("bias")]
+
+
+def test_gradients_of_a_block() -> None:
+    block = randomised(Block(4, 2))
+    x = Tensor(np.random.default_rng(1).standard_normal((1, 3, 4)), requires_grad=True)
+    assert mg.gradcheck(lambda x, *_: block(x), [x, *block.parameters()])
+
+
+@pytest.mark.parametrize("place", [1, 4, T - 1])
+def test_later_tokens_change_nothing_earlier(place: int) -> None:
+    block, x = randomised(Block(C, NH)), inputs()
+    changed = x.clone()
+    changed[:, place:] = inputs(seed=9)[:, place:]
+    y, z = block(x).detach().numpy(), block(changed).detach().numpy()
+    np.testing.assert_array_equal(y[:, :place], z[:, :place])
+    assert (y[:, place:] != z[:, place:]).any(-1).all()
+
+
+def test_no_gradient_flows_to_later_tokens() -> None:
+    block, x = randomised(Block(C, NH)), inputs().requires_grad_()
+    grad = block(x)[:, 3].sum().backward()[x].numpy()
+    assert not grad[:, 4:].any() and grad[:, :4].any(-1).all()
+
+
+# ---------------------------------------------------------------------- the cache
+
+
+@pytest.mark.parametrize("prompt", [1, 3, T - 1, T])
+def test_with_a_cache_the_same_as_without(prompt: int) -> None:
+    block, x = randomised(Block(C, NH)), inputs()
+    want = block(x).detach().numpy()
+    cache = KVCache(B, NH, T, C // NH, like=x)
+    with mg.no_grad():
+        parts = [block(x[:, :prompt], cache)]
+        assert cache.length == prompt
+        for t in range(prompt, T):
+            parts.append(block(x[:, t : t + 1], cache))
+    assert cache.length == T
+    np.testing.assert_allclose(mg.cat(parts, dim=1).numpy(), want, rtol=1e-12, atol=1e-12)
+
+
+def test_misuse_of_the_cache() -> None:
+    attention, x = randomised(CausalSelfAttention(C, NH)), inputs()
+    cache = KVCache(B, NH, 4, C // NH, like=x)
+    with pytest.raises(RuntimeError, match=r"wrap the call in no_grad\(\)"):
+        attention(x[:, :2], cache)
+    with mg.no_grad():
+        with pytest.raises(ValueError, match="KVCache holds 4 tokens; 0 are in it and 7 more came"):
+            attention(x, cache)
+        assert cache.length == 0
+        attention(x[:, :3], cache)
+        with pytest.raises(ValueError, match="2 tokens for a cache that holds 3; pass one at a time"):
+            attention(x[:, 3:5], cache)
+        attention(x[:, 3:4], cache)
+        with pytest.raises(ValueError, match="4 are in it and 1 more"):
+            attention(x[:, 4:5], cache)
+        with pytest.raises(ValueError, match=r"keys \(1, 3, 1, 4\).*expects \(2, 3, T, 4\)"):
+            attention(x[:1, :1], KVCache(B, NH, 4, C // NH, like=x))
+    assert cache.length == 4
+
+
+def test_heads_must_divide_the_channels() -> None:
+    for heads in (0, 5, 24):
+        with pytest.raises(ValueError, match="not a multiple of n_head"):
+            CausalSelfAttention(C, heads)
+
+
+# ---------------------------------------------------------------------- dropout
+
+
+def test_dropout_acts_in_training_only() -> None:
+    block, x = randomised(Block(C, NH, dropout=0.5)), inputs()
+    quiet = block(x).detach().numpy()
+    np.testing.assert_array_equal(block(x).detach().numpy(), quiet)
+    block.train()
+    mg.manual_seed(1)
+    first = block(x).detach().numpy()
+    assert not np.array_equal(first, quiet) and not np.array_equal(block(x).detach().numpy(), first)
+    mg.manual_seed(1)
+    np.testing.assert_array_equal(block(x).detach().numpy(), first)
+
+
+def test_attention_dropout_keeps_the_mean() -> None:
+    q, k = (mg.randn(1, 1, 2, 4, generator=Generator(i)) for i in (1, 2))
+    v = mg.ones(1, 1, 2, 4)
+    generator = Generator(3)
+    total = sum(
+        nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5, generator=generator).numpy()
+        for _ in range(4000)
+    )
+    np.testing.assert_allclose(total / 4000, 1, atol=0.06)
