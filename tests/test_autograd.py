@@ -426,8 +426,8 @@ def test_an_op_that_adds_in_place_meets_gradients_from_elsewhere() -> None:
         loss = (y * outer).sum() + rows.sum()
         np.testing.assert_array_equal(loss.backward()[x].numpy(), [[11, 11], [10, 10], [12, 12]])
     seed = mg.tensor(np.full((3, 2), 5.0))
-    z = Passes.apply(x, x.detach())  # dx is the seed itself: it must be copied, not added to
-    total = Passes.apply(z, Row.apply(x, 1).expand(3, 2))
+    row = Row.apply(x, 1).expand(3, 2)
+    total = Passes.apply(Passes.apply(x, x.detach()), row)  # dx is the seed itself: it must be copied, not added to
     np.testing.assert_array_equal(total.backward(seed)[x].numpy(), [[5, 5], [20, 20], [5, 5]])
     np.testing.assert_array_equal(seed.numpy(), np.full((3, 2), 5.0))
 

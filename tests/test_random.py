@@ -249,6 +249,13 @@ def test_multinomial_of_extreme_weights(weights: list[float]) -> None:
     assert (counts[p < 1e-300] == 0).all() and (counts[p > 0.5] > 100).all()
 
 
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
+def test_multinomial_at_the_edges_of_the_intervals(u: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigrad.creation.rand", lambda *shape, **_: mg.full(shape, u, dtype="float64"))
+    assert mg.multinomial(mg.tensor([0.0, 0.0, 3.0, 0.0]), 1).tolist() == [2]
+    assert mg.multinomial(mg.tensor([0.0, 1.0, 0.0, 1.0, 0.0]), 1).tolist() == [1 if u < 0.5 else 3]
+
+
 def test_multinomial_shapes_and_dtypes() -> None:
     assert mg.multinomial(mg.ones(4), 3).shape == (3,)
     assert mg.multinomial(mg.ones(2, 5, 4), 3).shape == (2, 5, 3)
