@@ -42,10 +42,11 @@ from .task_pool import task_kernel
 DEPTH_BLOCK = 512
 COLUMN_BLOCK = 256
 ROW_BLOCK = 8 * TILE_ROWS
-THIN_ROWS = 4
+THIN_ROWS = 2
 THIN_COLUMN_BLOCK = 512
-# Below this many multiply-adds a launch on the pool (2 us) costs more than the second core saves.
-PARALLEL_WORK = 200_000
+# Below this many multiply-adds a launch on the pool (3 to 5 us) costs more than the second core saves. A thin product,
+# which waits for memory, does about an eighth as many in the same time.
+PARALLEL_WORK, PARALLEL_WORK_THIN = 1_000_000, 125_000
 
 
 # ---------------------------------------------------------------- kernels
@@ -109,14 +110,22 @@ def _multiply_packed(
 def _multiply_thin(a, a_row, b, b_row, b_column, bias, has_bias, y, y_row, y_column, rows, columns, depth, sums):
     """The same for a few contiguous rows of a, reading b once in its own order: its rows or columns are contiguous."""
     if b_row == 1:
-        for j in range(columns):
-            b_vector = advance(b, j * b_column)
+        for j in range(0, columns, 4):  # four columns at a time; the last of them may be the same column again
+            j1, j2, j3 = min(j + 1, columns - 1), min(j + 2, columns - 1), min(j + 3, columns - 1)
+            b0, b1 = advance(b, j * b_column), advance(b, j1 * b_column)
+            b2, b3 = advance(b, j2 * b_column), advance(b, j3 * b_column)
             for i in range(rows):
-                a_vector = advance(a, i * a_row)
-                total = sums.dtype.type(0)
+                a_vector, target = advance(a, i * a_row), advance(y, i * y_row)
+                s0 = s1 = s2 = s3 = sums.dtype.type(0)
                 for k in range(depth):
-                    total += a_vector[k] * b_vector[k]
-                y[i * y_row + j * y_column] = total + bias[j] if has_bias else total
+                    s0 += a_vector[k] * b0[k]
+                    s1 += a_vector[k] * b1[k]
+                    s2 += a_vector[k] * b2[k]
+                    s3 += a_vector[k] * b3[k]
+                target[j * y_column] = s0 + bias[j] if has_bias else s0
+                target[j1 * y_column] = s1 + bias[j1] if has_bias else s1
+                target[j2 * y_column] = s2 + bias[j2] if has_bias else s2
+                target[j3 * y_column] = s3 + bias[j3] if has_bias else s3
         return
     for j in range(0, columns, THIN_COLUMN_BLOCK):
         width = min(THIN_COLUMN_BLOCK, columns - j)
@@ -253,7 +262,7 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     has_bias = bias is not None
     bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype]
     grid, tasks = (1, 1), 1
-    if batch * rows * columns * depth >= PARALLEL_WORK:
+    if batch * rows * columns * depth >= (PARALLEL_WORK_THIN if thin else PARALLEL_WORK):
         thread_count = threads.get_num_threads()
         grid = _grid(batch, rows, columns, TILE_BYTES // item, thread_count)
         tasks = min(thread_count, batch * grid[0] * grid[1])
