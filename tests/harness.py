@@ -1,0 +1,405 @@
+"""One way to test an operation: describe it once (``Op``), and every check of ``CHECKS`` runs on it, on every device.
+
+    OPS = [Op("exp", lambda x: x.exp(), np.exp, lambda x: x.exp())]
+
+    @pytest.mark.parametrize("check", CHECKS, ids=check_name)
+    @pytest.mark.parametrize("op", OPS, ids=str)
+    def test_op(op, check, device):
+        check(op, device)
+
+The checks are the properties that every operation has: values against NumPy in float64, values, dtypes and gradients
+against PyTorch where it is installed, gradients against finite differences, any memory layout, any shape, any dtype.
+Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's own semantics are tested beside it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from minigrad.cuda_kernels import MissingKernelError
+
+import minigrad as mg
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed: nothing to compare with")
+
+Shape = tuple[int, ...]
+Domain = Callable[[np.random.Generator, Shape], np.ndarray]
+
+UNARY: tuple[tuple[Shape, ...], ...] = tuple((s,) for s in [(), (1,), (7,), (3, 4), (2, 3, 4), (0,), (2, 0, 3)])
+BINARY: tuple[tuple[Shape, ...], ...] = (
+    *((s, s) for s in [(), (5,), (3, 4), (2, 0)]),
+    ((3, 4), (4,)),
+    ((3, 1), (4,)),
+    ((4,), (2, 3, 1)),
+    ((2, 3), ()),
+    ((1,), (0,)),
+)
+DTYPES = ("int64", "int32", "uint8", "bool", "float16")
+
+
+# Devices --------------------------------------------------------------------------------------------------------------
+
+
+def devices() -> tuple[list[str], str]:
+    """The devices to test, and why those that are not among them are missing."""
+    try:
+        kernels = mg.Device("cuda").kernels
+        kernels.elementwise.add  # noqa: B018  # the import is the question
+    except (mg.DeviceError, MissingKernelError, AttributeError) as error:
+        return ["cpu"], f"not tested on cuda: {error}"
+    return ["cpu", "cuda"], ""
+
+
+def host(x: mg.Tensor) -> np.ndarray:
+    """A tensor's values as a NumPy array, wherever it is."""
+    return np.asarray(x.device.kernels.to_host(x.data))
+
+
+# Inputs ---------------------------------------------------------------------------------------------------------------
+
+
+def uniform(low: float, high: float) -> Domain:
+    """Floating values between low and high."""
+    return lambda rng, shape: rng.uniform(low, high, shape)
+
+
+def dyadic(low: float, high: float, odd: bool = True) -> Domain:
+    """Odd (or even) multiples of 1/64: odd ones are not near an integer, and no odd one is near an even one."""
+    return lambda rng, shape: (2 * rng.integers(round(low * 32), round(high * 32), shape) + odd) / 64
+
+
+def distinct(low: float, high: float) -> Domain:
+    """Evenly spaced values in random order, so that no two are near each other."""
+
+    def draw(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+        size = int(np.prod(shape))
+        return low + (high - low) * (rng.permutation(size).reshape(shape) + 0.5) / max(size, 1)
+
+    return draw
+
+
+def integers(low: int, high: int) -> Domain:
+    """int64 values in [low, high); not differentiated."""
+    return lambda rng, shape: rng.integers(low, high, shape)
+
+
+def booleans(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Masks; not differentiated."""
+    return rng.random(shape) < 0.5
+
+
+NORMAL = uniform(-2, 2)
+POSITIVE = uniform(0.25, 4)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation to check. ``run`` takes tensors, ``reference`` float64 NumPy arrays, ``torch`` PyTorch tensors."""
+
+    name: str
+    run: Callable[..., mg.Tensor]
+    reference: Callable[..., Any]
+    torch: Callable[..., Any] | None = None
+    shapes: Sequence[tuple[Shape, ...]] = UNARY
+    domains: Domain | tuple[Domain, ...] = NORMAL
+    rounding: float = 16  # a result may be off by this many units in the last place of the largest one
+    differentiable: bool | tuple[bool, ...] = True
+    equal_rows: bool = True  # False: where all rows are equal, the gradient is a matter of rounding
+    torch_differentiates: bool = True  # PyTorch has a derivative
+    refuses: tuple[str, ...] = ()  # dtypes of DTYPES that PyTorch takes and minigrad declines with a TypeError
+    random_shapes: st.SearchStrategy[tuple[Shape, ...]] | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def inputs(self, shapes: tuple[Shape, ...]) -> list[np.ndarray]:
+        """The same float64 (or integer) inputs at each call; all are float32 numbers, so casting changes nothing."""
+        rng = np.random.default_rng(zlib.crc32(f"{self.name}{shapes}".encode()))
+        domains = self.domains if isinstance(self.domains, tuple) else (self.domains,) * len(shapes)
+        found = [np.asarray(domain(rng, shape)) for domain, shape in zip(domains, shapes, strict=True)]
+        return [x.astype(np.float32).astype(np.float64) if x.dtype.kind == "f" else x for x in found]
+
+    def needs(self, arrays: Sequence[np.ndarray]) -> list[bool]:
+        """Which inputs have a gradient."""
+        flags = self.differentiable if isinstance(self.differentiable, tuple) else (self.differentiable,) * len(arrays)
+        return [flag and x.dtype.kind == "f" for flag, x in zip(flags, arrays, strict=True)]
+
+
+def unary(name: str, run: Any, reference: Any, torch_run: Any = None, **options: Any) -> Op:
+    """An elementwise Op of one input."""
+    random = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5).map(lambda s: (s,))
+    return Op(name, run, reference, torch_run, UNARY, random_shapes=random, **options)
+
+
+def binary(name: str, run: Any, reference: Any, torch_run: Any = None, **options: Any) -> Op:
+    """An elementwise Op of two inputs that broadcast."""
+    random = hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=4, min_side=0, max_side=4)
+    return Op(name, run, reference, torch_run, BINARY, random_shapes=random.map(lambda s: s.input_shapes), **options)
+
+
+# Comparing ------------------------------------------------------------------------------------------------------------
+
+
+def assert_close(
+    actual: np.ndarray, expected: np.ndarray, rounding: float, what: str = "", terms: Sequence[np.ndarray] = ()
+) -> None:
+    """Equal up to ``rounding`` units of the precision of ``actual``, relative to the largest expected value or term.
+
+    That is the error bound of sums of such terms: every one is rounded at most once, at its own size, also where they
+    cancel. NaN and infinities must be in the same places.
+    """
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
+    if actual.dtype.kind != "f":
+        np.testing.assert_array_equal(actual, expected, err_msg=what)
+        return
+    exact = expected.astype(np.float64)
+    size = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (exact, *terms))
+    bound = rounding * float(np.finfo(actual.dtype).eps) * size
+    np.testing.assert_allclose(actual.astype(np.float64), exact, rtol=0, atol=bound, err_msg=what)
+
+
+def tensors(arrays: Sequence[np.ndarray], dtype: str, device: str, needs: Sequence[bool]) -> list[mg.Tensor]:
+    """Floating arrays in ``dtype``, others as they are; leaves that require grad where needed."""
+    return [
+        mg.tensor(x.astype(dtype) if x.dtype.kind == "f" else x, device=device, requires_grad=need)
+        for x, need in zip(arrays, needs, strict=True)
+    ]
+
+
+def weights_like(y: np.ndarray) -> np.ndarray:
+    """The gradient that checks send into backward: normal, and the same for the same shape."""
+    return np.random.default_rng(7).standard_normal(y.shape).astype(np.float32).astype(np.float64)
+
+
+def send_back(y: mg.Tensor, inputs: Sequence[mg.Tensor], gradient: mg.Tensor | None = None) -> list[np.ndarray | None]:
+    """Gradients of the inputs (None where there is none) for ``gradient`` or ``weights_like``."""
+    if not y.requires_grad:
+        return [None] * len(inputs)
+    if gradient is None:
+        gradient = mg.tensor(weights_like(host(y)).astype(y.dtype), device=y.device)
+    grads = y.backward(gradient)
+    assert set(grads.keys()) <= {x.id for x in inputs}
+    return [None if (g := grads.get(x)) is None else host(g) for x in inputs]
+
+
+# The checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_values(op: Op, device: str) -> None:
+    """In float64 and float32 the result is NumPy's, and of the input's dtype where floating; inputs do not change."""
+    for shapes in op.shapes:
+        arrays = op.inputs(shapes)
+        with np.errstate(all="ignore"):
+            expected = np.asarray(op.reference(*arrays))
+        for dtype in ("float64", "float32"):
+            inputs = tensors(arrays, dtype, device, [False] * len(arrays))
+            y = op.run(*inputs)
+            assert y.dtype == (dtype if expected.dtype.kind == "f" else expected.dtype), (shapes, y.dtype)
+            assert not y.requires_grad
+            assert_close(host(y), expected, op.rounding, f"{op} of {shapes} in {dtype}", arrays)
+            for x, array in zip(inputs, arrays, strict=True):
+                np.testing.assert_array_equal(host(x), array, err_msg=f"{op} changed an input")
+
+
+def check_torch(op: Op, device: str) -> None:
+    """Results and gradients are PyTorch's in value, shape and dtype."""
+    if torch is None:
+        pytest.skip("PyTorch is not installed: nothing to compare with")
+    if op.torch is None:
+        pytest.skip(f"PyTorch has no {op}")
+    for shapes in op.shapes:
+        arrays = op.inputs(shapes)
+        needs = op.needs(arrays)
+        for dtype in ("float64", "float32"):
+            inputs = tensors(arrays, dtype, device, needs)
+            theirs = [
+                torch.tensor(x.astype(dtype) if x.dtype.kind == "f" else x, requires_grad=need)
+                for x, need in zip(arrays, needs, strict=True)
+            ]
+            y, z = op.run(*inputs), op.torch(*theirs)
+            what = f"{op} of {shapes} in {dtype}"
+            assert str(y.dtype) == str(z.dtype).removeprefix("torch."), what
+            assert_close(host(y), z.detach().numpy(), 2 * op.rounding, what, arrays)
+            assert y.requires_grad == z.requires_grad, what
+            w = weights_like(host(y))
+            if z.requires_grad and op.torch_differentiates:
+                z.backward(torch.tensor(w).to(z.dtype))
+            for i, (found, x) in enumerate(zip(send_back(y, inputs), theirs, strict=True)):
+                if x.grad is not None:
+                    assert found is not None, f"{what}: input {i} has no gradient"
+                    assert_close(found, x.grad.numpy(), 4 * op.rounding, f"{what}: gradient of input {i}", [*arrays, w])
+
+
+def check_gradients(op: Op, device: str) -> None:
+    """In float64 each input's gradient agrees with finite differences along a random direction: ``_differentiate``."""
+    for shapes in op.shapes:
+        _differentiate(op, device, shapes)
+
+
+def _differentiate(op: Op, device: str, shapes: tuple[Shape, ...]) -> None:
+    """<gradient, v> is the derivative along v: the four-point difference with step h = 1e-4 is off by h^4 and by
+    rounding / h, both well below 1e-10 of the terms, so 1e-7 leaves only wrong formulas outside.
+
+    Also: a gradient has its input's shape and dtype, an input that needs none gets none, and what another input needs
+    does not matter.
+    """
+    arrays = op.inputs(shapes)
+    needs = op.needs(arrays)
+    inputs = tensors(arrays, "float64", device, needs)
+    y = op.run(*inputs)
+    if not any(needs):
+        assert not y.requires_grad, f"{op} of {shapes} has no gradient, but its result requires one"
+        return
+    assert y.requires_grad
+    w = weights_like(host(y))
+    found = send_back(y, inputs)
+    for i, (x, need) in enumerate(zip(arrays, needs, strict=True)):
+        if not need:
+            assert found[i] is None
+            continue
+        grad = found[i]
+        assert grad is not None, f"input {i} has no gradient"
+        assert grad.shape == x.shape
+        assert grad.dtype == x.dtype
+        v = np.random.default_rng(i).standard_normal(x.shape)
+
+        def along(t: float, i: int = i, v: np.ndarray = v) -> float:
+            moved = [a + t * v if j == i else a for j, a in enumerate(arrays)]
+            return float((host(op.run(*tensors(moved, "float64", device, [False] * len(moved)))) * w).sum())
+
+        h = 1e-4
+        difference = (8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h)
+        tolerance = 1e-7 * np.abs(grad * v).sum() + 1e-11 * np.abs(host(y) * w).sum()
+        assert abs((grad * v).sum() - difference) <= tolerance, (
+            f"{op} of {shapes}: along a direction of input {i} backward gives {(grad * v).sum():.12g}, "
+            f"finite differences {difference:.12g}"
+        )
+        alone = tensors(arrays, "float64", device, [j == i for j in range(len(arrays))])
+        alone_found = send_back(op.run(*alone), alone)
+        assert [g is not None for g in alone_found] == [j == i for j in range(len(arrays))]
+        np.testing.assert_array_equal(alone_found[i], grad, err_msg=f"{op} of {shapes}: input {i} by itself")
+
+
+def layouts(x: np.ndarray, device: str) -> dict[str, mg.Tensor]:
+    """Tensors of the same values whose memory is transposed, strided, reversed, or (where rows are equal) expanded."""
+    wide = np.full((*x.shape, 2), 99, x.dtype)
+    wide[..., 0] = x
+    found = {"strided": mg.tensor(wide, device=device)[..., 0]}
+    if x.ndim >= 2:
+        found["transposed"] = mg.tensor(np.ascontiguousarray(x.swapaxes(-1, -2)), device=device).transpose(-1, -2)
+        order = tuple(range(x.ndim))[::-1]
+        found["permuted"] = mg.tensor(np.ascontiguousarray(x.transpose(order)), device=device).permute(*order)
+    if x.ndim:
+        found["reversed"] = mg.tensor(np.ascontiguousarray(x[::-1]), device=device)[::-1]
+        if x.size and (x == x[:1]).all():
+            found["expanded"] = mg.tensor(np.ascontiguousarray(x[:1]), device=device).expand(*x.shape)
+    return found
+
+
+def check_layouts(op: Op, device: str) -> None:
+    """Neither the layout of an input nor that of the incoming gradient changes values or gradients."""
+    for shapes in op.shapes:
+        arrays = op.inputs(shapes)
+        if not any(x.ndim for x in arrays):
+            continue
+        for i, x in enumerate(arrays):
+            if x.ndim and x.dtype.kind == "f" and op.equal_rows:
+                equal_rows = [np.repeat(x[:1], x.shape[0], 0) if j == i else a for j, a in enumerate(arrays)]
+                _compare_layouts(op, device, equal_rows, i)
+            _compare_layouts(op, device, arrays, i)
+
+
+def _compare_layouts(op: Op, device: str, arrays: list[np.ndarray], i: int) -> None:
+    dtype = "float32"
+    arrays = [x.astype(dtype) if x.dtype.kind == "f" else x for x in arrays]
+    needs = op.needs(arrays)
+    plain = tensors(arrays, dtype, device, needs)
+    expected = op.run(*plain)
+    expected_grads = send_back(expected, plain)
+    w = weights_like(host(expected)).astype(expected.dtype)
+    for name, view in layouts(arrays[i], device).items():
+        inputs = tensors(arrays, dtype, device, needs)
+        inputs[i] = view.detach()
+        assert inputs[i].shape == arrays[i].shape
+        if needs[i]:
+            inputs[i].requires_grad_()
+        y = op.run(*inputs)
+        what = f"{op} of {[x.shape for x in arrays]}, input {i} {name}"
+        assert_close(host(y), host(expected), op.rounding, what, arrays)
+        np.testing.assert_array_equal(host(inputs[i]), arrays[i], err_msg=f"{what} changed it")
+        for g, h in zip(send_back(y, inputs), expected_grads, strict=True):
+            assert (g is None) == (h is None)
+            if g is not None:
+                assert_close(g, h, 4 * op.rounding, f"{what}: gradients", [*arrays, w])
+    if expected.requires_grad and i == 0:
+        for name, gradient in layouts(w, device).items():
+            again = tensors(arrays, dtype, device, needs)
+            for g, h in zip(send_back(op.run(*again), again, gradient), expected_grads, strict=True):
+                if g is not None:
+                    assert_close(g, h, 4 * op.rounding, f"{op}, incoming gradient {name}", [*arrays, w])
+
+
+def check_shapes(op: Op, device: str) -> None:
+    """Any shapes that fit together: values and gradients, drawn by Hypothesis."""
+    if op.random_shapes is None:
+        return
+
+    @hypothesis.settings(max_examples=12, derandomize=True, deadline=None, database=None)
+    @hypothesis.given(op.random_shapes)
+    def run(shapes: tuple[Shape, ...]) -> None:
+        arrays = op.inputs(shapes)
+        with np.errstate(all="ignore"):
+            expected = np.asarray(op.reference(*arrays))
+        y = op.run(*tensors(arrays, "float32", device, [False] * len(arrays)))
+        assert_close(host(y), expected, op.rounding, f"{op} of {shapes}", arrays)
+        _differentiate(op, device, shapes)
+
+    run()
+
+
+def check_dtypes(op: Op, device: str) -> None:
+    """For integers, bool and float16 the result has PyTorch's dtype and values, wherever PyTorch has one."""
+    if torch is None:
+        pytest.skip("PyTorch is not installed: nothing to compare with")
+    if op.torch is None:
+        pytest.skip(f"PyTorch has no {op}")
+    shapes = max(op.shapes, key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
+    for dtype in DTYPES:
+        rng = np.random.default_rng(0)
+        low, high = (0, 2) if dtype == "bool" else (1, 5)
+        arrays = [
+            rng.integers(low, high, x.shape).astype(dtype) if x.dtype.kind == "f" else x for x in op.inputs(shapes)
+        ]
+        if dtype in op.refuses:
+            with pytest.raises(TypeError):
+                op.run(*(mg.tensor(x, device=device) for x in arrays))
+            continue
+        try:
+            z = op.torch(*(torch.tensor(x) for x in arrays))
+        except (RuntimeError, TypeError, NotImplementedError, ValueError):
+            continue
+        y = op.run(*(mg.tensor(x, device=device) for x in arrays))
+        assert str(y.dtype) == str(z.dtype).removeprefix("torch."), f"{op} of {dtype}"
+        assert_close(host(y), z.numpy(), op.rounding, f"{op} of {dtype}")
+
+
+CHECKS = (check_values, check_torch, check_gradients, check_layouts, check_shapes, check_dtypes)
+
+
+def check_name(check: Callable[..., None]) -> str:
+    """``check_values`` -> ``values``, for the names of tests."""
+    return check.__name__.removeprefix("check_")

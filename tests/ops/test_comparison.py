@@ -1,0 +1,98 @@
+"""Comparisons and logic: bool results without gradients, PyTorch's promotion, NaN unequal to everything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, binary, booleans, check_name, dyadic, host, unary
+
+import minigrad as mg
+
+GRID = dyadic(-0.1, 0.1)  # few values, so that some are equal
+
+
+def with_specials(rng, shape):
+    return rng.choice([1.0, -2.0, np.nan, np.inf, -np.inf], shape)
+
+
+def compare(name, run, reference):
+    return binary(name, run, reference, run, domains=GRID, differentiable=False)
+
+
+def check_of(name):
+    run = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}[name]
+    call = lambda x: getattr(x, name)()  # noqa: E731
+    return unary(name, call, run, call, domains=with_specials, differentiable=False)
+
+
+OPS = [
+    compare("eq", lambda x, y: x == y, np.equal),
+    compare("ne", lambda x, y: x != y, np.not_equal),
+    compare("lt", lambda x, y: x < y, np.less),
+    compare("le", lambda x, y: x <= y, np.less_equal),
+    compare("gt", lambda x, y: x > y, np.greater),
+    compare("ge", lambda x, y: x >= y, np.greater_equal),
+    binary("and", lambda x, y: x & y, np.logical_and, lambda x, y: x & y, domains=booleans),
+    binary("or", lambda x, y: x | y, np.logical_or, lambda x, y: x | y, domains=booleans),
+    binary("xor", lambda x, y: x ^ y, np.logical_xor, lambda x, y: x ^ y, domains=booleans),
+    unary("not", lambda x: ~x, np.logical_not, lambda x: ~x, domains=booleans),
+    check_of("isnan"),
+    check_of("isinf"),
+    check_of("isfinite"),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+def test_comparison_with_numbers_promotes(device):
+    x = mg.tensor([1, 2, 3], device=device)
+    assert (x > 1.5).tolist() == [False, True, True]
+    assert (x > 2).tolist() == [False, False, True]
+    assert (x == 2).tolist() == [False, True, False]
+    assert (mg.tensor([0.1], device=device) == np.float64(0.1)).tolist() == [
+        True
+    ]  # compared in float32, as a number is
+
+
+def test_nan_is_unordered(device):
+    x = mg.tensor([float("nan"), 1.0], device=device)
+    assert (x == x).tolist() == [False, True]
+    assert (x != x).tolist() == [True, False]
+    assert (x < float("inf")).tolist() == [False, True]
+
+
+def test_results_do_not_require_grad(device):
+    x = mg.tensor([1.0, 2.0], device=device, requires_grad=True)
+    assert not (x > 1).requires_grad
+    assert (x > 1).dtype == mg.bool_
+
+
+def test_logic_is_for_bool(device):
+    x, mask = mg.tensor([1, 2], device=device), mg.tensor([True, False], device=device)
+    for op in (lambda: ~x, lambda: mask & x, lambda: x | mask, lambda: mask ^ x):
+        with pytest.raises(TypeError, match=r"expects a bool tensor, not a int64 tensor; compare first"):
+            op()
+    with pytest.raises(TypeError, match="expects a bool tensor, not int"):
+        mask & 1
+
+
+def test_truth_is_for_one_element(device):
+    assert bool(mg.tensor([3.0], device=device) > 2)
+    with pytest.raises(RuntimeError, match=r"shape \(2,\) is ambiguous; use \.any\(\) or \.all\(\)"):
+        bool(mg.tensor([1, 2], device=device) > 0)
+
+
+def test_shapes_that_do_not_broadcast_are_named(device):
+    with pytest.raises(ValueError, match=r"(?s)^Lt: .*\(2,\) float32 on .*\(3,\) float32"):
+        assert mg.ones(2, device=device) < mg.ones(3, device=device)
+
+
+def test_equality_is_elementwise_and_tensors_are_hashable(device):
+    x = mg.tensor([1.0, 2.0], device=device)
+    assert (x == x.clone()).all()
+    assert len({x, x, x.clone()}) == 2
+    np.testing.assert_array_equal(host(x == [1, 3]), [True, False])

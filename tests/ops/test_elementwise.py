@@ -1,0 +1,412 @@
+"""Elementwise operations: arithmetic, functions, selection, casts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import (
+    CHECKS,
+    POSITIVE,
+    Op,
+    assert_close,
+    binary,
+    booleans,
+    check_name,
+    dyadic,
+    host,
+    needs_torch,
+    torch,
+    unary,
+    uniform,
+)
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+
+def special(name, domain=None, **options):
+    """A function that NumPy and PyTorch both have under this name."""
+    domain = {} if domain is None else {"domains": domain}
+    return unary(
+        name, lambda x: getattr(x, name)(), getattr(np, name), lambda x: getattr(x, name)(), **domain, **options
+    )
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+STEPS = dyadic(-3, 3)  # nowhere near a jump
+AWAY = (dyadic(-3, 3), dyadic(0.5, 2.5, odd=False))  # an odd number is no multiple of an even one
+UNEQUAL = (dyadic(-2, 2), dyadic(-2, 2, odd=False))
+CONDITION = [
+    ((3, 4), (3, 4), (3, 4)),
+    ((3, 1), (4,), (2, 1, 1)),
+    ((), (), (5,)),
+    ((0, 2), (2,), (1, 2)),
+    ((2,), (), ()),
+]
+
+OPS = [
+    binary("add", lambda x, y: x + y, np.add, lambda x, y: x + y),
+    binary("sub", lambda x, y: x - y, np.subtract, lambda x, y: x - y),
+    binary("mul", lambda x, y: x * y, np.multiply, lambda x, y: x * y),
+    binary("div", lambda x, y: x / y, np.divide, lambda x, y: x / y, domains=(uniform(-2, 2), POSITIVE)),
+    binary(
+        "floor_div",
+        lambda x, y: x // y,
+        np.floor_divide,
+        lambda x, y: x // y,
+        domains=AWAY,
+        differentiable=False,
+    ),
+    binary("remainder", lambda x, y: x % y, np.remainder, lambda x, y: x % y, domains=AWAY, rounding=64),
+    binary("pow", lambda x, y: x**y, np.power, lambda x, y: x**y, domains=(POSITIVE, uniform(-2, 2)), rounding=32),
+    binary("maximum", lambda x, y: x.maximum(y), np.maximum, lambda x, y: torch.maximum(x, y), domains=UNEQUAL),
+    binary("minimum", lambda x, y: x.minimum(y), np.minimum, lambda x, y: torch.minimum(x, y), domains=UNEQUAL),
+    Op(
+        "where",
+        lambda x, y, c: x.where(c, y),
+        lambda x, y, c: np.where(c, x, y),
+        lambda x, y, c: torch.where(c, x, y),
+        shapes=CONDITION,
+        domains=(uniform(-2, 2), uniform(-2, 2), booleans),
+    ),
+    Op(
+        "masked_fill",
+        lambda x, c: x.masked_fill(c, -7.0),
+        lambda x, c: np.where(c, -7.0, x),
+        lambda x, c: x.masked_fill(c, -7.0),
+        shapes=[((3, 4), (3, 4)), ((2, 3), (3,)), ((3,), (2, 1)), ((), ()), ((0,), (1,))],
+        domains=(uniform(-2, 2), booleans),
+    ),
+    unary("add_number", lambda x: 1.5 + x + 2, lambda x: x + 3.5, lambda x: 1.5 + x + 2),
+    unary("sub_number", lambda x: 1.5 - x - 2, lambda x: -0.5 - x, lambda x: 1.5 - x - 2),
+    unary("mul_number", lambda x: 1.5 * x * 2, lambda x: x * 3, lambda x: 1.5 * x * 2),
+    unary("div_number", lambda x: (3 / x) / 2, lambda x: 1.5 / x, lambda x: (3 / x) / 2, domains=POSITIVE),
+    unary("remainder_number", lambda x: x % 0.75, lambda x: x % 0.75, lambda x: x % 0.75, domains=uniform(0.8, 1.4)),
+    unary(
+        "number_remainder",
+        lambda x: 7 % x,
+        lambda x: 7 % x,
+        lambda x: 7 % x,
+        domains=uniform(2.4, 3.4),
+        torch_differentiates=False,
+    ),
+    unary(
+        "number_floor_div", lambda x: 7 // x, lambda x: 7 // x, lambda x: 7 // x, domains=STEPS, differentiable=False
+    ),
+    unary("square_by_pow", lambda x: x**2, np.square, lambda x: x**2),
+    unary("cube", lambda x: x**3, lambda x: x**3, lambda x: x**3),
+    unary("pow_0", lambda x: x**0, np.ones_like, lambda x: x**0),
+    unary("pow_1", lambda x: x**1, lambda x: x, lambda x: x**1),
+    unary("pow_half", lambda x: x**0.5, np.sqrt, lambda x: x**0.5, domains=POSITIVE),
+    unary("pow_minus_1_5", lambda x: x**-1.5, lambda x: x**-1.5, lambda x: x**-1.5, domains=POSITIVE),
+    unary("number_pow", lambda x: 3**x, lambda x: 3**x, lambda x: 3**x),
+    unary("clamp", lambda x: x.clamp(-1, 1.25), lambda x: x.clip(-1, 1.25), lambda x: x.clamp(-1, 1.25), domains=STEPS),
+    unary("clamp_min", lambda x: x.clamp(min=0), lambda x: x.clip(0), lambda x: x.clamp(min=0), domains=STEPS),
+    unary("clamp_max", lambda x: x.clamp(max=0), lambda x: x.clip(None, 0), lambda x: x.clamp(max=0), domains=STEPS),
+    unary("neg", lambda x: -x, np.negative, lambda x: -x),
+    special("abs", STEPS),
+    special("square", refuses=("bool",)),
+    special("reciprocal", POSITIVE),
+    special("exp"),
+    special("expm1"),
+    special("log", POSITIVE),
+    special("log1p", uniform(-0.5, 2)),
+    special("sqrt", POSITIVE),
+    unary("rsqrt", lambda x: x.rsqrt(), lambda x: 1 / np.sqrt(x), lambda x: x.rsqrt(), domains=POSITIVE),
+    special("sin"),
+    special("cos"),
+    special("tanh"),
+    unary("sigmoid", lambda x: x.sigmoid(), sigmoid, lambda x: x.sigmoid()),
+    unary("silu", F.silu, lambda x: x * sigmoid(x), lambda x: torch.nn.functional.silu(x)),
+    unary("relu", lambda x: x.relu(), lambda x: x.clip(0), lambda x: x.relu(), domains=STEPS),
+    special("sign", STEPS, refuses=("bool",)),
+    special("floor", STEPS),
+    special("ceil", STEPS),
+    special("round", STEPS),
+    special("trunc", STEPS),
+    unary("clone", lambda x: x.clone(), lambda x: x, lambda x: x.clone()),
+    unary("contiguous", lambda x: x.contiguous() * 1, lambda x: x, lambda x: x.contiguous() * 1),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+# Dtypes ---------------------------------------------------------------------------------------------------------------
+
+VALUES = {
+    "float32": np.float32([1, 2]),
+    "float64": np.float64([1, 2]),
+    "float16": np.float16([1, 2]),
+    "int64": np.int64([1, 2]),
+    "int32": np.int32([1, 2]),
+    "uint8": np.uint8([1, 2]),
+    "bool": np.array([True, False]),
+    "0-d float32": np.float32(1.5).reshape(()),
+    "0-d float64": np.float64(1.5).reshape(()),
+    "0-d int64": np.int64(2).reshape(()),
+    "0-d bool": np.array(True),
+    "float": 1.5,
+    "int": 2,
+    "True": True,
+}
+PROMOTING = {
+    "add": lambda x, y: x + y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "pow": lambda x, y: x**y,
+    "floor_div": lambda x, y: x // y,
+    "remainder": lambda x, y: x % y,
+    "less": lambda x, y: x < y,
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("name", PROMOTING)
+def test_promotion_is_pytorchs(name, device):
+    """Every pair of dtypes, dimensions and kinds of Python numbers, in either order."""
+    op = PROMOTING[name]
+    for first, x in VALUES.items():
+        for second, y in VALUES.items():
+            if not isinstance(x, np.ndarray) and not isinstance(y, np.ndarray):
+                continue
+            theirs = [torch.tensor(v) if isinstance(v, np.ndarray) else v for v in (x, y)]
+            ours = [mg.tensor(v, device=device) if isinstance(v, np.ndarray) else v for v in (x, y)]
+            try:
+                z = op(*theirs)
+            except (RuntimeError, NotImplementedError):  # PyTorch has no such operation
+                continue
+            if name in ("floor_div", "remainder", "pow") and "bool" in str(theirs[0]) + str(z.dtype):
+                continue
+            if name in ("floor_div", "remainder") and not np.asarray(y).all():
+                continue
+            found = op(*ours)
+            assert str(found.dtype) == str(z.dtype).removeprefix("torch."), f"{first} {name} {second}"
+            rounding = 4 if found.dtype.kind == "f" else 0
+            assert_close(host(found), z.numpy(), rounding, f"{first} {name} {second}")
+
+
+@needs_torch
+@pytest.mark.parametrize("number", [np.float64(2.5), np.float32(2.5), np.int64(2)], ids=repr)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])
+def test_numpy_scalars_count_as_python_numbers(number, dtype, device):
+    x = mg.tensor([1, 2], dtype=dtype, device=device)
+    t = torch.tensor([1, 2], dtype=getattr(torch, dtype))
+    for op in (lambda x: x * number, lambda x: number * x, lambda x: x + number, lambda x: x**number):
+        assert str(op(x).dtype) == str(op(t).dtype).removeprefix("torch.")
+        assert_close(host(op(x)), op(t).numpy(), 4)
+    assert x.clamp(number, 3).dtype == (x + number.item()).dtype
+
+
+def test_arrays_and_lists_become_tensors(device):
+    x = mg.tensor([1.0, 2.0], device=device)
+    for y in (x + np.float32([1, 2]), np.float32([1, 2]) + x, x + [1, 2], [1, 2] + x, x + (1.0, 2.0)):
+        assert isinstance(y, mg.Tensor)
+        assert y.dtype == mg.float32
+        assert y.tolist() == [2, 4]
+    with pytest.raises(TypeError, match="a tensor and str do not combine"):
+        x + "1"
+    with pytest.raises(TypeError, match="a tensor and NoneType do not combine"):
+        x * None
+
+
+@pytest.mark.parametrize("op", [lambda x: x // x, lambda x: x % x, lambda x: x**x, lambda x: x**True])
+def test_arithmetic_that_bool_has_not_is_refused(op, device):
+    """NumPy would answer in int8, which is no dtype of a tensor."""
+    with pytest.raises(TypeError, match="bool"):
+        op(mg.tensor([True, False], device=device))
+
+
+def test_shapes_that_do_not_broadcast_are_named(device):
+    x, y = mg.ones(2, 3, device=device), mg.ones(4, device=device)
+    with pytest.raises(ValueError, match=r"(?s)^Add: .*\(2, 3\) float32 on .*\(4,\) float32"):
+        x + y
+    with pytest.raises(ValueError, match=r"(?s)^Where: .*\(2, 3\)"):
+        x.where(y > 0, x)
+
+
+def test_integer_powers_below_zero_are_refused(device):
+    with pytest.raises(ValueError, match="negative integer powers"):
+        mg.tensor([2], device=device) ** -1
+
+
+# Special values -------------------------------------------------------------------------------------------------------
+
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, -20.0, -100.0, 100.0, 1e-8, 0.5, 2.5])
+FUNCTIONS = (
+    *("abs", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tanh"),
+    *("sigmoid", "relu", "sign", "floor", "ceil", "round", "trunc"),
+)
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [*FUNCTIONS, "silu", "clamp", "pow", "pow0", "pow_1_5", "base"])
+def test_special_values_are_pytorchs(name, dtype, device):
+    """NaN, infinities, zeros and tails, in value and gradient; relative precision, as the tails are tiny."""
+    ours, theirs = {
+        "silu": (F.silu, lambda x: torch.nn.functional.silu(x)),
+        "clamp": (lambda x: x.clamp(-1, 1),) * 2,
+        "pow": (lambda x: x**3,) * 2,
+        "pow0": (lambda x: x**0,) * 2,
+        "pow_1_5": (lambda x: x**1.5,) * 2,
+        "base": (lambda x: 0**x,) * 2,
+    }.get(name, (lambda x: getattr(x, name)(),) * 2)
+    x = mg.tensor(SPECIAL.astype(dtype), device=device, requires_grad=True)
+    t = torch.tensor(SPECIAL.astype(dtype), requires_grad=True)
+    with np.errstate(over="ignore"):  # a power that overflows warns
+        y = ours(x)
+    z = theirs(t)
+    tiny = 4 * float(np.finfo(dtype).tiny)  # PyTorch's vector units flush subnormal numbers to 0
+    eps = 64 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=eps, atol=tiny)
+    z.sum().backward()
+    grad = host(y.backward(mg.ones_like(y))[x])
+    np.testing.assert_allclose(grad, t.grad.numpy(), rtol=eps, atol=tiny)
+
+
+def test_small_arguments_keep_their_digits(device):
+    x = mg.tensor([1e-8, -1e-8], device=device)
+    np.testing.assert_allclose(host(x.expm1()), [1e-8, -1e-8], rtol=1e-6)
+    np.testing.assert_allclose(host(x.log1p()), [1e-8, -1e-8], rtol=1e-6)
+
+
+@needs_torch
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_ties_and_nan_of_maximum_and_minimum(name, device):
+    """A tie gives half of the gradient to each; NaN wins, and passes the gradient to both, as in PyTorch."""
+    a, b = np.float32([1, 2, 3, np.nan, 1, np.inf]), np.float32([1, 3, 2, 1, np.nan, np.inf])
+    x, y = (mg.tensor(v, device=device, requires_grad=True) for v in (a, b))
+    s, t = (torch.tensor(v, requires_grad=True) for v in (a, b))
+    grads = getattr(x, name)(y).sum().backward()
+    getattr(torch, name)(s, t).sum().backward()
+    np.testing.assert_array_equal(host(getattr(x, name)(y)), getattr(torch, name)(s, t).detach())
+    np.testing.assert_array_equal(host(grads[x]), s.grad)
+    np.testing.assert_array_equal(host(grads[y]), t.grad)
+    assert host(grads[x])[0] == 0.5
+    assert getattr(mg.tensor([1, 5]), name)(2).dtype == mg.int64
+
+
+@needs_torch
+def test_remainder_and_floor_division_of_any_signs(device):
+    a, b = (v.reshape(-1) for v in np.meshgrid(np.float32([-7, -6, 0, 6, 7, 7.5]), np.float32([-3, -2.5, 2.5, 3])))
+    x, y = mg.tensor(a, device=device), mg.tensor(b, device=device)
+    np.testing.assert_allclose(host(x % y), torch.tensor(a) % torch.tensor(b), rtol=1e-6)
+    np.testing.assert_array_equal(host(x // y), torch.tensor(a) // torch.tensor(b))
+
+
+def test_gradient_of_zero_to_a_power(device):
+    """0 to a positive or zero power has finite gradients: 0 log 0 counts as 0."""
+    x = mg.tensor([0.0, 0.0, 2.0], device=device, requires_grad=True)
+    y = mg.tensor([0.0, 2.0, 0.0], device=device, requires_grad=True)
+    grads = (x**y).sum().backward()
+    assert grads[x].tolist() == [0, 0, 0]
+    np.testing.assert_allclose(host(grads[y]), [0, 0, np.log(2)], rtol=1e-6)
+
+
+# Selection ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_takes_numbers_and_stops_nan(device):
+    c = mg.tensor([True, False], device=device)
+    x = mg.tensor([2.0, 0.0], device=device, requires_grad=True)
+    assert mg.where(c, 1.5, 2).tolist() == [1.5, 2]
+    assert mg.where(c, 1, 2).dtype == mg.int64
+    assert mg.where(c, mg.tensor([1, 2], device=device), 0.5).dtype == mg.float32
+    assert mg.where(c, 0, x).tolist() == [0, 0]
+    grads = mg.where(c, 1 / x, 0.0).sum().backward()
+    assert np.isnan(host(grads[x])[1])  # 0 times the infinite slope of 1 / x, as in PyTorch
+    grads = mg.where(c, x, 0.0).sum().backward()
+    assert grads[x].tolist() == [1, 0]
+    with pytest.raises(TypeError, match="where expects a bool tensor, not a float32 tensor"):
+        mg.where(x, 1.0, 2.0)
+    with pytest.raises(TypeError, match="masked_fill expects a bool tensor, not a int64 tensor"):
+        x.masked_fill(mg.tensor([0, 1], device=device), 0.0)
+
+
+def test_masked_fill_with_infinity(device):
+    x = mg.tensor([1.0, 2.0], device=device, requires_grad=True)
+    mask = mg.tensor([True, False], device=device)
+    y = x.masked_fill(mask, float("-inf"))
+    assert y.tolist() == [float("-inf"), 2]
+    assert y.exp().sum().backward()[x].tolist() == pytest.approx([0, np.exp(2)])
+    with pytest.raises(ValueError, match=r"masked_fill: no int64 is -inf; .*\.float\(\)"):
+        x.long().masked_fill(mask, float("-inf"))
+
+
+def test_clamp_of_integers_and_its_errors(device):
+    x = mg.tensor([1, 5], device=device)
+    assert x.clamp(2, 3).dtype == mg.int64
+    assert x.clamp(2.5).tolist() == [2.5, 5]
+    assert x.clamp(2.5).dtype == mg.float32
+    assert x.clamp(4, 2).tolist() == [2, 2]  # max wins
+    with pytest.raises(ValueError, match="expected min, max or both"):
+        x.clamp()
+    with pytest.raises(TypeError, match="min and max are numbers"):
+        x.clamp(min=x)
+
+
+def test_bounds_of_clamp_pass_the_gradient(device):
+    x = mg.tensor([-1.0, 1.0, 2.0], device=device, requires_grad=True)
+    assert x.clamp(-1, 1).sum().backward()[x].tolist() == [1, 1, 0]
+
+
+# Casts and copies -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_a_cast_casts_the_gradient_back(dtype, device):
+    x = mg.tensor([1.0, 2.0], device=device, requires_grad=True)
+    y = x.to(dtype)
+    assert y.dtype == dtype
+    grad = (y * y).sum().backward()[x]
+    assert grad.dtype == mg.float32
+    assert grad.tolist() == [2, 4]
+    assert not x.long().requires_grad
+    assert x.to("float32") is x
+    assert x.float() is x
+
+
+def test_casts_by_name(device):
+    x = mg.tensor([0.0, 1.75, -1.75], device=device)
+    for name, dtype in (("double", "float64"), ("long", "int64"), ("int", "int32"), ("bool", "bool")):
+        y = getattr(x, name)()
+        assert y.dtype == dtype
+        np.testing.assert_array_equal(host(y), host(x).astype(dtype))
+    assert x.double().float().dtype == mg.float32
+    mg.tensor([float("nan"), 1e30], device=device).int()  # what it gives is undefined, but no warning
+    assert mg.tensor([1e30], device=device).to("float16").tolist() == [float("inf")]
+
+
+def test_clone_and_contiguous_own_their_memory(device):
+    x = mg.tensor(np.arange(6.0).reshape(2, 3), device=device)
+    y = x.T.contiguous()
+    assert y.is_contiguous()
+    assert x.contiguous() is x
+    x.zero_()
+    assert y.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_methods_and_operators_agree(device):
+    x, y = mg.tensor([5.0, -3.0], device=device), mg.tensor([2.0, 4.0], device=device)
+    for method, operator in (
+        (x.add(y), x + y),
+        (x.sub(y), x - y),
+        (x.mul(y), x * y),
+        (x.div(y), x / y),
+        (x.remainder(y), x % y),
+        (y.pow(2), y**2),
+        (x.neg(), -x),
+        (x.abs(), abs(x)),
+        (+x, x),
+        (F.relu(x), x.relu()),
+        (F.sigmoid(x), x.sigmoid()),
+        (F.tanh(x), x.tanh()),
+    ):
+        np.testing.assert_array_equal(host(method), host(operator))

@@ -1,0 +1,282 @@
+"""Indexing in all its forms, gather, sorting, one-hot; each with the gradient of repeated positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, Op, check_name, distinct, host, integers, needs_torch, torch, weights_like
+
+import minigrad as mg
+
+SHAPES = [((3, 4),), ((2, 3, 4),), ((2, 0),)]
+
+
+def sorting(name, run, reference):
+    return Op(name, run, reference, run, [((5,),), ((3, 4),), ((),)], distinct(-2, 2))
+
+
+def best(x, k):
+    return -np.sort(-x, -1)[..., :k] if x.ndim else x
+
+
+def gather(x, i):
+    return np.take_along_axis(x[tuple(slice(n) for n in i.shape[:-1])], i, -1)
+
+
+OPS = [
+    Op(
+        "gather",
+        lambda x, i: x.gather(-1, i),
+        gather,
+        lambda x, i: x.gather(-1, i),
+        [((3, 4), (3, 6)), ((3, 4), (2, 1)), ((4,), (3,)), ((2, 3, 4), (2, 3, 2)), ((2, 4), (2, 0)), ((2, 4), (0, 3))],
+        (distinct(-2, 2), integers(0, 4)),
+    ),
+    Op(
+        "gather_0",
+        lambda x, i: x.gather(0, i),
+        lambda x, i: np.take_along_axis(x, i, 0),
+        lambda x, i: x.gather(0, i),
+        [((4, 3), (6, 3)), ((4,), (9,))],
+        (distinct(-2, 2), integers(0, 4)),
+    ),
+    sorting("sort", lambda x: x.sort().values, lambda x: np.sort(x, -1) if x.ndim else x),
+    sorting("sort_descending", lambda x: x.sort(-1, descending=True).values, lambda x: best(x, None)),
+    sorting("argsort", lambda x: x.argsort(), lambda x: np.argsort(x, -1) if x.ndim else np.int64(0)),
+    sorting("topk", lambda x: x.topk(1).values, lambda x: best(x, 1)),
+    Op(
+        "topk_2_smallest",
+        lambda x: x.topk(2, 0, largest=False).values,
+        lambda x: np.sort(x, 0)[:2],
+        lambda x: x.topk(2, 0, largest=False).values,
+        [((5,),), ((3, 4),)],
+        distinct(-2, 2),
+    ),
+]
+OPS[4] = Op(**{**vars(OPS[4]), "differentiable": False})
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+# x[...] of shape (3, 4, 5) --------------------------------------------------------------------------------------------
+
+MASK = np.arange(60).reshape(3, 4, 5) % 3 == 1
+INDICES = {
+    "int": 1,
+    "negative": -1,
+    "ints": (0, -2, 3),
+    "slice": slice(1, 3),
+    "slices": (slice(None), slice(None, -1), slice(1, None, 2)),
+    "empty slice": slice(2, 2),
+    "None": (None, 0, None),
+    "Ellipsis": (Ellipsis, 2),
+    "Ellipsis within": (1, Ellipsis, slice(0, 2)),
+    "nothing": (),
+    "True": True,
+    "False": False,
+    "list": [2, 0, 0],
+    "range": range(2),
+    "empty list": [],
+    "list of bool": [True, False, True],
+    "array": np.array([2, 0, 2, -1]),
+    "matrix": np.array([[0, 1], [1, 1]]),
+    "arrays": (np.array([0, 0, 2]), np.array([1, 1, 3])),
+    "arrays that broadcast": (np.array([[0], [2]]), np.array([1, 1, 3])),
+    "array and slice": (np.array([1, 1]), slice(0, 2)),
+    "slice and array": (slice(1, None), np.array([3, 3, 0])),
+    "arrays apart": (np.array([0, 0]), slice(None), np.array([4, 4])),
+    "int and array": (1, np.array([3, 3])),
+    "int, slice, array": (0, slice(None), np.array([1, 0, 1])),
+    "array, slice, int": (np.array([1, 0, 1]), slice(1, 3), -1),
+    "int, None, array": (2, None, np.array([1, 1])),
+    "0-d array": np.array(2),
+    "0-d array, slice, array": (np.array(1), slice(None), np.array([0, 0])),
+    "mask": MASK,
+    "mask of rows": np.array([True, False, True]),
+    "mask of rows and columns": MASK[..., 0],
+    "slice and mask": (slice(None), np.array([True, False, True, False])),
+    "mask and int": (np.array([False, True, True]), 1),
+    "int, slice, mask": (1, slice(None), MASK[0, 0]),
+    "mask of nothing": np.zeros(3, bool),
+    "0-d mask": np.array(True),
+    "NumPy int": np.int64(1),
+}
+
+
+def as_index(where, make):
+    """The index with its arrays made tensors."""
+    if isinstance(where, tuple):
+        return tuple(as_index(part, make) for part in where)
+    return make(where) if isinstance(where, np.ndarray) else where
+
+
+def as_torch(where):
+    return torch.tensor(where)
+
+
+@needs_torch
+@pytest.mark.parametrize("name", INDICES)
+def test_indexing_is_pytorchs(name, device):
+    """Value and gradient; the index as arrays and as tensors; and what an assignment there changes."""
+    array = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    t = torch.tensor(array, requires_grad=True)
+    z = t[as_index(INDICES[name], as_torch)]
+    w = weights_like(z.detach().numpy()).astype(np.float32)
+    z.backward(torch.tensor(w))
+    assigned = torch.tensor(array)
+    assigned[as_index(INDICES[name], as_torch)] = torch.tensor(w)
+    for make in (lambda i: i, lambda i: mg.tensor(i, device=device)):
+        x = mg.tensor(array, device=device, requires_grad=True)
+        where = as_index(INDICES[name], make)
+        y = x[where]
+        np.testing.assert_array_equal(host(y), z.detach().numpy())
+        grad = y.backward(mg.tensor(w, device=device))[x]
+        np.testing.assert_allclose(host(grad), t.grad.numpy(), rtol=1e-6)
+        if len({*np.ravel(t.grad.numpy())}) and not name.startswith(("list", "array", "matrix", "int", "slice", "0-d")):
+            x = mg.tensor(array, device=device)
+            x[where] = mg.tensor(w, device=device)
+            np.testing.assert_array_equal(host(x), assigned.numpy())
+
+
+def test_steps_may_be_negative(device):
+    """As in NumPy; PyTorch has none."""
+    x = mg.tensor(np.arange(12.0).reshape(3, 4), device=device, requires_grad=True)
+    y = x[::-1, ::-2]
+    assert y.tolist() == [[11, 9], [7, 5], [3, 1]]
+    w = mg.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], device=device)
+    assert (y * w).sum().backward()[x].tolist() == [[0, 6, 0, 5], [0, 4, 0, 3], [0, 2, 0, 1]]
+    assert (y.contiguous() @ mg.ones(2, device=device)).tolist() == [20, 12, 4]
+
+
+def test_repeated_positions_add_up(device):
+    x = mg.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+    y = x[[0, 2, 0, 0]] * mg.tensor([1.0, 10.0, 100.0, 1000.0], device=device)
+    assert y.sum().backward()[x].tolist() == [1101, 0, 10]
+
+
+def test_several_indexings_of_one_tensor(device):
+    x = mg.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+    loss = x[0] + x[1:].sum() * 2 + x[[0, 0]].sum() + x.square().sum() + x[x > 2].sum()
+    assert loss.backward()[x].tolist() == [1 + 2 + 2, 2 + 4, 2 + 6 + 1]
+
+
+def test_an_index_changed_after_the_call_does_not_matter(device):
+    x = mg.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+    index = mg.tensor([0, 0], device=device)
+    y = x[index]
+    index.fill_(2)
+    assert y.sum().backward()[x].tolist() == [2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        (3, IndexError, "index 3 is out of bounds"),
+        ((0, 0, 0), IndexError, "too many indices"),
+        ([0, 3], IndexError, "index 3 is out of bounds"),
+        (np.array([-4]), IndexError, "index -4 is out of bounds"),
+        (1.5, TypeError, r"indexed by integers, slices, None, \.\.\., masks or arrays, not 1\.5"),
+        ("a", TypeError, "not 'a'"),
+        (np.array([0.0]), TypeError, r"must be integer or bool, not float64.*\.long\(\)"),
+        (np.array([True, False]), IndexError, "boolean index did not match"),
+        ((Ellipsis, Ellipsis), IndexError, "single ellipsis"),
+    ],
+)
+def test_wrong_indices(where, error, message, device):
+    x = mg.ones(3, 4, device=device)
+    with pytest.raises(error, match=message):
+        x[where]
+    with pytest.raises(error, match=message):
+        x[where] = 0.0
+    assert (x == 1).all()
+
+
+# Assignment -----------------------------------------------------------------------------------------------------------
+
+
+def test_assignment_broadcasts_and_casts(device):
+    x = mg.zeros(2, 3, device=device)
+    x[0] = 1
+    x[:, 2] = mg.tensor([5, 6], device=device)
+    x[1, :2] = [7.0, 8.0]
+    x[x == 1] = -1.0
+    assert x.tolist() == [[-1, -1, 5], [7, 8, 6]]
+    x[0, :, None] = mg.tensor([[9.0]], device=device)
+    assert x[0].tolist() == [9, 9, 9]
+    y = mg.tensor([1, 2, 3], device=device)
+    y[0] = 2.9
+    assert y.tolist() == [2, 2, 3]
+    y[1:] = y[:-1]
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_assignment_at_integers_beside_arrays(device):
+    x = mg.zeros(2, 3, 4, device=device)
+    x[0, :, mg.tensor([0, 2], device=device)] = mg.ones(3, 2, device=device)
+    assert x.sum().item() == 6
+    assert x[0, :, [0, 2]].tolist() == [[1, 1]] * 3
+
+
+def test_assignment_of_a_wrong_shape(device):
+    x = mg.zeros(2, 3, device=device)
+    with pytest.raises(ValueError, match="could not broadcast"):
+        x[0] = mg.ones(2, device=device)
+
+
+# Gather, sort, one-hot ------------------------------------------------------------------------------------------------
+
+
+def test_gather_errors(device):
+    x, i = mg.ones(3, 4, device=device), mg.tensor([[0, 4]], device=device)
+    with pytest.raises(IndexError, match="gather: index 4 is out of range for size 4"):
+        x.gather(1, i)
+    with pytest.raises(IndexError, match="gather: index -1 is out of range"):
+        x.gather(1, i - 1)
+    with pytest.raises(TypeError, match="gather: indices must be integers, not float32"):
+        x.gather(1, i.float())
+    with pytest.raises(ValueError, match=r"gather along 1: index shape \(2,\) does not fit the tensor's \(3, 4\)"):
+        x.gather(1, i[0])
+    with pytest.raises(ValueError, match="does not fit"):
+        x.gather(1, mg.zeros(4, 1, device=device).long())
+    assert mg.tensor(2.0, device=device).gather(0, mg.tensor(0, device=device)).item() == 2
+
+
+@needs_torch
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorting_is_stable_and_places_nan(descending, device):
+    values = np.float32([1, 0, np.nan, 1, -np.inf, 0, np.nan, np.inf])
+    ours = mg.tensor(values, device=device).sort(descending=descending)
+    theirs = torch.sort(torch.tensor(values), stable=True, descending=descending)
+    np.testing.assert_array_equal(host(ours.values), theirs.values)
+    np.testing.assert_array_equal(host(ours.indices), theirs.indices)
+    assert mg.tensor([3, 1, 2], device=device).argsort(descending=descending).dtype == mg.int64
+
+
+def test_topk_indices_and_errors(device):
+    x = mg.tensor([[1.0, 3.0, 2.0], [6.0, 5.0, 4.0]], device=device)
+    values, indices = x.topk(2)
+    assert values.tolist() == [[3, 2], [6, 5]]
+    assert indices.tolist() == [[1, 2], [0, 1]]
+    assert x.topk(0).values.shape == (2, 0)
+    with pytest.raises(ValueError, match="topk: k=4 of a dimension of size 3"):
+        x.topk(4)
+    assert mg.tensor(2.0, device=device).topk(1).indices.item() == 0
+
+
+def test_one_hot(device):
+    x = mg.tensor([[0, 2], [1, 0]], device=device)
+    y = mg.one_hot(x)
+    assert y.dtype == mg.int64
+    np.testing.assert_array_equal(host(y), np.eye(3)[host(x)])
+    assert mg.one_hot(x, 5).shape == (2, 2, 5)
+    assert mg.one_hot(mg.zeros(0, device=device).long(), 4).shape == (0, 4)
+    with pytest.raises(ValueError, match="one_hot: 2 classes cannot hold index 2"):
+        mg.one_hot(x, 2)
+    with pytest.raises(ValueError, match="one_hot: negative index -1"):
+        mg.one_hot(x - 1)
+    with pytest.raises(TypeError, match="one_hot: indices must be integers, not float32"):
+        mg.one_hot(x.float())

@@ -1,0 +1,211 @@
+"""Shapes and order: reshape, permute, expand as views; cat, stack, flip, triangles, split, chunk, unbind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, UNARY, Op, check_name, host, needs_torch, torch
+
+import minigrad as mg
+
+CUBES = [((2, 3, 4),), ((1, 3, 1),), ((2, 0, 4),)]
+MATRICES = [((3, 4),), ((4, 3),), ((2, 3, 3),), ((1, 1),), ((0, 2),)]
+
+
+def same(name, run, reference, shapes=CUBES):
+    """An op that PyTorch writes like we do."""
+    return Op(name, run, reference, run, shapes)
+
+
+OPS = [
+    same("reshape", lambda x: x.reshape(-1), np.ravel, UNARY),
+    same("reshape_3", lambda x: x.reshape(4, -1, 1), lambda x: x.reshape(4, -1, 1), [((2, 3, 4),), ((4, 0),)]),
+    same("flatten", lambda x: x.flatten(), np.ravel, UNARY),
+    same("flatten_part", lambda x: x.flatten(1, 2), lambda x: x.reshape(x.shape[0], x.shape[1] * x.shape[2])),
+    same("squeeze", lambda x: x.squeeze(), np.squeeze, [*UNARY, *CUBES]),
+    same("squeeze_dims", lambda x: x.squeeze((0, 2)), lambda x: x.squeeze((0, 2)), [((1, 3, 1),), ((1, 0, 1),)]),
+    same("unsqueeze", lambda x: x.unsqueeze(-1), lambda x: np.expand_dims(x, -1), UNARY),
+    same("unsqueeze_0", lambda x: x.unsqueeze(0), lambda x: x[None], UNARY),
+    same("transpose", lambda x: x.transpose(0, -1), lambda x: np.swapaxes(x, 0, -1)),
+    same("permute", lambda x: x.permute(2, 0, 1), lambda x: x.transpose(2, 0, 1)),
+    same("permute_negative", lambda x: x.permute((-1, 0, 1)), lambda x: x.transpose(2, 0, 1)),
+    same("T", lambda x: x.T, np.transpose, [((3, 4),), ((0, 2),)]),
+    same("mT", lambda x: x.mT, lambda x: np.swapaxes(x, -1, -2), MATRICES),
+    same("expand", lambda x: x.expand(2, -1, 4), lambda x: np.broadcast_to(x, (2, *x.shape[:-1], 4)), [((3, 1),)]),
+    same("expand_0d", lambda x: x.expand(2, 3), lambda x: np.broadcast_to(x, (2, 3)), [((),), ((1,),), ((1, 3),)]),
+    same("expand_to_none", lambda x: x.expand(0, 3), lambda x: np.broadcast_to(x, (0, 3)), [((1, 3),), ((1,),)]),
+    same("broadcast_to", lambda x: x.broadcast_to((2, 3)), lambda x: np.broadcast_to(x, (2, 3)), [((2, 1),), ((3,),)]),
+    same("flip", lambda x: x.flip(0, -1), lambda x: np.flip(x, (0, -1))),
+    same("flip_1", lambda x: x.flip(0), lambda x: np.flip(x, 0) if x.ndim else x, UNARY),
+    same("tril", lambda x: x.tril(), np.tril, MATRICES),
+    same("tril_1", lambda x: x.tril(1), lambda x: np.tril(x, 1), MATRICES),
+    same("triu", lambda x: x.triu(), np.triu, MATRICES),
+    same("triu_-1", lambda x: x.triu(-1), lambda x: np.triu(x, -1), MATRICES),
+    Op(
+        "cat",
+        lambda *x: mg.cat(x),
+        lambda *x: np.concatenate(x),
+        lambda *x: torch.cat(x),
+        [((2, 3), (4, 3)), ((2,), (0,)), ((1, 0), (2, 0))],
+    ),
+    Op(
+        "cat_last",
+        lambda *x: mg.cat(x, -1),
+        lambda *x: np.concatenate(x, -1),
+        lambda *x: torch.cat(x, -1),
+        [((2, 3), (2, 1)), ((5,), (2,)), ((2, 0), (2, 1))],
+    ),
+    Op(
+        "stack",
+        lambda *x: mg.stack(x),
+        lambda *x: np.stack(x),
+        lambda *x: torch.stack(x),
+        [((), ()), ((3,), (3,)), ((2, 0), (2, 0))],
+    ),
+    Op(
+        "stack_last",
+        lambda *x: mg.stack(x, dim=-1),
+        lambda *x: np.stack(x, -1),
+        lambda *x: torch.stack(x, -1),
+        [((), ()), ((2, 3), (2, 3))],
+    ),
+    same("split", lambda x: x.split(2, 1)[1] * 2, lambda x: 2 * x[:, 2:4], [((2, 5),), ((3, 3),)]),
+    same("split_sizes", lambda x: x.split([1, 0, 2], -1)[2] * 2, lambda x: 2 * x[..., 1:], [((2, 3),), ((3,),)]),
+    same("chunk", lambda x: x.chunk(2)[1], lambda x: x[(len(x) + 1) // 2 :], [((5,),), ((4, 2),)]),
+    same("unbind", lambda x: x.unbind(1)[2], lambda x: x[:, 2], [((2, 3),), ((2, 4, 3),)]),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+# Views ----------------------------------------------------------------------------------------------------------------
+
+
+def test_views_share_memory(device):
+    x = mg.tensor(np.arange(6.0).reshape(2, 3), device=device)
+    views = [x.reshape(3, 2), x.view(-1), x.T, x.unsqueeze(0), x[0], x[:, 1:], x.expand(2, 2, 3), x.split(1)[0]]
+    x.fill_(7)
+    for view in views:
+        assert view.version == x.version == 1
+        assert (view == 7).all()
+
+
+def test_view_refuses_to_copy(device):
+    x = mg.tensor(np.arange(6.0).reshape(2, 3), device=device)
+    assert x.T.reshape(6).tolist() == [0, 3, 1, 4, 2, 5]
+    with pytest.raises(ValueError, match=r"view of shape \(3, 2\) .* as \(6,\) needs a copy; use \.reshape"):
+        x.T.view(6)
+    assert mg.ones(0, 3, device=device).T.view(0).shape == (0,)
+
+
+def test_an_expanded_tensor_is_read_only(device):
+    x = mg.ones(3, 1, device=device).expand(3, 2)
+    with pytest.raises(RuntimeError, match=r"read-only.*\.clone\(\)"):
+        x.zero_()
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+@needs_torch
+@pytest.mark.parametrize("size", [1, 5, 6])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
+def test_pieces_are_pytorchs(size, n, device):
+    x = mg.tensor(np.arange(2.0 * size).reshape(2, size), device=device)
+    t = torch.tensor(host(x))
+    for method in ("split", "chunk"):
+        ours, theirs = getattr(x, method)(n, 1), getattr(t, method)(n, 1)
+        assert len(ours) == len(theirs)
+        for y, z in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(host(y), z.numpy())
+    assert [y.tolist() for y in x.unbind()] == [y.tolist() for y in t.unbind()]
+
+
+def test_all_pieces_return_their_gradient(device):
+    x = mg.tensor(np.arange(6.0).reshape(2, 3), device=device, requires_grad=True)
+    a, b, c = x.unbind(1)
+    assert (a + 2 * b + 3 * c).sum().backward()[x].tolist() == [[1, 2, 3], [1, 2, 3]]
+    a, b = x.split([1, 2], 1)
+    assert (a.sum() * 5 + b.sum()).backward()[x].tolist() == [[5, 1, 1], [5, 1, 1]]
+    first, _ = x.chunk(2)
+    assert first.sum().backward()[x].tolist() == [[1, 1, 1], [0, 0, 0]]
+
+
+def test_iteration_goes_over_the_first_dimension(device):
+    assert [row.tolist() for row in mg.tensor([[1, 2], [3, 4]], device=device)] == [[1, 2], [3, 4]]
+    with pytest.raises(TypeError, match="0-d"):
+        iter(mg.tensor(1.0, device=device))
+
+
+# Cat and stack --------------------------------------------------------------------------------------------------------
+
+
+def test_cat_and_stack_promote(device):
+    x, y = mg.tensor([1], device=device), mg.tensor([1.5], device=device, requires_grad=True)
+    assert mg.cat([x, y]).dtype == mg.float32
+    assert mg.stack([x, y]).dtype == mg.float32
+    assert mg.cat([x, y, y * 2]).sum().backward()[y].tolist() == [3]
+    assert mg.cat([mg.tensor([True], device=device), x]).dtype == mg.int64
+
+
+def test_the_same_tensor_twice(device):
+    x = mg.tensor([1.0, 2.0], device=device, requires_grad=True)
+    w = mg.tensor([1.0, 2.0, 3.0, 4.0], device=device)
+    assert (mg.cat([x, x]) * w).sum().backward()[x].tolist() == [4, 6]
+
+
+def test_cat_and_stack_say_what_does_not_fit(device):
+    x, y = mg.ones(2, 3, device=device), mg.ones(2, 2, device=device)
+    with pytest.raises(ValueError, match=r"(?s)^Cat: .*\(2, 3\) float32.*\(2, 2\) float32"):
+        mg.cat([x, y])
+    with pytest.raises(ValueError, match=r"stack: shapes differ: \[\(2, 3\), \(2, 2\)\]"):
+        mg.stack([x, y])
+    with pytest.raises(ValueError, match="use stack"):
+        mg.cat([x.sum(), y.sum()])
+    for join in (mg.cat, mg.stack):
+        with pytest.raises(TypeError, match="non-empty sequence"):
+            join([])
+    with pytest.raises(TypeError, match="sequence of tensors"):
+        mg.cat([x, 1.0])
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: x.reshape(4), ValueError, r"cannot view shape \(2, 3\) \(6 elements\) as \(4,\) \(4 elements\)"),
+        (lambda x: x.reshape(-1, 4), ValueError, r"6 is no multiple of 4"),
+        (lambda x: x.reshape(-1, -1), ValueError, "at most one dimension may be -1"),
+        (lambda x: x.reshape(-2, 3), ValueError, "at most one dimension may be -1, and no other negative"),
+        (lambda x: x.reshape(2.0, 3), TypeError, "a shape is integers"),
+        (lambda x: x.permute(0, 0), ValueError, "expected each of the 2 dimensions once"),
+        (lambda x: x.permute(0, 2), IndexError, "dim 2 is out of range"),
+        (lambda x: x.transpose(0, 2), IndexError, "dim 2 is out of range"),
+        (lambda x: x.expand(4, 3), ValueError, r"cannot expand shape \(2, 3\) to \(4, 3\)"),
+        (lambda x: x.expand(3), ValueError, "cannot expand"),
+        (lambda x: x.expand(-1, 2, 3), ValueError, "cannot expand"),
+        (lambda x: x.flatten(1, 0), ValueError, "start_dim 1 comes after end_dim 0"),
+        (lambda x: x.squeeze(5), IndexError, "out of range"),
+        (lambda x: x.unsqueeze(4), IndexError, "out of range"),
+        (lambda x: x.flip(0, 0), ValueError, "Flip: repeated axis"),
+        (lambda x: x.split(0), ValueError, "split_size 0 must be positive"),
+        (lambda x: x.split([1, 2]), ValueError, r"sizes \[1, 2\] do not add up to 2"),
+        (lambda x: x.chunk(0), ValueError, "expected at least 1"),
+        (lambda x: x.sum().split(1), ValueError, "split of a 0-d tensor"),
+        (lambda x: x.sum().chunk(1), ValueError, "chunk of a 0-d tensor"),
+        (lambda x: x.sum().unbind(), ValueError, "unbind of a 0-d tensor"),
+        (lambda x: x[0].T, ValueError, r"\.T of shape \(3,\)"),
+        (lambda x: x[0].mT, ValueError, "at least two dimensions"),
+        (lambda x: x[0].tril(), ValueError, r"tril of shape \(3,\)"),
+        (lambda x: x[0].triu(), ValueError, r"triu of shape \(3,\)"),
+    ],
+)
+def test_errors_say_what_was_passed(call, error, message, device):
+    with pytest.raises(error, match=message):
+        call(mg.ones(2, 3, device=device))

@@ -1,0 +1,279 @@
+"""Reductions: sums, means, extrema, variances, norms, cumulative sums; over any dimensions, none and empty ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, Op, assert_close, booleans, check_name, distinct, host, needs_torch, torch
+
+import minigrad as mg
+
+# dim and the shapes it fits
+ALL = (None, [((),), ((5,),), ((2, 3, 4),), ((3, 1),)])
+FIRST = (0, [((5,),), ((3, 4),), ((600, 3),), ((3, 0),)])  # 600 rows: several strips of the column sums
+LAST = (-1, [((5,),), ((3, 4),), ((2, 3, 4),), ((0, 3),)])
+OUTER = ((0, 2), [((2, 3, 4),), ((2, 3, 1),)])
+LEADING = ((0, 1), [((2, 3, 4),), ((1, 1, 2),)])
+EMPTY = (None, [((0,),), ((2, 0),)])
+UNSET = object()
+
+
+def reduction(name, numpy_function, dims, domain=None, torch_run=None, differentiable=True, rounding=32, **params):
+    """Ops for each of ``dims``, with and without keepdim."""
+    domain = {} if domain is None else {"domains": domain}
+    found = []
+    for dim, shapes in dims:
+        for keepdim in (False, True):
+
+            def run(x, dim=dim, keepdim=keepdim):
+                return getattr(x, name)(dim=dim, keepdim=keepdim, **params)
+
+            def reference(x, dim=dim, keepdim=keepdim):
+                return numpy_function(x, axis=dim, keepdims=keepdim)
+
+            def run_torch(x, dim=dim, keepdim=keepdim):
+                function = torch_run or getattr(torch, name)
+                every = tuple(range(x.ndim)) if dim is None else dim
+                return function(x, dim=every, keepdim=keepdim, **params)
+
+            found.append(
+                Op(
+                    f"{name}-{dim}{'-keepdim' * keepdim}{''.join(f'-{v}' for v in params.values())}",
+                    run,
+                    reference,
+                    run_torch,
+                    shapes,
+                    differentiable=differentiable,
+                    rounding=rounding,
+                    equal_rows=name != "std",
+                    **domain,
+                )
+            )
+    return found
+
+
+def logsumexp(x, axis, keepdims):
+    return np.log(np.exp(x).sum(axis, keepdims=keepdims))
+
+
+def norm(x, axis, keepdims):
+    return np.sqrt((x * x).sum(axis, keepdims=keepdims))
+
+
+def arg_reduction(name, numpy_function):
+    return [
+        Op(
+            f"{name}-{dim}",
+            lambda x, dim=dim: getattr(x, name)(dim),
+            lambda x, dim=dim: numpy_function(x, axis=dim),
+            lambda x, dim=dim: getattr(x, name)(dim),
+            [((5,),), ((3, 4),), ((2, 3, 4),)],
+            distinct(-2, 2),
+            differentiable=False,
+        )
+        for dim in (None, 0, -1)
+    ]
+
+
+def pair(name, numpy_function):
+    """``max`` and ``min`` along a dimension: the values, which carry the gradient."""
+    return Op(
+        f"{name}-values",
+        lambda x: getattr(x, name)(1).values,
+        lambda x: numpy_function(x, 1),
+        lambda x: getattr(x, name)(1).values,
+        [((3, 4),), ((2, 3, 4),), ((0, 2),)],
+        distinct(-2, 2),
+    )
+
+
+FULL = [ALL, FIRST, LAST, OUTER, LEADING]
+MANY = [(d, [s for s in shapes if 0 not in s[0]]) for d, shapes in FULL]
+SEVERAL = [(d, [s for s in shapes if min(s[0], default=0) > 1]) for d, shapes in FULL]  # a variance needs two values
+
+OPS = [
+    *reduction("sum", np.sum, [*FULL, EMPTY], rounding=64),
+    *reduction("mean", np.mean, MANY, rounding=64),
+    *reduction("amax", np.max, MANY, distinct(-2, 2)),
+    *reduction("amin", np.min, MANY, distinct(-2, 2)),
+    *reduction("var", lambda x, axis, keepdims: np.var(x, axis, ddof=1, keepdims=keepdims), SEVERAL, rounding=64),
+    *reduction(
+        "var", lambda x, axis, keepdims: np.var(x, axis, ddof=0, keepdims=keepdims), MANY, rounding=64, correction=0
+    ),
+    *reduction("std", lambda x, axis, keepdims: np.std(x, axis, ddof=1, keepdims=keepdims), SEVERAL, rounding=64),
+    *reduction(
+        "norm", norm, MANY, torch_run=lambda x, dim, keepdim: torch.linalg.vector_norm(x, 2, dim, keepdim), rounding=64
+    ),
+    *reduction("logsumexp", logsumexp, MANY, rounding=64),
+    *reduction("any", np.any, FULL, booleans),
+    *reduction("all", np.all, FULL, booleans),
+    *arg_reduction("argmax", np.argmax),
+    *arg_reduction("argmin", np.argmin),
+    pair("max", np.max),
+    pair("min", np.min),
+    *(
+        Op(
+            f"cumsum-{dim}",
+            lambda x, dim=dim: x.cumsum(dim),
+            lambda x, dim=dim: np.cumsum(x, dim).reshape(x.shape),
+            lambda x, dim=dim: x.cumsum(dim),
+            [((),), ((5,),), ((3, 4),), ((2, 3, 4),), ((0, 2),)],
+            rounding=32,
+        )
+        for dim in (0, -1)
+    ),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+# Semantics ------------------------------------------------------------------------------------------------------------
+
+
+def test_numpys_spellings(device):
+    x = mg.tensor(np.arange(6.0).reshape(2, 3), device=device)
+    for name in ("sum", "mean", "var", "std", "norm", "amax", "amin"):
+        ours = getattr(x, name)(axis=1, keepdims=True)
+        np.testing.assert_array_equal(host(ours), host(getattr(x, name)(dim=1, keepdim=True)))
+        assert ours.shape == (2, 1)
+    assert x.argmax(axis=0).tolist() == [1, 1, 1]
+    assert x.max(axis=1).values.tolist() == [2, 5]
+    assert x.any(axis=0).tolist() == [True, True, True]
+    assert x.sum(()).tolist() == 15  # no dimension named: all, as in PyTorch
+    with pytest.raises(TypeError, match="pass dim or axis"):
+        x.sum(0, axis=0)
+
+
+def test_dims_are_checked(device):
+    x = mg.ones(2, 3, device=device)
+    with pytest.raises(IndexError, match=r"dim 2 is out of range for a tensor of 2 dimensions \(-2 to 1\)"):
+        x.sum(2)
+    with pytest.raises(ValueError, match="names a dimension twice"):
+        x.sum((0, -2))
+    with pytest.raises(TypeError, match=r"dim must be an integer, not 1\.0"):
+        x.sum(1.0)
+
+
+@pytest.mark.parametrize("name", ["mean", "var", "std", "norm"])
+def test_integers_have_no_mean(name, device):
+    with pytest.raises(TypeError, match=rf"{name} of a int64 tensor .*\.float\(\)"):
+        getattr(mg.tensor([1, 2], device=device), name)()
+
+
+@pytest.mark.parametrize("name", ["amax", "amin", "argmax", "argmin", "max", "min"])
+def test_an_empty_extremum_has_no_value(name, device):
+    with pytest.raises(ValueError, match=r"over an empty dimension of shape \(2, 0\)"):
+        getattr(mg.ones(2, 0, device=device), name)(1)
+    if name[:3] != "arg":
+        assert getattr(mg.ones(2, 0, device=device), f"a{name[-3:]}")(0).shape == (0,)
+
+
+def test_means_of_nothing_are_nan(device):
+    x = mg.ones(0, device=device, requires_grad=True)
+    assert np.isnan(x.mean().item())
+    assert x.mean().backward()[x].shape == (0,)
+    assert x.sum().item() == 0
+    assert x.logsumexp(0).item() == float("-inf")
+    assert not x.any()
+    assert x.all()
+    y = mg.tensor([2.0], device=device, requires_grad=True)
+    assert np.isnan(y.var().item())
+    assert np.isnan(y.var().backward()[y].item())
+
+
+@needs_torch
+@pytest.mark.parametrize("values", [[3, 1, 3, 3], [0, 0], [np.inf, 1, np.inf], [1, np.nan, 3], [-np.inf, -np.inf]])
+@pytest.mark.parametrize("name", ["amax", "amin", "logsumexp", "norm", "std", "var", "mean", "sum"])
+def test_ties_and_special_values_are_pytorchs(name, values, device):
+    x = mg.tensor(np.float32(values), device=device, requires_grad=True)
+    t = torch.tensor(np.float32(values), requires_grad=True)
+    y = getattr(x, name)(dim=0)
+    z = getattr(t, name)(dim=0)
+    z.backward()
+    assert_close(host(y), z.detach().numpy(), 8)
+    np.testing.assert_allclose(host(y.backward()[x]), t.grad.numpy(), rtol=1e-6)
+
+
+def test_ties_share_the_gradient_evenly_or_the_first_takes_it(device):
+    x = mg.tensor([[3.0, 1.0, 3.0], [2.0, 2.0, 2.0]], device=device, requires_grad=True)
+    assert x.amax(1).sum().backward()[x].tolist() == [[0.5, 0, 0.5], pytest.approx([1 / 3] * 3)]
+    assert x.max().backward()[x].tolist() == [[0.5, 0, 0.5], [0, 0, 0]]
+    values, indices = x.max(1)
+    assert indices.tolist() == [0, 0]
+    assert values.sum().backward()[x].tolist() == [[1, 0, 0], [1, 0, 0]]
+    values, indices = x.min(dim=0, keepdim=True)
+    assert values.tolist() == [[2, 1, 2]]
+    assert indices.tolist() == [[1, 0, 1]]
+    assert values.sum().backward()[x].tolist() == [[0, 1, 0], [1, 0, 1]]
+
+
+def test_nan_is_the_extremum(device):
+    x = mg.tensor([1.0, float("nan"), 3.0], device=device)
+    assert np.isnan(x.amax().item())
+    assert np.isnan(x.amin().item())
+    assert x.argmax().item() == 1
+    assert x.argmin().item() == 1
+    assert x.max(0).indices.item() == 1
+
+
+@pytest.mark.parametrize("name", ["norm", "std"])
+def test_the_root_of_zero_has_gradient_zero(name, device):
+    """The slope of the square root there is infinite; PyTorch takes 0 too."""
+    x = mg.zeros(3, device=device, requires_grad=True)
+    assert getattr(x, name)().backward()[x].tolist() == [0, 0, 0]
+
+
+def test_a_second_backward_of_std_and_norm(device):
+    x = mg.tensor([1.0, 2.0, 4.0], device=device, requires_grad=True)
+    for y in (x.std(), x.norm(), x.var()):
+        first = y.backward(retain_graph=True)[x].tolist()
+        assert y.backward()[x].tolist() == first
+
+
+def test_0d_extrema(device):
+    x = mg.tensor(3.0, device=device, requires_grad=True)
+    values, indices = x.max(0)
+    assert (values.item(), indices.item()) == (3, 0)
+    assert values.backward()[x].item() == 1
+    assert x.argmax().item() == x.argmin(0).item() == 0
+
+
+def test_long_sums_are_accurate(device):
+    """Sums of 100,000 equal numbers, along rows and columns: adding one by one would be off by 1e-3 of them."""
+    x = mg.tensor(np.full((100_000, 2), 0.1, np.float32), device=device)
+    exact = 100_000 * float(np.float32(0.1))
+    np.testing.assert_allclose(host(x.sum(0)), exact, rtol=2e-5)
+    np.testing.assert_allclose(host(x.T.contiguous().sum(1)), exact, rtol=1e-6)
+    np.testing.assert_allclose(host(x.mean()), float(np.float32(0.1)), rtol=1e-6)
+
+
+def test_integer_sums_are_int64(device):
+    x = mg.tensor(np.full(1000, 255, np.uint8), device=device)
+    assert x.sum().item() == 255_000
+    assert mg.tensor([True, True], device=device).sum().item() == 2
+    assert mg.tensor([True, True], device=device).cumsum(0).tolist() == [1, 2]
+
+
+def test_logsumexp_does_not_overflow(device):
+    x = mg.tensor([1000.0, 1000.0], device=device, requires_grad=True)
+    y = x.logsumexp(0)
+    assert y.item() == pytest.approx(1000 + np.log(2))
+    np.testing.assert_allclose(host(y.backward()[x]), 0.5, rtol=1e-4)  # y itself is rounded at 1000
+
+
+def test_norm_is_euclidean(device):
+    x = mg.tensor([3.0, 4.0], device=device)
+    assert x.norm().item() == x.norm(2).item() == x.norm(2, 0).item() == 5
+    with pytest.raises(ValueError, match="norm: p=1; only the Euclidean norm"):
+        x.norm(1)
+
+
+def test_float16_sums_go_on_growing(device):
+    x = mg.tensor(np.full((4, 5000), 1, np.float16), device=device)
+    assert x.sum().item() == 20_000
+    assert x.T.sum(0).tolist() == [5000] * 4
+    assert x.T.contiguous().sum(0).dtype == mg.float16
