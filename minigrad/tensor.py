@@ -554,8 +554,18 @@ class Tensor(_Casts):
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Std.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
 
-    def norm(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
-        """Euclidean norm over ``dim`` (default all); its gradient is 0 where it is 0."""
+    def norm(
+        self,
+        p: float | str = 2,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """Euclidean norm over ``dim`` (default all), the only ``p`` there is; its gradient is 0 where it is 0."""
+        if p not in (2, "fro"):
+            raise ValueError(f"norm: p={p!r}; only the Euclidean norm, p=2, is implemented (the second argument is dim)")
         if not self.is_floating_point():
             raise TypeError(f"norm of a {self.dtype} tensor is not an integer; convert with .float() first")
         axes = shapes.normalize_dims(dim, axis, self.ndim)

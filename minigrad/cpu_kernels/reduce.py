@@ -24,10 +24,11 @@ def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) 
         and dtype == x.dtype.type
     ):
         rows = int(np.prod(x.shape[: len(axes)]))
-        if x.dtype.kind == "f" and rows > 1 and x.size:
+        if x.dtype.char in "fd" and rows > 1 and x.size:
             y = _column_sums(x.reshape(rows, -1)).reshape(x.shape[len(axes) :])
             return y.reshape((1,) * len(axes) + y.shape) if keepdim else y
-    return np.asarray(np.sum(x, axis=axes, dtype=dtype, keepdims=keepdim))
+    wide = np.float32 if dtype == np.float16 else dtype  # partial sums in float16 would soon stop growing
+    return np.asarray(np.sum(x, axis=axes, dtype=wide, keepdims=keepdim), dtype=dtype)
 
 
 @kernel
