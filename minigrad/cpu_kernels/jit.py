@@ -15,9 +15,11 @@ import contextlib
 import hashlib
 import os
 import pickle
+import shutil
 import stat
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +47,8 @@ def cache_directory() -> Path:
         root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "minigrad")
     folder = Path(root) / f"cpu-{_source_hash()}"
     try:
+        if not folder.exists():
+            _remove_old(Path(root))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = folder.stat()
         if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
@@ -60,6 +64,13 @@ def cache_directory() -> Path:
             stacklevel=2,
         )
         return temporary
+
+
+def _remove_old(root: Path) -> None:
+    """Delete what versions of the sources that were last compiled more than a month ago have left."""
+    for folder in root.glob("cpu-*"):
+        if time.time() - folder.stat().st_mtime > 30 * 86400:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _source_hash() -> str:

@@ -6,7 +6,7 @@ import math
 
 from .. import shapes
 from ..creation import ones, zeros
-from ..dtypes import bool_
+from ..dtypes import bool_, float32, float64
 from ..ops import attention, elementwise, matmul
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import dropout as dropout_ops
@@ -17,9 +17,10 @@ from ..random import Generator, default_generator
 from ..tensor import Tensor
 
 
-def _floating(name: str, x: Tensor) -> Tensor:
-    if not x.is_floating_point():
-        raise TypeError(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()")
+def _float32_or_64(name: str, x: Tensor) -> Tensor:
+    """``x``, if the fused kernels can compute with its dtype."""
+    if x.dtype not in (float32, float64):
+        raise TypeError(f"{name} expects float32 or float64, not {x.dtype}; convert with .float()")
     return x
 
 
@@ -32,7 +33,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
-    return gelu_ops.Gelu.apply(_floating("gelu", x), approximate=approximate)
+    return gelu_ops.Gelu.apply(_float32_or_64("gelu", x), approximate=approximate)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -86,11 +87,12 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
         )
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
-    if indices.numel():
-        low, high = int(indices.amin()), int(indices.amax())
-        if low < 0 or high >= weight.shape[0]:
-            raise IndexError(f"embedding: index {low if low < 0 else high} is out of range for {weight.shape[0]} rows")
-    return embedding_ops.Embedding.apply(weight, indices)
+    indices = indices.long()
+    bad = weight.device.kernels.embedding.check_indices(indices.data, weight.shape[0])
+    if bad >= 0:
+        index = int(indices.reshape(-1)[bad])
+        raise IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
+    return embedding_ops.Embedding.apply(_float32_or_64("embedding", weight), indices)
 
 
 def layer_norm(
@@ -109,7 +111,7 @@ def layer_norm(
             raise ValueError(f"layer_norm: {name} has shape {p.shape}, expected {shape}")
     weight = ones(shape, dtype=x.dtype, device=x.device) if weight is None else weight
     bias = zeros(shape, dtype=x.dtype, device=x.device) if bias is None else bias
-    return layer_norm_ops.LayerNorm.apply(_floating("layer_norm", x), weight, bias, eps=eps)
+    return layer_norm_ops.LayerNorm.apply(_float32_or_64("layer_norm", x), weight, bias, eps=eps)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
@@ -119,7 +121,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generat
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
-    return dropout_ops.Dropout.apply(_floating("dropout", x), p=p, seed=seed, offset=offset)
+    return dropout_ops.Dropout.apply(_float32_or_64("dropout", x), p=p, seed=seed, offset=offset)
 
 
 def scaled_dot_product_attention(
@@ -159,7 +161,7 @@ def scaled_dot_product_attention(
         return _masked_attention(query, key, value, attn_mask, dropout_p, scale, generator)
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)
-    return attention.ScaledDotProductAttention.apply(_floating("attention", query), key, value, options=options)
+    return attention.ScaledDotProductAttention.apply(_float32_or_64("attention", query), key, value, options=options)
 
 
 def _masked_attention(
@@ -222,7 +224,7 @@ def cross_entropy(
         )
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    losses = cross_entropy_ops.CrossEntropy.apply(_floating("cross_entropy", logits), labels, options=options)
+    losses = cross_entropy_ops.CrossEntropy.apply(_float32_or_64("cross_entropy", logits), labels, options=options)
     if reduction == "none":
         return losses.reshape(target.shape)
     if reduction == "sum":

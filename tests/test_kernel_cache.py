@@ -1,0 +1,86 @@
+"""The disk cache of compiled kernels: keyed by the sources, private, indifferent to damage, bounded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minigrad.cpu_kernels import jit
+
+SCRIPT = """
+import numpy as np
+from minigrad.cpu_kernels import jit
+from minigrad.cpu_kernels.grad_norm import sum_of_squares
+print(jit.CACHE_DIRECTORY)
+print(sum_of_squares([np.full(3, 2.0)]))
+"""
+
+
+def run(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "MINIGRAD_CACHE_DIR": str(root), **environment}
+    return subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kernels")
+    result = run(root)
+    assert result.returncode == 0, result.stderr
+    return root
+
+
+def entries(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*.nb[ci]"))
+
+
+def test_kernels_are_kept_in_a_private_folder_and_found_again(warm: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in entries(warm)}
+    assert before
+    (folder,) = warm.iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    assert run(warm).stdout.splitlines()[1] == "12.0"
+    assert {path: path.stat().st_mtime_ns for path in entries(warm)} == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", b"no pickle at all"], ids=["empty", "cut off", "garbage"])
+def test_damaged_entries_are_compiled_again(warm: Path, content: bytes) -> None:
+    for path in entries(warm):
+        path.write_bytes(content)
+    result = run(warm)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1] == "12.0"
+    assert any(path.stat().st_size > 1000 for path in entries(warm))
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(warm: Path) -> None:
+    (folder,) = warm.iterdir()
+    folder.chmod(0o777)
+    try:
+        result = run(warm)
+    finally:
+        folder.chmod(0o700)
+    assert result.stdout.splitlines()[1] == "12.0"
+    assert str(folder) not in result.stdout
+    assert "writable by somebody else" in result.stderr
+
+
+def test_a_root_that_is_no_folder_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    result = run(file / "below")
+    assert result.stdout.splitlines()[1] == "12.0"
+    assert "the kernel cache cannot be used" in result.stderr
+
+
+def test_folders_of_old_versions_are_removed_after_a_month(tmp_path: Path) -> None:
+    for name, days in (("cpu-old", 40), ("cpu-recent", 5), ("other", 90)):
+        (tmp_path / name).mkdir()
+        then = time.time() - days * 86400
+        os.utime(tmp_path / name, (then, then))
+    jit._remove_old(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu-recent", "other"]
