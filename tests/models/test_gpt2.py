@@ -133,7 +133,7 @@ def test_what_forward_refuses(model: GPT2) -> None:
         model(mg.arange(4))
     with pytest.raises(ValueError, match="9 tokens, but block_size is 8"):
         model(tokens(1, 9))
-    with pytest.raises(IndexError, match="index 19 is out of range for 19 rows"):
+    with pytest.raises(IndexError, match="index 19 at position 1 is out of range for 19 rows"):
         model(mg.tensor([[0, 19]]))
     with pytest.raises(TypeError, match="integers"):
         model(mg.ones(1, 2))
