@@ -149,11 +149,11 @@ class Function:
                 return 3 * x * x * dy
 
     ``forward`` gets the raw arrays of its tensor inputs (NumPy arrays on the CPU), other positional inputs as they are,
-    and keyword parameters; it returns one array. What backward needs of them goes into ``self.saved``: it is freed as
-    backward goes, and a later in-place change of it is noticed. ``backward`` gets the gradient of the output and
-    returns one gradient (or None, meaning zero) for each positional input, alone or as a tuple; gradients may have the
-    broadcast shape. ``self.needs[i]`` tells whether input ``i`` needs one. ``self.kernels`` is the device's kernel
-    package.
+    and keyword parameters; it returns one new array (or, with ``is_view``, one that may share the first input's
+    memory). What backward needs of them goes into ``self.saved``: it is freed as backward goes, and a later in-place
+    change of it is noticed. ``backward`` gets the gradient of the output and returns one gradient (or None, meaning
+    zero) for each positional input, alone or as a tuple; gradients may have the broadcast shape. ``self.needs[i]``
+    tells whether input ``i`` needs one. ``self.kernels`` is the device's kernel package.
 
     An op whose gradient is mostly zeros (indexing, embedding) sets ``adds_in_place`` and defines
     ``backward_into(dy, dx)`` instead, which adds to the gradient of its one differentiable input in place.

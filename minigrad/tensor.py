@@ -232,7 +232,19 @@ class Tensor(_Casts):
         return int(self.item())
 
     def __reduce__(self) -> Any:
-        raise TypeError("tensors are not pickled (loading a pickle runs code); use minigrad.save_safetensors")
+        raise TypeError(
+            "tensors are not pickled (loading a pickle runs code); use minigrad.serialization.save_safetensors"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A copy of a leaf in new memory, of the same class; so ``copy.deepcopy(model)`` copies a model."""
+        if not self.is_leaf:
+            raise RuntimeError("deepcopy of a tensor that an operation computed; use .detach() or .clone()")
+        tensor = type(self).__new__(type(self))
+        tensor._init(self.device.kernels.copy(self.data), self.device)
+        tensor.requires_grad = self.requires_grad
+        memo[id(self)] = tensor
+        return tensor
 
     # ------------------------------------------------------------------ device and dtype
 
@@ -565,7 +577,7 @@ class Tensor(_Casts):
     ) -> Tensor:
         """Euclidean norm over ``dim`` (default all), the only ``p`` there is; its gradient is 0 where it is 0."""
         if p not in (2, "fro"):
-            raise ValueError(f"norm: p={p!r}; only the Euclidean norm, p=2, is implemented (the second argument is dim)")
+            raise ValueError(f"norm: p={p!r}; only the Euclidean norm, p=2, exists (dim is the second argument)")
         if not self.is_floating_point():
             raise TypeError(f"norm of a {self.dtype} tensor is not an integer; convert with .float() first")
         axes = shapes.normalize_dims(dim, axis, self.ndim)
@@ -630,11 +642,11 @@ class Tensor(_Casts):
 
     def softmax(self, dim: int) -> Tensor:
         """exp(self) along ``dim``, divided by its sum."""
-        return softmax.Softmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
+        return softmax.Softmax.apply(_not_float16("softmax", self), axis=shapes.normalize_dim(dim, self.ndim))
 
     def log_softmax(self, dim: int) -> Tensor:
         """log(softmax(self)) along ``dim``, computed without overflow."""
-        return softmax.LogSoftmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
+        return softmax.LogSoftmax.apply(_not_float16("log_softmax", self), axis=shapes.normalize_dim(dim, self.ndim))
 
     # ------------------------------------------------------------------ movement
 
@@ -924,6 +936,13 @@ def _mask(name: str, mask: Any) -> Tensor:
 def _check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
     if dtype.kind in "iu" and not math.isfinite(value):
         raise ValueError(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
+
+
+def _not_float16(name: str, x: Tensor) -> Tensor:
+    """``x``, if the fused kernels can compute with its dtype; they take integers as floats."""
+    if x.dtype == dtypes.float16:
+        raise TypeError(f"{name} has no float16 kernel; convert with .float()")
+    return x
 
 
 def _matrices(name: str, x: Tensor) -> Tensor:

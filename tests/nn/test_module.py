@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -346,3 +347,20 @@ def test_repr() -> None:
             return "factor=2"
 
     assert repr(Scale()) == "Scale(factor=2\n  (inner): Tanh()\n)"
+
+
+def test_deepcopy_copies_weights_and_keeps_shared_ones_shared() -> None:
+    model = nn.Module()
+    model.first = nn.Linear(3, 3)
+    model.second = nn.Linear(3, 3)
+    model.second.weight = model.first.weight
+    twin = copy.deepcopy(model)
+    assert twin.first.weight is twin.second.weight
+    assert type(twin.first.weight) is nn.Parameter
+    assert twin.first.weight.requires_grad
+    assert twin.first.weight.id != model.first.weight.id
+    with mg.no_grad():
+        twin.first.weight.fill_(7.0)
+    assert not (model.first.weight == 7.0).any()
+    with pytest.raises(RuntimeError, match="use .detach"):
+        copy.deepcopy(model.first.weight * 2)
