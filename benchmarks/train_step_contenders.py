@@ -1,7 +1,7 @@
 """The contenders of ``train_step_cpu.py``: the same GPT-2 and the same step in each library.
 
-As a script it is the worker: ``train_step_contenders.py NAME PRESET THREADS`` prints a JSON line when it is warm, then for
-each line with a number of steps on its input, one with the seconds per step.
+As a script it is the worker: ``train_step_contenders.py NAME PRESET THREADS`` prints a JSON line when it is warm, then
+for each line with a number of steps on its input, one with the seconds per step.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -42,16 +43,28 @@ class Preset:
         return np.ascontiguousarray(data[:, :-1]), np.ascontiguousarray(data[:, 1:])
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Initial weights by Hugging Face's names, weights (out, in), the same in every process."""
-        from minigrad.models import GPT2, GPT2Config
+        """Initial weights by GPT-2's names, matrices (out, in), the same in every process."""
+        C, random = self.n_embd, np.random.default_rng(1)
+        shapes: dict[str, tuple[int, ...]] = {"wte.weight": (self.vocab_size, C), "wpe.weight": (self.block_size, C)}
+        linears = {"attn.c_attn": (3 * C, C), "attn.c_proj": (C, C), "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
+        for i in range(self.n_layer):
+            for name, (out, in_) in linears.items():
+                shapes[f"h.{i}.{name}.weight"], shapes[f"h.{i}.{name}.bias"] = (out, in_), (out,)
+        weights = {
+            name: 0.02 * random.standard_normal(shape, np.float32) if len(shape) == 2 else np.zeros(shape, np.float32)
+            for name, shape in shapes.items()
+        }
+        for norm in [f"h.{i}.ln_{j}" for i in range(self.n_layer) for j in (1, 2)] + ["ln_f"]:
+            weights[f"{norm}.weight"], weights[f"{norm}.bias"] = np.ones(C, np.float32), np.zeros(C, np.float32)
+        return weights
 
-        model = GPT2(GPT2Config(self.vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd))
-        return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
-
+# S is nanoGPT's CPU preset, M its GPU preset with a smaller batch, G a slice of GPT-2 124M; X is mostly overhead.
 PRESETS = {
+    "X": Preset(n_layer=2, n_head=2, n_embd=64, block_size=32, batch_size=8, vocab_size=65),
     "S": Preset(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65),
     "M": Preset(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, vocab_size=65),
+    "G": Preset(n_layer=2, n_head=12, n_embd=768, block_size=512, batch_size=2, vocab_size=50257),
 }
 
 Step = Callable[[], float]
@@ -68,8 +81,9 @@ class Minigrad:
     @staticmethod
     def build(preset: Preset, threads: int) -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
-        import minigrad
         from minigrad.distributed import SimpleTrainer, TrainingConfig
+
+        import minigrad
         from minigrad.models import GPT2, GPT2Config
         from minigrad.optim import AdamW, decay_groups
 
@@ -92,13 +106,15 @@ class Minigrad:
 class TorchEager:
     """PyTorch, eager, with what it recommends: fused AdamW and scaled_dot_product_attention."""
 
+    compiled = False
+
     @staticmethod
     def missing() -> str | None:
         """Why it cannot run, or None."""
         return None if importlib.util.find_spec("torch") else "pip install torch"
 
-    @staticmethod
-    def build(preset: Preset, threads: int) -> tuple[str, Step]:
+    @classmethod
+    def build(cls, preset: Preset, threads: int) -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
         import torch
         from torch import nn
@@ -156,19 +172,35 @@ class TorchEager:
         groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
         tokens, targets = (torch.from_numpy(array) for array in preset.batch())
+        forward = torch.compile(model) if cls.compiled else model
 
         def step() -> float:
-            loss = model(tokens, targets)
+            loss = forward(tokens, targets)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
             optimizer.step()
-            return float(loss)
+            return loss.item()
 
         return torch.__version__, step
 
 
-CONTENDERS: dict[str, type[Minigrad] | type[TorchEager]] = {"minigrad": Minigrad, "torch-eager": TorchEager}
+class TorchCompiled(TorchEager):
+    """The same through torch.compile, which needs a C++ compiler."""
+
+    compiled = True
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why it cannot run, or None."""
+        return TorchEager.missing() or (None if shutil.which("c++") else "torch.compile needs a C++ compiler")
+
+
+CONTENDERS: dict[str, type[Minigrad] | type[TorchEager]] = {
+    "minigrad": Minigrad,
+    "torch-eager": TorchEager,
+    "torch-compile": TorchCompiled,
+}
 
 
 def work(name: str, preset: Preset, threads: int) -> None:

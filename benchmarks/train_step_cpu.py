@@ -1,4 +1,4 @@
-"""Time a whole GPT training step on the CPU, minigrad beside PyTorch eager.
+"""Time a whole GPT training step on the CPU, minigrad beside PyTorch eager and torch.compile.
 
     python benchmarks/train_step_cpu.py --preset S
     python benchmarks/train_step_cpu.py --preset M --rounds 20 --json results.json
@@ -82,6 +82,7 @@ def contest(names: list[str], preset: str, threads: int) -> Iterator[list[Conten
 
 def compare(names: list[str], preset: str, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
     """Run the rounds and return the report."""
+    load = os.getloadavg()[0]
     with contest(names, preset, threads) as contenders:
         steps = {c.name: max(2, round(seconds / c.ready["seconds_per_step"])) for c in contenders}
         times: dict[str, list[float]] = {c.name: [] for c in contenders}
@@ -95,6 +96,7 @@ def compare(names: list[str], preset: str, threads: int, rounds: int, seconds: f
             "preset": preset,
             "threads": threads,
             "rounds": rounds,
+            "load_average": load,
             "machine": {"cpu": cpu_name(), "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")},
             "contenders": {
                 c.name: {
@@ -134,10 +136,11 @@ def show(report: dict[str, Any]) -> None:
     print(
         f"preset {report['preset']}, {report['threads']} threads, {report['machine']['cpu']}, {report['rounds']} rounds"
     )
-    print(f"{'':12}{'version':>14}{'ms/step':>10}{'tokens/s':>11}{'peak MB':>9}{'first step s':>14}")
+    print(f"load average {report['load_average']:.1f}: nothing else should run on this machine meanwhile")
+    print(f"{'':14}{'version':>14}{'ms/step':>10}{'tokens/s':>11}{'peak MB':>9}{'first step s':>14}")
     for name, c in report["contenders"].items():
         print(
-            f"{name:12}{c['version']:>14}{c['median_milliseconds']:10.2f}{c['tokens_per_second']:11,.0f}"
+            f"{name:14}{c['version']:>14}{c['median_milliseconds']:10.2f}{c['tokens_per_second']:11,.0f}"
             f"{c['peak_megabytes']:9.0f}{c['first_step_seconds']:14.2f}"
         )
     for name, r in report["speed_of_minigrad_against"].items():
@@ -151,7 +154,10 @@ def show(report: dict[str, Any]) -> None:
 def main() -> None:
     """Parse the flags, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="S")
+    parser.add_argument("--preset", choices=list(PRESETS), default="S")
+    parser.add_argument(
+        "--against", nargs="+", choices=list(CONTENDERS), default=["torch-eager"], help="(default eager)"
+    )
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, help="of each contender (default: all cores)"
     )
@@ -159,11 +165,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn (default 2)")
     parser.add_argument("--json", type=Path, help="write the report here as well")
     args = parser.parse_args()
-    available = [name for name, contender in CONTENDERS.items() if contender.missing() is None]
-    for name, contender in CONTENDERS.items():
-        if (reason := contender.missing()) is not None:
-            print(f"without {name}: {reason}")
-    report = compare(available, args.preset, args.threads, args.rounds, args.seconds)
+    names = ["minigrad", *(name for name in args.against if name != "minigrad")]
+    for name in names:
+        if (reason := CONTENDERS[name].missing()) is not None:
+            parser.error(f"{name} cannot run: {reason}")
+    report = compare(names, args.preset, args.threads, args.rounds, args.seconds)
     show(report)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
