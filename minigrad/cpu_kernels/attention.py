@@ -47,6 +47,8 @@ QUERY_BLOCK = 8 * TILE_ROWS
 KEY_BLOCK = 64 * TILE_ROWS
 # The loops over a row of scores cover whole groups of 2 tiles: LLVM takes 4 vectors at a time and the rest one by one.
 ROW_TILES = 2
+# The logarithm of the smallest normal float32; beside a row's largest exponential, which is 1, smaller ones are nothing.
+SMALLEST = -87.0
 # With fewer cells than these (per thread in the forward pass, in total in the backward pass) heads are divided further.
 FORWARD_CELLS, BACKWARD_CELLS = 4, 32
 
@@ -80,6 +82,13 @@ def _row_tile(x, x_row, i, rows, last):
 
 
 @inline
+def _exp(s, smallest, zero):
+    """e^s, but 0 below e^smallest: a masked score is -inf, whose exponential passes through slow subnormal numbers."""
+    probability = exp_fast(smallest if s < smallest else s)
+    return zero if s < smallest else probability
+
+
+@inline
 def _visible(i, k, width, Tk, causal):
     """How many of the keys k to k + width the query i sees."""
     return max(0, min(width, min(Tk, i + 1 if causal else Tk) - k))
@@ -97,13 +106,13 @@ def _forward(
     width = round_up(D, n)
     block = min(KEY_BLOCK, round_up(Tk, ROW_TILES * n))
     k_panels, v_panels = aligned_empty(round_up(Tk, n) * D, q), aligned_empty(width * Tk, q)
-    scores = aligned_empty(TILE_ROWS * block, q).reshape(TILE_ROWS, block)
-    sums = aligned_empty(QUERY_BLOCK * width, q).reshape(QUERY_BLOCK, width)
+    scores, sums = aligned_empty(TILE_ROWS * block, q), aligned_empty(QUERY_BLOCK * width, q)
     maxima, totals = np.empty(QUERY_BLOCK, q.dtype), np.empty(QUERY_BLOCK, q.dtype)
     shifts, decays = np.empty(TILE_ROWS, q.dtype), np.empty(TILE_ROWS, q.dtype)
     last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(n, q), aligned_empty(block, q)
     zeros[:] = 0
-    zero, lowest, real_scale = q.dtype.type(0), -q.dtype.type(np.inf), q.dtype.type(scale)
+    zero, lowest = q.dtype.type(0), -q.dtype.type(np.inf)
+    smallest, real_scale = q.dtype.type(SMALLEST), q.dtype.type(scale)
     query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
 
     cells = B * H * splits
@@ -136,44 +145,47 @@ def _forward(
                     # One short loop per step for all rows: the steps of different rows overlap in the core.
                     row_width = round_up(depth, ROW_TILES * n)
                     for e in range(i, i_last + 1):
-                        row, visible = scores[e - i, :row_width], _visible(e, j_block, KEY_BLOCK, Tk, causal)
-                        for j in range(len(row)):
+                        row = advance(pointer(scores), (e - i) * block)
+                        visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
+                        for j in range(row_width):
                             row[j] = row[j] * real_scale if j < visible else lowest
                     for e in range(i, i_last + 1):
-                        row, maximum = scores[e - i, :row_width], maxima[e - i_block]
-                        for j in range(len(row)):
+                        row, maximum = advance(pointer(scores), (e - i) * block), maxima[e - i_block]
+                        for j in range(row_width):
                             maximum = maxnum(maximum, row[j])
                         shift = maximum if maximum > lowest else zero  # -inf - -inf would be NaN
                         shifts[e - i] = shift
-                        decays[e - i] = exp_fast(maxima[e - i_block] - shift)
+                        decays[e - i] = _exp(maxima[e - i_block] - shift, smallest, zero)
                         maxima[e - i_block] = maximum
                     for e in range(i, i_last + 1):
-                        row, shift, total = scores[e - i, :row_width], shifts[e - i], zero
-                        for j in range(len(row)):
-                            probability = exp_fast(row[j] - shift)
+                        row, shift, total = advance(pointer(scores), (e - i) * block), shifts[e - i], zero
+                        for j in range(row_width):
+                            probability = _exp(row[j] - shift, smallest, zero)
                             row[j] = probability
                             total += probability
                         totals[e - i_block] = totals[e - i_block] * decays[e - i] + total
                     if j_block > 0:
                         for e in range(i, i_last + 1):
-                            row_sums, decay = sums[e - i_block], decays[e - i]
+                            row_sums, decay = advance(pointer(sums), (e - i_block) * width), decays[e - i]
                             for c in range(width):
                                 row_sums[c] *= decay
                     if dropout_p > 0:
                         for e in range(i, i_last + 1):
-                            row, mask = scores[e - i, :row_width], keep[:row_width]
-                            _dropout_row(mask, ((b * Hq + h) * Tq + e) * Tk + j_block, seed, offset, dropout_p)
-                            for j in range(len(row)):
-                                row[j] *= mask[j]
+                            row = advance(pointer(scores), (e - i) * block)
+                            start = ((b * Hq + h) * Tq + e) * Tk + j_block
+                            _dropout_row(keep[:row_width], start, seed, offset, dropout_p)
+                            for j in range(row_width):
+                                row[j] *= keep[j]
                     _multiply_row_tile(
                         depth, pointer(scores), block, 1, advance(pointer(v_panels), j_block * n), n * Tk,
-                        j_block > 0, pointer(zeros), pointer(sums[i - i_block]), width, width,
+                        j_block > 0, pointer(zeros), advance(pointer(sums), (i - i_block) * width), width, width,
                     )  # fmt: skip
             for e in range(i_block, i_end):
                 total = totals[e - i_block]
                 lse[b, h, e] = maxima[e - i_block] + math.log(total)
                 inverse = 1 / total
-                y, row_sums = out[b, e, h], sums[e - i_block]
+                y = advance(pointer(out), ((b * Tq + e) * Hq + h) * D)
+                row_sums = advance(pointer(sums), (e - i_block) * width)
                 for c in range(D):
                     y[c] = row_sums[c] * inverse
     keep_alive(k_panels)
@@ -202,11 +214,10 @@ def _backward(
     kt_panels, vt_panels = aligned_empty(round_up(Tk, n) * D, q), aligned_empty(round_up(Tk, n) * D, q)
     k_panels = aligned_empty(width * Tk, q)
     q_panels, dy_panels = aligned_empty(width * QUERY_BLOCK, q), aligned_empty(width * QUERY_BLOCK, q)
-    p = aligned_empty(QUERY_BLOCK * block, q).reshape(QUERY_BLOCK, block)
-    ds = aligned_empty(QUERY_BLOCK * block, q).reshape(QUERY_BLOCK, block)
-    dq_sums = aligned_empty(QUERY_BLOCK * width, q).reshape(QUERY_BLOCK, width)
-    dk_sums = aligned_empty(round_up(Tk, TILE_ROWS) * width, q).reshape(-1, width)
-    dv_sums = aligned_empty(round_up(Tk, TILE_ROWS) * width, q).reshape(-1, width)
+    p, ds = aligned_empty(QUERY_BLOCK * block, q), aligned_empty(QUERY_BLOCK * block, q)
+    dq_sums = aligned_empty(QUERY_BLOCK * width, q)
+    padded_Tk = round_up(Tk, TILE_ROWS)
+    dk_sums, dv_sums = aligned_empty(padded_Tk * width, q), aligned_empty(padded_Tk * width, q)
     last_q, last_dy = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_ROWS * D, q)
     zeros, keep, deltas = aligned_empty(n, q), aligned_empty(block, q), aligned_empty(QUERY_BLOCK, q)
     zeros[:] = 0
@@ -247,58 +258,66 @@ def _backward(
                 for i in range(i_block, i_end, TILE_ROWS):
                     i_last = min(i + TILE_ROWS, Tq) - 1
                     depth = _visible(i_last, j_block, KEY_BLOCK, Tk, causal)
+                    p_tile = advance(pointer(p), (i - i_block) * block)
+                    ds_tile = advance(pointer(ds), (i - i_block) * block)
                     a, a_row, a_column = _row_tile(queries, q_strides[2], i, Tq, pointer(last_q))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(kt_panels), j_block * D), n * D,
-                        False, pointer(zeros), pointer(p[i - i_block]), block, round_up(depth, n),
+                        False, pointer(zeros), p_tile, block, round_up(depth, n),
                     )  # fmt: skip
                     a, a_row, a_column = _row_tile(dys, dy_strides[2], i, Tq, pointer(last_dy))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(vt_panels), j_block * D), n * D,
-                        False, pointer(zeros), pointer(ds[i - i_block]), block, round_up(depth, n),
+                        False, pointer(zeros), ds_tile, block, round_up(depth, n),
                     )  # fmt: skip
                     # Rows end in zeros where the key tiles below read them; row_width may exceed what was computed.
                     row_width = round_up(depth, ROW_TILES * n)
                     end = max(row_width, round_up(block_depth, n))
                     for e in range(i, i_last + 1):
-                        p_row, ds_row = p[e - i_block, :row_width], ds[e - i_block, :row_width]
+                        p_row, ds_row = advance(p_tile, (e - i) * block), advance(ds_tile, (e - i) * block)
                         visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
                         row_lse, delta = lse[b, h, e], deltas[e - i_block]
                         if dropout_p > 0:
-                            mask = keep[:row_width]
-                            _dropout_row(mask, ((b * Hq + h) * Tq + e) * Tk + j_block, seed, offset, dropout_p)
-                            for j in range(len(p_row)):
-                                ds_row[j] *= mask[j]
-                        for j in range(len(p_row)):
+                            start = ((b * Hq + h) * Tq + e) * Tk + j_block
+                            _dropout_row(keep[:row_width], start, seed, offset, dropout_p)
+                            for j in range(row_width):
+                                ds_row[j] *= keep[j]
+                        for j in range(row_width):
                             probability = exp_fast(p_row[j] * real_scale - row_lse)
                             p_row[j] = probability if j < visible else zero
                             ds_row[j] = probability * (ds_row[j] - delta) if j < visible else zero
                         if dropout_p > 0:
-                            for j in range(len(p_row)):
-                                p_row[j] *= mask[j]
-                        p[e - i_block, row_width:end] = 0
-                        ds[e - i_block, row_width:end] = 0
+                            for j in range(row_width):
+                                p_row[j] *= keep[j]
+                        for j in range(row_width, end):
+                            p_row[j] = ds_row[j] = 0
                     _multiply_row_tile(
-                        depth, pointer(ds[i - i_block]), block, 1, advance(pointer(k_panels), j_block * n), n * Tk,
-                        j_block > 0, pointer(zeros), pointer(dq_sums[i - i_block]), width, width,
+                        depth, ds_tile, block, 1, advance(pointer(k_panels), j_block * n), n * Tk,
+                        j_block > 0, pointer(zeros), advance(pointer(dq_sums), (i - i_block) * width), width, width,
                     )  # fmt: skip
                 for j in range(0, block_depth, TILE_ROWS):
                     # Queries before the first row tile that sees key j contribute zeros.
                     first = max(0, j_block + j - i_block) // TILE_ROWS * TILE_ROWS if causal else 0
+                    corner, target = first * block + j, (j_block + j) * width
                     _multiply_row_tile(
-                        rows - first, pointer(p[first, j:]), 1, block, advance(pointer(dy_panels), first * n), n * rows,
-                        True, pointer(zeros), pointer(dv_sums[j_block + j]), width, width,
+                        rows - first, advance(pointer(p), corner), 1, block,
+                        advance(pointer(dy_panels), first * n), n * rows,
+                        True, pointer(zeros), advance(pointer(dv_sums), target), width, width,
                     )  # fmt: skip
                     _multiply_row_tile(
-                        rows - first, pointer(ds[first, j:]), 1, block, advance(pointer(q_panels), first * n), n * rows,
-                        True, pointer(zeros), pointer(dk_sums[j_block + j]), width, width,
+                        rows - first, advance(pointer(ds), corner), 1, block,
+                        advance(pointer(q_panels), first * n), n * rows,
+                        True, pointer(zeros), advance(pointer(dk_sums), target), width, width,
                     )  # fmt: skip
             for e in range(i_block, i_end):
-                dq_row, row_sums = dq[b, e, h], dq_sums[e - i_block]
+                dq_row = advance(pointer(dq), ((b * Tq + e) * Hq + h) * D)
+                row_sums = advance(pointer(dq_sums), (e - i_block) * width)
                 for c in range(D):
                     dq_row[c] = row_sums[c] * real_scale
         for j in range(Tk):
-            dk_row, dv_row, dk_sum, dv_sum = dk[part, b, j, kv_head], dv[part, b, j, kv_head], dk_sums[j], dv_sums[j]
+            target = (((part * B + b) * Tk + j) * H + kv_head) * D
+            dk_row, dv_row = advance(pointer(dk), target), advance(pointer(dv), target)
+            dk_sum, dv_sum = advance(pointer(dk_sums), j * width), advance(pointer(dv_sums), j * width)
             for c in range(D):
                 dk_row[c] = dk_sum[c] * real_scale
                 dv_row[c] = dv_sum[c]
@@ -310,6 +329,8 @@ def _backward(
     keep_alive(p)
     keep_alive(ds)
     keep_alive(dq_sums)
+    keep_alive(dk_sums)
+    keep_alive(dv_sums)
     keep_alive(last_q)
     keep_alive(last_dy)
     keep_alive(zeros)

@@ -137,7 +137,7 @@ def test_nothing_to_attend(shape, causal):
 @pytest.mark.parametrize("scale", [30.0, -1.0, 0.0])
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_of_any_size(scale, causal):
-    """Scores of up to 1e5: the running maximum keeps the exponentials finite, also when it grows from block to block."""
+    """Scores of up to 1e5: the running maximum keeps exponentials finite, also when it grows from block to block."""
     dy, q, k, v = operands(1, 1, 1, 70, 2 * attention.KEY_BLOCK, 16, np.float64)
     k *= np.linspace(1, 50, k.shape[2])[:, None]
     y, lse, *_ = reference(dy, q, k, v, causal, scale, 1.0)
