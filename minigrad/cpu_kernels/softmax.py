@@ -40,13 +40,14 @@ def _forward_rows(x, y, log):
         m = row_max(xi)
         s = real(0)
         for j in range(C):
-            e = exp_fast(xi[j] - m)
-            yi[j] = e
+            centred = xi[j] - m
+            e = exp_fast(centred)
+            yi[j] = centred if log else e
             s += e
         if log:
             log_s = real(math.log(s))
-            for j in range(C):
-                yi[j] = xi[j] - m - log_s
+            for j in range(C):  # by way of memory: in one expression fastmath would round m + log_s first
+                yi[j] -= log_s
         else:
             scale = real(1) / s
             for j in range(C):

@@ -1,0 +1,232 @@
+"""Scaled dot-product attention: plain, causal, grouped heads, masks, dropout; fused and composite agree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from harness import CHECKS, NORMAL, Op, assert_close, booleans, check_name, host, torch
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+
+def reference(q, k, v, causal=False, scale=None, mask=None):
+    """The T x T matrix and all."""
+    repeat = q.shape[1] // max(k.shape[1], 1)
+    k, v = np.repeat(k, repeat, 1), np.repeat(v, repeat, 1)
+    scores = (1 / math.sqrt(q.shape[-1]) if scale is None else scale) * (q @ np.swapaxes(k, -1, -2))
+    if causal:
+        mask = np.tri(*scores.shape[-2:], dtype=bool)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    top = scores.max(-1, keepdims=True, initial=-1e30)
+    p = np.exp(scores - top)
+    total = p.sum(-1, keepdims=True)
+    return np.divide(p, total, out=np.zeros_like(p), where=total > 0) @ v
+
+
+def heads(*sizes):
+    """(B, H, Hkv, Tq, Tk, D) -> the shapes of q, k, v."""
+    return [((B, H, Tq, D), (B, Hkv, Tk, D), (B, Hkv, Tk, D)) for B, H, Hkv, Tq, Tk, D in sizes]
+
+
+SIZES = heads((1, 1, 1, 1, 1, 1), (2, 2, 2, 5, 5, 4), (1, 2, 2, 3, 7, 4), (1, 1, 1, 7, 3, 4), (1, 2, 2, 70, 70, 16))
+GROUPED = heads((2, 4, 2, 5, 5, 4), (1, 6, 1, 3, 4, 2))
+NONE = heads((0, 2, 2, 3, 3, 4), (1, 2, 2, 0, 3, 4))
+
+
+def case(name, shapes, **options):
+    settings = dict(options)
+
+    def run(*x):
+        return F.scaled_dot_product_attention(*x, **settings)
+
+    def run_torch(*x):
+        return torch.nn.functional.scaled_dot_product_attention(*x, **settings)
+
+    def by_numpy(*x):
+        return reference(*x, causal=settings.get("is_causal", False), scale=settings.get("scale"))
+
+    return Op(name, run, by_numpy, run_torch, shapes, rounding=128, refuses=("float16", "int64"))
+
+
+def masked(name, shapes, domain, **options):
+    return Op(
+        name,
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, **options),
+        lambda q, k, v, m: reference(q, k, v, mask=m),
+        lambda q, k, v, m: torch.nn.functional.scaled_dot_product_attention(q, k, v, m, **options),
+        shapes,
+        (NORMAL, NORMAL, NORMAL, domain),
+        rounding=128,
+        refuses=("float16",),
+    )
+
+
+MASKED = [
+    (*heads((2, 2, 2, 3, 5, 4))[0], (3, 5)),
+    (*heads((2, 2, 2, 3, 5, 4))[0], (2, 2, 3, 5)),
+    (*heads((2, 2, 2, 3, 5, 4))[0], (2, 1, 1, 5)),
+]
+GROUPED_MASKED = [(*GROUPED[0], (5, 5))]
+
+OPS = [
+    case("attention", [*SIZES, *NONE]),
+    case("causal", [*SIZES, *NONE], is_causal=True),
+    case("scale", SIZES[1:3], scale=0.3),
+    case("grouped", GROUPED, enable_gqa=True),
+    case("grouped_causal", GROUPED, enable_gqa=True, is_causal=True),
+    masked("bool_mask", MASKED, booleans),
+    masked("added_mask", MASKED, NORMAL),
+    masked("grouped_bool_mask", GROUPED_MASKED, booleans, enable_gqa=True),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+def random_heads(device, B=2, H=2, Hkv=2, Tq=5, Tk=5, D=4, requires_grad=True, dtype="float64"):
+    rng = np.random.default_rng(0)
+    shapes = heads((B, H, Hkv, Tq, Tk, D))[0]
+    return [mg.tensor(rng.standard_normal(s).astype(dtype), device=device, requires_grad=requires_grad) for s in shapes]
+
+
+def test_causal_is_the_triangular_mask(device):
+    """Also with more keys than queries, and fewer: query i sees keys 0 ... i, as in PyTorch."""
+    for Tq, Tk in ((5, 5), (3, 7), (7, 3)):
+        q, k, v = random_heads(device, Tq=Tq, Tk=Tk)
+        one = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        triangle = mg.ones(Tq, Tk, device=device).tril().bool()
+        two = F.scaled_dot_product_attention(q, k, v, triangle)
+        np.testing.assert_allclose(host(one), host(two), atol=1e-13)
+        first, second = one.square().sum().backward(), two.square().sum().backward()
+        for x in (q, k, v):
+            np.testing.assert_allclose(host(first[x]), host(second[x]), atol=1e-12)
+
+
+def test_the_future_has_no_influence(device):
+    q, k, v = random_heads(device, requires_grad=False)
+    before = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    k[:, :, 3:] = 100.0
+    v[:, :, 3:] = -100.0
+    after = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    np.testing.assert_array_equal(host(before)[:, :, :3], host(after)[:, :, :3])
+
+
+def test_large_scores_do_not_overflow(device):
+    q, k, v = random_heads(device, dtype="float32")
+    y = F.scaled_dot_product_attention(q * 1000, k, v, is_causal=True)
+    assert np.isfinite(host(y)).all()
+    assert all(np.isfinite(host(g)).all() for g in y.sum().backward().values())
+
+
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_a_query_that_sees_nothing_gives_0(kind, device):
+    """Not NaN, in value and gradient, as in PyTorch."""
+    q, k, v = random_heads(device)
+    mask = mg.ones(5, 5, device=device).tril(-1).bool()
+    if kind == "added":
+        mask = mg.zeros(5, 5, device=device).masked_fill(~mask, float("-inf"))
+    y = F.scaled_dot_product_attention(q, k, v, mask)
+    assert (host(y)[:, :, 0] == 0).all()
+    assert (host(y)[:, :, 1:] != 0).all()
+    grads = y.sum().backward()
+    assert all(np.isfinite(host(grads[x])).all() for x in (q, k, v))
+    assert (host(grads[q])[:, :, 0] == 0).all()
+
+
+def test_an_added_mask_gets_its_gradient(device):
+    q, k, v = random_heads(device)
+    mask = mg.zeros(5, 5, dtype="float64", device=device, requires_grad=True)
+    assert mg.gradcheck(lambda m: F.scaled_dot_product_attention(q, k, v, m), [mask])
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}], ids=str)
+def test_dropout_is_a_mask_on_the_probabilities(options, device):
+    """With v the identity the result is P m / (1 - p): read the mask off it, then check value and gradients with it."""
+    B, H, T, p = 2, 2, 16, 0.3
+    q, k, v = random_heads(device, B, H, 1 if options.get("enable_gqa") else H, T, T, T)
+
+    def run(q, k, v, rate=p):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, generator=mg.Generator(4), **options)
+
+    identity = mg.eye(T, dtype="float64", device=device).expand(*k.shape).contiguous()
+    p_full, p_dropped = host(run(q, k, identity, 0.0)), host(run(q, k, identity))
+    kept = p_dropped != 0
+    np.testing.assert_allclose(p_dropped, p_full * kept / (1 - p), atol=1e-14)
+    possible = p_full != 0
+    assert abs(kept[possible].mean() - (1 - p)) < 0.1
+    assert len({row.tobytes() for row in kept.reshape(-1, T)}) > B * H  # heads and rows have masks of their own
+
+    def composite(q, k, v):
+        repeat = H // k.shape[1]
+        k, v = (mg.cat([x] * repeat, 1) if repeat > 1 else x for x in (k, v))
+        scores = q @ k.mT / math.sqrt(T)
+        if options.get("is_causal"):
+            scores = scores.masked_fill(~mg.ones(T, T, device=device).tril().bool(), float("-inf"))
+        return (scores.softmax(-1) * mg.tensor(kept / (1 - p), device=device)) @ v
+
+    one, two = run(q, k, v), composite(q, k, v)
+    np.testing.assert_allclose(host(one), host(two), atol=1e-13)
+    w = mg.tensor(np.random.default_rng(1).standard_normal(one.shape), device=device)
+    first, second = one.backward(w), two.backward(w)
+    for x in (q, k, v):
+        np.testing.assert_allclose(host(first[x]), host(second[x]), atol=1e-12)
+
+
+def test_dropout_with_a_mask(device):
+    q, k, v = random_heads(device)
+    mask = mg.ones(5, 5, device=device).tril().bool()
+    generator = mg.Generator(1)
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=0.5, generator=generator)
+    assert generator.offset == 1
+    assert (host(y) != host(F.scaled_dot_product_attention(q, k, v, mask))).any()
+
+
+def test_views_of_one_projection(device):
+    """As in a transformer: q, k, v are transposed slices of one (B, T, 3 C) tensor, which gets the gradient."""
+    B, T, H, D = 2, 6, 3, 4
+    rng = np.random.default_rng(0)
+    qkv = mg.tensor(rng.standard_normal((B, T, 3 * H * D)), device=device, requires_grad=True)
+
+    def run(qkv, copy=lambda x: x):
+        q, k, v = (copy(x.reshape(B, T, H, D).transpose(1, 2)) for x in qkv.split(H * D, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.transpose(1, 2).reshape(B, T, H * D)
+
+    one, two = run(qkv), run(qkv, lambda x: x.contiguous())
+    np.testing.assert_allclose(host(one), host(two), atol=1e-14)
+    first, second = one.square().sum().backward()[qkv], two.square().sum().backward()[qkv]
+    assert_close(host(first), host(second), 64)
+
+
+def test_errors(device):
+    q, k, v = random_heads(device, H=4, Hkv=4, requires_grad=False)
+    attend = F.scaled_dot_product_attention
+    with pytest.raises(ValueError, match=r"query \(5, 4\), .*expected 4 dimensions \(B, H, T, D\)"):
+        attend(q[0, 0], k, v)
+    with pytest.raises(
+        ValueError, match=r"key \(2, 4, 5, 4\), value \(2, 4, 4, 4\); batch, key and value sizes must agree"
+    ):
+        attend(q, k, v[:, :, 1:])
+    with pytest.raises(ValueError, match="must agree"):
+        attend(q, k[:1], v[:1])
+    with pytest.raises(ValueError, match="must agree"):
+        attend(q[..., 1:], k, v)
+    with pytest.raises(ValueError, match="4 query heads, 2 key heads; enable_gqa needs a multiple"):
+        attend(q, k[:, :2], v[:, :2])
+    with pytest.raises(ValueError, match="4 query heads, 3 key heads; enable_gqa needs a multiple"):
+        attend(q, k[:, :3], v[:, :3], enable_gqa=True)
+    with pytest.raises(ValueError, match=r"dropout_p=1.0; expected \[0, 1\)"):
+        attend(q, k, v, dropout_p=1.0)
+    with pytest.raises(ValueError, match="pass attn_mask or is_causal, not both"):
+        attend(q, k, v, mg.ones(5, 5, device=device).bool(), is_causal=True)
+    with pytest.raises(TypeError, match="attention expects float32 or float64, not int64"):
+        attend(q.long(), k.long(), v.long())
+    with pytest.raises(ValueError, match=r"(?s)\(2, 4, 5, 5\).*\(3, 5\)"):
+        attend(q, k, v, mg.zeros(3, 5, device=device))

@@ -1,0 +1,220 @@
+"""Cross-entropy with all its options, negative log-likelihood, squared error."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from harness import CHECKS, Op, check_name, host, integers, needs_torch, torch, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+WEIGHTS = np.array([0.5, 2.0, 1.0, 0.25, 3.0])
+
+
+def reference(logits, targets, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    """The definition, classes last."""
+    w = np.ones(logits.shape[-1]) if weight is None else weight
+    top = logits.max(-1, keepdims=True, initial=-np.inf)
+    log_p = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    kept = targets != ignore_index
+    t = np.where(kept, targets, 0)
+    picked = -np.take_along_axis(log_p, t[..., None], -1)[..., 0] * w[t]
+    losses = (1 - label_smoothing) * picked - label_smoothing / logits.shape[-1] * (log_p * w).sum(-1)
+    losses = np.where(kept, losses, 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() / (w[t] * kept).sum() if reduction == "mean" else losses.sum()
+
+
+def case(reduction, label_smoothing, weighted, ignore_index):
+    options = {"reduction": reduction, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    weight = WEIGHTS if weighted else None
+
+    def run(x, t):
+        w = mg.tensor(WEIGHTS.astype(x.dtype), device=x.device) if weighted else None
+        return F.cross_entropy(x, t, w, **options)
+
+    def run_torch(x, t):
+        w = torch.tensor(WEIGHTS).to(x.dtype) if weighted else None
+        return torch.nn.functional.cross_entropy(x, t, w, **options)
+
+    return Op(
+        f"cross_entropy-{reduction}-{label_smoothing}{'-weighted' * weighted}-ignore{ignore_index}",
+        run,
+        lambda x, t: reference(x, t, weight, **options),
+        run_torch,
+        [((6, 5), (6,)), ((5,), ()), ((30, 5), (30,))],
+        (uniform(-4, 4), integers(0, 5)),
+        rounding=64,
+        refuses=("float16",),
+    )
+
+
+OPS = [
+    *(case(*options) for options in itertools.product(("mean", "sum", "none"), (0.0, 0.25), (False, True), (-100, 2))),
+    Op(
+        "cross_entropy-spatial",
+        lambda x, t: F.cross_entropy(x, t, reduction="none"),
+        lambda x, t: reference(np.moveaxis(x, 1, -1), t, reduction="none"),
+        lambda x, t: torch.nn.functional.cross_entropy(x, t, reduction="none"),
+        [((2, 5, 3), (2, 3)), ((2, 5, 3, 2), (2, 3, 2)), ((2, 5, 0), (2, 0))],
+        (uniform(-4, 4), integers(0, 5)),
+        rounding=64,
+        refuses=("float16",),
+    ),
+    Op(
+        "cross_entropy-large",
+        lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1),
+        lambda x, t: reference(x, t, label_smoothing=0.1),
+        lambda x, t: torch.nn.functional.cross_entropy(x, t, label_smoothing=0.1),
+        [((70, 300), (70,))],
+        (uniform(-4, 4), integers(0, 300)),
+        rounding=64,
+        refuses=("float16",),
+    ),
+    *(
+        Op(
+            f"nll_loss-{reduction}-ignore{ignored}",
+            lambda x, t, r=reduction, i=ignored: F.nll_loss(x, t, ignore_index=i, reduction=r),
+            lambda x, t, r=reduction, i=ignored: _nll(x, t, r, i),
+            lambda x, t, r=reduction, i=ignored: torch.nn.functional.nll_loss(x, t, ignore_index=i, reduction=r),
+            [((6, 5), (6,))],
+            (uniform(-4, 0), integers(0, 5)),
+        )
+        for reduction in ("mean", "sum", "none")
+        for ignored in (-100, 2)
+    ),
+    *(
+        Op(
+            f"mse_loss-{reduction}",
+            lambda x, y, r=reduction: F.mse_loss(x, y, r),
+            lambda x, y, r=reduction: {"mean": np.mean, "sum": np.sum, "none": lambda v: v}[r]((x - y) ** 2),
+            lambda x, y, r=reduction: torch.nn.functional.mse_loss(x, y, reduction=r),
+            [((3, 4), (3, 4)), ((5,), (5,)), ((), ())],
+            rounding=32,
+        )
+        for reduction in ("mean", "sum", "none")
+    ),
+]
+
+
+def _nll(x, t, reduction, ignored):
+    losses = np.where(t == ignored, 0, -np.take_along_axis(x, t[:, None], 1)[:, 0])
+    if reduction == "none":
+        return losses
+    return losses.sum() / ((t != ignored).sum() if reduction == "mean" else 1)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+# Semantics ------------------------------------------------------------------------------------------------------------
+
+
+@needs_torch
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_batch_of_ignored_targets(reduction, weighted, device):
+    """Nothing to average: NaN for the mean, 0 else, as in PyTorch. Ignored rows have gradient 0 unless that is NaN."""
+    x = mg.ones(3, 5, device=device, requires_grad=True)
+    t = torch.ones(3, 5, requires_grad=True)
+    w = (mg.tensor(WEIGHTS.astype("f4"), device=device), torch.tensor(WEIGHTS).float()) if weighted else (None, None)
+    y = F.cross_entropy(x, mg.tensor([-100] * 3, device=device), w[0], reduction=reduction)
+    z = torch.nn.functional.cross_entropy(t, torch.tensor([-100] * 3), w[1], reduction=reduction)
+    np.testing.assert_array_equal(host(y), z.detach().numpy())
+    z.sum().backward()
+    np.testing.assert_array_equal(np.nan_to_num(host(y.sum().backward()[x])), np.nan_to_num(t.grad.numpy()))
+
+
+def test_an_ignored_row_may_hold_anything(device):
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    x[1] = np.nan
+    logits = mg.tensor(x, device=device, requires_grad=True)
+    loss = F.cross_entropy(logits, mg.tensor([0, -100, 4], device=device))
+    assert np.isfinite(loss.item())
+    grad = host(loss.backward()[logits])
+    assert (grad[1] == 0).all()
+    np.testing.assert_allclose(grad.sum(1), 0, atol=1e-6)
+
+
+@needs_torch
+def test_extreme_logits_are_pytorchs(device):
+    x = np.float32([[1e4, 0, -1e4], [-np.inf, 0, 1], [0, np.inf, 0], [np.nan, 0, 0], [-1e4, -1e4, -1e4]])
+    logits, t = mg.tensor(x, device=device, requires_grad=True), torch.tensor(x, requires_grad=True)
+    y = F.cross_entropy(logits, mg.tensor([1, 1, 1, 1, 2], device=device), reduction="none")
+    z = torch.nn.functional.cross_entropy(t, torch.tensor([1, 1, 1, 1, 2]), reduction="none")
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=1e-6)
+    z.sum().backward()
+    # p = exp(x - lse), and lse is rounded at its own size, 1e4.
+    np.testing.assert_allclose(host(y.sum().backward()[logits]), t.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_equals_its_parts(device):
+    rng = np.random.default_rng(0)
+    x = mg.tensor(rng.standard_normal((6, 5)), device=device, requires_grad=True)
+    t = mg.tensor(rng.integers(0, 5, 6), device=device)
+    fused, parts = F.cross_entropy(x, t), F.nll_loss(x.log_softmax(-1), t)
+    assert fused.item() == pytest.approx(parts.item(), rel=1e-12)
+    np.testing.assert_allclose(host(fused.backward()[x]), host(parts.backward()[x]), atol=1e-14)
+
+
+def test_weights_changed_after_the_call_do_not_matter(device):
+    x = mg.ones(2, 3, device=device, requires_grad=True)
+    w = mg.tensor([1.0, 2.0, 3.0], device=device)
+    expected = F.cross_entropy(x, mg.tensor([0, 2], device=device), w.clone()).backward()[x].tolist()
+    loss = F.cross_entropy(x, mg.tensor([0, 2], device=device), w)
+    w.zero_()
+    assert loss.backward()[x].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_targets_of_any_integer_dtype(dtype, device):
+    x = mg.tensor(np.eye(3, dtype=np.float32), device=device)
+    targets = np.array([0, 1, 2])
+    loss = F.cross_entropy(x, mg.tensor(targets.astype(dtype), device=device))
+    assert loss.item() == F.cross_entropy(x, mg.tensor(targets, device=device)).item()
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss])
+def test_targets_out_of_range(loss, device):
+    x = mg.ones(3, 5, device=device)
+    with pytest.raises(IndexError, match="5.* is out of range for"):
+        loss(x, mg.tensor([0, 5, 1], device=device))
+    with pytest.raises(IndexError, match="-1.* is out of range for"):
+        loss(x, mg.tensor([0, 1, -1], device=device))
+    assert np.isfinite(loss(x, mg.tensor([0, 1, -1], device=device), ignore_index=-1).item())
+
+
+def test_errors(device):
+    x, t = mg.ones(3, 5, device=device), mg.tensor([0, 1, 2], device=device)
+    with pytest.raises(
+        IndexError, match=r"target 9 at position 1 is out of range for 5 classes \(ignore_index is -100\)"
+    ):
+        F.cross_entropy(x, mg.tensor([0, 9, 9], device=device))
+    with pytest.raises(TypeError, match=r"targets are class indices, not float32; convert with \.long\(\)"):
+        F.cross_entropy(x, t.float())
+    with pytest.raises(TypeError, match="targets are class indices, not bool"):
+        F.cross_entropy(x, t > 1)
+    with pytest.raises(TypeError, match="cross_entropy expects float32 or float64, not int64"):
+        F.cross_entropy(x.long(), t)
+    with pytest.raises(ValueError, match=r"input \(3, 5\), target \(2,\); .*cross_entropy\(logits\.view\(-1, C\)"):
+        F.cross_entropy(x, t[:2])
+    with pytest.raises(ValueError, match=r"input \(\), target \(\)"):
+        F.cross_entropy(x.sum(), t.sum())
+    with pytest.raises(ValueError, match=r"label_smoothing=1.5; expected \[0, 1\]"):
+        F.cross_entropy(x, t, label_smoothing=1.5)
+    with pytest.raises(ValueError, match=r"weight of shape \(3,\); expected \(5,\)"):
+        F.cross_entropy(x, t, mg.ones(3, device=device))
+    for call in (F.cross_entropy, F.nll_loss):
+        with pytest.raises(ValueError, match="reduction='avg'; expected 'mean', 'sum' or 'none'"):
+            call(x, t, reduction="avg")
+    with pytest.raises(ValueError, match=r"nll_loss: input \(3, 5\), target \(2,\)"):
+        F.nll_loss(x, t[:2])
+    with pytest.raises(ValueError, match=r"mse_loss: input \(3, 5\) and target \(3,\) differ in shape"):
+        F.mse_loss(x, t)

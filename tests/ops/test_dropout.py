@@ -1,0 +1,81 @@
+"""Dropout: the same mask forward and backward, of the right rate, from the generator alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import host
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+
+def drop(x, p, seed=3):
+    return F.dropout(x, p, generator=mg.Generator(seed))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 0), (300, 400)])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_value_and_gradient_have_one_mask(p, shape, dtype, device):
+    """y = x m / (1 - p), dx = dy m / (1 - p): read m off y, and expect it in dx."""
+    rng = np.random.default_rng(0)
+    x = mg.tensor((1 + rng.random(shape)).astype(dtype), device=device, requires_grad=True)
+    y = drop(x, p)
+    assert (y.dtype, y.shape) == (x.dtype, x.shape)
+    mask = host(y) != 0
+    scale = mask / (1 - p)
+    rtol = 8 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(host(y), host(x) * scale, rtol=rtol)
+    dy = rng.standard_normal(shape).astype(dtype)
+    grad = y.backward(mg.tensor(dy, device=device))[x]
+    assert (grad.dtype, grad.shape) == (x.dtype, x.shape)
+    np.testing.assert_allclose(host(grad), dy * scale, rtol=rtol)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_rate_and_the_mean(p, device):
+    n = 200_000
+    y = host(drop(mg.ones(n, device=device), p))
+    dropped = (y == 0).mean()
+    assert abs(dropped - p) < 5 * np.sqrt(p * (1 - p) / n)  # five standard deviations
+    assert abs(y.mean(dtype=np.float64) - 1) < 5 * np.sqrt(p / (1 - p) / n)
+
+
+def test_draws(device):
+    """Every call draws another mask; the same seed and offset draw the same; the layout does not matter."""
+    x = mg.ones(8, 50, device=device)
+    generator = mg.Generator(5)
+    first, second = F.dropout(x, 0.5, generator=generator), F.dropout(x, 0.5, generator=generator)
+    assert (host(first) != host(second)).any()
+    assert generator.offset == 2
+    assert (drop(x, 0.5, seed=5) == first).all()
+    assert (drop(mg.ones(50, 8, device=device).T, 0.5, seed=5) == first).all()
+    mg.manual_seed(5)
+    assert (F.dropout(x, 0.5) == first).all()
+    rows = host(first) != 0
+    assert len({row.tobytes() for row in rows}) == 8
+
+
+def test_evaluation_and_p_0_are_the_identity(device):
+    x = mg.ones(3, device=device)
+    generator = mg.Generator()
+    assert F.dropout(x, 0.5, training=False, generator=generator) is x
+    assert F.dropout(x, 0.0, generator=generator) is x
+    assert generator.offset == 0
+
+
+def test_p_1_drops_all(device):
+    x = mg.ones(3, device=device, requires_grad=True)
+    y = drop(x, 1.0)
+    assert y.tolist() == [0, 0, 0]
+    assert y.sum().backward()[x].tolist() == [0, 0, 0]
+
+
+def test_errors(device):
+    x = mg.ones(3, device=device)
+    for p in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"dropout: p=.*; expected a probability"):
+            F.dropout(x, p)
+    with pytest.raises(TypeError, match="dropout expects float32 or float64, not int64"):
+        F.dropout(x.long())

@@ -1,0 +1,92 @@
+"""Rows of a table by index."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, NORMAL, Op, check_name, host, integers, torch
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+OPS = [
+    Op(
+        "embedding",
+        lambda w, i: F.embedding(i, w),
+        lambda w, i: w[i],
+        lambda w, i: torch.nn.functional.embedding(i, w),
+        [
+            ((6, 4), (3,)),
+            ((6, 4), ()),
+            ((6, 4), (2, 5)),
+            ((6, 1), (40,)),
+            ((6, 300), (70,)),
+            ((6, 4), (0,)),
+            ((6, 0), (3,)),
+            ((6, 4), (2, 0, 3)),
+        ],
+        (NORMAL, integers(0, 6)),
+        rounding=64,
+        refuses=("int64", "int32", "uint8", "bool", "float16"),
+    )
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+def test_repeated_indices_add_up(device):
+    w = mg.zeros(4, 2, device=device, requires_grad=True)
+    y = F.embedding(mg.tensor([1, 3, 1, 1], device=device), w)
+    dy = mg.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]], device=device)
+    assert (y * dy).sum().backward()[w].tolist() == [[0, 0], [8, 80], [0, 0], [2, 20]]
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+def test_a_table_with_other_uses(fortran, device):
+    """Tied weights: the lookup adds to a gradient that another operation began, whatever its layout."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((5, 3))
+    w = mg.tensor(values.T if fortran else values, device=device)
+    w = (w.T if fortran else w).detach().requires_grad_()
+    i = mg.tensor([0, 2, 2], device=device)
+    x = F.embedding(i, w)
+    for loss in (x.sum() + (w * w).sum(), (w * w).sum() + x.sum(), (x @ w.T).sum(), x.sum() + F.embedding(i, w).sum()):
+        grad = host(loss.backward(retain_graph=True)[w])
+        counts = np.bincount([0, 2, 2], minlength=5)[:, None]
+        if loss.shape == () and abs(loss.item() - 2 * host(x).sum()) < 1e-9:
+            expected = 2 * counts * np.ones(3)
+        elif abs(loss.item() - host(x @ w.detach().T).sum()) < 1e-9:
+            expected = counts * values.sum(0) + host(x).sum(0)
+        else:
+            expected = 2 * values + counts
+        np.testing.assert_allclose(grad, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
+def test_indices_of_any_integer_dtype(dtype, device):
+    w = mg.tensor(np.arange(6.0).reshape(3, 2), device=device)
+    assert F.embedding(mg.tensor(np.array([2, 0], dtype), device=device), w).tolist() == [[4, 5], [0, 1]]
+
+
+def test_an_index_changed_before_backward_is_noticed(device):
+    w, i = mg.ones(3, 2, device=device, requires_grad=True), mg.tensor([0, 1], device=device)
+    loss = F.embedding(i, w).sum()
+    i.fill_(2)
+    with pytest.raises(RuntimeError, match="Embedding needs for its gradient was changed in place"):
+        loss.backward()
+
+
+def test_errors(device):
+    w, i = mg.ones(3, 2, device=device), mg.tensor([0, 3], device=device)
+    with pytest.raises(IndexError, match="embedding: index 3 at position 1 is out of range for 3 rows"):
+        F.embedding(i, w)
+    with pytest.raises(IndexError, match="embedding: index -1 at position 0 is out of range"):
+        F.embedding(i - 1, w)
+    with pytest.raises(TypeError, match=r"indices must be integers, not float32; the order is embedding\(indices, wei"):
+        F.embedding(w, i)
+    with pytest.raises(ValueError, match=r"weight of shape \(3,\); expected \(num, dim\)"):
+        F.embedding(i, w[:, 0])

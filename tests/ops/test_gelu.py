@@ -1,0 +1,70 @@
+"""GELU, exact and by tanh."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from harness import CHECKS, check_name, host, needs_torch, torch, unary, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+
+def exact(x):
+    return x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
+
+
+def by_tanh(x):
+    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+OPS = [
+    unary("gelu", F.gelu, exact, lambda x: torch.nn.functional.gelu(x), domains=uniform(-4, 4), refuses=("float16",)),
+    unary(
+        "gelu_tanh",
+        lambda x: F.gelu(x, "tanh"),
+        by_tanh,
+        lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        domains=uniform(-4, 4),
+        refuses=("float16",),
+    ),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+@needs_torch
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_tails_and_special_values(approximate, device):
+    """Far out it is 0 or x, and its slope 0 or 1. (At infinity the slope is inf times 0; PyTorch's is NaN too.)"""
+    values = np.float32([-100, -15, -6, 0, 6, 15, 100, np.nan])
+    x = mg.tensor(values, device=device, requires_grad=True)
+    t = torch.tensor(values, requires_grad=True)
+    y, z = F.gelu(x, approximate), torch.nn.functional.gelu(t, approximate=approximate)
+    z.sum().backward()
+    # PyTorch's vector unit rounds 1 + erf near erf = -1: what it gives there is off by eps |x|.
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(host(y.backward(mg.ones_like(y))[x]), t.grad.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_large_tensors_are_cut_into_chunks(device):
+    """More than one task of the kernel, the last of them partial."""
+    values = np.random.default_rng(0).standard_normal(40_000)
+    x = mg.tensor(values, device=device, requires_grad=True)
+    np.testing.assert_allclose(host(F.gelu(x)), exact(values), rtol=1e-12, atol=1e-15)
+    slope = (exact(values + 1e-5) - exact(values - 1e-5)) / 2e-5
+    np.testing.assert_allclose(host(F.gelu(x).sum().backward()[x]), slope, atol=1e-9)
+
+
+def test_errors(device):
+    x = mg.ones(2, device=device)
+    with pytest.raises(ValueError, match="gelu: approximate='erf'; expected 'none' or 'tanh'"):
+        F.gelu(x, "erf")
+    with pytest.raises(TypeError, match=r"gelu expects float32 or float64, not int64; convert with \.float\(\)"):
+        F.gelu(x.long())

@@ -1,0 +1,205 @@
+"""In-place methods: they write to the memory itself, count versions, and refuse what autograd or a dtype forbids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import host
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+CHANGES = {
+    "add_": lambda x: x.add_(2),
+    "sub_": lambda x: x.sub_(2),
+    "mul_": lambda x: x.mul_(2),
+    "div_": lambda x: x.div_(2),
+    "copy_": lambda x: x.copy_(5.0),
+    "fill_": lambda x: x.fill_(5),
+    "zero_": lambda x: x.zero_(),
+    "uniform_": lambda x: x.uniform_(5, 6),
+    "normal_": lambda x: x.normal_(5, 1),
+    "setitem": lambda x: x.__setitem__(slice(None), 5.0),
+}
+EXPECTED = {"add_": 3, "sub_": -1, "mul_": 2, "div_": 0.5, "copy_": 5, "fill_": 5, "zero_": 0, "setitem": 5}
+
+change = pytest.mark.parametrize("name", CHANGES)
+
+
+@change
+def test_the_memory_itself_changes(name, device):
+    x = mg.ones(2, 3, device=device)
+    view = x.T
+    result = CHANGES[name](x)
+    assert result is (None if name == "setitem" else x)
+    assert x.version == view.version == 1
+    np.testing.assert_array_equal(host(view).T, host(x))
+    if name in EXPECTED:
+        assert (x == EXPECTED[name]).all()
+    else:
+        assert (x != 1).all()
+
+
+@change
+def test_a_strided_view_changes_its_own_elements_only(name, device):
+    x = mg.ones(4, 6, device=device)
+    CHANGES[name](x[1:3, ::2])
+    changed = host(x) != 1
+    assert changed[1:3, ::2].all()
+    assert changed.sum() == 6
+
+
+@change
+def test_a_tensor_of_the_graph_is_not_changed(name, device):
+    x = mg.ones(3, device=device, requires_grad=True)
+    for y in (x, x * 2, x[1:]):
+        with pytest.raises(RuntimeError, match=r"changes a tensor in place where gradients are recorded.*no_grad"):
+            CHANGES[name](y)
+    assert x.tolist() == [1, 1, 1]
+    assert x.version == 0
+    with mg.no_grad():
+        CHANGES[name](x)
+    assert x.version == 1
+    assert x.requires_grad
+    CHANGES[name](x.detach())
+    assert x.version == 2
+
+
+@change
+def test_a_read_only_tensor_is_not_changed(name, device):
+    x = mg.ones(1, device=device).expand(3)
+    with pytest.raises(RuntimeError, match=r"read-only.*\.clone\(\)"):
+        CHANGES[name](x)
+
+
+def test_values_that_require_grad_are_refused(device):
+    x, g = mg.ones(3, device=device), mg.ones(3, device=device, requires_grad=True)
+    for write in (x.add_, x.sub_, x.mul_, x.div_, x.copy_, lambda g: x.__setitem__(slice(None), g)):
+        with pytest.raises(RuntimeError, match="where gradients are recorded"):
+            write(g)
+        with mg.no_grad():
+            write(g)
+
+
+# Backward after a change ----------------------------------------------------------------------------------------------
+
+SAVING = {
+    "mul": lambda x, w: x * w,
+    "div": lambda x, w: w / x,
+    "pow": lambda x, w: x**w,
+    "square": lambda x, w: w * 0 + x.square(),
+    "log": lambda x, w: w + x.log(),
+    "maximum": lambda x, w: w.maximum(x),
+    "matmul": lambda x, w: w @ x,
+    "amax": lambda x, w: w + x.amax(),
+    "var": lambda x, w: w + (x * 1).var(),
+    "norm": lambda x, w: w + x.norm(),
+    "logsumexp": lambda x, w: w + x.logsumexp(0),
+    "gelu": lambda x, w: w + F.gelu(x),
+    "layer_norm": lambda x, w: w.sum() + F.layer_norm(x, 4),
+    "linear": lambda x, w: F.linear(x, w),
+    "where": lambda x, w: w.where(x > 0, x),
+    "gather": lambda x, w: w + x.gather(0, mg.tensor([0, 0, 0, 1])),
+    "cross_entropy": lambda x, w: w + F.cross_entropy(x, mg.tensor(1)),
+    "attention": lambda x, w: F.scaled_dot_product_attention(*[(x * w[0]).reshape(1, 1, 2, 2)] * 3),
+}
+# x is not needed for these gradients: what they keep is their own result, a cast copy, or nothing.
+NOT_SAVED = {"where", "var", "gather", "attention"}
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_backward_notices_a_changed_input(name, device):
+    """It raises where the gradient needs the old values, and is right where it does not."""
+
+    def run(x, w):
+        return SAVING[name](x, w).sum()
+
+    make = np.random.default_rng(0).random
+    x0, w0 = make(4) + 0.5, make((4, 4)) + 0.5
+    x, w = (mg.tensor(v, device=device, requires_grad=True) for v in (x0, w0))
+    expected = run(x, w).backward()
+    loss = run(x, w)
+    x.detach().mul_(2)
+    if name in NOT_SAVED - {"attention"}:
+        np.testing.assert_array_equal(host(loss.backward()[x]), host(expected[x]))
+    else:
+        with pytest.raises(RuntimeError, match=r"changed in place after it was computed \(version 1, expected 0\)"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "sqrt", "rsqrt", "reciprocal", "softmax", "relu"])
+def test_backward_notices_a_changed_result(name, device):
+    x = mg.tensor([0.5, 1.5], device=device, requires_grad=True)
+    y = x.softmax(0) if name == "softmax" else getattr(x, name)()
+    y.detach().zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.sum().backward()
+
+
+def test_a_change_that_no_gradient_needs_is_fine(device):
+    x = mg.tensor([1.0, 2.0], device=device, requires_grad=True)
+    loss = (x + 1).sum()
+    x.detach().zero_()
+    assert loss.backward()[x].tolist() == [1, 1]
+
+
+# Dtypes and shapes ----------------------------------------------------------------------------------------------------
+
+
+def test_results_keep_the_dtype_but_not_below_their_category(device):
+    """Precision may be lost, as in PyTorch; a fraction or a number may not become an integer or a bool."""
+    x = mg.ones(2, device=device)
+    x += mg.tensor(np.array([1.0, 2.0]), device=device)
+    assert x.dtype == mg.float32
+    assert x.tolist() == [2, 3]
+    i = mg.tensor([1, 2], dtype="int32", device=device)
+    i += mg.tensor([1, 2], device=device)
+    i *= 2
+    i -= 1
+    assert i.dtype == mg.int32
+    assert i.tolist() == [3, 7]
+    with pytest.raises(TypeError, match="div_: a float32 result does not fit into a int32 tensor"):
+        i /= 2
+    with pytest.raises(TypeError, match="add_: a float32 result"):
+        i.add_(0.5)
+    with pytest.raises(TypeError, match="add_: a int64 result does not fit into a bool tensor"):
+        mg.tensor([True], device=device).add_(1)
+    assert i.version == 3
+
+
+def test_the_tensor_does_not_grow(device):
+    x = mg.ones(3, device=device)
+    with pytest.raises(ValueError, match=r"add_: the result has shape \(2, 3\), the tensor \(3,\)"):
+        x.add_(mg.ones(2, 3, device=device))
+    with pytest.raises(ValueError, match=r"\(2,\).*\(3,\)"):
+        x.copy_(mg.ones(2, device=device))
+    assert x.version == 0
+    assert x.add_(mg.ones(1, device=device)).tolist() == [2, 2, 2]
+
+
+def test_copy_casts_and_broadcasts(device):
+    x = mg.zeros(2, 3, dtype="int64", device=device)
+    assert x.copy_(mg.tensor([1.9, -1.9, 0.0], device=device)).tolist() == [[1, -1, 0]] * 2
+    assert x.copy_([4, 5, 6]).tolist() == [[4, 5, 6]] * 2
+    with pytest.raises(ValueError, match="fill_: no int64 is nan"):
+        x.fill_(float("nan"))
+
+
+def test_a_tensor_may_be_added_to_itself(device):
+    x = mg.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
+    assert x.add_(x.T).tolist() == [[2, 5], [5, 8]]
+    assert x.copy_(x.T).tolist() == [[2, 5], [5, 8]]
+
+
+def test_random_fills(device):
+    x = mg.zeros(100_000, device=device)
+    x.uniform_(-2, 3, generator=mg.Generator(1))
+    assert -2 <= x.amin().item() < -1.99
+    assert 2.99 < x.amax().item() <= 3
+    assert abs(x.mean().item() - 0.5) < 0.03
+    first = x.clone()
+    x.uniform_(-2, 3, generator=mg.Generator(1))
+    assert (x == first).all()
+    x.normal_(1, 2, generator=mg.Generator(1))
+    assert abs(x.mean().item() - 1) < 0.04
+    assert abs(x.std().item() - 2) < 0.04

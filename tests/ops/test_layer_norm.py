@@ -1,0 +1,103 @@
+"""Layer normalisation over the last dimensions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, NORMAL, Op, check_name, host, torch, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+EPS = 1e-3  # large enough to be seen
+
+
+def normalise(x, weight=1.0, bias=0.0, axes=-1):
+    centred = x - x.mean(axes, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axes, keepdims=True) + EPS) * weight + bias
+
+
+def layer(x, *parameters, last=1):
+    return F.layer_norm(x, x.shape[x.ndim - last :], *parameters, eps=EPS)
+
+
+def layer_torch(x, *parameters, last=1):
+    return torch.nn.functional.layer_norm(x, x.shape[x.ndim - last :], *parameters, eps=EPS)
+
+
+ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500)]
+AFFINE = (NORMAL, uniform(0.5, 2), NORMAL)
+
+OPS = [
+    Op("plain", layer, normalise, layer_torch, [(s,) for s in [*ROWS, (0, 4)]], rounding=64, refuses=("float16",)),
+    Op(
+        "affine",
+        layer,
+        normalise,
+        layer_torch,
+        [(s, s[-1:], s[-1:]) for s in [*ROWS, (0, 4)]],
+        AFFINE,
+        rounding=64,
+        refuses=("float16",),
+    ),
+    Op(
+        "two_dimensions",
+        lambda *x: layer(*x, last=2),
+        lambda *x: normalise(*x, axes=(-2, -1)),
+        lambda *x: layer_torch(*x, last=2),
+        [(s, s[-2:], s[-2:]) for s in [(3, 4), (2, 3, 4)]],
+        AFFINE,
+        rounding=64,
+        refuses=("float16",),
+    ),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+def test_one_parameter_only(device):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((3, 4)), rng.standard_normal(4)
+    for weight, bias in ((w, None), (None, w)):
+        p = mg.tensor(w, device=device, requires_grad=True)
+        args = [None if weight is None else p, None if bias is None else p]
+        y = F.layer_norm(mg.tensor(x, device=device), 4, *args, eps=EPS)
+        expected = normalise(x, 1.0 if weight is None else w, 0.0 if bias is None else w)
+        np.testing.assert_allclose(host(y), expected, rtol=1e-12)
+        direction = normalise(x) if bias is None else np.ones_like(x)
+        np.testing.assert_allclose(host(y.sum().backward()[p]), direction.sum(0), atol=1e-12)
+
+
+def test_a_large_mean_does_not_hide_the_variance(device):
+    """One pass (mean of squares minus square of the mean) would give noise here."""
+    x = np.float32(10_000 + np.random.default_rng(0).standard_normal((4, 64)))
+    y = F.layer_norm(mg.tensor(x, device=device), 64)
+    exact = x.astype(np.float64) - x.mean(-1, dtype=np.float64, keepdims=True)
+    exact /= np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(host(y), exact, atol=5e-3)  # the mean itself is rounded by 1e-3
+
+
+def test_constant_rows_and_empty_rows(device):
+    x = mg.full((2, 4), 3.0, device=device, requires_grad=True)
+    y = F.layer_norm(x, 4)
+    assert y.tolist() == [[0] * 4] * 2
+    assert np.isfinite(host(y.square().sum().backward()[x])).all()
+    assert F.layer_norm(mg.ones(2, 0, device=device), 0).shape == (2, 0)
+
+
+def test_errors(device):
+    x, p = mg.ones(2, 3, device=device), mg.ones(2, device=device)
+    with pytest.raises(ValueError, match=r"layer_norm: x of shape \(2, 3\) does not end in normalized_shape \(2,\)"):
+        F.layer_norm(x, 2)
+    with pytest.raises(ValueError, match="does not end in"):
+        F.layer_norm(x, (1, 2, 3))
+    with pytest.raises(ValueError, match=r"layer_norm: weight has shape \(2,\), expected \(3,\)"):
+        F.layer_norm(x, 3, p)
+    with pytest.raises(ValueError, match=r"layer_norm: bias has shape \(2,\), expected \(3,\)"):
+        F.layer_norm(x, 3, None, p)
+    with pytest.raises(TypeError, match="layer_norm expects float32 or float64, not int64"):
+        F.layer_norm(x.long(), 3)

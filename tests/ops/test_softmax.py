@@ -1,0 +1,84 @@
+"""Softmax and log-softmax along any dimension."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, Op, check_name, host, needs_torch, torch, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+SHAPES = [((),), ((5,),), ((3, 4),), ((2, 3, 4),), ((130, 129),), ((2, 0),), ((0, 3),), ((1, 1),)]
+
+
+def softmax(x, axis):
+    if not x.ndim:
+        return np.ones(())
+    e = np.exp(x - x.max(axis, keepdims=True, initial=-np.inf))
+    return e / e.sum(axis, keepdims=True)
+
+
+def along(name, reference):
+    return [
+        Op(
+            f"{name}-{dim}",
+            lambda x, dim=dim: getattr(F, name)(x, dim),
+            lambda x, dim=dim: reference(x, dim),
+            lambda x, dim=dim: getattr(torch, name)(x, dim),
+            SHAPES,
+            uniform(-4, 4),
+            rounding=32,
+            refuses=("float16",),
+        )
+        for dim in (0, -1)
+    ]
+
+
+OPS = [*along("softmax", softmax), *along("log_softmax", lambda x, axis: np.log(softmax(x, axis)))]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        [1e4, 1e4 - 1, 0],
+        [-1e4, -1e4, -1e4],
+        [-np.inf, 0, 1],
+        [-np.inf] * 3,
+        [np.inf, 0, 0],
+        [np.nan, 0, 1],
+        [200, 0, 0],
+    ],
+)
+def test_extreme_rows_are_pytorchs(name, dtype, row, device):
+    x = mg.tensor(np.array([row, [0, 1, 2]], dtype), device=device, requires_grad=True)
+    t = torch.tensor(np.array([row, [0, 1, 2]], dtype), requires_grad=True)
+    y, z = getattr(x, name)(1), getattr(t, name)(1)
+    rtol = 16 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol, atol=1e-37)
+    w = np.array([[1, 2, 4], [1, 2, 4]], dtype)
+    z.backward(torch.tensor(w))
+    grad = host(y.backward(mg.tensor(w, device=device))[x])
+    np.testing.assert_allclose(grad, t.grad.numpy(), rtol=rtol, atol=rtol)
+
+
+def test_rows_sum_to_one_however_long(device):
+    x = mg.tensor(np.random.default_rng(0).standard_normal((3, 50_000)).astype(np.float32), device=device)
+    np.testing.assert_allclose(host(x.softmax(-1)).sum(-1, dtype=np.float64), 1, rtol=1e-5)
+
+
+def test_errors(device):
+    with pytest.raises(IndexError, match="dim 2 is out of range for a tensor of 2 dimensions"):
+        mg.ones(2, 3, device=device).softmax(2)
+    with pytest.raises(TypeError):
+        mg.ones(2, 3, device=device).softmax()
+    assert mg.tensor([1, 1], device=device).softmax(0).tolist() == [0.5, 0.5]  # integers count as floats
