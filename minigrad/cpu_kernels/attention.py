@@ -47,7 +47,7 @@ QUERY_BLOCK = 8 * TILE_ROWS
 KEY_BLOCK = 64 * TILE_ROWS
 # The loops over a row of scores cover whole groups of 2 tiles: LLVM takes 4 vectors at a time and the rest one by one.
 ROW_TILES = 2
-# The logarithm of the smallest normal float32; beside a row's largest exponential, which is 1, smaller ones are nothing.
+# The logarithm of the smallest normal float32. Beside a row's largest exponential, 1, smaller ones are nothing.
 SMALLEST = -87.0
 # With fewer cells than these (per thread in the forward pass, in total in the backward pass) heads are divided further.
 FORWARD_CELLS, BACKWARD_CELLS = 4, 32
