@@ -30,10 +30,10 @@ def _preload_tbb() -> None:
 
 
 def _choose_layer() -> str:
+    _preload_tbb()
     requested = os.environ.get("NUMBA_THREADING_LAYER")
     if requested in ("tbb", "omp", "workqueue"):
         return requested
-    _preload_tbb()
     for layer, module in (("tbb", "tbbpool"), ("omp", "omppool")):
         try:
             importlib.import_module(f"numba.np.ufunc.{module}")
