@@ -7,6 +7,8 @@ the middle of a call and a planted one runs code. Ours lives in a private folder
 kernel sources, and a damaged entry is compiled again.
 
 ``MINIGRAD_CACHE_DIR`` overrides the folder (default: ``$XDG_CACHE_HOME/minigrad`` or ``~/.cache/minigrad``).
+
+A kernel gives the same bits in every process: see ``KernelLibrary``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite.binding import Linkage
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 from . import threads
 
@@ -98,6 +103,31 @@ class KernelCache(FunctionCache):
             super().save_overload(sig, data)
 
 
+class KernelLibrary(JITCodeLibrary):
+    """The machine code of a kernel, which calls its own copies of the functions that it was linked with.
+
+    Numba leaves such copies replaceable by a definition of the same name that the process loaded earlier. That one was
+    optimised apart, and with ``reassoc`` may add in another order: last bits would depend on which kernels the process
+    compiled, or took from the cache, before. A resumed training run would then not repeat the uninterrupted one.
+    """
+
+    def _optimize_final_module(self) -> None:
+        for function in self._final_module.functions:
+            if function.linkage in (Linkage.linkonce_odr, Linkage.weak_odr) and not function.is_declaration:
+                function.linkage = "internal"
+        super()._optimize_final_module()
+
+
+class KernelCompiler(Compiler):
+    """Numba's compiler, writing into a KernelLibrary."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        if self.state.library is None:
+            self.state.library = KernelLibrary(self.state.targetctx.codegen(), func.__qualname__)
+            self.state.library.enable_object_caching()
+        return super().compile_extra(func)
+
+
 CACHE_DIRECTORY = cache_directory()
 
 
@@ -113,7 +143,7 @@ def _numba_cache_directory() -> Iterator[None]:
 
 
 def _compile(fn: Callable[..., Any], **options: Any) -> Any:
-    dispatcher = numba.njit(**OPTIONS, **options)(fn)
+    dispatcher = numba.njit(**OPTIONS, **options, pipeline_class=KernelCompiler)(fn)
     if numba.config.DISABLE_JIT:
         return dispatcher
     with _numba_cache_directory():

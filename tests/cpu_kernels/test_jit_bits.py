@@ -1,0 +1,39 @@
+"""A kernel gives the same bits in every process, whatever that process compiled or took from the cache before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# layer_norm.backward calls its serial kernel directly for few rows, and inside the parallel one for many.
+SCRIPT = """
+import sys
+import numpy as np
+from minigrad.cpu_kernels import layer_norm
+
+def digits(N):
+    rng = np.random.default_rng(N)
+    dy, x = rng.standard_normal((2, N, 16), np.float32)
+    weight, mean, rstd = np.ones(16, np.float32), x.mean(1), 1 / x.std(1)
+    return [array.tobytes().hex() for array in layer_norm.backward(dy, x, weight, mean, rstd)]
+
+results = {N: digits(N) for N in map(int, sys.argv[1:])}
+print([results[N] for N in sorted(results)])
+"""
+
+
+def bits(cache: Path, *rows: int) -> str:
+    environment = {**os.environ, "MINIGRAD_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", SCRIPT, *map(str, rows)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_bits_depend_neither_on_the_cache_nor_on_what_was_loaded_first(tmp_path):
+    compiled = bits(tmp_path, 8, 32)
+    assert bits(tmp_path, 8, 32) == compiled  # from the cache
+    assert bits(tmp_path, 32, 8) == compiled  # the parallel kernel first
+    assert bits(tmp_path / "other", 32, 8) == compiled  # compiled in the other order
