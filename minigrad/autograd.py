@@ -190,14 +190,34 @@ class Function:
     @classmethod
     def apply(cls, *inputs: Any, **params: Any) -> Any:
         """Run the op on tensors (and other values) and return a Tensor that remembers how it was made."""
-        arrays = [x.data if isinstance(x, TensorCore) else x for x in inputs]
-        device = _common_device(cls, inputs)
+        # This runs for every operation, so it is one loop, and what is rare is asked last.
+        arrays: list[Any] = []
+        needs: list[bool] = []
+        device: Device | None = None
+        dtype: Any = None
+        mixed = False
+        for x in inputs:
+            if isinstance(x, TensorCore):
+                array = x.data
+                arrays.append(array)
+                needs.append(x.requires_grad)
+                if device is None:
+                    device, dtype = x.device, array.dtype
+                elif x.device is not device:
+                    raise _mixed_devices(cls, inputs)
+                elif array.dtype is not dtype:
+                    mixed = True
+            else:
+                arrays.append(x)
+                needs.append(False)
+        if device is None:
+            raise TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}")
         node = cls()
         node.device = device
         node.kernels = kernels = device.kernels
         node.saved = ()
-        node.needs = needs = tuple([isinstance(x, TensorCore) and x.requires_grad for x in inputs])
-        if cls.promotes or cls.floats:
+        node.needs = tuple(needs)
+        if (cls.promotes or cls.floats) and (mixed or dtype.kind != "f"):
             _promote(cls, inputs, arrays)
         try:
             out = node.forward(*arrays, **params)
@@ -209,37 +229,27 @@ class Function:
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
 
         y = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
-        version = None
-        if cls.is_view and kernels.may_share_memory(out, arrays[0]):
-            version = inputs[0]._version
-        y._init(out, device, version)
-        if cls.differentiable and _grad_mode.enabled and True in needs and is_floating(out.dtype):
+        shared = cls.is_view and kernels.may_share_memory(out, arrays[0])
+        y._init(out, device, inputs[0]._version if shared else None)
+        if True in needs and _grad_mode.enabled and cls.differentiable and out.dtype.kind == "f":
             y.requires_grad = True
             y.node = node
             node.order = y._id
             node.edges = tuple(
                 [
                     (x if x.node is None else x.node, x.data.shape, x.data.dtype) if needed else None
-                    for x, needed in zip(inputs, needs, strict=True)
+                    for x, needed in zip(inputs, needs)
                 ]
             )
             node._versions = _versions_of_saved(node.saved, inputs, arrays, y) if node.saved else ()
         return y
 
 
-def _common_device(cls: type[Function], inputs: tuple[Any, ...]) -> Device:
-    device: Device | None = None
-    for x in inputs:
-        if isinstance(x, TensorCore) and x.device is not device:
-            if device is not None:
-                raise RuntimeError(
-                    f"{cls.__name__}: inputs are on different devices; move them to one with .to(device)\n"
-                    f"  inputs: {_describe(inputs)}"
-                )
-            device = x.device
-    if device is None:
-        raise TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}")
-    return device
+def _mixed_devices(cls: type[Function], inputs: tuple[Any, ...]) -> RuntimeError:
+    return RuntimeError(
+        f"{cls.__name__}: inputs are on different devices; move them to one with .to(device)\n"
+        f"  inputs: {_describe(inputs)}"
+    )
 
 
 def _promote(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any]) -> None:

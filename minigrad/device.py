@@ -7,8 +7,8 @@ says ``self.kernels.softmax.forward(x)`` without knowing which.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from types import ModuleType
 from typing import Any, ClassVar
 
 
@@ -22,11 +22,9 @@ class Device:
     Raises DeviceError for a name that is none of these. Naming a CUDA device needs no GPU; using it does.
     """
 
-    __slots__ = ("_kernels", "index", "type")
     _known: ClassVar[dict[str, Device]] = {}
     type: str
     index: int
-    _kernels: ModuleType | None
 
     def __new__(cls, name: str | Device = "cpu") -> Device:
         if isinstance(name, Device):
@@ -38,18 +36,13 @@ class Device:
         device = cls._known.get(key)
         if device is None:
             device = object.__new__(cls)
-            device.type, device.index, device._kernels = kind, int(index or 0), None
+            device.type, device.index = kind, int(index or 0)
             device = cls._known.setdefault(key, device)
         return device
 
-    @property
+    @functools.cached_property
     def kernels(self) -> Any:
         """The backend package. Raises DeviceError, saying what is missing, where the device cannot be used."""
-        if self._kernels is None:
-            self._kernels = self._load_kernels()
-        return self._kernels
-
-    def _load_kernels(self) -> ModuleType:
         if self.type == "cpu":
             return importlib.import_module("minigrad.cpu_kernels")
         package = importlib.import_module("minigrad.cuda_kernels")
