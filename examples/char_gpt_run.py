@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig
+from minigrad.distributed import SimpleTrainer, TrainingConfig
 
 import minigrad
 from minigrad.data import CharTokenizer, DataError
@@ -70,6 +69,8 @@ class Settings:
                 raise UsageError(f"{flag(name)} is {getattr(self, name)}, expected at least {least}")
         if not self.grad_clip >= 0:
             raise UsageError(f"--grad-clip is {self.grad_clip}, expected a number above 0, or 0 for no clipping")
+        if self.min_lr > self.lr:
+            raise UsageError(f"--min-lr is {self.min_lr}, more than --lr, {self.lr}; give a smaller --min-lr as well")
 
     def build(self, vocab_size: int, device: Device) -> tuple[GPT2, SimpleTrainer]:
         """A new model and its trainer; raises ValueError for settings that do not fit together."""
@@ -118,7 +119,8 @@ class Parser(argparse.ArgumentParser):
         """The parsed command line; unknown flags are refused with a suggestion."""
         known, unknown = self.parse_known_args()
         if unknown:
-            near = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
+            name, flags = unknown[0].split("=")[0], list(self._option_string_actions)
+            near = [flag for flag in flags if flag.startswith(name)] or difflib.get_close_matches(name, flags, 1)
             self.error(f"unknown argument {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
         return known
 
@@ -216,17 +218,11 @@ class Run:
 
 
 def save_run(run: Run) -> Path:
-    """Save a checkpoint that an exact resume needs; returns its folder.
-
-    Raises NonFiniteLossError for weights that are not finite: they would take the place of a good checkpoint.
-    """
-    step = run.trainer.global_step
+    """Save a checkpoint, with all that an exact resume needs; returns its folder."""
     weights = {name: tensor.cpu().numpy() for name, tensor in run.model.state_dict().items()}
-    if not all(np.isfinite(array).all() for array in weights.values()):
-        raise NonFiniteLossError(f"the weights after step {step} are not finite and were not saved", step)
     arrays, meta = run.trainer.state_dict(run.model.named_parameters())
     state = {
-        "step": step,
+        "step": run.trainer.global_step,
         "trainer": meta,
         "generator": minigrad.default_generator.state_dict(),
         "settings": dataclasses.asdict(run.settings),
@@ -250,7 +246,7 @@ def load_run(folder: Path, device: Device, step: int | None = None, changes: dic
     try:
         settings = with_changes(Settings(**state["settings"]), changes or {})
         tokenizer = CharTokenizer.from_dict(state["tokenizer"])
-        origin = {"data": state["corpus"]["data"], "sha256": state["corpus"]["sha256"], **state["corpus"]}
+        origin = dict(state["corpus"], data=state["corpus"]["data"], sha256=state["corpus"]["sha256"])
         model, trainer = settings.build(tokenizer.vocab_size, device)
         model.load_state_dict(tensors["model"])
         trainer.load_state_dict(model.named_parameters(), tensors["trainer"], state["trainer"])

@@ -12,6 +12,7 @@ Ctrl-C finishes the step, saves, and says how to resume.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import shlex
@@ -73,6 +74,8 @@ def main() -> int:
         raise
     except ValueError as error:  # settings out of range, and every kind of bad input
         raise UsageError(error) from error
+    except OSError as error:
+        raise UsageError(describe(error)) from error
     with contextlib.closing(run.log):
         try:
             return run.train()
@@ -186,8 +189,6 @@ class TrainingRun:
         s, step = self.settings, metrics.step
         if step % s.eval_every == 0 or step == s.steps:
             val_loss = self.validate()
-            if not math.isfinite(val_loss):
-                raise NonFiniteLossError(f"the validation loss after step {step} is {val_loss}", step)
             self.log.write({"step": step, "val_loss": val_loss})
             bar.write(f"step {step:5d}  train loss {metrics.loss:.4f}  validation loss {val_loss:.4f}")
         if s.sample_every and (step % s.sample_every == 0 or step == s.steps):
@@ -196,13 +197,19 @@ class TrainingRun:
             self.save()
 
     @minigrad.no_grad()
-    def validate(self) -> float:
-        """Mean loss (nats per character) over the fixed validation windows."""
+    def validate(self, batches: int | None = None) -> float:
+        """Mean loss (nats per character) over the fixed validation batches, or the first few of them.
+
+        Raises NonFiniteLossError if it is not finite.
+        """
         self.model.eval()
         total, count = 0.0, 0
-        for x, y in self.val_batches:
+        for x, y in itertools.islice(self.val_batches, batches):
             total += self.loss(x, y).item() * y.size
             count += y.size
+        if not math.isfinite(total):
+            step = self.trainer.global_step
+            raise NonFiniteLossError(f"the validation loss after step {step} is {total / count}", step)
         return total / count
 
     def sample(self) -> str:
@@ -213,8 +220,9 @@ class TrainingRun:
         return tokenizer.decode(out.cpu().numpy()[0])
 
     def save(self) -> None:
-        """Save a checkpoint, unless this step has one."""
+        """Save a checkpoint, unless this step has one; one of a broken model never replaces a good one."""
         if self.saved_step != self.trainer.global_step:
+            self.validate(1)
             self.log.sync()
             save_run(self.run)
             self.saved_step = self.trainer.global_step

@@ -67,8 +67,9 @@ class JsonLinesLog:
                 if isinstance(found, int | float) and found > step:
                     break
                 end += len(line)
-        os.ftruncate(self._fd, end)
-        self.sync()
+        if end < os.fstat(self._fd).st_size:
+            os.ftruncate(self._fd, end)
+            self.sync()
 
     def sync(self) -> None:
         """Flush the log to the device, so that it survives a power cut as a checkpoint does."""

@@ -1,0 +1,56 @@
+"""Run the scripts in ``examples/`` as a user does, with sizes that train in a second."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+# Every kind of event within 24 steps: two micro-batches a step, dropout, validation, samples, checkpoints.
+TINY = shlex.split(
+    "--steps 24 --batch-size 2 --block-size 16 --grad-accum 2 --n-layer 1 --n-head 2 --n-embd 16 --dropout 0.1 "
+    "--warmup 4 --eval-every 6 --eval-batches 1 --sample-every 6 --sample-chars 300 --save-every 8 --keep 9"
+)
+
+
+def command(script: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
+
+
+def run(script: str, *arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The finished process, with its output as text."""
+    environment = {**os.environ, "PYTHONUTF8": "1", **options.pop("env", {})}
+    return subprocess.run(
+        command(script, *arguments),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def content(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file and folder below, with time of change and bytes: equal if and only if nothing was touched."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+    """One clear line on stderr that holds ``parts``, the exit code, and nothing that looks like a crash."""
+    assert result.returncode == code, result.stdout + result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in result.stdout
+    for part in parts:
+        assert part in lines[0], lines[0]

@@ -1,0 +1,26 @@
+"""One small training run of the example, made once; tests work on copies of its folder."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import example_scripts
+import pytest
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder in which ``runs/char-gpt`` was trained to its end on the default corpus, and what the script printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    result = example_scripts.run("train_char_gpt.py", *example_scripts.TINY, cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder, result
+
+
+@pytest.fixture
+def home(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    shutil.copytree(finished[0] / "runs", tmp_path / "runs")
+    return tmp_path

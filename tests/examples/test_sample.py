@@ -1,0 +1,94 @@
+"""The sampling script: the same seed gives the same text, and what cannot be continued is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from example_scripts import TINY, assert_refused, content, run
+
+SAMPLE = "sample.py"
+RUN = "runs/char-gpt"
+
+
+def text(*arguments: object, cwd: Path, **options: object) -> str:
+    """What the script wrote, without the line end of the terminal."""
+    result = run(SAMPLE, *arguments, cwd=cwd, **options)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout.removesuffix("\n")
+
+
+def test_a_seed_gives_its_text_again_and_no_seed_another(finished):
+    folder = finished[0]
+    first = text("--prompt", "The ", "--chars", 40, "--seed", 7, cwd=folder)  # finds the run by itself
+    assert first.startswith("The ") and len(first) == 44
+    assert text(f"{RUN}/step-00000024", "--prompt", "The ", "--chars", 40, "--seed", 7, cwd=folder) == first
+    others = {text(RUN, "--prompt", "The ", "--chars", 40, cwd=folder) for _ in range(2)}
+    assert len({first, *others}) == 3
+
+
+def test_greedy_text_depends_on_no_seed(finished):
+    texts = [text(RUN, "--temperature", 0, "--chars", 30, "--seed", seed, cwd=finished[0]) for seed in (1, 2)]
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("\n") and len(texts[0]) == 31
+
+
+def test_an_earlier_checkpoint_writes_another_text(finished):
+    arguments = ("--temperature", 1, "--chars", 60, "--seed", 1)
+    assert text(RUN, *arguments, cwd=finished[0]) != text(RUN, *arguments, "--step", 8, cwd=finished[0])
+
+
+def test_sampling_only_reads(home):
+    before = content(home)
+    text("--chars", 3, "--top-k", 5, "--top-p", 0.9, cwd=home)
+    assert content(home) == before
+
+
+def test_the_run_saved_last_is_the_default(home):
+    shutil.copytree(home / RUN, home / "runs/another")
+    shutil.rmtree(home / RUN / "step-00000024")
+    for path, time in ((home / RUN / "step-00000016", 1_000), (home / "runs/another/step-00000024", 2_000)):
+        os.utime(path, (time, time))
+    (home / "runs/.hidden").write_text("no run")
+    arguments = ("--temperature", 0, "--chars", 30)
+    assert text(*arguments, cwd=home) == text("runs/another", *arguments, cwd=home)
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped(finished):
+    result = run(
+        SAMPLE, "--prompt", "“", "--chars", 0, cwd=finished[0], env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "\\u201c\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--prompt", "a€b"], ["'€' (U+20AC) at position 1", "vocabulary"]),
+        (["--prompt", ""], ["--prompt is empty"]),
+        (["--temperature", "-1"], ["temperature=-1.0"]),
+        (["--top-k", "0"], ["top_k=0"]),
+        (["--top-p", "1.5"], ["top_p=1.5"]),
+        (["--chars", "-1"], ["max_new_tokens=-1"]),
+        (["--seed", "-1"], ["seed -1"]),
+        (["--step", "7"], ["no checkpoint of step 7", "8, 16, 24"]),
+        (["--tempreature", "1"], ["unknown argument --tempreature", "did you mean --temperature?"]),
+        (["runs/missing"], ["runs/missing is not a folder"]),
+    ],
+)
+def test_bad_input_is_one_line(finished, arguments, parts):
+    assert_refused(run(SAMPLE, *arguments, cwd=finished[0]), 2, *parts)
+
+
+def test_without_a_run_it_says_what_to_do(tmp_path):
+    assert_refused(run(SAMPLE, cwd=tmp_path), 2, "no run with a checkpoint under runs", "train one first")
+
+
+def test_a_model_that_knows_no_new_line_starts_with_what_it_knows(tmp_path):
+    (tmp_path / "data.txt").write_text("abc " * 200)
+    trained = run("train_char_gpt.py", *TINY, "--steps", 1, "--sample-every", 0, "--data", "data.txt", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert " abc".startswith(text("--chars", 0, cwd=tmp_path))

@@ -1,0 +1,385 @@
+"""The main example as its users meet it: what it shows and writes, exact resume, and bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from example_scripts import TINY, assert_refused, command, content, run
+
+from minigrad.serialization import load_checkpoint, save_checkpoint
+
+TRAIN = "train_char_gpt.py"
+RUN = Path("runs/char-gpt")
+POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and terminals are POSIX's")
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without the speed, which is never the same."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "tokens_per_second"} for line in lines]
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    """Weights, moments, step, random state, settings and metrics of two runs that ended are the same bytes."""
+    name = "step-00000024"
+    for file in ("model.safetensors", "trainer.safetensors", "state.json", "manifest.json"):
+        assert (folder / name / file).read_bytes() == (expected / name / file).read_bytes(), file
+    assert records(folder) == records(expected)
+
+
+# ---------------------------------------------------------------------- a run from start to end
+
+
+def test_a_run_shows_and_writes_what_it_promises(finished):
+    folder, result = finished
+    shown = result.stdout
+    assert result.stderr == ""  # no progress bar where nobody watches
+    assert shown.startswith("pydoc (Python ")
+    assert "run: runs/char-gpt, steps 1 to 24" in shown
+    for step in (6, 12, 18, 24):
+        assert re.search(rf"^step +{step}  train loss \d\.\d{{4}}  validation loss \d\.\d{{4}}$", shown, re.MULTILINE)
+    samples = re.findall(r"^-+ sample\n(.*?)\n-+$", shown, re.MULTILINE | re.DOTALL)
+    assert [len(sample) for sample in samples] == [301] * 4
+    assert len(set(samples)) > 1  # it learns
+    assert "done in" in shown
+    following = shown.splitlines()[-1]
+    assert following.startswith("next: python ") and "sample.py runs/char-gpt" in following
+
+    files = sorted(path.name for path in (folder / RUN).iterdir())
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    assert files == ["loss.png"] * drawn + ["metrics.jsonl", "step-00000008", "step-00000016", "step-00000024"]
+    assert drawn or "matplotlib is not installed" in shown
+    if drawn:
+        assert (folder / RUN / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert [path.name for path in folder.iterdir()] == ["runs"]  # nothing elsewhere
+
+
+def test_the_metrics_are_one_json_object_a_line(finished):
+    lines = [json.loads(line) for line in (finished[0] / RUN / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 10, 20]
+    for line in steps:
+        assert line.keys() == {"step", "loss", "grad_norm", "lr", "tokens_per_second"}
+        assert all(value > 0 for value in line.values())
+    assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
+    assert steps[0]["lr"] == 1e-3 / 4  # the first of four warmup steps
+
+
+def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
+    saved = load_checkpoint(finished[0] / RUN)
+    assert saved.step == saved.state["trainer"]["global_step"] == 24
+    assert saved.state["trainer"]["optimizer"]["timestep"] == 24
+    assert saved.state["generator"]["offset"] > 48  # dropout drew random numbers in every micro-batch
+    assert saved.state["settings"]["dropout"] == 0.1
+    assert {name for name in saved.tensors["trainer"] if name.endswith("wte.weight")} == {
+        "optimizer.exp_avg.wte.weight",
+        "optimizer.exp_avg_sq.wte.weight",
+    }
+
+
+# ---------------------------------------------------------------------- stopping and going on
+
+
+def wait_for(process: subprocess.Popen[Any], fd: int, text: str) -> str:
+    """Read until ``text`` was shown, or to the end."""
+    shown = b""
+    while text.encode() not in shown:
+        try:
+            piece = os.read(fd, 4096)
+        except OSError:  # what reading from a terminal without processes gives on Linux
+            break
+        if not piece:
+            break
+        shown += piece
+    return shown.decode(errors="replace")
+
+
+@POSIX
+def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp_path):
+    import fcntl
+    import pty
+    import termios
+
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
+    process = subprocess.Popen(
+        command(TRAIN, *TINY, "--out", "my run"),
+        cwd=tmp_path,
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    os.close(child)
+    shown = wait_for(process, parent, "step     6  train loss")
+    process.send_signal(signal.SIGINT)  # while it writes a sample
+    shown += wait_for(process, parent, "to the end")
+    os.close(parent)
+    assert process.wait(60) == 130
+    assert "Traceback" not in shown
+    assert "finishing this step, then saving" in shown
+
+    bars = re.findall(
+        r"\r *(\d+)% \|.*?\| (\d+)/24 \[(\S+), (\S+) left, loss (\S+), lr (\S+), ([\d,]+) tokens/s\]", shown
+    )
+    assert bars, shown
+    assert 0 < float(bars[-1][4]) < 10 and 0 < float(bars[-1][5]) <= 1e-3
+
+    stopped = re.search(r"stopped after step (\d+), saved. To go on:\s+python (.*train_char_gpt.py.*)", shown)
+    assert stopped, shown
+    step, line = int(stopped[1]), shlex.split(stopped[2])
+    assert 6 <= step < 24
+    assert load_checkpoint(tmp_path / "my run").step == step
+    assert line[1:] == ["--resume", "--out", "my run"]
+    resumed = run(line[0], *line[1:], cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"steps {step + 1} to 24" in resumed.stdout
+    assert_same_run(tmp_path / "my run", finished[0] / RUN)
+
+
+@POSIX
+def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finished, tmp_path):
+    process = subprocess.Popen(command(TRAIN, *TINY), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    shown = wait_for(process, process.stdout.fileno(), "step    12  train loss")
+    process.kill()
+    process.stdout.close()
+    assert process.wait(60) == -signal.SIGKILL, shown
+    with open(tmp_path / RUN / "metrics.jsonl", "a") as file:
+        file.write('{"step": 13, "lo')  # the kill cut a line
+    resumed = run(TRAIN, "--resume", "--threads", 1, cwd=tmp_path)  # finds the run by itself
+    assert resumed.returncode == 0, resumed.stderr
+    assert "steps 9 to 24" in resumed.stdout or "steps 17 to 24" in resumed.stdout
+    assert_same_run(tmp_path / RUN, finished[0] / RUN)
+
+
+def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(home):
+    (home / "runs/notes.txt").write_text("no run")  # other things may lie there
+    before = content(home)
+    result = run(TRAIN, "--resume", cwd=home)
+    assert result.returncode == 0, result.stderr
+    assert "nothing to do: runs/char-gpt has 24 steps" in result.stdout
+    assert content(home) == before
+    result = run(TRAIN, "--resume", "--steps", 26, cwd=home)
+    assert result.returncode == 0, result.stderr
+    assert load_checkpoint(home / RUN).step == 26
+    assert [record["step"] for record in records(home / RUN)][-2:] == [24, 26]
+
+
+# ---------------------------------------------------------------------- bad input: exit code 2, nothing touched
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    (tmp_path / "good.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "tiny.txt").write_text("too short")
+    (tmp_path / "latin.txt").write_bytes("häßlich".encode("latin-1") * 100)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/loss.png").write_text("a picture of mine")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ("--data empty.txt", ["empty.txt", "0 characters"]),
+        ("--data tiny.txt", ["tiny.txt", "9 characters", "at least"]),
+        ("--data good.txt latin.txt", ["latin.txt is not UTF-8 text", "0xe4 at offset 1"]),
+        ("--data missing.txt", ["missing.txt does not exist"]),
+        ("--data nothing", ["nothing holds no files"]),
+        ("--data good.txt --block-size 4096", ["good.txt has 1,800 characters", "smaller block size"]),
+        ("--drop-out 0.1", ["unknown argument --drop-out", "did you mean --dropout?"]),
+        ("--eval 1", ["unknown argument --eval", "did you mean --eval-every?"]),
+        ("good.txt", ["unknown argument good.txt", "--help"]),
+        ("--steps ten", ["--steps", "ten"]),
+        ("--steps", ["--steps", "expected one argument"]),
+        ("--steps 0", ["--steps is 0"]),
+        ("--n-head 3", ["n_head=3"]),
+        ("--dropout 2", ["dropout=2.0"]),
+        ("--lr nan", ["lr", "nan"]),
+        ("--lr 1e-5", ["--min-lr is 0.0001, more than --lr"]),
+        ("--grad-clip -1", ["--grad-clip"]),
+        ("--val-fraction 1", ["val_fraction"]),
+        ("--seed -1", ["--seed"]),
+        ("--threads 9999", ["9999"]),
+        ("--device tpu", ["--device tpu", "expected 'cpu'"]),
+        ("--out good.txt", ["good.txt is a file"]),
+        ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
+        ("--out full", ["full is not empty", "nothing is overwritten"]),
+        ("--resume", ["no run with a checkpoint under runs"]),
+        ("--resume --out nowhere", ["nowhere is not a folder"]),
+        ("--resume --out full", ["full holds no checkpoint"]),
+    ],
+)
+def test_bad_input_is_one_line_and_touches_nothing(texts, arguments, parts):
+    before = content(texts)
+    assert_refused(run(TRAIN, *arguments.split(), cwd=texts), 2, *parts)
+    assert content(texts) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc, in which not even root can write")
+def test_a_folder_that_cannot_be_written_is_refused(texts):
+    before = content(texts)
+    assert_refused(run(TRAIN, "--out", "/proc/run", cwd=texts), 2, "cannot write into /proc/run")
+    assert content(texts) == before
+
+
+def test_cuda_where_there_is_none(texts):
+    if importlib.import_module("minigrad.cuda_kernels").availability()[0]:
+        pytest.skip("this machine has CUDA")
+    assert_refused(run(TRAIN, "--device", "cuda", cwd=texts), 2, "--device cuda", "cannot be used")
+
+
+def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
+    (home / "other.txt").write_text("another text, long enough for one window of training and of validation. " * 9)
+    before = content(home)
+    again = run(TRAIN, *TINY, "--out", RUN, cwd=home)
+    assert_refused(again, 2, "runs/char-gpt holds a run already", "--resume")
+    changed = run(TRAIN, "--resume", "--n-embd", 32, cwd=home)
+    assert_refused(changed, 2, "--n-embd 32", "has 16", "keeps it")
+    zero = run(TRAIN, "--resume", "--steps", 0, cwd=home)
+    assert_refused(zero, 2, "--steps is 0")
+    other = run(TRAIN, "--resume", "--data", "other.txt", cwd=home)
+    assert_refused(other, 2, "other.txt is not the text", "runs/char-gpt", "pydoc")
+    assert content(home) == before
+
+
+def test_the_next_run_gets_a_folder_of_its_own(home):
+    before = content(home / RUN)
+    result = run(TRAIN, *TINY, "--steps", 2, cwd=home)
+    assert result.returncode == 0, result.stderr
+    assert "run: runs/char-gpt-2" in result.stdout
+    assert content(home / RUN) == before
+
+
+# ---------------------------------------------------------------------- damaged and foreign checkpoints
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("model.safetensors", cut),
+        ("trainer.safetensors", flip),
+        ("state.json", cut),
+        ("manifest.json", flip),
+        ("model.safetensors", Path.unlink),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file, damage):
+    damage(home / RUN / "step-00000024" / file)
+    before = content(home)
+    expected = ["damaged checkpoint", f"runs/char-gpt/step-00000024/{file}", "runs/char-gpt/step-00000016"]
+    assert_refused(run(TRAIN, "--resume", cwd=home), 2, *expected)
+    assert content(home) == before
+
+
+def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
+    flip(home / RUN / "step-00000024/model.safetensors")
+    result = run(TRAIN, "--resume", "--out", RUN / "step-00000016", cwd=home)
+    assert result.returncode == 0, result.stderr
+    assert "run: runs/char-gpt, steps 17 to 24" in result.stdout
+    assert not (home / RUN / "step-00000024").exists()  # replaced by a sound revision
+    (home / RUN / "step-00000024.r1").rename(home / RUN / "step-00000024")
+    assert_same_run(home / RUN, finished[0] / RUN)
+
+
+def another_model(tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    tensors.clear()
+    tensors["model"] = {"conv.weight": np.ones((3, 3), np.float32)}
+    state.clear()
+    state["step"] = 24
+
+
+def another_vocabulary(tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    state["tokenizer"]["characters"] = "abc"
+
+
+def another_trainer(tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    state["trainer"] = ["not", "a", "trainer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (another_model, "no 'settings'"),
+        (another_vocabulary, "wte.weight"),
+        (another_trainer, "expected a mapping"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(home, change, reason):
+    saved = load_checkpoint(home / RUN)
+    shutil.rmtree(home / RUN)
+    change(saved.tensors, saved.state)
+    save_checkpoint(home / RUN, saved.tensors, saved.state)
+    before = content(home)
+    assert_refused(run(TRAIN, "--resume", cwd=home), 2, "is not a checkpoint of this script", reason)
+    assert content(home) == before
+
+
+# ---------------------------------------------------------------------- a run that cannot go on: exit code 1
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
+    result = run(TRAIN, *TINY, "--lr", "1e30", "--grad-clip", 0, "--save-every", 24, "--out", "run", cwd=tmp_path)
+    assert_refused(result, 1, "step 2", "no checkpoint was saved yet")
+
+
+def test_the_last_good_checkpoint_outlives_a_run_that_diverges(home):
+    saved = load_checkpoint(home / RUN, 8)
+    shutil.rmtree(home / RUN)
+    saved.state["settings"].update(lr=1e38, grad_clip=0.0, save_every=1, keep=1)
+    checkpoint = save_checkpoint(home / RUN, saved.tensors, saved.state)
+    before = content(checkpoint)
+    result = run(TRAIN, "--resume", cwd=home)
+    assert_refused(result, 1, "step 9", f"the last good checkpoint is {RUN / 'step-00000008'}")
+    assert content(checkpoint) == before
+    assert [path.name for path in (home / RUN).glob("step-*")] == ["step-00000008"]
+
+
+@POSIX
+def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(home):
+    import resource
+
+    for step in (16, 24):
+        shutil.rmtree(home / RUN / f"step-{step:08d}")
+    before = content(home / RUN / "step-00000008")
+    limit = (home / RUN / "step-00000008/model.safetensors").stat().st_size // 2
+    result = run(
+        TRAIN, "--resume", cwd=home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    kept = f"the last good checkpoint is {RUN / 'step-00000008'}"
+    assert_refused(result, 1, "the checkpoint of step 16 could not be written", "File too large", kept)
+    assert content(home / RUN / "step-00000008") == before
+    assert {path.name for path in (home / RUN).iterdir()} <= {"loss.png", "metrics.jsonl", "step-00000008"}
+
+
+def test_help_lists_the_flags(tmp_path):
+    result = run(TRAIN, "--help", cwd=tmp_path)
+    assert result.returncode == 0
+    for name in ("--data", "--out", "--resume", "--device", "--threads", "--steps", "--n-embd", "--dropout", "--keep"):
+        assert name in result.stdout
