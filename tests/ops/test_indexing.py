@@ -114,32 +114,63 @@ def as_index(where, make):
     return make(where) if isinstance(where, np.ndarray) else where
 
 
-def as_torch(where):
-    return torch.tensor(where)
+# Integers select before arrays are applied, as in PyTorch; NumPy would move the dimension of the arrays to the front.
+SELECT_FIRST = {
+    "int, slice, array": lambda a: a[0][:, [1, 0, 1]],
+    "array, slice, int": lambda a: a[..., -1][[1, 0, 1], 1:3],
+    "int, None, array": lambda a: a[2][None, [1, 1]],
+    "0-d array, slice, array": lambda a: a[1][:, [0, 0]],
+    "int, slice, mask": lambda a: a[1][:, MASK[0, 0]],
+}
+
+
+def distinct_positions(name):
+    """Whether no element is named twice, so that an assignment has one meaning."""
+    chosen = SELECT_FIRST.get(name, lambda a: a[INDICES[name]])(np.arange(60).reshape(3, 4, 5))
+    return len(np.unique(chosen)) == chosen.size
+
+
+@pytest.mark.parametrize("as_tensors", [False, True], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("name", INDICES)
+def test_values_gradients_and_assignment(name, as_tensors, device):
+    """The gradient of an element is the sum over the places it was read to; an assignment writes where that reads."""
+    array = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    read = SELECT_FIRST.get(name, lambda a: a[INDICES[name]])
+    positions = np.asarray(read(np.arange(60).reshape(3, 4, 5)))
+    w = weights_like(positions).astype(np.float32)
+    where = as_index(INDICES[name], lambda i: mg.tensor(i, device=device)) if as_tensors else INDICES[name]
+    x = mg.tensor(array, device=device, requires_grad=True)
+    y = x[where]
+    np.testing.assert_array_equal(host(y), read(array))
+    grad = y.backward(mg.tensor(w, device=device))[x]
+    expected = np.bincount(positions.ravel(), w.ravel(), 60).reshape(array.shape)
+    np.testing.assert_allclose(host(grad), expected, rtol=1e-6, atol=1e-7)
+    if distinct_positions(name):
+        changed = mg.tensor(array, device=device)
+        changed[where] = mg.tensor(w, device=device)
+        array.reshape(-1)[positions.ravel()] = w.ravel()
+        np.testing.assert_array_equal(host(changed), array)
 
 
 @needs_torch
 @pytest.mark.parametrize("name", INDICES)
 def test_indexing_is_pytorchs(name, device):
-    """Value and gradient; the index as arrays and as tensors; and what an assignment there changes."""
     array = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
     t = torch.tensor(array, requires_grad=True)
-    z = t[as_index(INDICES[name], as_torch)]
+    z = t[as_index(INDICES[name], torch.tensor)]
     w = weights_like(z.detach().numpy()).astype(np.float32)
     z.backward(torch.tensor(w))
-    assigned = torch.tensor(array)
-    assigned[as_index(INDICES[name], as_torch)] = torch.tensor(w)
-    for make in (lambda i: i, lambda i: mg.tensor(i, device=device)):
-        x = mg.tensor(array, device=device, requires_grad=True)
-        where = as_index(INDICES[name], make)
-        y = x[where]
-        np.testing.assert_array_equal(host(y), z.detach().numpy())
-        grad = y.backward(mg.tensor(w, device=device))[x]
-        np.testing.assert_allclose(host(grad), t.grad.numpy(), rtol=1e-6)
-        if len({*np.ravel(t.grad.numpy())}) and not name.startswith(("list", "array", "matrix", "int", "slice", "0-d")):
-            x = mg.tensor(array, device=device)
-            x[where] = mg.tensor(w, device=device)
-            np.testing.assert_array_equal(host(x), assigned.numpy())
+    x = mg.tensor(array, device=device, requires_grad=True)
+    y = x[INDICES[name]]
+    np.testing.assert_array_equal(host(y), z.detach().numpy())
+    grad = y.backward(mg.tensor(w, device=device))[x]
+    np.testing.assert_allclose(host(grad), t.grad.numpy(), rtol=1e-6)
+    if distinct_positions(name):
+        with torch.no_grad():
+            t[as_index(INDICES[name], torch.tensor)] = torch.tensor(w)
+        changed = mg.tensor(array, device=device)
+        changed[INDICES[name]] = mg.tensor(w, device=device)
+        np.testing.assert_array_equal(host(changed), t.detach().numpy())
 
 
 def test_steps_may_be_negative(device):
