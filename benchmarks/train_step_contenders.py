@@ -81,9 +81,8 @@ class Minigrad:
     @staticmethod
     def build(preset: Preset, threads: int) -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
-        from minigrad.distributed import SimpleTrainer, TrainingConfig
-
         import minigrad
+        from minigrad.distributed import SimpleTrainer, TrainingConfig
         from minigrad.models import GPT2, GPT2Config
         from minigrad.optim import AdamW, decay_groups
 

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minigrad.distributed import SimpleTrainer, TrainingConfig
-
 import minigrad
 from minigrad.data import CharTokenizer, DataError
 from minigrad.device import Device
+from minigrad.distributed import SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
 from minigrad.serialization import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint

@@ -39,13 +39,13 @@ from char_gpt_run import (
     run_cli,
     save_run,
 )
-from minigrad.distributed import NonFiniteLossError, TrainingMetrics
 from tqdm import tqdm
 
 import minigrad
 from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
+from minigrad.distributed import NonFiniteLossError, TrainingMetrics
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
 from minigrad.optim import NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints

@@ -24,9 +24,9 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from minigrad.cuda_kernels import MissingKernelError
 
 import minigrad as mg
+from minigrad.cuda_kernels import MissingKernelError
 
 try:
     import torch

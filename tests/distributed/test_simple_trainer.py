@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn
+from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
 from minigrad.serialization import load_checkpoint, save_checkpoint
 
