@@ -35,7 +35,7 @@ def setting(default: Any, help: str, fixed: bool = False) -> Any:
 class Settings:
     """Everything that decides a training run. The sizes are nanoGPT's for a CPU."""
 
-    steps: int = setting(3000, "optimizer steps")
+    steps: int = setting(6000, "optimizer steps")
     batch_size: int = setting(12, "sequences per micro-batch", fixed=True)
     block_size: int = setting(64, "characters per sequence, the longest context", fixed=True)
     grad_accum: int = setting(1, "micro-batches per step", fixed=True)
@@ -51,11 +51,11 @@ class Settings:
     grad_clip: float = setting(1.0, "limit of the gradient norm, 0 for none", fixed=True)
     seed: int = setting(1337, "of weights, batches, dropout and samples", fixed=True)
     val_fraction: float = setting(0.1, "part of the text held back for validation", fixed=True)
-    eval_every: int = setting(250, "steps between validations")
+    eval_every: int = setting(500, "steps between validations")
     eval_batches: int = setting(20, "batches per validation")
-    sample_every: int = setting(500, "steps between printed samples, 0 for none")
+    sample_every: int = setting(1000, "steps between printed samples, 0 for none")
     sample_chars: int = setting(200, "characters per sample")
-    save_every: int = setting(500, "steps between checkpoints")
+    save_every: int = setting(1000, "steps between checkpoints")
     keep: int = setting(2, "checkpoints kept")
 
     def check(self) -> None:
