@@ -51,7 +51,8 @@ def product_operands(M: int, K: int, N: int, transposed: str) -> tuple[np.ndarra
 
 def numpy_timed() -> Timed:
     """NumPy's products."""
-    return {name: lambda ab=product_operands(*shape): ab[0] @ ab[1] for name, shape in PRODUCTS.items()}
+    operands = {name: product_operands(*shape) for name, shape in PRODUCTS.items()}
+    return {name: lambda a=a, b=b: a @ b for name, (a, b) in operands.items()}
 
 
 def minigrad_timed() -> Timed:

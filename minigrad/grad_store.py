@@ -50,11 +50,11 @@ class GradStore:
 
     @staticmethod
     def _key(key: Tensor | TensorId) -> int:
-        if isinstance(key, TensorId):
-            return key
         try:
-            return key.id
+            return key._id  # type: ignore[union-attr]  # a TensorId has none: the rarer case
         except AttributeError:
+            if isinstance(key, TensorId):
+                return key
             raise TypeError(f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}") from None
 
     def __getitem__(self, key: Tensor | TensorId) -> Tensor:
