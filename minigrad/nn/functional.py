@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 
-from .. import shapes
-from ..creation import ones, zeros
-from ..dtypes import bool_, float32, float64
-from ..ops import attention, elementwise, matmul
-from ..ops import cross_entropy as cross_entropy_ops
+from ..dtypes import bool_
+from ..ops import activation, attention, elementwise, matmul
 from ..ops import dropout as dropout_ops
 from ..ops import embedding as embedding_ops
 from ..ops import gelu as gelu_ops
-from ..ops import layer_norm as layer_norm_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
-
-
-def _float32_or_64(name: str, x: Tensor) -> Tensor:
-    """``x``, if the fused kernels can compute with its dtype."""
-    if x.dtype not in (float32, float64):
-        raise TypeError(f"{name} expects float32 or float64, not {x.dtype}; convert with .float()")
-    return x
+from .checks import float32_or_64
+from .losses import cross_entropy as cross_entropy
+from .losses import mse_loss as mse_loss
+from .losses import nll_loss as nll_loss
+from .normalization import layer_norm as layer_norm
 
 
 def relu(x: Tensor) -> Tensor:
@@ -33,12 +27,32 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
-    return gelu_ops.Gelu.apply(_float32_or_64("gelu", x), approximate=approximate)
+    return gelu_ops.Gelu.apply(float32_or_64("gelu", x), approximate=approximate)
 
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x)."""
     return elementwise.Silu.apply(x)
+
+
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x where x > 0, else negative_slope * x."""
+    return activation.LeakyRelu.apply(x, slope=negative_slope)
+
+
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where x > 0, else alpha (exp(x) - 1)."""
+    return activation.Elu.apply(x, alpha=alpha)
+
+
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta x)) / beta, a smooth relu; x itself where beta x > threshold."""
+    return activation.Softplus.apply(x, beta=beta, threshold=threshold)
+
+
+def logsigmoid(x: Tensor) -> Tensor:
+    """log(sigmoid(x)), without overflow."""
+    return activation.LogSigmoid.apply(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -92,26 +106,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     if bad >= 0:
         index = int(indices.reshape(-1)[bad])
         raise IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
-    return embedding_ops.Embedding.apply(_float32_or_64("embedding", weight), indices)
-
-
-def layer_norm(
-    x: Tensor,
-    normalized_shape: int | tuple[int, ...],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
-    shape = shapes.shape_argument((normalized_shape,))
-    if not shape or x.shape[x.ndim - len(shape) :] != shape or x.ndim < len(shape):
-        raise ValueError(f"layer_norm: x of shape {x.shape} does not end in normalized_shape {shape}")
-    for name, p in (("weight", weight), ("bias", bias)):
-        if p is not None and p.shape != shape:
-            raise ValueError(f"layer_norm: {name} has shape {p.shape}, expected {shape}")
-    weight = ones(shape, dtype=x.dtype, device=x.device) if weight is None else weight
-    bias = zeros(shape, dtype=x.dtype, device=x.device) if bias is None else bias
-    return layer_norm_ops.LayerNorm.apply(_float32_or_64("layer_norm", x), weight, bias, eps=eps)
+    return embedding_ops.Embedding.apply(float32_or_64("embedding", weight), indices)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
@@ -121,7 +116,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generat
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
-    return dropout_ops.Dropout.apply(_float32_or_64("dropout", x), p=p, seed=seed, offset=offset)
+    return dropout_ops.Dropout.apply(float32_or_64("dropout", x), p=p, seed=seed, offset=offset)
 
 
 def scaled_dot_product_attention(
@@ -161,7 +156,7 @@ def scaled_dot_product_attention(
         return _masked_attention(query, key, value, attn_mask, dropout_p, scale, generator)
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)
-    return attention.ScaledDotProductAttention.apply(_float32_or_64("attention", query), key, value, options=options)
+    return attention.ScaledDotProductAttention.apply(float32_or_64("attention", query), key, value, options=options)
 
 
 def _masked_attention(
@@ -181,85 +176,3 @@ def _masked_attention(
     blind = scores.detach().amax(-1, keepdim=True) == -math.inf  # queries that may see no key: their result is 0
     probabilities = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     return dropout(probabilities, dropout_p, generator=generator) @ value
-
-
-def cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """-log softmax(input)[target]: input (N, C) or (C,) or (N, C, d1, ...), target of class indices (N, d1, ...).
-
-    ``weight`` (C,) scales each class; targets equal to ``ignore_index`` count for nothing; ``label_smoothing`` s mixes
-    the target with s / C of every class. The mean is over the targets' weights; of no target at all it is NaN.
-    Raises TypeError for targets that are not integers, IndexError naming a target out of range.
-    """
-    _reduction("cross_entropy", reduction)
-    if target.dtype.kind not in "iu":
-        raise TypeError(f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long()")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]")
-    class_dim = 0 if input.ndim == 1 else 1
-    expected = input.shape[:class_dim] + input.shape[class_dim + 1 :]
-    if not input.ndim or target.shape != expected:
-        raise ValueError(
-            f"cross_entropy: input {input.shape}, target {target.shape}; expected input (N, C) with target (N,), "
-            "so for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
-        )
-    classes = input.shape[class_dim]
-    if weight is not None and weight.shape != (classes,):
-        raise ValueError(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)")
-    logits = input if class_dim == input.ndim - 1 else _channels_last(input)
-    logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
-    k = input.device.kernels
-    labels = target.reshape(-1).long()
-    bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
-    if bad >= 0:
-        raise IndexError(
-            f"cross_entropy: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
-            f"(ignore_index is {ignore_index})"
-        )
-    class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
-    options = (ignore_index, label_smoothing, class_weight)
-    losses = cross_entropy_ops.CrossEntropy.apply(_float32_or_64("cross_entropy", logits), labels, options=options)
-    if reduction == "none":
-        return losses.reshape(target.shape)
-    if reduction == "sum":
-        return losses.sum()
-    kept = labels != ignore_index
-    if weight is None:
-        return losses.sum() / float(kept.sum().item())
-    return losses.sum() / weight.detach().to(input.dtype)[labels.where(kept, 0)].where(kept, 0.0).sum()
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, *range(2, x.ndim), 1)
-
-
-def nll_loss(input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    """-input[target]: log-probabilities (N, C), class indices (N,)."""
-    _reduction("nll_loss", reduction)
-    if input.ndim != 2 or target.shape != input.shape[:1]:
-        raise ValueError(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
-    kept = target != ignore_index
-    picked = -input.gather(1, target.where(kept, 0).unsqueeze(1)).squeeze(1).where(kept, 0.0)
-    if reduction == "mean":
-        return picked.sum() / float(kept.sum().item())
-    return picked.sum() if reduction == "sum" else picked
-
-
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """(input - target)^2, of equal shapes."""
-    _reduction("mse_loss", reduction)
-    if input.shape != target.shape:
-        raise ValueError(f"mse_loss: input {input.shape} and target {target.shape} differ in shape")
-    losses = (input - target).square()
-    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
-
-
-def _reduction(name: str, reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"{name}: reduction={reduction!r}; expected 'mean', 'sum' or 'none'")
