@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import dtypes, printing, shapes
+from . import dtypes, indices, printing, shapes
 from .autograd import BackwardHook, TensorCore, backward, is_grad_enabled
 from .device import CPU, Device
 from .grad_store import GradStore, TensorId
@@ -379,6 +379,10 @@ class Tensor(_Casts):
         """e to the power of self."""
         return elementwise.Exp.apply(self)
 
+    def exp2(self) -> Tensor:
+        """2 to the power of self."""
+        return elementwise.Exp2.apply(self)
+
     def expm1(self) -> Tensor:
         """exp(self) - 1, exact for small values."""
         return elementwise.Expm1.apply(self)
@@ -386,6 +390,10 @@ class Tensor(_Casts):
     def log(self) -> Tensor:
         """Natural logarithm."""
         return elementwise.Log.apply(self)
+
+    def log2(self) -> Tensor:
+        """Logarithm to base 2."""
+        return elementwise.Log2.apply(self)
 
     def log1p(self) -> Tensor:
         """log(1 + self), exact for small values."""
@@ -414,6 +422,14 @@ class Tensor(_Casts):
     def cos(self) -> Tensor:
         """Cosine."""
         return elementwise.Cos.apply(self)
+
+    def tan(self) -> Tensor:
+        """Tangent."""
+        return elementwise.Tan.apply(self)
+
+    def erf(self) -> Tensor:
+        """Error function."""
+        return elementwise.Erf.apply(self)
 
     def tanh(self) -> Tensor:
         """Hyperbolic tangent."""
@@ -457,6 +473,10 @@ class Tensor(_Casts):
         x = self._cast(dtypes.result_dtype([self.data, *(bound for bound in (low, high) if bound is not None)]))
         return elementwise.Clamp.apply(x, low=low, high=high)
 
+    def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+        """NaN and the infinities replaced by numbers; None means the largest (smallest) finite one of the dtype."""
+        return elementwise.NanToNum.apply(self, nan=nan, posinf=posinf, neginf=neginf)
+
     def maximum(self, other: Any) -> Tensor:
         """Elementwise larger one; ties share the gradient."""
         return elementwise.Maximum.apply(self, self._operand(other))
@@ -499,16 +519,50 @@ class Tensor(_Casts):
         return comparison.Ge.apply(self, self._operand(other))
 
     def __invert__(self) -> Tensor:
-        return comparison.LogicalNot.apply(_mask("~", self))
+        return comparison.BitwiseNot.apply(_bits("~", self))
 
     def __and__(self, other: Any) -> Tensor:
-        return comparison.LogicalAnd.apply(_mask("&", self), _mask("&", other))
+        return comparison.BitwiseAnd.apply(_bits("&", self), _bits("&", self._operand(other)))
 
     def __or__(self, other: Any) -> Tensor:
-        return comparison.LogicalOr.apply(_mask("|", self), _mask("|", other))
+        return comparison.BitwiseOr.apply(_bits("|", self), _bits("|", self._operand(other)))
 
     def __xor__(self, other: Any) -> Tensor:
-        return comparison.LogicalXor.apply(_mask("^", self), _mask("^", other))
+        return comparison.BitwiseXor.apply(_bits("^", self), _bits("^", self._operand(other)))
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def bitwise_not(self) -> Tensor:
+        """~self, of integers or bool."""
+        return ~self
+
+    def bitwise_and(self, other: Any) -> Tensor:
+        """self & other, of integers or bool."""
+        return self & other
+
+    def bitwise_or(self, other: Any) -> Tensor:
+        """self | other, of integers or bool."""
+        return self | other
+
+    def bitwise_xor(self, other: Any) -> Tensor:
+        """self ^ other, of integers or bool."""
+        return self ^ other
+
+    def logical_not(self) -> Tensor:
+        """Where the value is 0."""
+        return comparison.LogicalNot.apply(self)
+
+    def logical_and(self, other: Any) -> Tensor:
+        """Where neither value is 0."""
+        return comparison.LogicalAnd.apply(self, self._operand(other))
+
+    def logical_or(self, other: Any) -> Tensor:
+        """Where not both values are 0."""
+        return comparison.LogicalOr.apply(self, self._operand(other))
+
+    def logical_xor(self, other: Any) -> Tensor:
+        """Where exactly one of the two values is 0."""
+        return comparison.LogicalXor.apply(self, self._operand(other))
 
     def isnan(self) -> Tensor:
         """Where the value is NaN."""
@@ -521,6 +575,14 @@ class Tensor(_Casts):
     def isfinite(self) -> Tensor:
         """Where the value is neither NaN nor infinite."""
         return comparison.IsFinite.apply(self)
+
+    def isposinf(self) -> Tensor:
+        """Where the value is +inf."""
+        return self == math.inf
+
+    def isneginf(self) -> Tensor:
+        """Where the value is -inf."""
+        return self == -math.inf
 
     # ------------------------------------------------------------------ reduction
 
@@ -773,7 +835,7 @@ class Tensor(_Casts):
     # ------------------------------------------------------------------ indexing
 
     def __getitem__(self, where: Any) -> Tensor:
-        first, where, basic = _index(where)
+        first, where, basic = indices.parse_index(where)
         x = self if first is None else indexing.Index.apply(self, where=first, basic=True)
         return indexing.Index.apply(x, where=where, basic=basic)
 
@@ -790,7 +852,7 @@ class Tensor(_Casts):
         sizes = zip(index.shape, self.shape, strict=False)
         if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
             raise ValueError(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
-        _check_range("gather", index, self.shape[dim])
+        indices.check_range("gather", index, self.shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)
 
     def argsort(self, dim: int = -1, descending: bool = False) -> Tensor:
@@ -884,7 +946,7 @@ class Tensor(_Casts):
     def __setitem__(self, where: Any, value: Any) -> None:
         value = self._operand(value)
         self._change("item assignment", value)
-        first, where, _ = _index(where)
+        first, where, _ = indices.parse_index(where)
         kernels = self.device.kernels.indexing
         target = self.data if first is None else kernels.index(self.data, first)
         kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
@@ -933,6 +995,13 @@ def _mask(name: str, mask: Any) -> Tensor:
     return mask
 
 
+def _bits(name: str, x: Any) -> Any:
+    dtype = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype
+    if dtype.kind == "f":
+        raise TypeError(f"{name} is for integers and bool, not {dtype}; compare first (x > 0), or convert with .long()")
+    return x
+
+
 def _check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
     if dtype.kind in "iu" and not math.isfinite(value):
         raise ValueError(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
@@ -949,53 +1018,3 @@ def _matrices(name: str, x: Tensor) -> Tensor:
     if x.ndim < 2:
         raise ValueError(f"{name} of shape {x.shape}: expected at least two dimensions")
     return x
-
-
-def _check_range(name: str, index: Tensor, size: int) -> None:
-    if index.dtype.kind not in "iu":
-        raise TypeError(f"{name}: indices must be integers, not {index.dtype}")
-    if index.numel():
-        low, high = int(index.amin()), int(index.amax())
-        if low < 0 or high >= size:
-            raise IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}")
-
-
-def _index(where: Any) -> tuple[Any, Any, bool]:
-    """The index with tensors and lists as arrays, and whether it is basic (a view, no position twice).
-
-    Beside arrays NumPy takes an integer for one more array, which can move dimensions; PyTorch selects first. Then the
-    integers are an index of their own, to be applied before the other; else the first result is None.
-    """
-    parts = where if isinstance(where, tuple) else (where,)
-    basic, converted = True, []
-    for part in parts:
-        if isinstance(part, TensorCore):
-            part = part.data
-        elif isinstance(part, list | range):
-            part = np.asarray(part, dtype=None if len(part) else np.int64)
-        dtype = getattr(part, "dtype", None)
-        if dtype is not None:
-            if dtype.kind not in "iub":
-                raise TypeError(f"an index must be integer or bool, not {dtype}; convert with .long()")
-            basic = basic and (dtype.kind == "b" or part.ndim == 0)
-        elif not (part is None or part is Ellipsis or isinstance(part, slice) or hasattr(part, "__index__")):
-            raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
-        converted.append(part)
-    if not isinstance(where, tuple):
-        return None, converted[0], basic
-    arrays = [getattr(part, "ndim", 0) > 0 for part in converted]
-    integers = [not array and _is_integer(part) for part, array in zip(converted, arrays, strict=True)]
-    if not (any(arrays) and any(integers)):
-        return None, tuple(converted), basic
-    first: list[Any] = []
-    for part, array, integer in zip(converted, arrays, integers, strict=True):
-        if integer or part is Ellipsis:
-            first.append(part)
-        elif array or isinstance(part, slice):
-            first.extend([slice(None)] * (part.ndim if array and part.dtype.kind == "b" else 1))
-    return tuple(first), tuple(part for part, integer in zip(converted, integers, strict=True) if not integer), basic
-
-
-def _is_integer(part: Any) -> bool:
-    dtype = getattr(part, "dtype", None)
-    return hasattr(part, "__index__") and not isinstance(part, bool) and (dtype is None or dtype.kind in "iu")

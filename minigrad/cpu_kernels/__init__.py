@@ -1,6 +1,7 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family of ops."""
 
 from . import (
+    activation,
     adamw,
     attention,
     comparison,
@@ -37,6 +38,7 @@ from .storage import (
 
 __all__ = [
     "Array",
+    "activation",
     "adamw",
     "as_array",
     "attention",

@@ -1,4 +1,4 @@
-"""Comparisons and logic by NumPy's ufuncs; results are bool arrays."""
+"""Comparisons and logic by NumPy's ufuncs; results are bool arrays, those of the bitwise ones also integers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ logical_not = np.logical_not
 logical_and = np.logical_and
 logical_or = np.logical_or
 logical_xor = np.logical_xor
+bitwise_not = np.invert
+bitwise_and = np.bitwise_and
+bitwise_or = np.bitwise_or
+bitwise_xor = np.bitwise_xor
 isnan = np.isnan
 isinf = np.isinf
 isfinite = np.isfinite

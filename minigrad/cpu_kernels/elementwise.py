@@ -1,10 +1,15 @@
-"""Elementwise arithmetic by NumPy's ufuncs, and the derivatives that would cost several passes in one."""
+"""Elementwise arithmetic by NumPy's ufuncs, erf, which NumPy lacks, and the derivatives that would cost several passes
+in one.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+from .jit import kernel
+from .vector_math import erf_fast
 
 # NaN and infinities are results, as in PyTorch, not warnings. (Sums and products cannot make them from ordinary numbers
 # except by overflow; they keep NumPy's warning, and the half microsecond that silencing costs.)
@@ -22,12 +27,15 @@ abs = np.abs
 square = np.square
 reciprocal = quiet(np.reciprocal)
 exp = quiet(np.exp)
+exp2 = quiet(np.exp2)
 log = quiet(np.log)
+log2 = quiet(np.log2)
 log1p = quiet(np.log1p)
 expm1 = quiet(np.expm1)
 sqrt = quiet(np.sqrt)
 sin = quiet(np.sin)
 cos = quiet(np.cos)
+tan = quiet(np.tan)
 tanh = np.tanh
 floor = np.floor
 ceil = np.ceil
@@ -70,6 +78,25 @@ def sign(x: np.ndarray) -> np.ndarray:
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)): exact to the last digits also where it is tiny; exp(-x) = inf gives the right 0."""
     return np.reciprocal(np.exp(-x) + 1)
+
+
+@kernel
+def _erf(x, y):
+    for i in range(x.shape[0]):
+        y[i] = erf_fast(x[i])
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """Error function, of the shape and dtype of x; float16 by way of float32. Any strides."""
+    y = np.empty(x.shape, np.float32 if x.dtype == np.float16 else x.dtype)
+    _erf(np.ascontiguousarray(x, y.dtype).reshape(-1), y.reshape(-1))
+    return y.astype(x.dtype, copy=False)
+
+
+@quiet
+def nan_to_num(x: np.ndarray, nan: float, posinf: float | None, neginf: float | None) -> np.ndarray:
+    """x with NaN and the infinities replaced; None means the largest (smallest) finite number of the dtype."""
+    return np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
 
 
 def relu(x: np.ndarray) -> np.ndarray:

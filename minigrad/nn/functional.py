@@ -55,6 +55,21 @@ def logsigmoid(x: Tensor) -> Tensor:
     return activation.LogSigmoid.apply(x)
 
 
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x where x > 0, else negative_slope * x."""
+    return activation.LeakyRelu.apply(x, slope=negative_slope)
+
+
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where x > 0, else alpha (exp(x) - 1)."""
+    return activation.Elu.apply(x, alpha=alpha)
+
+
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta x)) / beta, a smooth relu; x itself where beta x > threshold."""
+    return activation.Softplus.apply(x, beta=beta, threshold=threshold)
+
+
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))."""
     return x.sigmoid()

@@ -1,4 +1,4 @@
-"""Comparisons and logic: bool results, no gradients."""
+"""Comparisons and logic: bool results, no gradients. The bitwise operations give integers for integers."""
 
 from __future__ import annotations
 
@@ -103,6 +103,50 @@ class LogicalNot(Comparison):
 
     def forward(self, x: Any) -> Any:
         return self.kernels.comparison.logical_not(x)
+
+
+class Bitwise(Function):
+    """Integer or bool inputs are cast to their common dtype, which is the result's; on bool it is logic."""
+
+    __slots__ = ()
+    promotes = True
+    differentiable = False
+
+
+class BitwiseAnd(Bitwise):
+    """x & y, bit by bit."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.kernels.comparison.bitwise_and(x, y)
+
+
+class BitwiseOr(Bitwise):
+    """x | y, bit by bit."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.kernels.comparison.bitwise_or(x, y)
+
+
+class BitwiseXor(Bitwise):
+    """x ^ y, bit by bit."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.kernels.comparison.bitwise_xor(x, y)
+
+
+class BitwiseNot(Bitwise):
+    """~x, bit by bit: -x - 1 for a signed integer, not x for bool."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        return self.kernels.comparison.bitwise_not(x)
 
 
 class IsNan(Comparison):

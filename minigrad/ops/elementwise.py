@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..autograd import Function
@@ -216,6 +217,19 @@ class MaskedFill(Function):
         return k.select(self.kernels.comparison.logical_not(mask), dy), None
 
 
+class NanToNum(Function):
+    """y = x with NaN and the infinities replaced by numbers;  dx = dy where x is finite, else 0."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, nan: float, posinf: float | None, neginf: float | None) -> Any:
+        self.saved = (x,)
+        return self.kernels.elementwise.nan_to_num(x, nan, posinf, neginf)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.elementwise.select(self.kernels.comparison.isfinite(self.saved[0]), dy)
+
+
 class Clamp(Function):
     """y = min(max(x, low), high);  dx = dy where low <= x <= high."""
 
@@ -312,6 +326,21 @@ class Exp(FloatFunction):
         return self.kernels.elementwise.mul(dy, self.saved[0])
 
 
+class Exp2(FloatFunction):
+    """y = 2^x;  dx = log(2) y dy."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        y = self.kernels.elementwise.exp2(x)
+        self.saved = (y,)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels.elementwise
+        return k.mul(k.mul(dy, self.saved[0]), math.log(2))
+
+
 class Log(FloatFunction):
     """y = log(x);  dx = dy / x."""
 
@@ -323,6 +352,20 @@ class Log(FloatFunction):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.elementwise.div(dy, self.saved[0])
+
+
+class Log2(FloatFunction):
+    """y = log(x) / log(2);  dx = dy / (x log(2))."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        return self.kernels.elementwise.log2(x)
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels.elementwise
+        return k.div(dy, k.mul(self.saved[0], math.log(2)))
 
 
 class Log1p(FloatFunction):
@@ -411,6 +454,35 @@ class Cos(FloatFunction):
     def backward(self, dy: Any) -> Any:
         k = self.kernels.elementwise
         return k.neg(k.mul(dy, k.sin(self.saved[0])))
+
+
+class Tan(FloatFunction):
+    """y = tan(x);  dx = (1 + y^2) dy."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        y = self.kernels.elementwise.tan(x)
+        self.saved = (y,)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels.elementwise
+        return k.mul(dy, k.add(k.square(self.saved[0]), 1))
+
+
+class Erf(FloatFunction):
+    """y = 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x;  dx = 2 / sqrt(pi) e^(-x^2) dy."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        return self.kernels.elementwise.erf(x)
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels.elementwise
+        return k.mul(dy, k.mul(k.exp(k.neg(k.square(self.saved[0]))), 2 / math.sqrt(math.pi)))
 
 
 class Tanh(FloatFunction):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, binary, booleans, check_name, dyadic, host, unary
+from harness import CHECKS, binary, booleans, check_name, dyadic, host, integers, unary
 
 import minigrad as mg
 
@@ -12,7 +12,10 @@ GRID = dyadic(-0.1, 0.1)  # few values, so that some are equal
 
 
 def with_specials(rng, shape):
-    return rng.choice([1.0, -2.0, np.nan, np.inf, -np.inf], shape)
+    return rng.choice([1.0, -2.0, 0.0, np.nan, np.inf, -np.inf], shape)
+
+
+SPECIALS = {"domains": with_specials, "differentiable": False}
 
 
 def compare(name, run, reference):
@@ -20,9 +23,16 @@ def compare(name, run, reference):
 
 
 def check_of(name):
-    run = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}[name]
     call = lambda x: getattr(x, name)()  # noqa: E731
-    return unary(name, call, run, call, domains=with_specials, differentiable=False)
+    return unary(name, call, getattr(np, name), call, **SPECIALS)
+
+
+def bitwise(name, run, reference):
+    return binary(name, run, reference, run, domains=integers(-9, 9))
+
+
+def logical(name, run, reference):
+    return binary(name, run, reference, run, **SPECIALS)
 
 
 OPS = [
@@ -36,9 +46,19 @@ OPS = [
     binary("or", lambda x, y: x | y, np.logical_or, lambda x, y: x | y, domains=booleans),
     binary("xor", lambda x, y: x ^ y, np.logical_xor, lambda x, y: x ^ y, domains=booleans),
     unary("not", lambda x: ~x, np.logical_not, lambda x: ~x, domains=booleans),
+    bitwise("bitwise_and", lambda x, y: x & y, np.bitwise_and),
+    bitwise("bitwise_or", lambda x, y: x | y, np.bitwise_or),
+    bitwise("bitwise_xor", lambda x, y: x ^ y, np.bitwise_xor),
+    unary("bitwise_not", lambda x: ~x, np.invert, lambda x: ~x, domains=integers(-9, 9)),
+    logical("logical_and", lambda x, y: x.logical_and(y), np.logical_and),
+    logical("logical_or", lambda x, y: x.logical_or(y), np.logical_or),
+    logical("logical_xor", lambda x, y: x.logical_xor(y), np.logical_xor),
+    unary("logical_not", lambda x: x.logical_not(), np.logical_not, lambda x: x.logical_not(), **SPECIALS),
     check_of("isnan"),
     check_of("isinf"),
     check_of("isfinite"),
+    check_of("isposinf"),
+    check_of("isneginf"),
 ]
 
 
@@ -71,13 +91,17 @@ def test_results_do_not_require_grad(device):
     assert (x > 1).dtype == mg.bool_
 
 
-def test_logic_is_for_bool(device):
+def test_bits_of_integers_and_logic_of_bool(device):
     x, mask = mg.tensor([1, 2], device=device), mg.tensor([True, False], device=device)
-    for op in (lambda: ~x, lambda: mask & x, lambda: x | mask, lambda: mask ^ x):
-        with pytest.raises(TypeError, match=r"expects a bool tensor, not a int64 tensor; compare first"):
+    assert (mask & x).tolist() == [1, 0]
+    assert (6 ^ x).tolist() == [7, 4]
+    assert (x | 4).tolist() == x.bitwise_or(4).tolist() == [5, 6]
+    assert (mask & True).tolist() == [True, False]
+    assert (~mask).dtype == mg.bool_
+    y = mg.ones(2, device=device)
+    for op in (lambda: ~y, lambda: mask & y, lambda: y | mask, lambda: x ^ 1.5):
+        with pytest.raises(TypeError, match=r"is for integers and bool, not float\d\d; compare first"):
             op()
-    with pytest.raises(TypeError, match="expects a bool tensor, not int"):
-        mask & 1
 
 
 def test_truth_is_for_one_element(device):

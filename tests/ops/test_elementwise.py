@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from harness import (
@@ -111,13 +113,18 @@ OPS = [
     special("square", refuses=("bool",)),
     special("reciprocal", POSITIVE),
     special("exp"),
+    special("exp2"),
     special("expm1"),
     special("log", POSITIVE),
+    special("log2", POSITIVE),
     special("log1p", uniform(-0.5, 2)),
     special("sqrt", POSITIVE),
     unary("rsqrt", lambda x: x.rsqrt(), lambda x: 1 / np.sqrt(x), lambda x: x.rsqrt(), domains=POSITIVE),
     special("sin"),
     special("cos"),
+    special("tan", uniform(-1.25, 1.25), rounding=64),
+    unary("erf", lambda x: x.erf(), np.vectorize(math.erf, otypes=[float]), lambda x: x.erf(), domains=uniform(-5, 5)),
+    unary("nan_to_num", lambda x: x.nan_to_num(), np.copy, lambda x: x.nan_to_num()),
     special("tanh"),
     unary("sigmoid", lambda x: x.sigmoid(), sigmoid, lambda x: x.sigmoid()),
     unary("silu", F.silu, lambda x: x * sigmoid(x), lambda x: torch.nn.functional.silu(x)),
@@ -410,3 +417,14 @@ def test_methods_and_operators_agree(device):
         (F.tanh(x), x.tanh()),
     ):
         np.testing.assert_array_equal(host(method), host(operator))
+
+
+@needs_torch
+@pytest.mark.parametrize("bounds", [(), (7.0,), (1.0, 2.0, -3.0)])
+def test_nan_to_num_is_pytorchs(bounds, device):
+    values = np.array([np.nan, np.inf, -np.inf, 1.5], np.float32)
+    x, z = mg.tensor(values, device=device, requires_grad=True), torch.tensor(values, requires_grad=True)
+    y, expected = x.nan_to_num(*bounds), z.nan_to_num(*bounds)
+    np.testing.assert_array_equal(host(y), expected.detach().numpy())
+    expected.backward(torch.ones(4))
+    np.testing.assert_array_equal(host(y.backward(mg.ones(4, device=device))[x]), z.grad.numpy())

@@ -1,0 +1,63 @@
+"""What stands between the brackets of ``x[...]``, and checks of the index tensors that methods take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .autograd import TensorCore
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+
+def check_range(name: str, index: Tensor, size: int) -> None:
+    """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"{name}: indices must be integers, not {index.dtype}")
+    if index.numel():
+        low, high = int(index.amin()), int(index.amax())
+        if low < 0 or high >= size:
+            raise IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}")
+
+
+def parse_index(where: Any) -> tuple[Any, Any, bool]:
+    """The index with tensors and lists as arrays, and whether it is basic (a view, no position twice).
+
+    Beside arrays NumPy takes an integer for one more array, which can move dimensions; PyTorch selects first. Then the
+    integers are an index of their own, to be applied before the other; else the first result is None.
+    """
+    parts = where if isinstance(where, tuple) else (where,)
+    basic, converted = True, []
+    for part in parts:
+        if isinstance(part, TensorCore):
+            part = part.data
+        elif isinstance(part, list | range):
+            part = np.asarray(part, dtype=None if len(part) else np.int64)
+        dtype = getattr(part, "dtype", None)
+        if dtype is not None:
+            if dtype.kind not in "iub":
+                raise TypeError(f"an index must be integer or bool, not {dtype}; convert with .long()")
+            basic = basic and (dtype.kind == "b" or part.ndim == 0)
+        elif not (part is None or part is Ellipsis or isinstance(part, slice) or hasattr(part, "__index__")):
+            raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
+        converted.append(part)
+    if not isinstance(where, tuple):
+        return None, converted[0], basic
+    arrays = [getattr(part, "ndim", 0) > 0 for part in converted]
+    integers = [not array and _is_integer(part) for part, array in zip(converted, arrays, strict=True)]
+    if not (any(arrays) and any(integers)):
+        return None, tuple(converted), basic
+    first: list[Any] = []
+    for part, array, integer in zip(converted, arrays, integers, strict=True):
+        if integer or part is Ellipsis:
+            first.append(part)
+        elif array or isinstance(part, slice):
+            first.extend([slice(None)] * (part.ndim if array and part.dtype.kind == "b" else 1))
+    return tuple(first), tuple(part for part, integer in zip(converted, integers, strict=True) if not integer), basic
+
+
+def _is_integer(part: Any) -> bool:
+    dtype = getattr(part, "dtype", None)
+    return hasattr(part, "__index__") and not isinstance(part, bool) and (dtype is None or dtype.kind in "iu")

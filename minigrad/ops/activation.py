@@ -1,0 +1,53 @@
+"""Activations with parameters or with a threshold; ReLU, SiLU, tanh and sigmoid are in ``elementwise``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .elementwise import FloatFunction
+
+
+class LeakyRelu(FloatFunction):
+    """y = x where x > 0, else slope x;  dx = dy where x > 0, else slope dy."""
+
+    __slots__ = ("slope",)
+
+    def forward(self, x: Any, *, slope: float) -> Any:
+        self.slope = slope
+        self.saved = (x,)
+        return self.kernels.activation.leaky_relu(x, slope)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.activation.leaky_relu_backward(dy, self.saved[0], self.slope)
+
+
+class Elu(FloatFunction):
+    """y = x where x > 0, else alpha (e^x - 1);  dx = dy where x > 0, else alpha e^x dy.
+
+    Source: Clevert, Unterthiner & Hochreiter, "Fast and accurate deep network learning by exponential linear units"
+    (2015).
+    """
+
+    __slots__ = ("alpha",)
+
+    def forward(self, x: Any, *, alpha: float) -> Any:
+        self.alpha = alpha
+        self.saved = (x,)
+        return self.kernels.activation.elu(x, alpha)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.activation.elu_backward(dy, self.saved[0], self.alpha)
+
+
+class Softplus(FloatFunction):
+    """y = log(1 + e^(beta x)) / beta, or x where beta x > threshold;  dx = dy / (1 + e^(-beta x)), or dy."""
+
+    __slots__ = ("beta", "threshold")
+
+    def forward(self, x: Any, *, beta: float, threshold: float) -> Any:
+        self.beta, self.threshold = beta, threshold
+        self.saved = (x,)
+        return self.kernels.activation.softplus(x, beta, threshold)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.activation.softplus_backward(dy, self.saved[0], self.beta, self.threshold)
