@@ -3,15 +3,20 @@
 from .batches import FixedBatches, RandomBatches, min_tokens, train_val_split
 from .corpus import Corpus, load_corpus
 from .errors import DataError
+from .loader import EpochBatches
+from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
 
 __all__ = [
     "CharTokenizer",
     "Corpus",
     "DataError",
+    "EpochBatches",
     "FixedBatches",
     "RandomBatches",
     "load_corpus",
     "min_tokens",
+    "open_tokens",
     "train_val_split",
+    "write_tokens",
 ]
