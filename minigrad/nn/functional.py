@@ -9,13 +9,18 @@ from ..ops import activation, attention, elementwise, matmul
 from ..ops import dropout as dropout_ops
 from ..ops import embedding as embedding_ops
 from ..ops import gelu as gelu_ops
+from ..ops import log_sigmoid as log_sigmoid_ops
+from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
 from .checks import float32_or_64
 from .losses import cross_entropy as cross_entropy
 from .losses import mse_loss as mse_loss
 from .losses import nll_loss as nll_loss
+from .normalization import batch_norm as batch_norm
+from .normalization import group_norm as group_norm
 from .normalization import layer_norm as layer_norm
+from .normalization import rms_norm as rms_norm
 
 
 def relu(x: Tensor) -> Tensor:
@@ -51,23 +56,10 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 
 def logsigmoid(x: Tensor) -> Tensor:
-    """log(sigmoid(x)), without overflow."""
-    return activation.LogSigmoid.apply(x)
-
-
-def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
-    """x where x > 0, else negative_slope * x."""
-    return activation.LeakyRelu.apply(x, slope=negative_slope)
-
-
-def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """x where x > 0, else alpha (exp(x) - 1)."""
-    return activation.Elu.apply(x, alpha=alpha)
-
-
-def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """log(1 + exp(beta x)) / beta, a smooth relu; x itself where beta x > threshold."""
-    return activation.Softplus.apply(x, beta=beta, threshold=threshold)
+    """log(sigmoid(x)), computed without overflow."""
+    if not x.is_floating_point():
+        raise TypeError(f"logsigmoid expects a floating tensor, not {x.dtype}; convert with .float()")
+    return log_sigmoid_ops.LogSigmoid.apply(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -122,6 +114,24 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
         index = int(indices.reshape(-1)[bad])
         raise IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
     return embedding_ops.Embedding.apply(float32_or_64("embedding", weight), indices)
+
+
+def rope(x: Tensor, positions: Tensor, base: float = 10000.0, interleaved: bool = False) -> Tensor:
+    """Rotary position embedding of queries or keys: x (..., T, D), D even -> the same shape.
+
+    Pair j of a row is rotated by the row's position times base^(-2j / D). It is elements j and j + D / 2, as in
+    Hugging Face's Llama, or with ``interleaved`` elements 2j and 2j + 1, as in the paper.
+    ``positions``, integers or floats, broadcasts to x.shape[:-1]: (T,) for all sequences, (B, 1, T) for (B, H, T, D).
+    """
+    if not x.ndim or x.shape[-1] % 2:
+        raise ValueError(f"rope: x of shape {x.shape}; expected (..., D) with an even D")
+    if positions.dtype == bool_:
+        raise TypeError("rope: positions are numbers, not bool")
+    if positions.ndim > x.ndim - 1 or any(
+        p not in (1, n) for p, n in zip(positions.shape[::-1], x.shape[-2::-1], strict=False)
+    ):
+        raise ValueError(f"rope: positions of shape {positions.shape} do not broadcast to {x.shape[:-1]}, x without D")
+    return rope_ops.Rope.apply(float32_or_64("rope", x), positions.detach(), base=base, interleaved=interleaved)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from .. import shapes
+from ..autograd import no_grad
 from ..creation import ones, zeros
+from ..ops import batch_norm as batch_norm_ops
+from ..ops import group_norm as group_norm_ops
 from ..ops import layer_norm as layer_norm_ops
+from ..ops import rms_norm as rms_norm_ops
 from ..tensor import Tensor
 from .checks import float32_or_64
 
@@ -17,12 +25,96 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
+    shape = _last_sizes("layer_norm", x, normalized_shape)
+    weight, bias = _affine("layer_norm", x, shape, weight, bias)
+    return layer_norm_ops.LayerNorm.apply(float32_or_64("layer_norm", x), weight, bias, eps=eps)
+
+
+def rms_norm(
+    x: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are ``normalized_shape``.
+
+    ``eps`` defaults to the distance from 1 to the next number of x's dtype, as in PyTorch.
+    """
+    shape = _last_sizes("rms_norm", x, normalized_shape)
+    weight, _ = _affine("rms_norm", float32_or_64("rms_norm", x), shape, weight, None)
+    eps = float(np.finfo(x.dtype).eps) if eps is None else eps
+    return rms_norm_ops.RMSNorm.apply(x, weight, eps=eps)
+
+
+def group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias: x (N, C, ...), weight and bias (C,) -> the same shape as x.
+
+    Mean and variance are those of C / num_groups neighbouring channels of one sample.
+    """
+    if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
+        raise ValueError(
+            f"group_norm: x of shape {x.shape}, {num_groups} groups; expected (N, C, ...), C a multiple of them"
+        )
+    weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
+    return group_norm_ops.GroupNorm.apply(float32_or_64("group_norm", x), weight, bias, groups=num_groups, eps=eps)
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias by channel: x (N, C, ...), the others (C,) -> the same shape as x.
+
+    In training, mean and (biased) variance are those of the batch, and the running ones, if given, become (1 -
+    momentum) times themselves + momentum times the batch's, in place, with the unbiased variance. Otherwise the running
+    ones are used.
+    """
+    if x.ndim < 2:
+        raise ValueError(f"batch_norm: x of shape {x.shape}; expected (N, C, ...)")
+    channels = x.shape[1:2]
+    weight, bias = _affine("batch_norm", x, channels, weight, bias)
+    _sizes("batch_norm", channels, running_mean=running_mean, running_var=running_var)
+    float32_or_64("batch_norm", x)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise ValueError("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
+        mean, var = running_mean.detach(), running_var.detach()
+        return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean, var, eps=eps, of_batch=False)
+    count = math.prod(x.shape) // max(x.shape[1], 1)
+    if count < 2 and x.shape[1]:
+        raise ValueError(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
+    rows = x.detach().reshape(x.shape[0], x.shape[1], count // max(x.shape[0], 1))
+    mean, var = (Tensor.wrap(a, x.device) for a in x.device.kernels.batch_norm.statistics(rows.data))
+    with no_grad():
+        for running, batch in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
+            if running is not None:
+                running.mul_(1 - momentum).add_((batch * momentum).to(running.dtype))
+    return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean, var, eps=eps, of_batch=True)
+
+
+def _last_sizes(name: str, x: Tensor, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """``normalized_shape`` as a tuple; ValueError if x does not end in it."""
     shape = shapes.shape_argument((normalized_shape,))
     if not shape or x.shape[x.ndim - len(shape) :] != shape or x.ndim < len(shape):
-        raise ValueError(f"layer_norm: x of shape {x.shape} does not end in normalized_shape {shape}")
-    for name, p in (("weight", weight), ("bias", bias)):
+        raise ValueError(f"{name}: x of shape {x.shape} does not end in normalized_shape {shape}")
+    return shape
+
+
+def _sizes(name: str, shape: tuple[int, ...], **parameters: Tensor | None) -> None:
+    for parameter, p in parameters.items():
         if p is not None and p.shape != shape:
-            raise ValueError(f"layer_norm: {name} has shape {p.shape}, expected {shape}")
+            raise ValueError(f"{name}: {parameter} has shape {p.shape}, expected {shape}")
+
+
+def _affine(
+    name: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the given shape, 1 and 0 where there is none."""
+    _sizes(name, shape, weight=weight, bias=bias)
     weight = ones(shape, dtype=x.dtype, device=x.device) if weight is None else weight
-    bias = zeros(shape, dtype=x.dtype, device=x.device) if bias is None else bias
-    return layer_norm_ops.LayerNorm.apply(float32_or_64("layer_norm", x), weight, bias, eps=eps)
+    return weight, zeros(shape, dtype=x.dtype, device=x.device) if bias is None else bias

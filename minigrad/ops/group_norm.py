@@ -1,0 +1,31 @@
+"""Group normalisation (Wu, He 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class GroupNorm(Function):
+    """y = n w + b with n = (x - mean) rstd, where mean and rstd are those of a group of channels of one sample.
+
+    dx = rstd (g - mean(g) - n mean(g n)) with g = dy w;  dw = sum of dy n and db = sum of dy over all but the channels.
+    """
+
+    __slots__ = ("shape",)
+    promotes = True
+
+    def forward(self, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
+        self.shape = x.shape
+        N, C = x.shape[:2]
+        x = self.kernels.contiguous(x).reshape(N, C, x.size // max(N * C, 1))
+        y, mean, rstd = self.kernels.group_norm.forward(x, weight, bias, groups, eps)
+        self.saved = (x, weight, mean, rstd)
+        return y.reshape(self.shape)
+
+    def backward(self, dy: Any) -> Any:
+        x, weight, mean, rstd = self.saved
+        dy = self.kernels.contiguous(dy).reshape(x.shape)
+        dx, dw, db = self.kernels.group_norm.backward(dy, x, weight, mean, rstd)
+        return dx.reshape(self.shape), dw, db

@@ -1,0 +1,20 @@
+"""Logarithm of the sigmoid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class LogSigmoid(Function):
+    """y = log(1 / (1 + e^-x));  dx = dy / (1 + e^x)."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        return self.kernels.log_sigmoid.forward(x)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.log_sigmoid.backward(dy, self.saved[0])

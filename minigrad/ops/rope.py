@@ -1,0 +1,23 @@
+"""Rotary position embedding (Su et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import Function
+
+
+class Rope(Function):
+    """y = R x, where R rotates pair j of a row at position p by p base^(-2j / D);  dx = R^T dy, the rotation back."""
+
+    __slots__ = ("interleaved",)
+
+    def forward(self, x: Any, positions: Any, *, base: float, interleaved: bool) -> Any:
+        self.interleaved = interleaved
+        cos, sin = self.kernels.rope.tables(positions, x.shape[-1], base, x.dtype)
+        self.saved = (cos, sin)
+        return self.kernels.rope.rotate(x, cos, sin, interleaved)
+
+    def backward(self, dy: Any) -> Any:
+        cos, sin = self.saved
+        return self.kernels.rope.rotate(dy, cos, self.kernels.elementwise.neg(sin), self.interleaved), None

@@ -1,0 +1,110 @@
+"""Batch normalisation: training and evaluation, running statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, DTYPES, NORMAL, POSITIVE, Op, check_name, host, needs_torch, torch, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+EPS = 1e-3  # large enough to be seen
+
+
+def per_channel(x, p):
+    return p if isinstance(p, float) else p.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def train(x, weight=1.0, bias=0.0):
+    axes = (0, *range(2, x.ndim))
+    centred = x - x.mean(axes, keepdims=True)
+    xhat = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + EPS)
+    return xhat * per_channel(x, weight) + per_channel(x, bias)
+
+
+def evaluate(x, mean, var, weight, bias):
+    mean, var, weight, bias = (per_channel(x, p) for p in (mean, var, weight, bias))
+    return (x - mean) / np.sqrt(var + EPS) * weight + bias
+
+
+SHAPES = [(3, 4), (2, 4, 3), (2, 4, 3, 2), (300, 4), (5, 3, 700)]
+
+OPS = [
+    Op(
+        name,
+        lambda x, *p: F.batch_norm(x, None, None, *p, training=True, eps=EPS),
+        train,
+        lambda x, *p: torch.nn.functional.batch_norm(x, None, None, *p, training=True, eps=EPS),
+        [(s, *(s[1:2],) * parameters) for s in SHAPES],
+        (NORMAL, uniform(0.5, 2), NORMAL)[: parameters + 1],
+        rounding=64,
+        refuses=("float16",),
+        equal_rows=False,
+    )
+    for name, parameters in (("plain", 0), ("affine", 2))
+] + [
+    Op(
+        "evaluation",
+        lambda x, mean, var, *p: F.batch_norm(x, mean, var, *p, eps=EPS),
+        evaluate,
+        lambda x, mean, var, *p: torch.nn.functional.batch_norm(x, mean.detach(), var.detach(), *p, eps=EPS),
+        [(s, *(s[1:2],) * 4) for s in [*SHAPES, (1, 3), (0, 4), (2, 3, 0)]],
+        (NORMAL, NORMAL, POSITIVE, uniform(0.5, 2), NORMAL),
+        rounding=64,
+        differentiable=(True, False, False, True, True),
+        refuses=DTYPES,
+    )
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+@needs_torch
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4)])
+@pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0])
+def test_running_statistics_are_pytorchs(shape, momentum, device):
+    rng = np.random.default_rng(0)
+    mean, var = mg.zeros(3, device=device), mg.ones(3, device=device)
+    mean_torch, var_torch = torch.zeros(3), torch.ones(3)
+    for _ in range(3):
+        x = rng.standard_normal(shape).astype(np.float32) * 3 + 5
+        y = F.batch_norm(mg.tensor(x, device=device), mean, var, training=True, momentum=momentum)
+        z = torch.nn.functional.batch_norm(torch.tensor(x), mean_torch, var_torch, training=True, momentum=momentum)
+        np.testing.assert_allclose(host(y), z.numpy(), atol=1e-5)
+    np.testing.assert_allclose(host(mean), mean_torch.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(host(var), var_torch.numpy(), rtol=1e-5)
+
+
+def test_evaluation_changes_nothing(device):
+    mean, var = mg.zeros(3, device=device), mg.ones(3, device=device)
+    F.batch_norm(mg.ones(2, 3, device=device), mean, var)
+    assert mean.version == var.version == 0
+
+
+def test_a_large_mean_does_not_hide_the_variance(device):
+    x = np.float32(10_000 + np.random.default_rng(0).standard_normal((64, 4)))
+    y = F.batch_norm(mg.tensor(x, device=device), None, None, training=True)
+    exact = x.astype(np.float64) - x.mean(0, dtype=np.float64)
+    exact /= np.sqrt((exact**2).mean(0) + 1e-5)
+    np.testing.assert_allclose(host(y), exact, atol=5e-3)  # the mean itself is rounded by 1e-3
+
+
+def test_errors(device):
+    x = mg.ones(2, 3, device=device)
+    with pytest.raises(ValueError, match=r"batch_norm: x of shape \(3,\); expected \(N, C, ...\)"):
+        F.batch_norm(x[0], None, None, training=True)
+    with pytest.raises(ValueError, match="evaluation needs running_mean and running_var"):
+        F.batch_norm(x, None, None)
+    with pytest.raises(ValueError, match=r"x of shape \(1, 3\); training needs more than one value of each channel"):
+        F.batch_norm(x[:1], None, None, training=True)
+    with pytest.raises(ValueError, match=r"batch_norm: running_var has shape \(2,\), expected \(3,\)"):
+        F.batch_norm(x, x[0], x[:, 0])
+    with pytest.raises(ValueError, match=r"batch_norm: weight has shape \(2,\), expected \(3,\)"):
+        F.batch_norm(x, x[0], x[0], x[:, 0])
+    with pytest.raises(TypeError, match="batch_norm expects float32 or float64, not int64"):
+        F.batch_norm(x.long(), x[0], x[0])

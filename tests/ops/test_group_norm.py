@@ -1,0 +1,81 @@
+"""Group normalisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, NORMAL, Op, check_name, host, torch, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+EPS = 1e-3  # large enough to be seen
+
+
+def per_channel(x, p):
+    return p if isinstance(p, float) else p.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def normalise(x, weight=1.0, bias=0.0, groups=2):
+    rows = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    axes = tuple(range(2, rows.ndim))
+    centred = rows - rows.mean(axes, keepdims=True)
+    xhat = (centred / np.sqrt((centred**2).mean(axes, keepdims=True) + EPS)).reshape(x.shape)
+    return xhat * per_channel(x, weight) + per_channel(x, bias)
+
+
+def case(name, shapes, groups, affine):
+    return Op(
+        name,
+        lambda x, *p: F.group_norm(x, groups, *p, eps=EPS),
+        lambda x, *p: normalise(x, *p, groups=groups),
+        # PyTorch refuses one value for each group, and an empty batch
+        lambda x, *p: torch.nn.functional.group_norm(x, groups, *p, eps=EPS),
+        [(s, s[1:2], s[1:2]) if affine else (s,) for s in shapes],
+        (NORMAL, uniform(0.5, 2), NORMAL) if affine else NORMAL,
+        rounding=64,
+        refuses=("float16",),
+    )
+
+
+OPS = [
+    case("plain", [(3, 4), (2, 4, 3), (2, 4, 3, 2), (5, 6, 700)], 2, False),
+    case("affine", [(3, 4), (2, 4, 3), (2, 4, 3, 2), (5, 6, 700)], 2, True),
+    case("one_group", [(3, 4), (2, 3, 5)], 1, True),
+    case("instances", [(2, 3, 5), (40, 3, 5)], 3, True),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+def test_one_group_is_layer_norm_of_a_sample(device):
+    x = mg.tensor(np.random.default_rng(0).standard_normal((4, 6)), device=device)
+    np.testing.assert_array_equal(host(F.group_norm(x, 1)), host(F.layer_norm(x, 6)))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0), (2, 0, 3)])
+def test_nothing_to_normalise(shape, device):
+    x = mg.ones(*shape, device=device, requires_grad=True)
+    w = mg.ones(shape[1], device=device, requires_grad=True)
+    y = F.group_norm(x, 2, w)
+    assert y.shape == shape
+    grads = y.sum().backward()
+    assert grads[x].shape == shape and grads[w].tolist() == [0] * shape[1]
+
+
+def test_errors(device):
+    x = mg.ones(2, 3, device=device)
+    with pytest.raises(ValueError, match=r"group_norm: x of shape \(2, 3\), 2 groups; expected \(N, C, ...\)"):
+        F.group_norm(x, 2)
+    with pytest.raises(ValueError, match=r"group_norm: x of shape \(3,\), 1 groups"):
+        F.group_norm(x[0], 1)
+    with pytest.raises(ValueError, match="0 groups"):
+        F.group_norm(x, 0)
+    with pytest.raises(ValueError, match=r"group_norm: bias has shape \(2,\), expected \(3,\)"):
+        F.group_norm(x, 3, None, x[:, 0])
+    with pytest.raises(TypeError, match="group_norm expects float32 or float64, not int64"):
+        F.group_norm(x.long(), 3)

@@ -1,0 +1,109 @@
+"""Root-mean-square normalisation over the last dimensions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, NORMAL, Op, check_name, host, needs_torch, torch, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+EPS = 1e-3  # large enough to be seen
+
+
+def normalise(x, weight=1.0, axes=-1):
+    return x / np.sqrt((x**2).mean(axes, keepdims=True) + EPS) * weight
+
+
+def rms(x, *weight, last=1):
+    return F.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
+
+
+def rms_torch(x, *weight, last=1):
+    return torch.nn.functional.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
+
+
+ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
+
+OPS = [
+    Op("plain", rms, normalise, rms_torch, [(s,) for s in ROWS], rounding=64, refuses=("float16",)),
+    Op(
+        "weighted",
+        rms,
+        normalise,
+        rms_torch,
+        [(s, s[-1:]) for s in ROWS],
+        (NORMAL, uniform(0.5, 2)),
+        rounding=64,
+        refuses=("float16",),
+    ),
+    Op(
+        "two_dimensions",
+        lambda *x: rms(*x, last=2),
+        lambda *x: normalise(*x, axes=(-2, -1)),
+        lambda *x: rms_torch(*x, last=2),
+        [(s, s[-2:]) for s in [(3, 4), (2, 3, 4)]],
+        (NORMAL, uniform(0.5, 2)),
+        rounding=64,
+        refuses=("float16",),
+    ),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_default_eps_is_pytorchs(dtype, device):
+    x = (np.random.default_rng(0).standard_normal((3, 4)) * 1e-4).astype(dtype)
+    expected = torch.nn.functional.rms_norm(torch.tensor(x), (4,)).numpy()
+    np.testing.assert_allclose(host(F.rms_norm(mg.tensor(x, device=device), 4)), expected, rtol=1e-5)
+
+
+def test_zero_rows_and_empty_rows(device):
+    x = mg.zeros(2, 4, device=device, requires_grad=True)
+    y = F.rms_norm(x, 4)
+    assert y.tolist() == [[0] * 4] * 2
+    assert np.isfinite(host(y.sum().backward()[x])).all()
+    assert F.rms_norm(mg.ones(2, 0, device=device), 0).shape == (2, 0)
+
+
+def test_the_number_of_threads_does_not_matter():
+    rng = np.random.default_rng(0)
+    x, dy = (mg.tensor(rng.standard_normal((333, 150)).astype("f4")) for _ in range(2))
+    w = mg.tensor(rng.standard_normal(150).astype("f4"), requires_grad=True)
+    x.requires_grad_()
+    found = []
+    most = mg.get_num_threads()
+    try:
+        for threads in (1, most):
+            mg.set_num_threads(threads)
+            y = F.rms_norm(x, 150, w)
+            grads = y.backward(dy)
+            found.append((host(y), host(grads[x]), host(grads[w])))
+    finally:
+        mg.set_num_threads(most)
+    for one, several in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, several)
+
+
+def test_nan_and_infinity_reach_the_result(device):
+    x = np.ones((3, 4), np.float32)
+    x[0, 1], x[1, 2] = np.nan, np.inf
+    y = host(F.rms_norm(mg.tensor(x, device=device), 4))
+    assert np.isnan(y[0]).all() and np.isnan(y[1, 2]) and (y[1, :2] == 0).all() and (y[2] == y[2, 0]).all()
+
+
+def test_errors(device):
+    x, p = mg.ones(2, 3, device=device), mg.ones(2, device=device)
+    with pytest.raises(ValueError, match=r"rms_norm: x of shape \(2, 3\) does not end in normalized_shape \(2,\)"):
+        F.rms_norm(x, 2)
+    with pytest.raises(ValueError, match=r"rms_norm: weight has shape \(2,\), expected \(3,\)"):
+        F.rms_norm(x, 3, p)
+    with pytest.raises(TypeError, match="rms_norm expects float32 or float64, not int64"):
+        F.rms_norm(x.long(), 3)

@@ -1,0 +1,99 @@
+"""Rotary position embedding, both layouts of the pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import CHECKS, NORMAL, Op, check_name, host, integers
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+
+def reference(x, positions, base=10000.0, interleaved=False):
+    """Pairs as complex numbers."""
+    half = x.shape[-1] // 2
+    angles = positions[..., None] * base ** (-np.arange(half) / max(half, 1))
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    z = (a + 1j * b) * np.exp(1j * angles)
+    return np.stack([z.real, z.imag], -1).reshape(x.shape) if interleaved else np.concatenate([z.real, z.imag], -1)
+
+
+SHAPES = [
+    ((3, 4), (3,)),
+    ((2, 3, 5, 6), (5,)),
+    ((2, 3, 5, 6), (2, 1, 5)),
+    ((2, 5, 3, 6), (5, 1)),
+    ((2,), ()),
+    ((0, 4), (0,)),
+    ((3, 0), (3,)),
+    ((2, 40, 256), (40,)),
+]
+
+OPS = [
+    Op(
+        "interleaved" if interleaved else "halves",
+        lambda x, p, i=interleaved: F.rope(x, p, base=100.0, interleaved=i),
+        lambda x, p, i=interleaved: reference(x, p, 100.0, i),
+        None,
+        SHAPES,
+        (NORMAL, integers(0, 50)),
+        rounding=32,
+    )
+    for interleaved in (False, True)
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_products_depend_on_the_distance_only(interleaved, device):
+    rng = np.random.default_rng(0)
+    q, k = (mg.tensor(rng.standard_normal(8), device=device) for _ in range(2))
+
+    def product(i, j):
+        return float(
+            (F.rope(q, mg.tensor(i), interleaved=interleaved) * F.rope(k, mg.tensor(j), interleaved=interleaved)).sum()
+        )
+
+    assert abs(product(3, 1) - product(1002, 1000)) < 1e-10
+    assert abs(product(3, 1) - product(3, 2)) > 1e-3
+
+
+def test_the_layouts_are_a_permutation_of_each_other(device):
+    x = mg.tensor(np.random.default_rng(0).standard_normal((5, 8)), device=device)
+    order = [0, 4, 1, 5, 2, 6, 3, 7]
+    positions = mg.arange(5, device=device)
+    halves, pairs = F.rope(x, positions), F.rope(x[:, order], positions, interleaved=True)
+    np.testing.assert_allclose(host(halves)[:, order], host(pairs), rtol=1e-15)
+
+
+def test_position_zero_and_lengths(device):
+    x = mg.tensor(np.random.default_rng(0).standard_normal((4, 6)).astype("f4"), device=device)
+    y = F.rope(x, mg.tensor([0, 1, 1000, 1_000_000], device=device))
+    np.testing.assert_array_equal(host(y)[0], host(x)[0])
+    np.testing.assert_allclose(np.linalg.norm(host(y), axis=1), np.linalg.norm(host(x), axis=1), rtol=1e-6)
+    np.testing.assert_allclose(host(y), reference(host(x).astype("f8"), np.array([0, 1, 1000, 1_000_000])), atol=1e-6)
+
+
+def test_positions_may_be_fractions(device):
+    x = mg.tensor(np.random.default_rng(0).standard_normal((2, 4)), device=device)
+    y = F.rope(x, mg.tensor([0.5, -1.5], dtype="float64", device=device))
+    np.testing.assert_allclose(host(y), reference(host(x), np.array([0.5, -1.5])), rtol=1e-12)
+
+
+def test_errors(device):
+    x = mg.ones(2, 3, 4, device=device)
+    with pytest.raises(ValueError, match=r"rope: x of shape \(2, 3, 3\); expected \(..., D\) with an even D"):
+        F.rope(x[..., :3], mg.arange(3, device=device))
+    for bad in (mg.arange(2), mg.zeros(1, 2, 3), mg.zeros(3, 1, dtype="int64")):
+        with pytest.raises(ValueError, match=r"rope: positions of shape .* do not broadcast to \(2, 3\)"):
+            F.rope(x, bad.to(device))
+    with pytest.raises(TypeError, match="positions are numbers, not bool"):
+        F.rope(x, mg.ones(3, device=device) > 0)
+    with pytest.raises(TypeError, match="rope expects float32 or float64, not int64"):
+        F.rope(x.long(), mg.arange(3, device=device))
