@@ -14,7 +14,10 @@ from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
 from .checks import float32_or_64
+from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy
+from .losses import kl_div as kl_div
+from .losses import l1_loss as l1_loss
 from .losses import mse_loss as mse_loss
 from .losses import nll_loss as nll_loss
 from .normalization import batch_norm as batch_norm

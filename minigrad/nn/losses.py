@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ops import cross_entropy as cross_entropy_ops
+from ..ops import log_sigmoid
 from ..tensor import Tensor
 from .checks import check_reduction, float32_or_64, reduced
 
@@ -17,16 +18,23 @@ def cross_entropy(
 ) -> Tensor:
     """-log softmax(input)[target]: input (N, C) or (C,) or (N, C, d1, ...), target of class indices (N, d1, ...).
 
+    A floating target of the input's shape holds a probability of each class: -sum(target * log softmax(input)).
+
     ``weight`` (C,) scales each class; targets equal to ``ignore_index`` count for nothing; ``label_smoothing`` s mixes
-    the target with s / C of every class. The mean is over the targets' weights; of no target at all it is NaN.
-    Raises TypeError for targets that are not integers, IndexError naming a target out of range.
+    the target with s / C of every class. The mean is over the targets' weights (probabilities: over the rows); of no
+    target at all it is NaN. Raises TypeError for other targets, IndexError naming a target out of range.
     """
     check_reduction("cross_entropy", reduction)
-    if target.dtype.kind not in "iu":
-        raise TypeError(f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long()")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]")
     class_dim = 0 if input.ndim == 1 else 1
+    if target.is_floating_point() and input.ndim and target.shape == input.shape:
+        return _soft_cross_entropy(input, target, weight, class_dim, reduction, label_smoothing)
+    if target.dtype.kind not in "iu":
+        raise TypeError(
+            f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), "
+            "or pass probabilities of the input's shape"
+        )
     expected = input.shape[:class_dim] + input.shape[class_dim + 1 :]
     if not input.ndim or target.shape != expected:
         raise ValueError(
@@ -34,8 +42,7 @@ def cross_entropy(
             "so for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
         )
     classes = input.shape[class_dim]
-    if weight is not None and weight.shape != (classes,):
-        raise ValueError(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)")
+    _check_class_weight(weight, classes)
     logits = input if class_dim == input.ndim - 1 else _channels_last(input)
     logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
@@ -59,6 +66,24 @@ def cross_entropy(
     return losses.sum() / weight.detach().to(input.dtype)[labels.where(kept, 0)].where(kept, 0.0).sum()
 
 
+def _check_class_weight(weight: Tensor | None, classes: int) -> None:
+    if weight is not None and weight.shape != (classes,):
+        raise ValueError(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)")
+
+
+def _soft_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None, class_dim: int, reduction: str, label_smoothing: float
+) -> Tensor:
+    classes = input.shape[class_dim]
+    _check_class_weight(weight, classes)
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / max(classes, 1)
+    losses = -target * float32_or_64("cross_entropy", input).log_softmax(class_dim)
+    if weight is not None:
+        losses = losses * weight.detach().reshape(classes, *(1,) * (input.ndim - class_dim - 1))
+    return reduced(losses.sum(class_dim), reduction)
+
+
 def _channels_last(x: Tensor) -> Tensor:
     return x.permute(0, *range(2, x.ndim), 1)
 
@@ -78,7 +103,59 @@ def nll_loss(input: Tensor, target: Tensor, ignore_index: int = -100, reduction:
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)^2, of equal shapes."""
     check_reduction("mse_loss", reduction)
-    if input.shape != target.shape:
-        raise ValueError(f"mse_loss: input {input.shape} and target {target.shape} differ in shape")
+    _check_same_shape("mse_loss", input, target)
     losses = (input - target).square()
     return reduced(losses, reduction)
+
+
+def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """|input - target|, of equal shapes."""
+    check_reduction("l1_loss", reduction)
+    _check_same_shape("l1_loss", input, target)
+    return reduced((input - target).abs(), reduction)
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """-weight (pos_weight target log p + (1 - target) log(1 - p)) with p = sigmoid(input), of equal shapes.
+
+    ``weight`` and ``pos_weight`` broadcast to the input. Computed from the logits, so no p rounds to 0 or 1.
+    """
+    name = "binary_cross_entropy_with_logits"
+    check_reduction(name, reduction)
+    _check_same_shape(name, input, target)
+    if not (input.is_floating_point() and target.is_floating_point()):
+        raise TypeError(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
+    positive = target * log_sigmoid.LogSigmoid.apply(input)
+    if pos_weight is not None:
+        positive = positive * pos_weight
+    losses = -(positive + (1 - target) * log_sigmoid.LogSigmoid.apply(-input))
+    return reduced(losses if weight is None else losses * weight, reduction)
+
+
+def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """target (log target - input): log-probabilities, and probabilities (or with ``log_target`` their logarithms).
+
+    The sum over a distribution is its Kullback-Leibler divergence, KL(target || exp(input)). "batchmean" is the sum
+    divided by the first size; "mean" divides by the number of elements, as in PyTorch.
+    """
+    check_reduction("kl_div", reduction, ("mean", "batchmean", "sum", "none"))
+    _check_same_shape("kl_div", input, target)
+    if log_target:
+        losses = target.exp() * (target - input)
+    else:
+        log = target.masked_fill(target == 0, 1.0).log()  # 0 log 0 = 0
+        losses = target * log - target * input
+    if reduction == "batchmean":
+        return losses.sum() / (input.shape[0] if input.ndim else 1)
+    return reduced(losses, reduction)
+
+
+def _check_same_shape(name: str, input: Tensor, target: Tensor) -> None:
+    if input.shape != target.shape:
+        raise ValueError(f"{name}: input {input.shape} and target {target.shape} differ in shape")

@@ -1,0 +1,165 @@
+"""Absolute error, binary cross-entropy, Kullback-Leibler divergence, cross-entropy against probabilities."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from harness import CHECKS, NORMAL, POSITIVE, Op, check_name, distinct, host, needs_torch, torch, uniform
+
+import minigrad as mg
+import minigrad.nn.functional as F
+
+REDUCTIONS = {"mean": np.mean, "sum": np.sum, "none": lambda v: v}
+SAME = [((3, 4), (3, 4)), ((5,), (5,)), ((), ())]
+WEIGHTS = np.array([0.5, 2.0, 1.0, 0.25, 3.0])
+
+
+def log_softmax(x, axis):
+    top = x.max(axis, keepdims=True)
+    return x - top - np.log(np.exp(x - top).sum(axis, keepdims=True))
+
+
+def binary(x, t, weight=1.0, pos_weight=1.0):
+    return weight * (pos_weight * t * np.logaddexp(0, -x) + (1 - t) * np.logaddexp(0, x))
+
+
+def binary_case(reduction, weights):
+    def run(functions, x, t, *w):
+        return functions.binary_cross_entropy_with_logits(
+            x, t, reduction=reduction, **dict(zip(weights, w, strict=True))
+        )
+
+    return Op(
+        "-".join(["binary_cross_entropy", reduction, *weights]),
+        lambda *a: run(F, *a),
+        lambda x, t, *w: REDUCTIONS[reduction](binary(x, t, **dict(zip(weights, w, strict=True)))),
+        lambda *a: run(torch.nn.functional, *a),
+        [(*s, *(s[0][-1:],) * len(weights)) for s in SAME],
+        (uniform(-5, 5), uniform(0, 1), *(POSITIVE,) * len(weights)),
+        rounding=64,
+        differentiable=(True, True, *(False,) * len(weights)),
+        refuses=("int64", "int32", "uint8", "bool"),
+    )
+
+
+def soft_case(reduction, smoothing, weighted):
+    def run(functions, x, t):
+        library = mg if functions is F else torch
+        w = library.tensor(WEIGHTS.astype(str(x.dtype).removeprefix("torch."))) if weighted else None
+        return functions.cross_entropy(x, t, w, reduction=reduction, label_smoothing=smoothing)
+
+    def reference(x, t):
+        axis = 0 if x.ndim == 1 else 1
+        w = (WEIGHTS if weighted else np.ones(5)).reshape(-1, *(1,) * (x.ndim - axis - 1))
+        losses = -((t * (1 - smoothing) + smoothing / 5) * log_softmax(x, axis) * w).sum(axis)
+        return REDUCTIONS[reduction](losses)
+
+    return Op(
+        f"cross_entropy-{reduction}-{smoothing}{'-weighted' * weighted}",
+        lambda *a: run(F, *a),
+        reference,
+        lambda *a: run(torch.nn.functional, *a),
+        [((3, 5), (3, 5)), ((5,), (5,)), ((2, 5, 3), (2, 5, 3))],
+        (uniform(-4, 4), uniform(0, 1)),
+        rounding=64,
+        refuses=("float16",),
+    )
+
+
+OPS = [
+    *(
+        Op(
+            f"l1_loss-{r}",
+            lambda x, y, r=r: F.l1_loss(x, y, r),
+            lambda x, y, f=f: f(np.abs(x - y)),
+            lambda x, y, r=r: torch.nn.functional.l1_loss(x, y, reduction=r),
+            SAME,
+            (distinct(-2, 2), distinct(3, 4)),
+        )
+        for r, f in REDUCTIONS.items()
+    ),
+    *(
+        binary_case(r, weights)
+        for r, weights in itertools.product(REDUCTIONS, [(), ("weight",), ("pos_weight",), ("weight", "pos_weight")])
+    ),
+    *(
+        Op(
+            f"kl_div-{r}{'-log' * log}",
+            lambda x, t, r=r, log=log: F.kl_div(x, t, r, log),
+            lambda x, t, r=r, log=log: (
+                (lambda v: v.sum() / (len(x) if x.ndim else 1)) if r == "batchmean" else REDUCTIONS[r]
+            )(np.exp(t) * (t - x) if log else t * (np.log(t) - x)),
+            lambda x, t, r=r, log=log: torch.nn.functional.kl_div(x, t, reduction=r, log_target=log),
+            SAME[:-1] if r == "batchmean" else SAME,
+            (NORMAL, NORMAL if log else POSITIVE),
+            rounding=64,
+        )
+        for r in (*REDUCTIONS, "batchmean")
+        for log in (False, True)
+    ),
+    *(soft_case(*options) for options in itertools.product(REDUCTIONS, (0.0, 0.25), (False, True))),
+]
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # PyTorch's, of kl_div
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
+
+
+def test_confident_logits(device):
+    """Neither overflow nor a loss that vanishes too early, and the right slope at 0."""
+    x = mg.tensor([-200.0, -30.0, 0.0, 30.0, 200.0], device=device, requires_grad=True)
+    for target in (0.0, 1.0):
+        losses = F.binary_cross_entropy_with_logits(x, mg.full((5,), target, device=device), reduction="none")
+        exact = np.logaddexp(0, host(x).astype("f8") * (1 - 2 * target))
+        np.testing.assert_allclose(host(losses), exact, rtol=1e-6, atol=1e-45)
+        slope = 1 / (1 + np.exp(-host(x).astype("f8"))) - target
+        np.testing.assert_allclose(host(losses.sum().backward()[x]), slope, atol=1e-7)
+
+
+@needs_torch
+def test_targets_of_no_probability(device):
+    t = np.float32([[0, 1, 0], [0.5, 0.5, 0]])
+    x = np.float32([[-1, -2, -3], [-3, -2, -1]])
+    ours = mg.tensor(x, device=device, requires_grad=True)
+    theirs = torch.tensor(x, requires_grad=True)
+    y = F.kl_div(ours, mg.tensor(t, device=device), "batchmean")
+    z = torch.nn.functional.kl_div(theirs, torch.tensor(t), reduction="batchmean")
+    z.backward()
+    np.testing.assert_allclose(host(y), z.item(), rtol=1e-6)
+    np.testing.assert_allclose(host(y.backward()[ours]), theirs.grad.numpy(), rtol=1e-6)
+
+
+def test_a_certain_target_is_a_class_index(device):
+    logits = mg.tensor(np.random.default_rng(0).standard_normal((4, 5)), device=device)
+    labels = mg.tensor([1, 0, 4, 2], device=device)
+    soft = F.cross_entropy(logits, mg.one_hot(labels, 5).double(), label_smoothing=0.1)
+    np.testing.assert_allclose(host(soft), host(F.cross_entropy(logits, labels, label_smoothing=0.1)), rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_an_empty_batch(device):
+    x = mg.zeros(0, 5, device=device)
+    for loss in (F.l1_loss, F.binary_cross_entropy_with_logits, F.kl_div, F.cross_entropy):
+        assert np.isnan(loss(x, x).item())
+        assert loss(x, x, reduction="sum").item() == 0
+
+
+def test_errors(device):
+    x, y = mg.ones(2, 3, device=device), mg.ones(3, device=device)
+    for loss in (F.l1_loss, F.binary_cross_entropy_with_logits, F.kl_div):
+        name = loss.__name__
+        with pytest.raises(ValueError, match=rf"{name}: input \(2, 3\) and target \(3,\) differ in shape"):
+            loss(x, y)
+        with pytest.raises(ValueError, match=rf"{name}: reduction='max'; expected 'mean'"):
+            loss(x, x, reduction="max")
+    with pytest.raises(ValueError, match="reduction='batchmean'; expected 'mean', 'sum' or 'none'"):
+        F.l1_loss(x, x, "batchmean")
+    with pytest.raises(TypeError, match="expects floating tensors, not float32 and int64"):
+        F.binary_cross_entropy_with_logits(x, x.long())
+    with pytest.raises(ValueError, match=r"cross_entropy: weight of shape \(2,\); expected \(3,\)"):
+        F.cross_entropy(x, x, x[:, 0])
