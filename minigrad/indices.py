@@ -22,6 +22,32 @@ def check_range(name: str, index: Tensor, size: int) -> None:
             raise IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}")
 
 
+def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) -> Any:
+    """The part of ``source``, a number or a tensor, that goes to the places of ``index``; errors if it does not fit."""
+    limits = [m if i != axis else n for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=False))]
+    fits = index.ndim == x.ndim > 0 and all(n <= m for n, m in zip(index.shape, limits, strict=True))
+    if not fits:
+        raise ValueError(f"{name} along {axis}: index shape {index.shape} does not fit the tensor's {x.shape}")
+    check_range(name, index, x.shape[axis])
+    if not isinstance(source, TensorCore):
+        return source
+    if source.data.ndim != x.ndim or any(n > m for n, m in zip(index.shape, source.data.shape, strict=True)):
+        raise ValueError(f"{name}: index shape {index.shape} is larger than the source's, {source.data.shape}")
+    if source.data.dtype != x.dtype:
+        raise TypeError(f"{name}: the source is {source.data.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
+    whole: Any = source  # a Tensor, which can be indexed
+    return whole if whole.shape == index.shape else whole[tuple(slice(n) for n in index.shape)]
+
+
+def repeated_positions(repeats: Any, size: int) -> np.ndarray:
+    """0 ... size - 1, each as often as ``repeats`` (a number, or one for each) says."""
+    counts = np.asarray(repeats.device.kernels.to_host(repeats.data) if isinstance(repeats, TensorCore) else repeats)
+    counts = counts if counts.size else counts.astype(np.int64)
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size) or (counts < 0).any():
+        raise ValueError(f"repeat_interleave: repeats {repeats} of a dimension of size {size}; expected counts >= 0")
+    return np.repeat(np.arange(size), counts)
+
+
 def parse_index(where: Any) -> tuple[Any, Any, bool]:
     """The index with tensors and lists as arrays, and whether it is basic (a view, no position twice).
 

@@ -75,3 +75,42 @@ def expanded_shape(shape: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, .
     if extra < 0 or any(n < 0 for n in new) or any(o not in (1, n) for o, n in zip(old, new[extra:], strict=True)):
         raise ValueError(f"cannot expand shape {old} to {shape}: only size-1 and new leading dimensions can grow")
     return new
+
+
+def moved_order(source: Dim, destination: Dim, ndim: int) -> tuple[int, ...]:
+    """The order of dimensions after ``source`` has moved to ``destination`` and the others have closed up."""
+    lists = [[d] if isinstance(d, int) else list(d or ()) for d in (source, destination)]
+    old, new = ([normalize_dim(d, ndim) for d in dims] for dims in lists)
+    if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
+        raise ValueError(f"movedim from {source} to {destination}: expected as many different dimensions on both sides")
+    order = [d for d in range(ndim) if d not in old]
+    for place, d in sorted(zip(new, old, strict=True)):
+        order.insert(place, d)
+    return tuple(order) if ndim else ()
+
+
+def pad_widths(pad: Sequence[int], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(before, after) for each dimension from PyTorch's order: (last before, last after, last but one before, ...)."""
+    if len(pad) % 2 or len(pad) > 2 * len(shape):
+        raise ValueError(f"pad {tuple(pad)} of shape {shape}: expected (before, after) for the last dimensions")
+    pairs = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    widths = ((0, 0),) * (len(shape) - len(pairs)) + tuple(reversed(pairs))
+    if any(n + min(b, 0) + min(a, 0) < 0 for n, (b, a) in zip(shape, widths, strict=True)):
+        raise ValueError(f"pad {tuple(pad)} removes more than there is of shape {shape}")
+    return widths
+
+
+def roll_arguments(shifts: Dim, dims: Dim, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shifts and their dimensions as tuples of one length."""
+    shifts, dims = ((d,) if isinstance(d, int) else tuple(d or ()) for d in (shifts, dims))
+    if len(shifts) != len(dims) or not dims:
+        raise ValueError(f"roll by {shifts} along {dims}: expected one dimension for each shift")
+    return shifts, tuple(normalize_dim(d, ndim) for d in dims)
+
+
+def broadcast_except(axis: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two shapes of one length, broadcast against each other in all dimensions but ``axis``."""
+    if any(n != m and 1 not in (n, m) for i, (n, m) in enumerate(zip(x, y, strict=True)) if i != axis):
+        raise ValueError(f"shapes {x} and {y} do not broadcast in the dimensions other than {axis}")
+    both = [m if n == 1 else n for n, m in zip(x, y, strict=True)]
+    return (*both[:axis], x[axis], *both[axis + 1 :]), (*both[:axis], y[axis], *both[axis + 1 :])

@@ -8,15 +8,16 @@ NumPy's ``axis`` and ``keepdims`` work as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import dtypes, indices, printing, shapes
+from . import dtypes, printing, shapes
 from .autograd import BackwardHook, TensorCore, backward, is_grad_enabled
 from .device import CPU, Device
 from .grad_store import GradStore, TensorId
+from .indices import check_range, parse_index, repeated_positions, scatter_source
 from .ops import comparison, elementwise, indexing, matmul, movement, reduce, softmax
 from .random import Generator, default_generator
 from .shapes import Dim
@@ -702,6 +703,27 @@ class Tensor(_Casts):
         x = self if self.is_floating_point() else self.long()
         return reduce.CumSum.apply(x, axis=shapes.normalize_dim(dim, self.ndim)) if self.ndim else x.clone()
 
+    def prod(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+        """Product along ``dim`` (default all); integers and bool give int64. The gradient is right at zeros too."""
+        found = shapes.one_dim(dim, axis, self.ndim)
+        if found is not None and self.ndim:
+            return reduce.Prod.apply(self, axis=found, keepdim=keepdim)
+        y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False)
+        return y.reshape((1,) * self.ndim) if keepdim else y
+
+    def cumprod(self, dim: int) -> Tensor:
+        """Products of the first 1, 2, ... values along ``dim``; the gradient is right at zeros too."""
+        x = self if self.is_floating_point() else self.long()
+        return reduce.CumProd.apply(x, axis=shapes.normalize_dim(dim, self.ndim)) if self.ndim else x.clone()
+
+    def nansum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Sum over ``dim`` of what is not NaN."""
+        return self.masked_fill(self.isnan(), 0).sum(dim, keepdim)
+
+    def nanmean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
+        return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
+
     def softmax(self, dim: int) -> Tensor:
         """exp(self) along ``dim``, divided by its sum."""
         return softmax.Softmax.apply(_not_float16("softmax", self), axis=shapes.normalize_dim(dim, self.ndim))
@@ -753,6 +775,12 @@ class Tensor(_Casts):
             order[i], order[j] = j, i
         return movement.Permute.apply(self, order=tuple(order))
 
+    swapaxes = transpose
+
+    def movedim(self, source: Dim, destination: Dim) -> Tensor:
+        """A view with dimensions moved to new places; the others keep their order."""
+        return movement.Permute.apply(self, order=shapes.moved_order(source, destination, self.ndim))
+
     def permute(self, *dims: Any) -> Tensor:
         """A view with the dimensions in the given order."""
         order = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
@@ -788,6 +816,47 @@ class Tensor(_Casts):
         """A copy with the order along ``dims`` reversed."""
         axes = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
         return movement.Flip.apply(self, axes=axes if self.ndim else ())
+
+    def roll(self, shifts: Dim, dims: Dim = None) -> Tensor:
+        """Elements moved on by ``shifts`` along ``dims``, around the end; without ``dims`` in the flattened tensor."""
+        if dims is None or not self.ndim:
+            return self.flatten().roll(shifts, 0).reshape(self.shape)
+        shifts, axes = shapes.roll_arguments(shifts, dims, self.ndim)
+        return movement.Roll.apply(self, shifts=shifts, axes=axes)
+
+    def repeat(self, *sizes: Any) -> Tensor:
+        """Copies side by side: ``sizes[i]`` of them along dimension i; more sizes than dimensions add leading ones."""
+        repeats = shapes.shape_argument(sizes)
+        if len(repeats) < self.ndim or any(n < 0 for n in repeats):
+            raise ValueError(f"repeat{repeats} of shape {self.shape}: expected a count for each dimension, or more")
+        return movement.Tile.apply(self, repeats=repeats)
+
+    def tile(self, *dims: Any) -> Tensor:
+        """``repeat`` that takes fewer counts, too: they are for the last dimensions."""
+        repeats = shapes.shape_argument(dims)
+        return self.repeat(*((1,) * (self.ndim - len(repeats)) + repeats))
+
+    def repeat_interleave(self, repeats: Any, dim: int | None = None) -> Tensor:
+        """Each element (of ``dim``, else of the flattened tensor) ``repeats`` times in a row; a number or one each."""
+        if dim is None:
+            return self.flatten().repeat_interleave(repeats, 0)
+        positions = repeated_positions(repeats, self.shape[shapes.normalize_dim(dim, self.ndim)])
+        return self.index_select(dim, Tensor(positions, device=self.device))
+
+    def pad(self, pad: Sequence[int], value: float = 0.0) -> Tensor:
+        """With borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ...
+
+        Negative numbers remove elements.
+        """
+        _check_number("pad", value, self.dtype)
+        return movement.Pad.apply(self, widths=shapes.pad_widths(pad, self.shape), value=value)
+
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+        """A view of the diagonal of two dimensions, ``offset`` above the main one, as the last dimension."""
+        axis1, axis2 = shapes.normalize_dim(dim1, self.ndim), shapes.normalize_dim(dim2, self.ndim)
+        if axis1 == axis2:
+            raise ValueError(f"diagonal of dimensions {dim1} and {dim2} of shape {self.shape}: they are the same")
+        return movement.Diagonal.apply(self, offset=offset, axis1=axis1, axis2=axis2)
 
     def tril(self, diagonal: int = 0) -> Tensor:
         """Lower triangle of the last two dimensions, zeros above ``diagonal``."""
@@ -835,7 +904,7 @@ class Tensor(_Casts):
     # ------------------------------------------------------------------ indexing
 
     def __getitem__(self, where: Any) -> Tensor:
-        first, where, basic = indices.parse_index(where)
+        first, where, basic = parse_index(where)
         x = self if first is None else indexing.Index.apply(self, where=first, basic=True)
         return indexing.Index.apply(x, where=where, basic=basic)
 
@@ -852,8 +921,43 @@ class Tensor(_Casts):
         sizes = zip(index.shape, self.shape, strict=False)
         if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
             raise ValueError(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
-        indices.check_range("gather", index, self.shape[dim])
+        check_range("gather", index, self.shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)
+
+    def take_along_dim(self, indices: Tensor, dim: int | None = None) -> Tensor:
+        """``gather`` that broadcasts the other dimensions; without ``dim`` from the flattened tensor."""
+        if dim is None:
+            return self.flatten().gather(0, indices.flatten())
+        axis = shapes.normalize_dim(dim, self.ndim)
+        if indices.ndim != self.ndim:
+            raise ValueError(f"take_along_dim: indices of shape {indices.shape} for a tensor of shape {self.shape}")
+        x, found = shapes.broadcast_except(axis, self.shape, indices.shape)
+        return self.expand(x).gather(axis, indices.expand(found))
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        """The slices of ``dim`` at the places in ``index`` (1-d, int), repeated and in any order; a copy."""
+        self._needs_dimension("index_select")
+        axis = shapes.normalize_dim(dim, self.ndim)
+        if index.ndim > 1:
+            raise ValueError(f"index_select: index of shape {index.shape}; expected one dimension")
+        check_range("index_select", index, self.shape[axis])
+        where = (slice(None),) * axis + (index.data.reshape(-1),)
+        return indexing.Index.apply(self, where=where, basic=False)
+
+    def scatter(self, dim: int, index: Tensor, src: Any) -> Tensor:
+        """A copy in which y[i][index[i][j]] = src[i][j] (for dim 1); ``src`` is a tensor or a number, as in ``gather``.
+
+        If a place is written twice, the last value stays and gets the gradient.
+        """
+        axis = shapes.normalize_dim(dim, self.ndim)
+        source = scatter_source("scatter", self, axis, index, self._operand(src))
+        return indexing.Scatter.apply(self, source, index, axis=axis)
+
+    def scatter_add(self, dim: int, index: Tensor, src: Tensor) -> Tensor:
+        """A copy in which y[i][index[i][j]] += src[i][j] (for dim 1); a place may occur more than once."""
+        axis = shapes.normalize_dim(dim, self.ndim)
+        source = scatter_source("scatter_add", self, axis, index, self._operand(src))
+        return indexing.ScatterAdd.apply(self, source, index, axis=axis)
 
     def argsort(self, dim: int = -1, descending: bool = False) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable, NaN last (first if descending)."""
@@ -946,10 +1050,48 @@ class Tensor(_Casts):
     def __setitem__(self, where: Any, value: Any) -> None:
         value = self._operand(value)
         self._change("item assignment", value)
-        first, where, _ = indices.parse_index(where)
+        first, where, _ = parse_index(where)
         kernels = self.device.kernels.indexing
         target = self.data if first is None else kernels.index(self.data, first)
         kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
+
+    def masked_fill_(self, mask: Tensor, value: float) -> Tensor:
+        """``value`` where the bool ``mask``, which broadcasts, holds, in place."""
+        _check_number("masked_fill_", value, self.dtype)
+        everywhere = _mask("masked_fill_", mask).expand(self.shape)
+        self._change("masked_fill_")
+        self.device.kernels.indexing.assign_at(self.data, everywhere.data, value)
+        return self
+
+    def index_put_(self, indices: Sequence[Tensor], values: Any, accumulate: bool = False) -> Tensor:
+        """self[indices] = values, in place; with ``accumulate`` they are added, also where a place occurs twice."""
+        if not accumulate:
+            self[tuple(indices)] = values
+            return self
+        _, where, _ = parse_index(tuple(indices))
+        values = self._operand(values)
+        self._change("index_put_", values)
+        added = values._cast(self.dtype).data if isinstance(values, Tensor) else values
+        self.device.kernels.indexing.add_at(self.data, where, added, distinct=False)
+        return self
+
+    def scatter_(self, dim: int, index: Tensor, src: Any) -> Tensor:
+        """``scatter`` in place."""
+        axis = shapes.normalize_dim(dim, self.ndim)
+        source = scatter_source("scatter_", self, axis, index, self._operand(src))
+        self._change("scatter_", source)
+        k = self.device.kernels.indexing
+        k.scatter(self.data, axis, index.data, source.data if isinstance(source, TensorCore) else source)
+        return self
+
+    def scatter_add_(self, dim: int, index: Tensor, src: Tensor) -> Tensor:
+        """``scatter_add`` in place."""
+        axis = shapes.normalize_dim(dim, self.ndim)
+        source = scatter_source("scatter_add_", self, axis, index, self._operand(src))
+        self._change("scatter_add_", source)
+        k = self.device.kernels.indexing
+        k.scatter_add(self.data, axis, index.data, source.data if isinstance(source, TensorCore) else source)
+        return self
 
     def uniform_(self, low: float = 0.0, high: float = 1.0, generator: Generator | None = None) -> Tensor:
         """Uniform random values in [low, high), in place."""
@@ -973,6 +1115,28 @@ class Tensor(_Casts):
         """self @ other: dot product, matrix product, or batched with broadcasting, as in PyTorch."""
         return self @ other
 
+    def mm(self, other: Tensor) -> Tensor:
+        """self @ other of two matrices."""
+        return _ranks("mm", self, 2, other, 2) @ other
+
+    def bmm(self, other: Tensor) -> Tensor:
+        """self @ other of two batches of matrices: (B, m, k) and (B, k, n)."""
+        if _ranks("bmm", self, 3, other, 3).shape[0] != other.shape[0]:
+            raise ValueError(f"bmm of shapes {self.shape} and {other.shape}: expected equal batches; @ broadcasts them")
+        return self @ other
+
+    def mv(self, vec: Tensor) -> Tensor:
+        """self @ vec of a matrix and a vector."""
+        return _ranks("mv", self, 2, vec, 1) @ vec
+
+    def dot(self, other: Tensor) -> Tensor:
+        """Sum of the products of two vectors."""
+        return _ranks("dot", self, 1, other, 1) @ other
+
+    def outer(self, vec2: Tensor) -> Tensor:
+        """The matrix of all products self[i] * vec2[j] of two vectors."""
+        return _ranks("outer", self, 1, vec2, 1).unsqueeze(1) * vec2
+
 
 TensorCore.tensor_type = Tensor
 
@@ -986,6 +1150,14 @@ def _matmul(a: Any, b: Any) -> Tensor:
     if a.ndim == 1:
         y = y.squeeze(-2)
     return y.squeeze(-1) if b.ndim == 1 else y
+
+
+def _ranks(name: str, a: Tensor, m: int, b: Any, n: int) -> Tensor:
+    """``a``, if it is of ``m`` dimensions and ``b`` is a tensor of ``n``."""
+    if not isinstance(b, Tensor) or (a.ndim, b.ndim) != (m, n):
+        found = f"shapes {a.shape} and {b.shape}" if isinstance(b, Tensor) else f"a tensor and {type(b).__name__}"
+        raise ValueError(f"{name} of {found}: expected {m} and {n} dimensions; @ takes any")
+    return a
 
 
 def _mask(name: str, mask: Any) -> Tensor:

@@ -37,6 +37,19 @@ def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) ->
     np.add.at(x, _grid(indices, axis), y)
 
 
+def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
+    """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
+    x[_grid(indices, axis)] = y
+
+
+def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
+    """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
+    order = np.arange(indices.size).reshape(indices.shape)
+    last = np.empty(shape, np.int64)
+    scatter(last, axis, indices, order)
+    return gather(last, axis, indices) == order
+
+
 def _grid(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
     grid = list(np.ogrid[tuple(slice(n) for n in indices.shape)])
     grid[axis] = indices

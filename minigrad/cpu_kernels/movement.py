@@ -43,3 +43,28 @@ def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
 def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
     return np.triu(x, diagonal)
+
+
+def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    """A copy with the elements moved on by the shifts along the axes; what leaves at the end comes in at the start."""
+    return np.roll(x, shifts, axes)
+
+
+def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
+    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
+    return np.tile(x, repeats)
+
+
+def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
+    """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
+    y = np.full([n + before + after for n, (before, after) in zip(x.shape, widths)], value, x.dtype)
+    inner = tuple(slice(max(b, 0), n - max(a, 0)) for n, (b, a) in zip(y.shape, widths))
+    y[inner] = x[tuple(slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(x.shape, widths))]
+    return y
+
+
+def diagonal(x: np.ndarray, offset: int, axis1: int, axis2: int) -> np.ndarray:
+    """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""
+    y = np.diagonal(x, offset, axis1, axis2)
+    y.flags.writeable = x.flags.writeable
+    return y

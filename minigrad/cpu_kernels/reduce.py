@@ -100,6 +100,57 @@ def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 @quiet
+def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
+    """Product along ``axis``, in ``dtype``."""
+    wide = np.float32 if dtype == np.float16 else dtype
+    return np.asarray(np.prod(x, axis=axis, dtype=wide, keepdims=keepdim), dtype=dtype)
+
+
+@quiet
+def prod_of_others(x: np.ndarray, axis: int) -> np.ndarray:
+    """For each place the product of all other values along ``axis``; no division, so zeros need no care."""
+    rows = np.moveaxis(x, axis, -1)
+    y = np.ones_like(rows)
+    np.cumprod(rows[..., :-1], axis=-1, out=y[..., 1:])  # of those before
+    if x.shape[axis] > 1:
+        y[..., :-1] *= np.cumprod(rows[..., :0:-1], axis=-1, dtype=x.dtype)[..., ::-1]  # of those after
+    return np.moveaxis(y, -1, axis)
+
+
+@quiet
+def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
+    """Products of the first 1, 2, ... values along ``axis``."""
+    return np.cumprod(x, axis=axis, dtype=x.dtype)
+
+
+@kernel
+def _cumprod_backward(dy, x, dx):
+    for r in range(x.shape[0]):
+        dy_row, x_row, dx_row = dy[r], x[r], dx[r]
+        before = x.dtype.type(1)
+        for i in range(x.shape[1]):
+            dx_row[i] = before
+            before *= x_row[i]
+        later = x.dtype.type(0)  # sum over j >= i of dy_j times the product of x between i and j
+        for back in range(x.shape[1]):
+            i = x.shape[1] - 1 - back
+            later = dy_row[i] + later
+            dx_row[i] *= later
+            later *= x_row[i]
+
+
+def cumprod_backward(dy: np.ndarray, x: np.ndarray, axis: int) -> np.ndarray:
+    """dx of ``cumprod``, in time n and without division; float16 by way of float32. Any strides."""
+    dtype = np.float32 if x.dtype == np.float16 else x.dtype
+    dy_rows, x_rows = (np.ascontiguousarray(np.moveaxis(a, axis, -1), dtype) for a in (dy, x))
+    dx = np.empty(x_rows.shape, dtype)
+    if x.size:
+        n = x.shape[axis]
+        _cumprod_backward(dy_rows.reshape(-1, n), x_rows.reshape(-1, n), dx.reshape(-1, n))
+    return np.moveaxis(dx.astype(x.dtype, copy=False), -1, axis)
+
+
+@quiet
 def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
     top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..dtypes import bool_
 from ..ops import activation, attention, elementwise, matmul
@@ -73,6 +74,13 @@ def sigmoid(x: Tensor) -> Tensor:
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent."""
     return x.tanh()
+
+
+def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+    """Borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ..."""
+    if mode != "constant":
+        raise ValueError(f"pad: mode={mode!r}; only 'constant' exists")
+    return x.pad(pad, value)
 
 
 def softmax(x: Tensor, dim: int) -> Tensor:

@@ -44,6 +44,51 @@ class Gather(Function):
         self.kernels.indexing.scatter_add(dx, self.axis, self.saved[0], dy)
 
 
+class Scatter(Function):
+    """y = x, but y[i][indices[i][j]] = source[i][j] (along an axis);  dx = dy, 0 where overwritten, dsource = dy there.
+
+    If a position is written twice, the last value stays, and only that one gets a gradient.
+    """
+
+    __slots__ = ("axis",)
+
+    def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
+        self.axis = axis
+        self.saved = (indices,)
+        y = self.kernels.copy(x)
+        self.kernels.indexing.scatter(y, axis, indices, source)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        (indices,) = self.saved
+        k = self.kernels.indexing
+        dx = dsource = None
+        if self.needs[0]:
+            dx = self.kernels.copy(dy)
+            k.scatter(dx, self.axis, indices, 0)
+        if self.needs[1]:
+            there = k.gather(dy, self.axis, indices)
+            dsource = self.kernels.elementwise.select(k.scatter_winners(dy.shape, self.axis, indices), there)
+        return dx, dsource, None
+
+
+class ScatterAdd(Function):
+    """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
+
+    __slots__ = ("axis",)
+
+    def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
+        self.axis = axis
+        self.saved = (indices,)
+        y = self.kernels.copy(x)
+        self.kernels.indexing.scatter_add(y, axis, indices, source)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        dsource = self.kernels.indexing.gather(dy, self.axis, self.saved[0]) if self.needs[1] else None
+        return dy, dsource, None
+
+
 class ArgSort(Function):
     """Indices that sort x along an axis, stably; no gradient."""
 

@@ -102,3 +102,60 @@ class Triu(Function):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.movement.triu(dy, self.diagonal)
+
+
+class Roll(Function):
+    """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back."""
+
+    __slots__ = ("axes", "shifts")
+
+    def forward(self, x: Any, *, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+        self.shifts, self.axes = shifts, axes
+        return self.kernels.movement.roll(x, shifts, axes)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.roll(dy, tuple(-s for s in self.shifts), self.axes)
+
+
+class Tile(Function):
+    """y = copies of x side by side along each axis;  dx = sum of dy over the copies."""
+
+    __slots__ = ("repeats", "shape")
+
+    def forward(self, x: Any, *, repeats: tuple[int, ...]) -> Any:
+        self.repeats = repeats
+        self.shape = x.shape
+        return self.kernels.movement.tile(x, repeats)
+
+    def backward(self, dy: Any) -> Any:
+        sizes = (1,) * (len(self.repeats) - len(self.shape)) + self.shape
+        copies = dy.reshape([m for pair in zip(self.repeats, sizes) for m in pair])
+        return self.kernels.reduce.sum(copies, tuple(range(0, copies.ndim, 2)), False).reshape(self.shape)
+
+
+class Pad(Function):
+    """y = x with borders of a constant;  dx = dy without the borders (where a border is negative: with zeros)."""
+
+    __slots__ = ("widths",)
+
+    def forward(self, x: Any, *, widths: tuple[tuple[int, int], ...], value: float) -> Any:
+        self.widths = widths
+        return self.kernels.movement.pad(x, widths, value)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.pad(dy, tuple((-before, -after) for before, after in self.widths), 0)
+
+
+class Diagonal(Function):
+    """y_i = x_(i, i + offset) of two axes, as a view;  dx_(i, i + offset) += dy_i."""
+
+    __slots__ = ("places",)
+    is_view = True
+    adds_in_place = True
+
+    def forward(self, x: Any, *, offset: int, axis1: int, axis2: int) -> Any:
+        self.places = (offset, axis1, axis2)
+        return self.kernels.movement.diagonal(x, *self.places)
+
+    def backward_into(self, dy: Any, dx: Any) -> None:
+        self.kernels.elementwise.add_into(self.kernels.movement.diagonal(dx, *self.places), dy)

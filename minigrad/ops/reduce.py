@@ -222,3 +222,32 @@ class CumSum(Function):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.reduce.reverse_cumsum(dy, self.axis)
+
+
+class Prod(Reduction):
+    """y = x_1 x_2 ... x_n along an axis;  dx_i = dy times the product of the other x. Integers and bool: in int64."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, axis: int, keepdim: bool) -> Any:
+        self.axes, self.shape = (axis,), x.shape
+        self.saved = (x,)
+        return self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind == "f" else "int64")
+
+    def backward(self, dy: Any) -> Any:
+        others = self.kernels.reduce.prod_of_others(self.saved[0], self.axes[0])
+        return self.kernels.elementwise.mul(self.spread(dy), others)
+
+
+class CumProd(Function):
+    """y_i = x_1 ... x_i along an axis;  dx_i = sum over j >= i of dy_j times the product of x_1 ... x_j without x_i."""
+
+    __slots__ = ("axis",)
+
+    def forward(self, x: Any, *, axis: int) -> Any:
+        self.axis = axis
+        self.saved = (x,)
+        return self.kernels.reduce.cumprod(x, axis)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.reduce.cumprod_backward(dy, self.saved[0], self.axis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, distinct, host, integers, needs_torch, torch, weights_like
+from harness import CHECKS, NORMAL, Op, check_name, distinct, host, integers, needs_torch, torch, weights_like
 
 import minigrad as mg
 
@@ -21,6 +21,34 @@ def best(x, k):
 
 def gather(x, i):
     return np.take_along_axis(x[tuple(slice(n) for n in i.shape[:-1])], i, -1)
+
+
+def places(rng, shape):
+    """Along the last dimension no place twice: PyTorch promises nothing there."""
+    return rng.permuted(np.broadcast_to(np.arange(4), (*shape[:-1], 4)), axis=-1)[..., : shape[-1]]
+
+
+def scatter(x, i, y):
+    found = x.copy()
+    for at in np.ndindex(i.shape):
+        found[(at[0], i[at], *at[2:])] = y[at]
+    return found
+
+
+def scatter_add(x, i, y):
+    found = x.copy()
+    for at in np.ndindex(i.shape):
+        found[(at[0], i[at], *at[2:])] += y[at]
+    return found
+
+
+def scattering(name, run, reference, places):
+    shapes = [((3, 4), (3, 4), (3, 4)), ((3, 4), (2, 3), (3, 4)), ((2, 4), (2, 0), (2, 1)), ((0, 4), (0, 2), (0, 2))]
+
+    def run_torch(x, i, y):  # PyTorch's gradient needs a source of the shape of the index
+        return run(x, i, y[tuple(slice(n) for n in i.shape)])
+
+    return Op(name, run, reference, run_torch, shapes, (NORMAL, places, NORMAL))
 
 
 OPS = [
@@ -40,6 +68,40 @@ OPS = [
         [((4, 3), (6, 3)), ((4,), (9,))],
         (distinct(-2, 2), integers(0, 4)),
     ),
+    Op(
+        "take_along_dim",
+        lambda x, i: x.take_along_dim(i, 1),
+        lambda x, i: np.take_along_axis(x, i, 1),
+        lambda x, i: x.take_along_dim(i, 1),
+        [((3, 4), (3, 6)), ((3, 4), (1, 2)), ((1, 4), (3, 2)), ((2, 4, 3), (1, 2, 3)), ((0, 4), (1, 2))],
+        (distinct(-2, 2), integers(0, 4)),
+    ),
+    Op(
+        "take_along_dim_flat",
+        lambda x, i: x.take_along_dim(i),
+        lambda x, i: x.reshape(-1)[i.reshape(-1)],
+        lambda x, i: x.take_along_dim(i),
+        [((2, 3), (4,)), ((6,), (2, 2))],
+        (distinct(-2, 2), integers(0, 6)),
+    ),
+    Op(
+        "index_select",
+        lambda x, i: x.index_select(1, i),
+        lambda x, i: x[:, i],
+        lambda x, i: x.index_select(1, i),
+        [((3, 4), (6,)), ((3, 4), (0,)), ((2, 4, 3), (2,)), ((0, 4), (3,))],
+        (distinct(-2, 2), integers(0, 4)),
+    ),
+    scattering("scatter", lambda x, i, y: x.scatter(1, i, y), scatter, places),
+    scattering("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), scatter_add, integers(0, 4)),
+    Op(
+        "scatter_number",
+        lambda x, i: x.scatter(0, i, 1.5),
+        lambda x, i: scatter(x.T, i.T, np.full(i.T.shape, 1.5)).T,
+        lambda x, i: x.scatter(0, i, 1.5),
+        [((4, 3), (3, 2)), ((4, 1), (9, 1))],
+        (distinct(-2, 2), integers(0, 4)),
+    ),
     sorting("sort", lambda x: x.sort().values, lambda x: np.sort(x, -1) if x.ndim else x),
     sorting("sort_descending", lambda x: x.sort(-1, descending=True).values, lambda x: best(x, None)),
     sorting("argsort", lambda x: x.argsort(), lambda x: np.argsort(x, -1) if x.ndim else np.int64(0)),
@@ -53,7 +115,8 @@ OPS = [
         distinct(-2, 2),
     ),
 ]
-OPS[4] = Op(**{**vars(OPS[4]), "differentiable": False})
+ARGSORT = [op.name for op in OPS].index("argsort")
+OPS[ARGSORT] = Op(**{**vars(OPS[ARGSORT]), "differentiable": False})
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=check_name)
@@ -311,3 +374,58 @@ def test_one_hot(device):
         mg.one_hot(x - 1)
     with pytest.raises(TypeError, match="one_hot: indices must be integers, not float32"):
         mg.one_hot(x.float())
+
+
+# Scattering -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_of_several_values_stays_and_gets_the_gradient(device):
+    x = mg.zeros(1, 3, device=device, requires_grad=True)
+    y = mg.tensor([[1.0, 2.0, 3.0]], device=device, requires_grad=True)
+    z = x.scatter(1, mg.tensor([[2, 0, 2]], device=device), y)
+    assert z.tolist() == [[2, 0, 3]]
+    grads = z.backward(mg.tensor([[5.0, 6.0, 7.0]], device=device))
+    assert grads[x].tolist() == [[0, 6, 0]]
+    assert grads[y].tolist() == [[0, 5, 7]]
+
+
+def test_scattering_in_place(device):
+    index = mg.tensor([[0, 2], [1, 1]], device=device)
+    values = mg.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
+    x = mg.zeros(2, 3, device=device)
+    assert x.scatter_(1, index, values) is x
+    assert x.tolist() == [[1, 0, 2], [0, 4, 0]]
+    assert x.scatter_add_(1, index, values).tolist() == [[2, 0, 4], [0, 11, 0]]
+    assert x.scatter_(1, index[:, :1], 9.0).tolist() == [[9, 0, 4], [0, 9, 0]]
+    with pytest.raises(RuntimeError, match="scatter_ changes a tensor in place where gradients are recorded"):
+        x.scatter_(1, index, mg.ones(2, 2, device=device, requires_grad=True))
+
+
+def test_index_put_and_masked_fill_in_place(device):
+    x = mg.zeros(2, 3, device=device)
+    rows, columns = mg.tensor([0, 1, 0], device=device), mg.tensor([1, 2, 1], device=device)
+    assert x.index_put_((rows, columns), 5.0) is x
+    assert x.tolist() == [[0, 5, 0], [0, 0, 5]]
+    x.index_put_((rows, columns), mg.tensor([1.0, 2.0, 3.0], device=device), accumulate=True)
+    assert x.tolist() == [[0, 9, 0], [0, 0, 7]]
+    x.index_put_((x > 8,), mg.tensor([-1.0], device=device))
+    x[x == 0] = mg.tensor([1.0, 2.0, 3.0, 4.0], device=device)
+    assert x.tolist() == [[1, -1, 2], [3, 4, 7]]
+    assert x.masked_fill_(mg.tensor([True, False, False], device=device), 0).tolist() == [[0, -1, 2], [0, 4, 7]]
+    with pytest.raises(RuntimeError, match="masked_fill_ changes a tensor in place"):
+        x.requires_grad_().masked_fill_(x > 1, 0)
+
+
+def test_wrong_arguments_of_scatter_and_index_select_are_named(device):
+    x, index = mg.zeros(2, 3, device=device), mg.tensor([[0, 2, 1, 1]], device=device)
+    for error, wrong, message in (
+        (ValueError, lambda: x.scatter(0, index, 1.0), r"index shape \(1, 4\) does not fit the tensor's \(2, 3\)"),
+        (ValueError, lambda: x.scatter(1, index, x), "is larger than the source's"),
+        (IndexError, lambda: x.scatter(0, index[:, :2], 1.0), "index 2 is out of range for size 2"),
+        (TypeError, lambda: x.scatter(1, index[:, :3], x.long()), r"convert with \.to\(dtype\)"),
+        (IndexError, lambda: x.index_select(0, index[0]), "index 2 is out of range for size 2"),
+        (ValueError, lambda: x.index_select(0, index), "expected one dimension"),
+        (ValueError, lambda: x.take_along_dim(mg.tensor([[0], [0], [0]], device=device), 1), "do not broadcast"),
+    ):
+        with pytest.raises(error, match=message):
+            wrong()

@@ -7,6 +7,7 @@ import pytest
 from harness import CHECKS, UNARY, Op, check_name, host, needs_torch, torch
 
 import minigrad as mg
+import minigrad.nn.functional as F
 
 CUBES = [((2, 3, 4),), ((1, 3, 1),), ((2, 0, 4),)]
 MATRICES = [((3, 4),), ((4, 3),), ((2, 3, 3),), ((1, 1),), ((0, 2),)]
@@ -41,6 +42,44 @@ OPS = [
     same("tril_1", lambda x: x.tril(1), lambda x: np.tril(x, 1), MATRICES),
     same("triu", lambda x: x.triu(), np.triu, MATRICES),
     same("triu_-1", lambda x: x.triu(-1), lambda x: np.triu(x, -1), MATRICES),
+    same("swapaxes", lambda x: x.swapaxes(0, 1), lambda x: np.swapaxes(x, 0, 1)),
+    same("movedim", lambda x: x.movedim(0, -1), lambda x: np.moveaxis(x, 0, -1)),
+    same("movedim_two", lambda x: x.movedim((0, 2), (1, 0)), lambda x: np.moveaxis(x, (0, 2), (1, 0))),
+    same("roll", lambda x: x.roll(2), lambda x: np.roll(x, 2), UNARY),
+    same("roll_dims", lambda x: x.roll((1, -2, 5), (0, -1, 0)), lambda x: np.roll(x, (6, -2), (0, -1))),
+    same("tile", lambda x: x.tile(2, 3), lambda x: np.tile(x, (2, 3)), UNARY),
+    same("tile_none", lambda x: x.tile((0,)), lambda x: np.tile(x, (0,)), UNARY),
+    same("repeat", lambda x: x.repeat(2, 1, 1, 3), lambda x: np.tile(x, (2, 1, 1, 3))),
+    same("repeat_once", lambda x: x.repeat((1, 1, 1)), np.copy),
+    same("repeat_interleave", lambda x: x.repeat_interleave(3), lambda x: np.repeat(x, 3), UNARY),
+    same("repeat_interleave_dim", lambda x: x.repeat_interleave(2, dim=1), lambda x: np.repeat(x, 2, 1)),
+    Op(
+        "repeat_interleave_each",
+        lambda x: x.repeat_interleave(mg.tensor([2, 0, 3]), 0),
+        lambda x: np.repeat(x, [2, 0, 3], 0),
+        lambda x: x.repeat_interleave(torch.tensor([2, 0, 3]), 0),
+        [((3,),), ((3, 2),), ((3, 0),)],
+    ),
+    *(
+        Op(
+            f"pad{pad}",
+            lambda x, pad=pad: F.pad(x, pad, value=1.5),
+            lambda x, widths=widths: np.pad(x, [(0, 0)] * (x.ndim - len(widths)) + widths, constant_values=1.5),
+            lambda x, pad=pad: torch.nn.functional.pad(x, pad, value=1.5),
+            CUBES,
+        )
+        for pad, widths in (((1, 2), [(1, 2)]), ((1, 0, 0, 3), [(0, 3), (1, 0)]), ((0, 0, 2, 1), [(2, 1), (0, 0)]))
+    ),
+    Op(
+        "crop",
+        lambda x: F.pad(x, (-1, 1, 0, -1)),
+        lambda x: np.pad(x[:, :-1, 1:], [(0, 0)] * 2 + [(0, 1)]),
+        lambda x: torch.nn.functional.pad(x, (-1, 1, 0, -1)),
+        [((2, 3, 4),), ((2, 1, 4),)],
+    ),
+    same("diagonal", lambda x: x.diagonal(), lambda x: np.diagonal(x), [*MATRICES, *CUBES]),
+    same("diagonal_1", lambda x: x.diagonal(1), lambda x: np.diagonal(x, 1), MATRICES),
+    same("diagonal_dims", lambda x: x.diagonal(-1, -1, 0), lambda x: np.diagonal(x, -1, -1, 0)),
     Op(
         "cat",
         lambda *x: mg.cat(x),
@@ -209,3 +248,34 @@ def test_cat_and_stack_say_what_does_not_fit(device):
 def test_errors_say_what_was_passed(call, error, message, device):
     with pytest.raises(error, match=message):
         call(mg.ones(2, 3, device=device))
+
+
+def test_diagonal_is_a_view(device):
+    x = mg.zeros(2, 3, device=device)
+    x.diagonal(1).fill_(5.0)
+    assert x.tolist() == [[0, 5, 0], [0, 0, 5]]
+    assert x.diagonal(7).shape == (0,)
+    with pytest.raises(ValueError, match="they are the same"):
+        x.diagonal(0, 1, -1)
+
+
+def test_a_rolled_or_repeated_tensor_owns_its_memory(device):
+    x = mg.zeros(2, 3, device=device)
+    for y in (x.roll(0), x.repeat(1, 1), x.tile(1), x.repeat_interleave(1, 0), x.pad((0, 0))):
+        y.fill_(1.0)
+    assert not x.any()
+
+
+def test_wrong_arguments_of_roll_repeat_pad_and_movedim_are_named(device):
+    x = mg.zeros(2, 3, device=device)
+    for wrong, message in (
+        (lambda: x.roll((1, 2), 0), "one dimension for each shift"),
+        (lambda: x.repeat(2), r"repeat\(2,\) of shape \(2, 3\)"),
+        (lambda: x.repeat_interleave([1, -1], 0), "expected counts >= 0"),
+        (lambda: x.repeat_interleave([1, 1, 1], 0), "of a dimension of size 2"),
+        (lambda: x.pad((1,)), r"expected \(before, after\)"),
+        (lambda: x.pad((-2, -2)), "removes more than there is"),
+        (lambda: x.movedim((0, 0), (0, 1)), "as many different dimensions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, assert_close, booleans, check_name, distinct, host, needs_torch, torch
+from harness import CHECKS, NORMAL, Op, assert_close, booleans, check_name, distinct, host, needs_torch, torch
 
 import minigrad as mg
 
@@ -277,3 +277,66 @@ def test_float16_sums_go_on_growing(device):
     assert x.sum().item() == 20_000
     assert x.T.sum(0).tolist() == [5000] * 4
     assert x.T.contiguous().sum(0).dtype == mg.float16
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+def some_zeros(rng, shape):
+    return rng.choice([0.0, 0.0, 0.5, -1.25, 2.0], shape)
+
+
+def one_zero(rng, shape):
+    x = rng.uniform(0.5, 2, shape)
+    x.reshape(-1)[:1] = 0
+    return x
+
+
+def product(name, run, reference, domain):
+    return Op(name, run, reference, run, [((5,),), ((3, 4),), ((2, 3, 4),), ((1, 1),), ((2, 0),)], domain)
+
+
+PRODUCTS = [
+    *(
+        product(f"{name}{suffix}", run, reference, domain)
+        for suffix, domain in (("", NORMAL), ("_with_a_zero", one_zero))
+        for name, run, reference in (
+            ("prod", lambda x: x.prod(), np.prod),
+            ("prod_first", lambda x: x.prod(0), lambda x: x.prod(0)),
+            ("prod_last_keepdim", lambda x: x.prod(-1, keepdim=True), lambda x: x.prod(-1, keepdims=True)),
+        )
+    ),
+    *(
+        product(f"{name}{suffix}", run, reference, domain)
+        for suffix, domain in (("", NORMAL), ("_with_zeros", some_zeros))
+        for name, run, reference in (
+            ("cumprod", lambda x: x.cumprod(-1), lambda x: x.cumprod(-1)),
+            ("cumprod_first", lambda x: x.cumprod(0), lambda x: x.cumprod(0)),
+        )
+    ),
+    Op("prod_0d", lambda x: x.prod(), np.copy, lambda x: x.prod(), [((),)]),
+    Op("cumprod_0d", lambda x: x.cumprod(0), np.copy, lambda x: x.cumprod(0), [((),)]),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", PRODUCTS, ids=str)
+def test_product(op, check, device):
+    check(op, device)
+
+
+def test_two_zeros_leave_no_gradient_of_a_product(device):
+    x = mg.tensor([[0.0, 3.0, 0.0], [0.0, 3.0, 2.0]], device=device, requires_grad=True)
+    assert x.prod(1).sum().backward()[x].tolist() == [[0, 0, 0], [6, 0, 0]]
+
+
+@needs_torch
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_sums_and_means_without_nan(dim, device):
+    values = np.array([[1.0, np.nan, 3.0], [np.nan, 2.0, np.inf]])
+    for name in ("nansum", "nanmean"):
+        x, z = mg.tensor(values, device=device, requires_grad=True), torch.tensor(values, requires_grad=True)
+        y, expected = getattr(x, name)(dim), getattr(z, name)(dim)
+        np.testing.assert_array_equal(host(y), expected.detach().numpy())
+        expected.sum().backward()
+        np.testing.assert_allclose(host(y.sum().backward()[x]), z.grad.numpy())
