@@ -2,6 +2,7 @@
 
 from . import (
     activation,
+    adagrad,
     adamw,
     attention,
     batch_norm,
@@ -14,6 +15,7 @@ from . import (
     grad_norm,
     group_norm,
     indexing,
+    lamb,
     layer_norm,
     log_sigmoid,
     matmul,
@@ -23,6 +25,7 @@ from . import (
     reduce,
     rms_norm,
     rope,
+    sgd,
     softmax,
     threads,
 )
@@ -44,6 +47,7 @@ from .storage import (
 __all__ = [
     "Array",
     "activation",
+    "adagrad",
     "adamw",
     "as_array",
     "attention",
@@ -62,6 +66,7 @@ __all__ = [
     "grad_norm",
     "group_norm",
     "indexing",
+    "lamb",
     "layer_norm",
     "log_sigmoid",
     "matmul",
@@ -74,6 +79,7 @@ __all__ = [
     "reduce",
     "rms_norm",
     "rope",
+    "sgd",
     "softmax",
     "threads",
     "to_host",

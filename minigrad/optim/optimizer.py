@@ -52,7 +52,7 @@ class Optimizer(ABC):
     """
 
     state_arrays: tuple[str, ...] = ()
-    """Names of the arrays that each parameter's state has, all of the parameter's shape and dtype."""
+    """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.defaults = defaults
@@ -121,6 +121,10 @@ class Optimizer(ABC):
                 raise ValueError(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
         return {**options, "lr": check_range(options["lr"], "lr", 0.0)}
 
+    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
+        return self.state_arrays
+
     @property
     def lr(self) -> float:
         """The learning rate of the first group; of groups to come, while there is none."""
@@ -176,21 +180,38 @@ class Optimizer(ABC):
                 updates.append(Update(index, p, g if g.flags.c_contiguous else p.device.kernels.contiguous(g)))
         return updates
 
-    def _make_states(self, params: Iterable[Tensor]) -> None:
-        """Give those parameters that have no state yet one of zeros: for each of ``state_arrays`` a single flat array
-        per device and dtype, of which every parameter's is a view.
+    def _check_updatable(self, p: Tensor) -> None:
+        """Raise TypeError or ValueError unless ``p`` can be updated in place by float32 or float64 arithmetic."""
+        if p.data.dtype.char not in "fd":
+            raise TypeError(
+                f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates float32 and float64 "
+                "parameters, and its state has the same dtype: keep the weights in one of these"
+            )
+        if not p.data.flags.c_contiguous:
+            raise ValueError(
+                f"parameter {self.name_of(p)} of shape {p.shape} is not contiguous, so it cannot be updated in "
+                "place; make it from a .contiguous() tensor"
+            )
+
+    def _make_states(self, params: Iterable[Tensor], kinds: tuple[str, ...] | None = None) -> None:
+        """Give each parameter those of the arrays (default: all of ``state_arrays``) that its state lacks, of zeros:
+        for each kind a single flat array per device and dtype, of which every parameter's is a view.
         """
-        new: dict[tuple[Device, Any], list[Tensor]] = {}
+        kinds = self.state_arrays if kinds is None else kinds
+        new: dict[tuple[Device, Any, tuple[str, ...]], list[Tensor]] = {}
         for p in params:
-            if p._id not in self.state:
-                new.setdefault((p.device, p.data.dtype), []).append(p)
-        for (device, dtype), members in new.items():
-            flats = {n: device.kernels.zeros((sum(p.numel() for p in members),), dtype) for n in self.state_arrays}
+            state = self.state.get(p._id)
+            lacking = kinds if state is None else tuple([kind for kind in kinds if kind not in state.arrays])
+            if state is None or lacking:
+                device = p.device if state is None else state.device  # where the others are until the next update
+                new.setdefault((device, p.data.dtype, lacking), []).append(p)
+        for (device, dtype, lacking), members in new.items():
+            flats = {kind: device.kernels.zeros((sum(p.numel() for p in members),), dtype) for kind in lacking}
             start = 0
             for p in members:
                 end = start + p.numel()
                 views = {name: flat[start:end].reshape(p.shape) for name, flat in flats.items()}
-                self.state[p._id] = ParamState(device, 0, views)
+                self.state.setdefault(p._id, ParamState(device)).arrays.update(views)
                 start = end
 
     def _state_of(self, p: Tensor) -> ParamState:
@@ -225,6 +246,8 @@ class Optimizer(ABC):
         steps: dict[str, int] = {}
         groups = []
         for group in self.param_groups:
+            # An option that was changed since the last update may ask for arrays that the states do not have yet.
+            self._make_states([p for p in group["params"] if p.id in self.state], self.kinds_of(group))
             names = [self._names[p.id] for p in group["params"]]
             groups.append({**self.checked(options_of(group)), "params": names})
             for name, p in zip(names, group["params"], strict=True):
@@ -250,7 +273,10 @@ class Optimizer(ABC):
         self.timestep = meta["timestep"]
         for group, saved in zip(self.param_groups, meta["param_groups"], strict=True):
             group.update(self.checked(options_of(saved)))
-        self._make_states([params[name] for name in meta["steps"]])
+        for name in meta["steps"]:
+            self.state[params[name]._id] = ParamState(params[name].device)
+        for kind in self.state_arrays:
+            self._make_states([params[name] for name in meta["steps"] if f"{kind}.{name}" in arrays], (kind,))
         for name, step in meta["steps"].items():
             state = self.state[params[name]._id]
             state.step = step
@@ -286,6 +312,13 @@ def check_range(value: Any, name: str, low: float, below: float = math.inf) -> f
         wanted = "a finite number" if below == math.inf else f"a number below {below:g} and"
         raise ValueError(f"{name} is {value!r}, expected {wanted} >= {low:g}")
     return float(value)
+
+
+def check_betas(betas: Any) -> tuple[float, float]:
+    """``betas`` as two floats. Raises ValueError unless they are two numbers with 0 <= beta < 1."""
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"betas is {betas!r}, expected two numbers, such as (0.9, 0.999)")
+    return check_range(betas[0], "betas[0]", 0.0, 1.0), check_range(betas[1], "betas[1]", 0.0, 1.0)
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:

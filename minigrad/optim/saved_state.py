@@ -25,7 +25,10 @@ def mismatches(optimizer: Optimizer, arrays: Mapping[str, np.ndarray], meta: Map
     problems = [] if _is_count(meta["timestep"]) else [f"timestep is {meta['timestep']!r}, expected an integer >= 0"]
     for i, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
         problems += [f"group {i}: {problem}" for problem in _group_mismatches(optimizer, group, saved)]
-    return problems + _array_mismatches(optimizer, arrays, meta["steps"])
+    required: dict[str, tuple[str, ...]] = {}
+    for saved in saved_groups:
+        required.update(_required_arrays(optimizer, saved))
+    return problems + _array_mismatches(optimizer, arrays, meta["steps"], required)
 
 
 def _group_mismatches(optimizer: Optimizer, group: Mapping[str, Any], saved: Any) -> list[str]:
@@ -45,7 +48,21 @@ def _group_mismatches(optimizer: Optimizer, group: Mapping[str, Any], saved: Any
     return problems
 
 
-def _array_mismatches(optimizer: Optimizer, arrays: Mapping[str, np.ndarray], steps: Mapping[str, Any]) -> list[str]:
+def _required_arrays(optimizer: Optimizer, saved: Any) -> dict[str, tuple[str, ...]]:
+    """The arrays that each parameter of a saved group must have, as far as its options can be understood."""
+    try:
+        kinds = optimizer.kinds_of(optimizer.checked({k: v for k, v in saved.items() if k != "params"}))
+        return dict.fromkeys(saved["params"], kinds)
+    except (AttributeError, KeyError, TypeError, ValueError):  # these are reported with the group
+        return {}
+
+
+def _array_mismatches(
+    optimizer: Optimizer,
+    arrays: Mapping[str, np.ndarray],
+    steps: Mapping[str, Any],
+    required: Mapping[str, tuple[str, ...]],
+) -> list[str]:
     params = {optimizer.name_of(p): p for group in optimizer.param_groups for p in group["params"]}
     problems, expected = [], set()
     for name, step in steps.items():
@@ -53,11 +70,13 @@ def _array_mismatches(optimizer: Optimizer, arrays: Mapping[str, np.ndarray], st
             problems.append(f"parameter {name!r}: its step is {step!r}, expected an integer >= 0")
         if name not in params:
             problems.append(f"there is a step count of {name!r}, which is no parameter here")
-        for key in (f"{kind}.{name}" for kind in optimizer.state_arrays):
+        for kind in optimizer.state_arrays:
+            key = f"{kind}.{name}"
             expected.add(key)
             array = arrays.get(key)
             if array is None:
-                problems.append(f"array {key!r} is missing")
+                if kind in required.get(name, ()):
+                    problems.append(f"array {key!r} is missing")
             elif name in params and (array.shape != params[name].shape or array.dtype != params[name].dtype):
                 problems.append(
                     f"array {key!r} has shape {array.shape} and dtype {array.dtype}, "

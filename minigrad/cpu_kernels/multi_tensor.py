@@ -1,0 +1,101 @@
+"""Many tensors in one launch: the table of addresses that the optimizers' kernels share, cut into runs and tasks.
+
+A run is a stretch of one tensor, of at most ``RUN`` elements and cut at multiples of it, so a sum over a run does not
+depend on what else the table holds. A task is a few neighbouring runs, about ``RUN`` elements. An optimizer's kernel is
+
+    for task in numba.prange(tasks.size - 1):
+        for r in range(tasks[task], tasks[task + 1]):
+            update(run_of(addresses, runs, r, PARAM, like), run_of(addresses, runs, r, GRAD, like), ...)
+
+The multi-tensor launch by pointer table is NVIDIA Apex's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .jit import inline
+from .pointers import address_of, elements_at
+
+RUN = 16384  # elements: the four arrays of AdamW's run fill a quarter of a 1 MiB L2 cache
+
+PARAM, GRAD, STATE = 0, 1, 2
+"""Columns of ``Table.addresses``; the states' columns begin at STATE."""
+
+
+@inline
+def run_of(addresses: np.ndarray, runs: np.ndarray, r: int, column: int, like: np.ndarray) -> np.ndarray:
+    """In a kernel: the elements of run ``r`` of the tensor in that column, as an array of the dtype of ``like``."""
+    return elements_at(addresses[runs[r, 0], column] + runs[r, 1] * like.itemsize, runs[r, 2], like)
+
+
+class Table:
+    """Addresses and runs of the arrays that one launch updates; build it once, use it for many steps.
+
+    ``params`` and each of ``states`` are sequences of equally many arrays of one dtype, float32 or float64,
+    C-contiguous and writable, of equal sizes at equal positions. The table keeps them alive.
+
+    Raises ValueError or TypeError, naming the position, for an array that cannot be updated through its address.
+    """
+
+    __slots__ = ("addresses", "arrays", "dtype", "like", "runs", "sizes", "tasks")
+
+    def __init__(self, params: Sequence[np.ndarray], *states: Sequence[np.ndarray]) -> None:
+        if any(len(arrays) != len(params) for arrays in states):
+            counts = " and ".join(str(len(arrays)) for arrays in states)
+            raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
+        self.dtype = np.dtype(params[0].dtype if params else np.float32)
+        if self.dtype not in (np.float32, np.float64):
+            raise TypeError(f"the CPU's optimizer kernels update float32 or float64 parameters, not {self.dtype}")
+        self.arrays = (list(params), *map(list, states))
+        for i, arrays in enumerate(zip(*self.arrays, strict=True)):
+            for array in arrays:
+                _check_array(i, array, self.dtype, arrays[0].size)
+                if not array.flags.writeable:
+                    raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
+        self.like = np.empty(0, self.dtype)
+        self.sizes = np.array([p.size for p in params], np.int64)
+        self.runs, self.tasks = _cut(self.sizes)
+        self.addresses = np.empty((len(params), STATE + len(states)), np.int64)
+        for column, arrays_ in zip((PARAM, *range(STATE, STATE + len(states))), self.arrays, strict=True):
+            self.addresses[:, column] = [address_of(array) for array in arrays_]
+
+    def bind(self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int) -> np.ndarray:
+        """Enter the gradients' addresses; returns the scalars, contiguous.
+
+        grads:   one array for each parameter: the table's dtype, as many elements, C-contiguous
+        scalars: float64 (number of parameters, columns); a row is the same for all elements of a parameter
+
+        Raises ValueError or TypeError, naming the position.
+        """
+        if len(grads) != len(self.sizes) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
+            raise ValueError(
+                f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
+                f"{len(self.sizes)} gradients and float64 scalars of shape ({len(self.sizes)}, {columns})"
+            )
+        for i, (p, g) in enumerate(zip(self.arrays[0], grads, strict=True)):
+            _check_array(i, g, self.dtype, p.size)
+        self.addresses[:, GRAD] = [address_of(g) for g in grads]
+        return np.ascontiguousarray(scalars)
+
+
+def _cut(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 (runs, 3): tensor, first element, elements; and int64 (tasks + 1,): where each task's runs begin."""
+    count = (sizes + (RUN - 1)) // RUN
+    tensor = np.repeat(np.arange(sizes.size), count)
+    first = (np.arange(tensor.size) - np.repeat(count.cumsum() - count, count)) * RUN
+    runs = np.stack([tensor, first, np.minimum(sizes[tensor] - first, RUN)], axis=1)
+    task = (runs[:, 2].cumsum() - runs[:, 2]) // RUN
+    return runs, np.append(np.flatnonzero(np.diff(task, prepend=-1)), tensor.size)
+
+
+def _check_array(i: int, array: np.ndarray, dtype: np.dtype[Any], size: int) -> None:
+    if array.dtype != dtype:
+        raise TypeError(f"array {i} has dtype {array.dtype}, the table has {dtype}")
+    if array.size != size:
+        raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; np.ascontiguousarray makes it so")

@@ -1,0 +1,81 @@
+"""MultiTensorOptimizer: what the optimizers have in common that update all parameters of one dtype in one launch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from ..grad_store import GradStore
+from .optimizer import Optimizer, ParamState, Update
+
+
+class MultiTensorOptimizer(Optimizer):
+    """An optimizer whose arithmetic is a kernel family with a table of addresses: a subclass names the family and
+    gives a parameter's scalars.
+    """
+
+    family: str
+    """The kernel family: ``device.kernels.<family>`` has ``Table`` and ``step``."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._tables: dict[Any, tuple[list[Any], list[ParamState], Any]] = {}
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        """The kernel's scalars for the t-th update of a parameter of that group, in double precision."""
+
+    def update(self, grads: GradStore) -> None:
+        """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
+        batches: dict[Any, list[Update]] = {}
+        for update in self._collect(grads):
+            self._check_updatable(update.param)
+            kinds = self.kinds_of(self.param_groups[update.group])
+            batches.setdefault((update.param.device, update.param.data.dtype, kinds), []).append(update)
+        prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
+        for batch, states, table in prepared:
+            kernels = getattr(batch[0].param.device.kernels, self.family)
+            kernels.step(table, [update.grad for update in batch], self._scalars(batch, states))
+            for update, state in zip(batch, states, strict=True):
+                state.step += 1
+                update.param.bump_version()
+
+    def _prepare(self, batch: list[Update], kinds: tuple[str, ...]) -> tuple[list[ParamState], Any]:
+        """The states and the kernel's table of addresses of these parameters, kept while their memory is the same."""
+        key = kinds, *[update.param._id for update in batch]
+        params = [update.param.data for update in batch]
+        known = self._tables.get(key)
+        if known is not None:
+            same = [
+                p is cached and self.state.get(update.param._id) is state
+                for update, p, cached, state in zip(batch, params, known[0], known[1], strict=True)
+            ]
+            if False not in same:
+                return known[1], known[2]
+        self._make_states((update.param for update in batch), kinds)
+        states = [self._state_of(update.param) for update in batch]
+        family = getattr(batch[0].param.device.kernels, self.family)
+        table = family.Table(params, *([state.arrays[kind] for state in states] for kind in kinds))
+        if len(self._tables) >= 64:  # the set of parameters that have gradients keeps changing
+            self._tables.clear()
+        self._tables[key] = params, states, table
+        return states, table
+
+    def _scalars(self, batch: list[Update], states: list[ParamState]) -> np.ndarray:
+        """float64 (number of parameters, number of scalars): each parameter's scalars for its coming update."""
+        rows: dict[tuple[int, int], tuple[float, ...]] = {}
+        scalars = []
+        for update, state in zip(batch, states, strict=True):
+            key = update.group, state.step + 1
+            row = rows.get(key)
+            if row is None:
+                row = rows[key] = self._row(self.param_groups[update.group], key[1])
+            scalars.append(row)
+        return np.array(scalars, np.float64)
+
+    def reset(self) -> None:
+        """Forget the moments and all counts; groups and options stay."""
+        super().reset()
+        self._tables.clear()
