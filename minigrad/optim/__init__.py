@@ -1,8 +1,12 @@
-"""Optimizers, learning-rate schedules, gradient clipping and accumulation."""
+"""Optimizers, learning-rate schedules, gradient clipping and accumulation, averages of weights."""
 
+from .adagrad import AdaGrad, AdaGradConfig
+from .adam import Adam
 from .adamw import AdamW, AdamWConfig
-from .clip import NonFiniteGradientError, clip_grad_norm, clip_grad_norm_per_param, clip_grad_value
+from .clip import NonFiniteGradientError, clip_grad_norm, clip_grad_norm_per_param, clip_grad_value, grad_norm
+from .ema import EMA
 from .grad_accumulator import GradAccumulator
+from .lamb import Lamb, LambConfig
 from .lr_schedule import (
     Constant,
     CosineAnnealing,
@@ -17,11 +21,23 @@ from .lr_schedule import (
     WarmRestarts,
     Wsd,
 )
+from .muon import Muon, orthogonalize
 from .optimizer import Optimizer, decay_groups
+from .sgd import SGD, SgdConfig
 
 __all__ = [
+    "SGD",
+    "SgdConfig",
+    "Adam",
     "AdamW",
     "AdamWConfig",
+    "AdaGrad",
+    "AdaGradConfig",
+    "Lamb",
+    "LambConfig",
+    "Muon",
+    "orthogonalize",
+    "EMA",
     "Optimizer",
     "decay_groups",
     "GradAccumulator",
@@ -29,6 +45,7 @@ __all__ = [
     "clip_grad_norm",
     "clip_grad_norm_per_param",
     "clip_grad_value",
+    "grad_norm",
     "LrSchedule",
     "Constant",
     "CosineAnnealing",

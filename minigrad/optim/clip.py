@@ -1,4 +1,4 @@
-"""Gradient clipping, in place, by norm or by value.
+"""The gradients' norm, and clipping in place, by norm or by value.
 
 The sum of squares is accumulated in float64 and in a fixed order (that of ``params``, or of the tensors' creation), so
 replicas that hold the same gradients clip by the same factor to the last bit.
@@ -23,6 +23,15 @@ class NonFiniteGradientError(RuntimeError):
     def __init__(self, message: str, norm: float) -> None:
         super().__init__(message)
         self.norm = norm
+
+
+def grad_norm(grads: GradStore, params: Iterable[Tensor | TensorId] | None = None) -> float:
+    """The norm of the gradients, taken as one vector, as ``clip_grad_norm`` returns it, without clipping.
+
+    ``params`` (tensors or ids) restricts it to their gradients. 0.0 where there are none; a norm that is infinite or
+    NaN is returned as such.
+    """
+    return _norm([grad for _, grad in _chosen(grads, params)])
 
 
 def clip_grad_norm(

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigrad.grad_store import GradStore, TensorId
-from minigrad.optim import NonFiniteGradientError, clip_grad_norm, clip_grad_norm_per_param, clip_grad_value
+from minigrad.optim import (
+    NonFiniteGradientError,
+    clip_grad_norm,
+    clip_grad_norm_per_param,
+    clip_grad_value,
+    grad_norm,
+)
 from minigrad.tensor import Tensor
 
 
@@ -33,6 +39,15 @@ def test_scales_by_the_global_norm() -> None:
     for got, expected in zip(values(params, grads), ([0.6, 0.0], [[0.8]]), strict=True):
         np.testing.assert_allclose(got, np.float32(expected) / (1 + 2e-7), rtol=2e-7)
     assert [grads[p].version for p in params] == [1, 1]
+
+
+def test_the_norm_alone_changes_nothing() -> None:
+    params, grads = make([3.0, 0.0], [[4.0]])
+    assert (grad_norm(grads), grad_norm(grads, params[1:]), grad_norm(GradStore())) == (5.0, 4.0, 0.0)
+    np.testing.assert_array_equal(grads[params[0]].data, [3.0, 0.0])
+    assert [grads[p].version for p in params] == [0, 0]
+    assert math.isnan(grad_norm(make([math.nan, 1.0])[1]))
+    assert grad_norm(make([math.inf, 1.0])[1]) == math.inf
 
 
 @pytest.mark.parametrize("max_norm", [5.0, 5.1, math.inf])

@@ -1,0 +1,78 @@
+"""AdaGrad, all parameters in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .multi_tensor import MultiTensorOptimizer
+from .optimizer import Named, ParamState, Update, check_range
+
+
+@dataclass(frozen=True)
+class AdaGradConfig:
+    """Options of AdaGrad, as boostr has them."""
+
+    lr: float = 0.01
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+
+
+class AdaGrad(MultiTensorOptimizer):
+    """AdaGrad with PyTorch's arithmetic. For a parameter p with gradient g:
+
+        g <- g + weight_decay * p
+        s <- s + g * g                       s starts at initial_accumulator_value
+        p <- p - lr * g / (sqrt(s) + eps)
+
+    The sums (``sum``) have the dtype of the parameter, float32 or float64. PyTorch's ``lr_decay`` is a schedule:
+    ``Lambda(lambda step: lr / (1 + step * lr_decay))``. A step bumps the parameters' versions.
+
+    Source: Duchi, Hazan & Singer, "Adaptive subgradient methods for online learning and stochastic optimization"
+    (2011).
+    """
+
+    family = "adagrad"
+    state_arrays = ("sum",)
+
+    def __init__(
+        self,
+        params: Any = (),
+        lr: float = 0.01,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+    ) -> None:
+        options = {"eps": eps, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value}
+        super().__init__(params, {"lr": lr, **options})
+
+    @classmethod
+    def from_config(cls, config: AdaGradConfig, params: Iterable[Named] = ()) -> AdaGrad:
+        """An AdaGrad with these options."""
+        return cls(params, **asdict(config))
+
+    @property
+    def config(self) -> AdaGradConfig:
+        """The options of groups that name no others."""
+        return AdaGradConfig(**self.defaults)
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
+        options = super().checked(options)
+        for name in ("eps", "weight_decay", "initial_accumulator_value"):
+            options[name] = check_range(options[name], name, 0.0)
+        return options
+
+    def _prepare(self, batch: list[Update], kinds: tuple[str, ...]) -> tuple[list[ParamState], Any]:
+        new = [update for update in batch if update.param._id not in self.state]
+        self._make_states(update.param for update in new)
+        for group, p, _ in new:
+            value = self.param_groups[group]["initial_accumulator_value"]
+            if value:
+                p.device.kernels.elementwise.assign(self.state[p._id].arrays["sum"], value)
+        return super()._prepare(batch, kinds)
+
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        return group["lr"], group["weight_decay"], group["eps"]

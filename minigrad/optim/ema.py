@@ -1,0 +1,154 @@
+"""EMA: an exponential moving average of a module's weights, to evaluate or ship in place of the last ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..device import Device
+from ..nn.module import Module
+from ..tensor import Tensor
+from .optimizer import check_range
+
+Arrays = dict[str, np.ndarray]
+
+
+class EMA:
+    """The moving average of all parameters of a module; all of one dtype are updated in one launch.
+
+    ::
+
+        ema = EMA(model, decay=0.999)
+        for x, y in batches:
+            optimizer.step(model(x, y).backward())
+            ema.update()
+        with ema.applied():
+            evaluate(model)
+
+    In its t-th update an average a of a parameter p becomes a + (1 - d) * (p - a). d is ``decay``, or with ``warmup``
+    the smaller of it and (1 + t) / (10 + t), so that the first weights are soon forgotten. Averages start as copies of
+    the parameters, with their dtype (float32 or float64) and device. Buffers are not averaged.
+
+    Raises ValueError unless 0 <= decay < 1, and TypeError for parameters of other dtypes.
+
+    Source: Polyak & Juditsky, "Acceleration of stochastic approximation by averaging" (1992); the warm-up is
+    TensorFlow's.
+    """
+
+    def __init__(self, module: Module, decay: float = 0.999, warmup: bool = False) -> None:
+        self.decay = check_range(decay, "decay", 0.0, 1.0)
+        if not isinstance(warmup, bool):
+            raise ValueError(f"warmup is {warmup!r}, expected True or False")
+        self.warmup = warmup
+        self.updates = 0
+        """Calls of ``update`` so far."""
+        self._applied = False
+        self._params: dict[str, Tensor] = dict(module.named_parameters())
+        for name, p in self._params.items():
+            if p.data.dtype.char not in "fd":
+                raise TypeError(f"parameter {name} is {p.dtype}; EMA averages float32 and float64 parameters")
+        self._averages = {name: p.device.kernels.copy(p.data) for name, p in self._params.items()}
+        self._devices = {name: p.device for name, p in self._params.items()}
+        batches: dict[Any, list[str]] = {}
+        for name, p in self._params.items():
+            batches.setdefault((p.device, p.data.dtype), []).append(name)
+        self._batches: list[tuple[Device, list[str], Any]] = [
+            (device, names, device.kernels.sgd.Table([self._averages[name] for name in names]))
+            for (device, _), names in batches.items()
+        ]
+
+    def decay_at(self, t: int) -> float:
+        """The weight of the old average in the t-th update, t >= 1."""
+        return min(self.decay, (1.0 + t) / (10.0 + t)) if self.warmup else self.decay
+
+    def update(self) -> None:
+        """Move the averages towards the parameters as they are now; call it after each optimizer step.
+
+        Raises RuntimeError inside of ``applied``, and ValueError for a parameter that has another shape, dtype or
+        device than its average, before anything is changed.
+        """
+        self._refuse_while_applied("update")
+        self._check_fits()
+        rest = 1.0 - self.decay_at(self.updates + 1)
+        for device, names, table in self._batches:
+            params = [device.kernels.contiguous(self._params[name].data) for name in names]
+            # SGD's step with lr = -rest and weight_decay = -1: a <- a - (-rest) * (p + (-1) * a).
+            scalars = np.array([(-rest, -1.0, 0.0, 0.0, 0.0, 0.0)] * len(names), np.float64)
+            device.kernels.sgd.step(table, params, scalars)
+        self.updates += 1
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """A ``with`` block in which the module's parameters are the averages; no memory is copied.
+
+        The weights come back at its end, also after an exception. In the block the parameters share memory with the
+        averages, so do not train there. Raises RuntimeError if the block is entered again within itself.
+        """
+        self._refuse_while_applied("applied")
+        self._check_fits()
+        weights = {name: p.data for name, p in self._params.items()}
+        self._show(self._averages)
+        self._applied = True
+        try:
+            yield
+        finally:
+            self._applied = False
+            self._show(weights)
+
+    def _show(self, arrays: Mapping[str, Any]) -> None:
+        for name, p in self._params.items():
+            p.data = arrays[name]
+            p.bump_version()
+
+    def _refuse_while_applied(self, method: str) -> None:
+        if self._applied:
+            raise RuntimeError(f"{method}() inside of applied(): the parameters are the averages there; leave it first")
+
+    def _check_fits(self) -> None:
+        for name, p in self._params.items():
+            average = self._averages[name]
+            if p.data.shape != average.shape or p.data.dtype != average.dtype or p.device is not self._devices[name]:
+                raise ValueError(
+                    f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, its average {average.dtype} "
+                    f"of shape {tuple(average.shape)} on {self._devices[name]}; make a new EMA after such a change"
+                )
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """All that an exact resume needs, copied: the averages by the parameters' names, and the rest as JSON."""
+        arrays = {name: np.array(self._devices[name].kernels.to_host(a)) for name, a in self._averages.items()}
+        return arrays, {"decay": self.decay, "warmup": self.warmup, "updates": self.updates}
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned: ``ema.load_state_dict(*saved)``.
+
+        Raises ValueError, naming everything that does not match, before anything is changed; RuntimeError inside of
+        ``applied``.
+        """
+        self._refuse_while_applied("load_state_dict")
+        problems = [f"average {name!r} is missing" for name in self._averages if name not in arrays]
+        problems += [f"average {name!r} belongs to no parameter" for name in arrays if name not in self._averages]
+        for name, average in self._averages.items():
+            given = arrays.get(name, average)
+            if given.shape != average.shape or given.dtype != average.dtype:
+                problems.append(
+                    f"average {name!r} has shape {tuple(given.shape)} and dtype {given.dtype}, the parameter has "
+                    f"{tuple(average.shape)} and {average.dtype}"
+                )
+        updates, warmup, decay = meta.get("updates"), meta.get("warmup"), self.decay
+        if isinstance(updates, bool) or not isinstance(updates, int) or updates < 0:
+            problems.append(f"updates is {updates!r}, expected an integer >= 0")
+        if not isinstance(warmup, bool):
+            problems.append(f"warmup is {warmup!r}, expected True or False")
+        try:
+            decay = check_range(meta.get("decay"), "decay", 0.0, 1.0)
+        except ValueError as error:
+            problems.append(str(error))
+        if problems:
+            raise ValueError("the saved averages do not fit:\n  " + "\n  ".join(problems))
+        for name, average in self._averages.items():
+            kernels = self._devices[name].kernels
+            kernels.elementwise.assign(average, kernels.from_host(np.asarray(arrays[name])))
+        self.decay, self.warmup, self.updates = decay, bool(warmup), int(meta["updates"])

@@ -1,0 +1,102 @@
+"""LAMB and LARS: steps whose length is that of the tensor they change, all parameters in two launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .multi_tensor import MultiTensorOptimizer
+from .optimizer import Named, check_betas, check_range
+
+
+@dataclass(frozen=True)
+class LambConfig:
+    """Options of Lamb, as boostr has them; ``LambConfig.lars()`` are those of LARS."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    max_trust_ratio: float | None = 10.0
+    use_adam: bool = True
+
+    @classmethod
+    def lars(cls) -> LambConfig:
+        """LARS with boostr's defaults."""
+        return cls(lr=0.1, beta2=0.0, weight_decay=1e-4, use_adam=False)
+
+
+class Lamb(MultiTensorOptimizer):
+    """LAMB: Adam's direction, and for each tensor a step of the length lr * norm(p). For a parameter p in its own t-th
+    update, with gradient g:
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g * g
+        u  = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p
+        p <- p - lr * min(norm(p) / norm(u), max_trust_ratio) * u
+
+    With ``use_adam=False`` it is LARS, algorithm 1 of the paper, in which beta1 is the momentum and there is no v:
+
+        m <- beta1 * m + (1 - beta1) * (g + weight_decay * p)
+        p <- p - lr * min(norm(p) / norm(m), max_trust_ratio) * m
+
+    Where a norm is 0 the ratio is 1. ``max_trust_ratio=None`` sets no limit. The norms are summed in float64, the
+    state has the dtype of the parameter, float32 or float64. A step bumps the parameters' versions.
+
+    Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes" (2020); LARS is of
+    You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
+    """
+
+    family = "lamb"
+    state_arrays = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Any = (),
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_trust_ratio: float | None = 10.0,
+        use_adam: bool = True,
+    ) -> None:
+        options = {"max_trust_ratio": max_trust_ratio, "use_adam": use_adam}
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options})
+
+    @classmethod
+    def from_config(cls, config: LambConfig, params: Iterable[Named] = ()) -> Lamb:
+        """A Lamb with these options: ``Lamb.from_config(LambConfig.lars(), params)`` is LARS."""
+        c = config
+        return cls(params, c.lr, (c.beta1, c.beta2), c.eps, c.weight_decay, c.max_trust_ratio, c.use_adam)
+
+    @property
+    def config(self) -> LambConfig:
+        """The options of groups that name no others."""
+        beta1, beta2 = self.defaults["betas"]
+        rest = {key: self.defaults[key] for key in ("eps", "weight_decay", "max_trust_ratio", "use_adam")}
+        return LambConfig(self.defaults["lr"], beta1, beta2, **rest)
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
+        options = super().checked(options)
+        options["betas"] = check_betas(options["betas"])
+        for name in ("eps", "weight_decay"):
+            options[name] = check_range(options[name], name, 0.0)
+        if options["max_trust_ratio"] is not None:
+            options["max_trust_ratio"] = check_range(options["max_trust_ratio"], "max_trust_ratio", 0.0)
+        if not isinstance(options["use_adam"], bool):
+            raise ValueError(f"use_adam is {options['use_adam']!r}, expected True (LAMB) or False (LARS)")
+        return options
+
+    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Both moments, or the first alone for LARS."""
+        return self.state_arrays if options["use_adam"] else self.state_arrays[:1]
+
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        beta1, beta2 = group["betas"]
+        limit = math.inf if group["max_trust_ratio"] is None else group["max_trust_ratio"]
+        correction, root = 1.0 - beta1**t, math.sqrt(1.0 - beta2**t)
+        return group["lr"], group["weight_decay"], beta1, beta2, correction, root, group["eps"], limit

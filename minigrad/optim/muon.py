@@ -1,0 +1,112 @@
+"""Muon: momentum whose matrices are made orthogonal before they are added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..autograd import no_grad
+from ..grad_store import GradStore
+from ..tensor import Tensor
+from .optimizer import Optimizer, Update, check_range
+
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
+"""Coefficients of the quintic that drives singular values from (0, 1] to about 1, between 0.7 and 1.2, in 5 steps."""
+
+
+def orthogonalize(x: Tensor, steps: int = 5) -> Tensor:
+    """About U V' of the singular value decomposition U S V' of a matrix, by Newton-Schulz iteration.
+
+    ``x`` is a float32 or float64 matrix of any shape; nothing is recorded for backward. The singular values of the
+    result lie between about 0.7 and 1.2, except those that are 0 or very small beside the others.
+
+    Raises ValueError for what is no matrix. Source: Jordan et al., "Muon: an optimizer for hidden layers in neural
+    networks" (2024).
+    """
+    if x.ndim != 2:
+        raise ValueError(f"orthogonalize takes a matrix, not shape {x.shape}")
+    a, b, c = NEWTON_SCHULZ
+    with no_grad():
+        tall = x.shape[0] > x.shape[1]
+        y = x.detach().T if tall else x.detach()
+        y = y * (1.0 / (math.sqrt(x.device.kernels.grad_norm.sum_of_squares([x.data])) + 1e-7))
+        for _ in range(steps):
+            gram = y @ y.T
+            y = a * y + (b * gram + c * (gram @ gram)) @ y
+        return (y.T if tall else y).contiguous()
+
+
+class Muon(Optimizer):
+    """Muon, for the weight matrices of hidden layers. For a matrix p of shape (rows, columns) with gradient g:
+
+        b <- momentum * b + g
+        u  = orthogonalize(g + momentum * b)  with nesterov, else  orthogonalize(b)
+        p <- p - lr * weight_decay * p
+        p <- p - lr * sqrt(max(1, rows / columns)) * u
+
+    It takes matrices only. Biases and norms, and by its author's advice also embeddings and the output layer, belong to
+    an AdamW of their own: give each optimizer its parameters and call ``step`` of both. The buffer
+    (``momentum_buffer``) has the dtype of the parameter, float32 or float64, and so has the iteration.
+
+    Raises ValueError for a parameter that is no matrix.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
+    """
+
+    state_arrays = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Any = (),
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        ns_steps: int = 5,
+    ) -> None:
+        options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "ns_steps": ns_steps}
+        super().__init__(params, {"lr": lr, **options})
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
+        options = super().checked(options)
+        options["momentum"] = check_range(options["momentum"], "momentum", 0.0, 1.0)
+        options["weight_decay"] = check_range(options["weight_decay"], "weight_decay", 0.0)
+        if not isinstance(options["nesterov"], bool):
+            raise ValueError(f"nesterov is {options['nesterov']!r}, expected True or False")
+        steps = options["ns_steps"]
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"ns_steps is {steps!r}, expected an integer >= 1")
+        return options
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Add parameters: ``{"params": [...], "lr": 1e-4}``. On an error nothing is added."""
+        super().add_param_group(group)
+        for p in self.param_groups[-1]["params"]:
+            if p.ndim != 2:
+                name = self.name_of(p)
+                for member in self.param_groups.pop()["params"]:
+                    del self._names[member.id]
+                raise ValueError(f"parameter {name} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
+
+    def update(self, grads: GradStore) -> None:
+        """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
+        updates = self._collect(grads)
+        for update in updates:
+            self._check_updatable(update.param)
+        self._make_states(update.param for update in updates)
+        states = [self._state_of(update.param) for update in updates]
+        for update, state in zip(updates, states, strict=True):
+            self._update_one(update, Tensor.wrap(state.arrays["momentum_buffer"], update.param.device))
+            state.step += 1
+
+    @no_grad()
+    def _update_one(self, update: Update, buffer: Tensor) -> None:
+        group, p = self.param_groups[update.group], update.param
+        g = Tensor.wrap(update.grad, p.device)
+        buffer.copy_(buffer * group["momentum"] + g)
+        u = orthogonalize(g + buffer * group["momentum"] if group["nesterov"] else buffer, group["ns_steps"])
+        rows, columns = p.shape
+        length = group["lr"] * math.sqrt(max(1.0, rows / max(columns, 1)))
+        p.copy_(p * (1.0 - group["lr"] * group["weight_decay"]) - u * length)

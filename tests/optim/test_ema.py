@@ -1,0 +1,161 @@
+"""EMA: the recurrence, the swap and its way back, exact resume, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad
+from minigrad.cpu_kernels import threads
+from minigrad.nn import Linear, Module, Sequential
+from minigrad.optim import EMA, SGD
+from minigrad.serialization import load_checkpoint, save_checkpoint
+
+
+def make_module(dtype: Any = np.float32) -> Module:
+    minigrad.manual_seed(0)
+    return Sequential(Linear(3, 5), Linear(5, 2)).to(dtype)
+
+
+def change(module: Module, step: int) -> None:
+    rng = np.random.default_rng(step)
+    for p in module.parameters():
+        p.data[...] = rng.standard_normal(p.shape)
+
+
+def values(module: Module) -> list[np.ndarray]:
+    return [p.data.copy() for p in module.parameters()]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-15)])
+@pytest.mark.parametrize("warmup", [False, True])
+def test_is_the_recurrence(dtype: Any, tolerance: float, warmup: bool) -> None:
+    module = make_module(dtype)
+    ema = EMA(module, 0.6, warmup)
+    expected = [p.data.astype(np.float64) for p in module.parameters()]
+    for t in range(1, 16):
+        change(module, t)
+        ema.update()
+        d = min(0.6, (1 + t) / (10 + t)) if warmup else 0.6
+        expected = [d * a + (1 - d) * p.data for a, p in zip(expected, module.parameters(), strict=True)]
+    assert ema.updates == 15
+    with ema.applied():
+        for p, a in zip(module.parameters(), expected, strict=True):
+            assert p.dtype == dtype
+            np.testing.assert_allclose(p.data, a, rtol=tolerance, atol=tolerance)
+
+
+def test_weights_come_back_and_autograd_is_told() -> None:
+    module = make_module()
+    ema = EMA(module, 0.5)
+    change(module, 1)
+    ema.update()
+    before, arrays = values(module), [p.data for p in module.parameters()]
+    x = minigrad.ones(1, 3)
+    loss = module(x).sum()
+    with pytest.raises(ZeroDivisionError), ema.applied():
+        assert not np.array_equal(values(module)[0], before[0])
+        raise ZeroDivisionError
+    assert all(p.data is a for p, a in zip(module.parameters(), arrays, strict=True))
+    assert all(np.array_equal(p, q) for p, q in zip(values(module), before, strict=True))
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
+
+
+def test_an_optimizer_goes_on_after_the_swap() -> None:
+    results = []
+    for swap in (True, False):
+        module = make_module()
+        ema, optimizer = EMA(module), SGD(module.named_parameters(), lr=0.1, momentum=0.9)
+        for _ in range(4):
+            optimizer.step(module(minigrad.ones(2, 3)).sum().backward())
+            ema.update()
+            if swap:
+                with ema.applied():
+                    module(minigrad.ones(2, 3))
+        results.append([*values(module), *ema.state_dict()[0].values()])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_inside_of_applied_only_reading_is_allowed() -> None:
+    module = make_module()
+    ema = EMA(module)
+    saved = ema.state_dict()
+    with ema.applied():
+        for call in (ema.update, lambda: ema.load_state_dict(*saved), lambda: ema.applied().__enter__()):
+            with pytest.raises(RuntimeError, match=r"inside of applied\(\)"):
+                call()
+        assert ema.state_dict()[1] == saved[1]
+    ema.update()
+
+
+def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
+    module = make_module()
+    ema = EMA(module, 0.9, warmup=True)
+    change(module, 1)
+    ema.update()
+    arrays, meta = ema.state_dict()
+    save_checkpoint(tmp_path, {"ema": arrays}, {"step": 1, "ema": meta})
+    change(module, 2)
+    ema.update()
+    again = make_module()
+    resumed = EMA(again, 0.5)
+    loaded = load_checkpoint(tmp_path)
+    resumed.load_state_dict(loaded.tensors["ema"], loaded.state["ema"])
+    change(again, 2)
+    resumed.update()
+    assert resumed.state_dict()[1] == ema.state_dict()[1] == {"decay": 0.9, "warmup": True, "updates": 2}
+    for name, array in ema.state_dict()[0].items():
+        np.testing.assert_array_equal(resumed.state_dict()[0][name], array)
+    assert not np.array_equal(arrays["0.weight"], ema.state_dict()[0]["0.weight"])  # what was saved is a copy
+
+
+def test_a_state_that_does_not_fit_is_reported_and_nothing_is_changed() -> None:
+    ema = EMA(make_module())
+    arrays, meta = ema.state_dict()
+    for bad_arrays, bad_meta, message in [
+        ({**arrays, "x": np.zeros(1)}, meta, "'x' belongs to no parameter"),
+        ({k: a for k, a in arrays.items() if k != "0.bias"}, meta, "'0.bias' is missing"),
+        ({**arrays, "0.bias": np.zeros(5)}, meta, "'0.bias' has shape .* dtype float64"),
+        (arrays, {**meta, "updates": -1}, "updates is -1"),
+        (arrays, {**meta, "decay": 2}, "decay is 2"),
+        (arrays, {**meta, "warmup": 1}, "warmup is 1"),
+    ]:
+        with pytest.raises(ValueError, match=f"(?s)do not fit.*{message}"):
+            ema.load_state_dict(bad_arrays, bad_meta)
+    assert ema.state_dict()[1] == meta
+
+
+def test_what_cannot_be_averaged_is_named() -> None:
+    with pytest.raises(ValueError, match="decay is 1.0, expected a number below 1"):
+        EMA(make_module(), 1.0)
+    with pytest.raises(ValueError, match="warmup is 10, expected True or False"):
+        EMA(make_module(), warmup=10)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"parameter 0.weight is float16; EMA averages float32 and float64"):
+        EMA(make_module(np.float16))
+    module = make_module()
+    ema = EMA(module)
+    module.double()
+    with pytest.raises(ValueError, match=r"parameter 0.weight is now float64 .* make a new EMA"):
+        ema.update()
+    assert ema.updates == 0
+
+
+def test_does_not_depend_on_the_number_of_threads() -> None:
+    before, results = threads.get_num_threads(), []
+    try:
+        for n in (1, before):
+            threads.set_num_threads(n)
+            minigrad.manual_seed(0)
+            module = Linear(300, 200)
+            ema = EMA(module, 0.7)
+            change(module, 1)
+            ema.update()
+            results.append(ema.state_dict()[0]["weight"])
+    finally:
+        threads.set_num_threads(before)
+    np.testing.assert_array_equal(*results)

@@ -1,0 +1,191 @@
+"""What holds for every optimizer: skipped parameters, groups, parts of a step, threads, exact resume, refusals."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from optimizer_cases import CASES, Case, bits, make_grads, make_params
+
+from minigrad.cpu_kernels import threads
+from minigrad.grad_store import GradStore
+from minigrad.optim import Optimizer
+from minigrad.serialization import load_checkpoint, save_checkpoint
+from minigrad.tensor import Tensor
+
+
+@pytest.fixture(params=CASES, name="case")
+def each_case(request: pytest.FixtureRequest) -> Case:
+    """Every optimizer in turn."""
+    return CASES[request.param]
+
+
+def test_parameters_without_gradients_stay_as_they_are(case: Case) -> None:
+    params = make_params(shapes=case.shapes)
+    optimizer = case.make(params)
+    before = [p.data.copy() for p in params]
+    optimizer.step(make_grads(params, 0, skip=(1, 2)))
+    for i, (p, old) in enumerate(zip(params, before, strict=True)):
+        assert (p.version, p.id in optimizer.state) == ((0, False) if i in (1, 2) else (1, True))
+        assert bool(np.array_equal(p.data, old)) == (i in (1, 2) or p.numel() == 0)
+    optimizer.step(GradStore())
+    assert optimizer.timestep == 2
+    case.make().step(GradStore())  # nor does it need parameters
+
+
+def test_a_late_parameter_is_updated_as_a_new_one(case: Case) -> None:
+    params, late = (make_params(shapes=case.shapes[1:3]) for _ in range(2))
+    optimizer, fresh = case.make(params), case.make([late[1]])
+    for step in range(3):
+        optimizer.step(make_grads(params, step, skip=(1,)))
+    for step in range(3, 6):
+        optimizer.step(make_grads(params, step))
+        fresh.step(make_grads(late, step))
+    np.testing.assert_array_equal(params[1].data, late[1].data)
+    assert [optimizer.state[p.id].step for p in params] == [6, 3]
+
+
+def test_a_step_in_parts_is_the_same_step(case: Case) -> None:
+    whole, parts = (make_params(shapes=[*case.shapes, (300, 200)]) for _ in range(2))
+    one, many = case.make(whole), case.make(parts)
+    for step in range(3):
+        one.step(make_grads(whole, step))
+        many.update(make_grads(parts, step, skip=(0, 2, 4)))
+        many.update(make_grads(parts, step, skip=(1, 3, 5, 6)))
+        many.timestep += 1
+    assert bits(one, whole) == bits(many, parts)
+
+
+def test_groups_have_their_own_options(case: Case) -> None:
+    params, alone = (make_params(shapes=case.shapes[1:3]) for _ in range(2))
+    optimizer = case.make([{"params": params[:1]}, {"params": params[1:], "lr": 0.3, "weight_decay": 0.0}])
+    others = case.make(alone[:1]), case.make(alone[1:], lr=0.3, weight_decay=0.0)
+    for step in range(3):
+        optimizer.step(make_grads(params, step))
+        for other in others:
+            other.step(make_grads(alone, step))
+    for p, q in zip(params, alone, strict=True):
+        np.testing.assert_array_equal(p.data, q.data)
+    optimizer.set_lr(0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+
+
+def test_does_not_depend_on_the_number_of_threads(case: Case) -> None:
+    before, results = threads.get_num_threads(), []
+    try:
+        for n in (1, before):
+            threads.set_num_threads(n)
+            params = make_params(shapes=[(200, 300), (7, 9), (5, 9000)])
+            optimizer = case.make(params)
+            for step in range(2):
+                optimizer.step(make_grads(params, step))
+            results.append(bits(optimizer, params))
+    finally:
+        threads.set_num_threads(before)
+    assert results[0] == results[1]
+
+
+def saved_and_read(optimizer: Optimizer, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    arrays, meta = optimizer.state_dict()
+    save_checkpoint(folder, {"optimizer": arrays}, {"step": optimizer.timestep, "optimizer": meta})
+    loaded = load_checkpoint(folder)
+    return loaded.tensors["optimizer"], loaded.state["optimizer"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_resumed_equals_uninterrupted_bit_for_bit(case: Case, dtype: Any, tmp_path: Path) -> None:
+    def build() -> tuple[list[Tensor], Optimizer]:
+        params = make_params(dtype, shapes=case.shapes)
+        named = [(f"layer.{i}", p) for i, p in enumerate(params)]
+        return params, case.make([{"params": named[:3], "lr": 0.05}, {"params": named[3:]}])
+
+    params, optimizer = build()
+    for step in range(3):
+        optimizer.step(make_grads(params, step, skip=(1, 5) if step < 2 else (1,)))
+    saved = saved_and_read(optimizer, tmp_path)
+    weights, snapshot = [p.data.copy() for p in params], bits(optimizer, params)
+    for step in range(3, 6):
+        optimizer.step(make_grads(params, step))
+    again, resumed = build()
+    resumed.step(make_grads(again, 99))  # what it had before does not matter
+    for p, w in zip(again, weights, strict=True):
+        p.data[...] = w
+    resumed.load_state_dict(*saved)
+    assert bits(resumed, again) == snapshot
+    for step in range(3, 6):
+        resumed.step(make_grads(again, step))
+    assert bits(resumed, again) == bits(optimizer, params)
+
+
+def test_a_state_that_does_not_fit_is_refused(case: Case) -> None:
+    params = make_params(shapes=case.shapes[1:3])
+    optimizer = case.make(params)
+    optimizer.step(make_grads(params, 0))
+    arrays, meta = optimizer.state_dict()
+    before = bits(optimizer, params)
+    for name in arrays:
+        for bad in ({k: a for k, a in arrays.items() if k != name}, {**arrays, name: np.zeros((9, 9), np.float32)}):
+            with pytest.raises(ValueError, match=f"does not fit:\n  array '{name}' "):
+                optimizer.load_state_dict(bad, meta)
+    with pytest.raises(ValueError, match="it is of 'Lion', this is"):
+        optimizer.load_state_dict(arrays, {**meta, "optimizer": "Lion"})
+    assert bits(optimizer, params) == before
+
+
+def test_what_cannot_be_updated_is_refused_before_anything_changes(case: Case) -> None:
+    params = make_params(shapes=[(3, 2), (4, 5)])
+    optimizer = case.make([("a", params[0]), ("b", params[1])])
+    optimizer.step(make_grads(params, 0))
+    good, first = params[1].data, params[0].data.copy()
+    for data, error, message in [
+        (np.asfortranarray(good), ValueError, "parameter b of shape .* is not contiguous"),
+        (good.astype(np.float16), TypeError, "parameter b is float16; .* updates float32 and float64"),
+    ]:
+        params[1].data = data
+        with pytest.raises(error, match=message):
+            optimizer.step(make_grads(params, 1))
+        np.testing.assert_array_equal(params[0].data, first)
+    params[1].data = good
+    grads = make_grads(params, 1)
+    grads.insert(params[1], Tensor(np.zeros((5, 4), np.float32)))
+    with pytest.raises(ValueError, match=r"parameter b has shape \(4, 5\), its gradient \(5, 4\)"):
+        optimizer.step(grads)
+    np.testing.assert_array_equal(params[0].data, first)
+    assert ([optimizer.state[p.id].step for p in params], optimizer.timestep) == ([1, 1], 1)
+
+
+def test_follows_replaced_data_and_dtype(case: Case) -> None:
+    params, plain = (make_params(shapes=case.shapes) for _ in range(2))
+    optimizer, untouched = case.make(params), case.make(plain)
+    for step in range(4):
+        if step == 2:
+            for p in params:
+                p.data = p.data.copy()
+        optimizer.step(make_grads(params, step))
+        untouched.step(make_grads(plain, step))
+    assert bits(optimizer, params) == bits(untouched, plain)
+    for p in params:
+        p.data = p.data.astype(np.float64)
+    optimizer.step(make_grads(params, 4))
+    assert {a.dtype for p in params for a in optimizer.state[p.id].arrays.values()} <= {np.dtype(np.float64)}
+
+
+def test_a_nan_reaches_the_weights(case: Case) -> None:
+    params = make_params(shapes=[(3, 2), (4, 5)])
+    optimizer, grads = case.make(params), make_grads(params, 0)
+    grads[params[0]].data[0, 0] = math.nan
+    optimizer.step(grads)
+    assert [bool(np.isnan(p.data).any()) for p in params] == [True, False]
+
+
+def test_bad_options_are_named(case: Case) -> None:
+    for options, message in [
+        ({"lr": math.nan}, "lr is nan, expected a finite number >= 0"),
+        ({"weight_decay": -1}, "weight_decay is -1, expected a finite number >= 0"),
+        ({"lrate": 1}, "has no option 'lrate'; it has lr, "),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            case.make([{"params": make_params(shapes=[(2, 2)]), **options}])
