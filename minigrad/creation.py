@@ -149,6 +149,33 @@ def randint(
     return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *draw), device)
 
 
+def rand_like(
+    x: Tensor, *, dtype: Any = None, generator: Generator | None = None, requires_grad: bool = False
+) -> Tensor:
+    """Uniform random values in [0, 1), of the shape, dtype and device of ``x``."""
+    return rand(x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator, requires_grad=requires_grad)
+
+
+def randn_like(
+    x: Tensor, *, dtype: Any = None, generator: Generator | None = None, requires_grad: bool = False
+) -> Tensor:
+    """Standard normal random values of the shape, dtype and device of ``x``."""
+    return randn(x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator, requires_grad=requires_grad)
+
+
+def randint_like(
+    x: Tensor, low: int, high: int | None = None, *, dtype: Any = None, generator: Generator | None = None
+) -> Tensor:
+    """Random integers in [low, high), or [0, low), of the shape, dtype (also a floating one) and device of ``x``."""
+    low, high = (0, low) if high is None else (low, high)
+    return randint(low, high, x.shape, device=x.device, generator=generator).to(dtypes.as_dtype(dtype or x.dtype))
+
+
+def bernoulli(p: Tensor, *, generator: Generator | None = None) -> Tensor:
+    """1 with the probability that ``p`` (floating, in [0, 1]) gives for the place, else 0; of the dtype of ``p``."""
+    return p.bernoulli(generator=generator)
+
+
 def randperm(n: int, *, device: str | Device = CPU, generator: Generator | None = None) -> Tensor:
     """A random permutation (int64) of 0 ... n - 1."""
     device = Device(device)

@@ -1109,6 +1109,18 @@ class Tensor(_Casts):
         k.elementwise.assign(self.data, k.elementwise.add(k.elementwise.mul(draw, std), mean))
         return self
 
+    def bernoulli(self, *, generator: Generator | None = None) -> Tensor:
+        """A new tensor: 1 with the probability that this one (floating, in [0, 1]) gives for the place, else 0."""
+        if not self.is_floating_point():
+            raise TypeError(f"bernoulli of a {self.dtype} tensor: probabilities are floating; convert with .float()")
+        if not ((self >= 0) & (self <= 1)).all():
+            raise ValueError(
+                f"bernoulli: expected probabilities in [0, 1], not {self.amin().item()} to {self.amax().item()}"
+            )
+        k = self.device.kernels
+        draw = k.random.uniform(self.shape, dtypes.float64, *(generator or default_generator).next())
+        return Tensor.wrap(k.elementwise.cast(k.comparison.lt(draw, self.data), self.dtype), self.device)
+
     # ------------------------------------------------------------------ products
 
     def matmul(self, other: Any) -> Tensor:

@@ -269,3 +269,32 @@ def test_multinomial_shapes_and_dtypes() -> None:
 def test_multinomial_refuses_what_has_no_proportions(weights: Any) -> None:
     with pytest.raises(ValueError, match="finite, non-negative, and not all zero"):
         mg.multinomial(mg.tensor(weights), 1)
+
+
+def test_bernoulli_draws_with_the_given_probabilities():
+    p = mg.tensor([0.0, 1.0, 0.25]).expand(20_000, 3)
+    x = mg.bernoulli(p, generator=mg.Generator(3))
+    assert x.dtype == mg.float32
+    mean = x.mean(0).tolist()
+    assert mean[:2] == [0, 1]
+    assert abs(mean[2] - 0.25) < 0.02
+    assert set(x.flatten().tolist()) == {0.0, 1.0}
+    assert (x == p.bernoulli(generator=mg.Generator(3))).all()
+    for wrong in (mg.tensor([1.5]), mg.tensor([float("nan")])):
+        with pytest.raises(ValueError, match=r"expected probabilities in \[0, 1\]"):
+            wrong.bernoulli()
+    with pytest.raises(TypeError, match="bernoulli of a int64 tensor"):
+        mg.tensor([1]).bernoulli()
+
+
+@pytest.mark.parametrize("dtype", [mg.float32, mg.float64])
+def test_random_tensors_like_another(dtype):
+    x = mg.zeros(3, 4, dtype=dtype)
+    seed = lambda: mg.Generator(5)  # noqa: E731
+    assert (mg.rand_like(x, generator=seed()) == mg.rand(3, 4, dtype=dtype, generator=seed())).all()
+    assert (mg.randn_like(x, generator=seed()) == mg.randn(3, 4, dtype=dtype, generator=seed())).all()
+    numbers = mg.randint_like(x, 2, 5, generator=seed())
+    assert numbers.dtype == dtype
+    assert (numbers == mg.randint(2, 5, (3, 4), generator=seed())).all()
+    assert mg.randint_like(x, 7, dtype=mg.int64).dtype == mg.int64
+    assert mg.rand_like(x, requires_grad=True).requires_grad

@@ -9,7 +9,7 @@ from harness import CHECKS, Op, check_name, host
 import minigrad as mg
 import minigrad.nn.functional as F
 
-from harness import torch  # isort: skip
+from harness import needs_torch, torch  # isort: skip
 
 PRODUCTS = [
     ((4,), (4,)),
@@ -36,6 +36,55 @@ LAYERS = [
     ((2, 0), (4, 0)),
 ]
 
+EINSUMS = [
+    ("ij,jk->ik", [((3, 4), (4, 2)), ((3, 0), (0, 2))]),
+    ("ij,jk", [((3, 4), (4, 2))]),
+    ("ba,ca", [((3, 4), (2, 4))]),
+    ("bhid,bhjd->bhij", [((2, 3, 4, 5), (2, 3, 6, 5))]),
+    ("ij,kl->ljki", [((2, 3), (4, 5)), ((1, 1), (1, 1))]),
+    ("ij,ij->", [((3, 4), (3, 4))]),
+    ("ij,ij->ij", [((3, 4), (3, 4)), ((0, 4), (0, 4))]),
+    ("i,i", [((5,), (5,)), ((0,), (0,))]),
+    ("i,j->ij", [((5,), (3,))]),
+    ("ijk,lj->il", [((2, 3, 4), (5, 3))]),
+    ("ii", [((3, 3),), ((0, 0),)]),
+    ("ii->i", [((3, 3),)]),
+    ("iijj->ji", [((2, 2, 3, 3),)]),
+    ("iii->i", [((3, 3, 3),)]),
+    ("ij->ji", [((3, 4),)]),
+    ("ji", [((3, 4),)]),
+    ("ij->", [((3, 4),), ((2, 0),)]),
+    ("ii,ij->j", [((3, 3), (3, 2))]),
+    (
+        "...ij,...jk->...ik",
+        [((2, 3, 4), (2, 4, 5)), ((7, 2, 3, 4), (4, 5)), ((2, 1, 3, 4), (6, 4, 2)), ((3, 4), (4, 2))],
+    ),
+    ("i...,i...", [((3, 2, 4), (3, 4)), ((3,), (3,))]),
+    ("...,...", [((2, 3), (3,)), ((), ())]),
+    ("b...->...b", [((2, 3, 4),), ((2,),)]),
+    ("ij,jk,kl->il", [((2, 3), (3, 4), (4, 5))]),
+    ("ijk,ia,jb,kc->abc", [((2, 3, 2), (2, 4), (3, 2), (2, 3))]),
+    ("i,i,i->i", [((3,), (3,), (3,))]),
+    ("a,b,c", [((2,), (3,), (2,))]),
+    ("bn,anm,bm->ba", [((2, 5), (3, 5, 4), (2, 4))]),
+    (" i j , j -> i ", [((3, 4), (4,))]),
+]
+
+
+def named(name, run, reference, shapes):
+    return Op(name, run, reference, run, shapes, rounding=64)
+
+
+def einsum(equation, shapes):
+    def run(*x):
+        return mg.einsum(equation, *x)
+
+    def reference(*x):
+        return np.einsum(equation, *x)
+
+    return Op(f"einsum({equation})", run, reference, lambda *x: torch.einsum(equation, *x), shapes, rounding=64)
+
+
 OPS = [
     Op(
         "matmul",
@@ -45,6 +94,12 @@ OPS = [
         [*PRODUCTS, *EMPTY_PRODUCTS],
         rounding=64,
     ),
+    named("mm", lambda a, b: a.mm(b), np.matmul, [((3, 4), (4, 2)), ((0, 4), (4, 2)), ((3, 0), (0, 2))]),
+    named("bmm", lambda a, b: a.bmm(b), np.matmul, [((2, 3, 4), (2, 4, 5)), ((0, 3, 4), (0, 4, 5))]),
+    named("mv", lambda a, b: a.mv(b), np.matmul, [((3, 4), (4,)), ((3, 0), (0,))]),
+    named("dot", lambda a, b: a.dot(b), np.dot, [((5,), (5,)), ((0,), (0,))]),
+    named("outer", lambda a, b: a.outer(b), np.outer, [((3,), (4,)), ((0,), (4,))]),
+    *(einsum(equation, shapes) for equation, shapes in EINSUMS),
     Op("linear", F.linear, lambda x, w: x @ w.T, lambda x, w: torch.nn.functional.linear(x, w), LAYERS, rounding=64),
     Op(
         "linear_bias",
@@ -125,3 +180,48 @@ def test_numbers_have_no_matrix_product(device):
 def test_linear_names_its_shapes(shapes, device):
     with pytest.raises(ValueError, match=r"linear: x \(.*weight \(.*expected x \(\.\.\., in\), weight \(out, in\)"):
         F.linear(*(mg.ones(*shape, device=device) for shape in shapes))
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,jk->ik", [(3, 1), (4, 2)]),  # a size of 1 broadcasts
+        ("i,i->i", [(1,), (4,)]),
+        ("i,i", [(4,), (1,)]),
+        ("...i->i", [(2, 3, 4)]),  # what "..." stands for may be summed
+        ("bij,bj->b", [(1, 2, 3), (5, 3)]),
+        ("a,bA->A", [(2,), (3, 4)]),
+    ],
+)
+def test_einsum_broadcasts_and_sums_as_in_pytorch(equation, shapes, device):
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    inputs = [mg.tensor(x, device=device, requires_grad=True) for x in arrays]
+    theirs = [torch.tensor(x, requires_grad=True) for x in arrays]
+    y, z = mg.einsum(equation, *inputs), torch.einsum(equation, *theirs)
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=1e-12)
+    grads = y.square().sum().backward()
+    z.square().sum().backward()
+    for x, t in zip(inputs, theirs, strict=True):
+        np.testing.assert_allclose(host(grads[x]), t.grad.numpy(), rtol=1e-12)
+
+
+def test_wrong_products_are_named(device):
+    a, v = mg.ones(2, 3, device=device), mg.ones(3, device=device)
+    for wrong, message in (
+        (lambda: mg.einsum("ij,jk", a), "2 terms for 1 operands"),
+        (lambda: mg.einsum("ij", v), r"operand 0 has shape \(3,\), which does not fit"),
+        (lambda: mg.einsum("i", a), "which does not fit"),
+        (lambda: mg.einsum("i.j", a), "which does not fit"),
+        (lambda: mg.einsum("ij,i->j", a, v), "sizes 2 and 3 of one index do not broadcast"),
+        (lambda: mg.einsum("ij->ii", a), "each of its letters once"),
+        (lambda: mg.einsum("ij->k", a), "from the operands"),
+        (lambda: mg.einsum("ii", mg.ones(1, 3, device=device)), "occurs twice in an operand, with sizes 1, 3"),
+        (lambda: a.bmm(a), r"bmm of shapes \(2, 3\) and \(2, 3\): expected 3 and 3 dimensions"),
+        (lambda: mg.ones(2, 3, 4).bmm(mg.ones(1, 4, 3)), "expected equal batches"),
+        (lambda: v.mv(v), "expected 2 and 1 dimensions"),
+        (lambda: v.dot(2), "dot of a tensor and int"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()

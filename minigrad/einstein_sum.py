@@ -1,0 +1,111 @@
+"""Einstein's sum convention: ``einsum("bik,bkj->bij", a, b)`` is a batched matrix product.
+
+Nothing new is computed here. Operands are taken one after the other; each pair becomes one product of (batches of)
+matrices by permute, reshape and matmul, or an elementwise product if no index is summed. So the gradients are those of
+these operations.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+
+from .tensor import Tensor
+
+Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
+
+TERM = re.compile(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)")
+
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Products of elements, summed over the indices that are not in the output: ``einsum("ij,jk->ik", a, b)``.
+
+    A letter twice in one operand takes its diagonal; ``...`` stands for dimensions that broadcast; without ``->`` the
+    output has "..." and the letters that occur once, in alphabetical order. Sizes of 1 broadcast.
+    Raises ValueError for an equation that does not fit the operands.
+    """
+    labels, output = _parse(equation, operands)
+    sizes: dict[str | int, int] = {}
+    for x, found in zip(operands, labels, strict=True):
+        for label, n in zip(found, x.shape, strict=True):
+            known = sizes.get(label, 1)
+            if n != 1 and known not in (1, n):
+                raise ValueError(f"einsum {equation!r}: sizes {known} and {n} of one index do not broadcast")
+            sizes[label] = known if n == 1 else n
+    terms = [_plain(x, found, sizes) for x, found in zip(operands, labels, strict=True)]
+    result, have = terms[0]
+    for i in range(1, len(terms)):
+        needed = set(output).union(*(found for _, found in terms[i + 1 :]))
+        result, have = _product(result, have, *terms[i], needed)
+    result, have = _sum_all_but(result, have, output)
+    return result.permute(tuple(have.index(label) for label in output)) if have != output else result
+
+
+def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], Labels]:
+    """The labels of each operand and of the output."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = [TERM.fullmatch(term) for term in left.split(",")]
+    if len(terms) != len(operands) or not all(isinstance(x, Tensor) for x in operands):
+        raise ValueError(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
+    labels: list[Labels] = []
+    for term, x in zip(terms, operands, strict=True):
+        hidden = 0 if term is None else x.ndim - len(term[1]) - len(term[3])
+        if term is None or hidden < 0 or (hidden and not term[2]):
+            raise ValueError(f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}, which does not fit")
+        labels.append([*term[1], *range(-hidden, 0), *term[3]])
+    every = [label for found in labels for label in found]
+    hidden = max((-label for label in every if isinstance(label, int)), default=0)
+    letters = [label for label in every if isinstance(label, str)]
+    if not arrow:
+        return labels, [*range(-hidden, 0), *sorted(label for label in letters if letters.count(label) == 1)]
+    term = TERM.fullmatch(right)
+    if term is None or len(set(term[1] + term[3])) < len(term[1] + term[3]) or not set(term[1] + term[3]) <= {*letters}:
+        raise ValueError(f"einsum {equation!r}: the output has each of its letters once, and from the operands")
+    return labels, [*term[1], *(range(-hidden, 0) if term[2] else ()), *term[3]]
+
+
+def _plain(x: Tensor, labels: Labels, sizes: dict[str | int, int]) -> tuple[Tensor, Labels]:
+    """The operand with diagonals instead of repeated labels, and without dimensions of size 1 that broadcast."""
+    labels = list(labels)
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            i = labels.index(label)
+            j = labels.index(label, i + 1)
+            if x.shape[i] != x.shape[j]:
+                raise ValueError(f"einsum: {label!r} occurs twice in an operand, with sizes {x.shape[i]}, {x.shape[j]}")
+            x = x.diagonal(0, i, j)
+            labels = [*labels[:i], *labels[i + 1 : j], *labels[j + 1 :], label]
+    kept = [i for i, label in enumerate(labels) if x.shape[i] == sizes[label]]
+    if len(kept) < len(labels):
+        x = x.reshape([x.shape[i] for i in kept])
+    return x, [labels[i] for i in kept]
+
+
+def _sum_all_but(x: Tensor, labels: Labels, kept: Collection[str | int]) -> tuple[Tensor, Labels]:
+    dims = tuple(i for i, label in enumerate(labels) if label not in kept)
+    return (x.sum(dims) if dims else x), [label for label in labels if label in kept]
+
+
+def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set[str | int]) -> tuple[Tensor, Labels]:
+    """The product of two operands, summed over what is not kept; its labels are in an order of its own."""
+    a, a_labels = _sum_all_but(a, a_labels, kept.union(b_labels))
+    b, b_labels = _sum_all_but(b, b_labels, kept.union(a_labels))
+    shared = [label for label in a_labels if label in b_labels]
+    batch, inner = [x for x in shared if x in kept], [x for x in shared if x not in kept]
+    rows, columns = [x for x in a_labels if x not in shared], [x for x in b_labels if x not in shared]
+    a = a.permute(tuple(a_labels.index(label) for label in [*batch, *rows, *inner]))
+    b = b.permute(tuple(b_labels.index(label) for label in [*batch, *inner, *columns]))
+    outer = a.shape[: len(batch) + len(rows)]
+    shape = (*outer, *b.shape[len(shared) :])
+    if not inner:
+        return a.reshape(*outer, *(1,) * len(columns)) * _with_rows(b, len(batch), len(rows)), [*batch, *rows, *columns]
+    k = math.prod(b.shape[len(batch) : len(shared)])
+    batches = (math.prod(outer[: len(batch)]),) if batch else ()
+    left = a.reshape(*batches, math.prod(outer[len(batch) :]), k)
+    right = b.reshape(*batches, k, math.prod(shape[len(outer) :]))
+    return (left @ right).reshape(shape), [*batch, *rows, *columns]
+
+
+def _with_rows(b: Tensor, batch: int, rows: int) -> Tensor:
+    return b.reshape(*b.shape[:batch], *(1,) * rows, *b.shape[batch:])

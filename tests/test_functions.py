@@ -1,0 +1,101 @@
+"""The functions that are methods of Tensor, too: each is PyTorch's of that name, and does what the method does."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import functions
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]  # tests that need it are skipped
+
+FUNCTIONS = {
+    name: function
+    for name, function in vars(functions).items()
+    if inspect.isfunction(function) and function.__module__ == functions.__name__
+}
+INDEX = np.array([[0, 1], [1, 0], [1, 1]])
+VECTOR = np.array([0.5, -1.5, 2.0])
+ARGUMENTS: dict[str, tuple[Any, ...]] = {  # after the (3, 2) matrix, where there are any
+    **dict.fromkeys(("add", "sub", "mul", "div", "remainder", "maximum", "minimum", "pow"), (np.full((3, 2), 2.0),)),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), (np.ones((3, 2)),)),
+    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), (np.eye(3, 2),)),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (INDEX,)),
+    **dict.fromkeys(("cumsum", "cumprod", "softmax", "log_softmax", "logsumexp", "unsqueeze"), (1,)),
+    **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "amax", "amin", "any", "all", "prod", "argmax"), (1, True)),
+    **dict.fromkeys(("var", "std", "max", "min", "argmin"), (0,)),
+    **dict.fromkeys(("transpose", "swapaxes", "movedim"), (0, 1)),
+    "norm": (2, 1),
+    "clamp": (0.5, 1.0),
+    "masked_fill": (INDEX > 0, 7.0),
+    "reshape": ((2, 3),),
+    "permute": ((1, 0),),
+    "broadcast_to": ((4, 3, 2),),
+    "flip": ((0,),),
+    "roll": (1, 0),
+    "tile": ((2, 2),),
+    "repeat_interleave": (2, 1),
+    "split": (2,),
+    "chunk": (2,),
+    "gather": (1, INDEX),
+    "take_along_dim": (INDEX, 1),
+    "index_select": (0, np.array([2, 0])),
+    "scatter": (0, INDEX[:1], np.ones((1, 2))),
+    "scatter_add": (0, INDEX, np.ones((3, 2))),
+    "topk": (1,),
+    "matmul": (np.ones((2, 3)),),
+    "mm": (np.ones((2, 3)),),
+    "bmm": (np.ones((3, 2, 2)),),
+    "mv": (np.ones(2),),
+    "dot": (VECTOR,),
+    "outer": (VECTOR,),
+}
+FIRST: dict[str, np.ndarray] = {
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), np.arange(6).reshape(3, 2)),
+    "bmm": np.ones((3, 1, 2)),
+    "dot": VECTOR,
+    "outer": VECTOR,
+}
+MATRIX = np.array([[0.5, 2.0], [1.0, 0.25], [3.5, 1.75]])
+
+
+def flat(y: Any) -> list[Any]:
+    return [x.tolist() for x in y] if isinstance(y, tuple) else [y.tolist()]
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_function_is_pytorchs(name):
+    if torch is None:
+        pytest.skip("PyTorch is not installed: nothing to compare with")
+    arguments = (FIRST.get(name, MATRIX), *ARGUMENTS.get(name, ()))
+    ours = [mg.tensor(x) if isinstance(x, np.ndarray) else x for x in arguments]
+    theirs = [torch.tensor(x) if isinstance(x, np.ndarray) else x for x in arguments]
+    for x, y in zip(flat(getattr(mg, name)(*ours)), flat(getattr(torch, name)(*theirs)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_function_has_the_parameters_of_the_method(name):
+    """The same names, order and defaults, as far as the function goes (methods know NumPy's axis and keepdims, too)."""
+    method = getattr(mg.Tensor, name, None)
+    if method is None:  # a comparison, which is an operator
+        assert hasattr(mg.Tensor, f"__{name}__")
+        return
+    ours = list(inspect.signature(FUNCTIONS[name]).parameters.values())[1:]
+    theirs = inspect.signature(method).parameters
+    for parameter in ours:
+        if parameter.name in theirs:
+            assert theirs[parameter.name].default == parameter.default
+        else:
+            assert name == "swapaxes" or any(p.kind is p.VAR_POSITIONAL for p in theirs.values())
+
+
+def test_every_function_is_exported():
+    assert set(FUNCTIONS) <= set(mg.__all__)
