@@ -1,25 +1,53 @@
 """Modules, layers and their functions."""
 
 from . import functional, init
-from .layers import GELU, Dropout, Embedding, LayerNorm, Linear, ReLU, Tanh
-from .module import Module, ModuleList, Parameter, Sequential
-from .transformer import MLP, Block, CausalSelfAttention, KVCache
+from .containers import ModuleDict, ModuleList, Sequential
+from .hooks import RemovableHandle
+from .layers import (
+    GELU,
+    BatchNorm1d,
+    Dropout,
+    Embedding,
+    GroupNorm,
+    LayerNorm,
+    LeakyReLU,
+    Linear,
+    ReLU,
+    RMSNorm,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from .module import Module, Parameter
+from .transformer import MLP, Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SwiGLU
 
 __all__ = [
     "GELU",
     "MLP",
+    "BatchNorm1d",
     "Block",
     "CausalSelfAttention",
     "Dropout",
     "Embedding",
+    "GroupNorm",
+    "GroupedQueryAttention",
     "KVCache",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
     "Module",
+    "ModuleDict",
     "ModuleList",
     "Parameter",
+    "RMSNorm",
     "ReLU",
+    "RemovableHandle",
     "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "SwiGLU",
     "Tanh",
     "functional",
     "init",

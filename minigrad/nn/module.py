@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from ..autograd import no_grad
 from ..device import Device
 from ..tensor import Tensor
+from . import summary
+from .hooks import RemovableHandle
 
 
 class Parameter(Tensor):
@@ -38,13 +40,31 @@ class Module:
 
     def __init__(self) -> None:
         self.__dict__.update(_parameters={}, _buffers={}, _modules={}, _transient=set(), training=True)
+        self.__dict__.update(_forward_pre_hooks={}, _forward_hooks={})
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The computation; subclasses define it."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        for pre_hook in tuple(self._forward_pre_hooks.values()):
+            changed = pre_hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        y = self.forward(*args, **kwargs)
+        for hook in tuple(self._forward_hooks.values()):
+            changed = hook(self, args, y)
+            if changed is not None:
+                y = changed
+        return y
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call ``hook(module, args)`` before each forward; a result other than None replaces the positional args."""
+        return RemovableHandle(self._forward_pre_hooks, hook)
+
+    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> RemovableHandle:
+        """Call ``hook(module, args, output)`` after each forward; a result other than None replaces the output."""
+        return RemovableHandle(self._forward_hooks, hook)
 
     # ------------------------------------------------------------------ attributes
 
@@ -239,6 +259,10 @@ class Module:
                 if name in state:
                     tensor.copy_(state[name])
 
+    def summary(self) -> str:
+        """A table of all parameters and buffers with their shapes, numbers of elements and memory, and the totals."""
+        return summary.table(self)
+
     def extra_repr(self) -> str:
         """What ``repr`` shows between the parentheses; layers say their sizes."""
         return ""
@@ -254,41 +278,3 @@ class Module:
 def _equal(a: Any, b: Any) -> bool:
     a, b = (t.data if isinstance(t, Tensor) else t for t in (a, b))
     return bool(np.array_equal(np.asarray(a), np.asarray(b)))
-
-
-class ModuleList(Module):
-    """A list of modules, children named by their index."""
-
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        super().__init__()
-        for module in modules:
-            self.append(module)
-
-    def append(self, module: Module) -> ModuleList:
-        """Add a module at the end; returns the list."""
-        if not isinstance(module, Module):
-            raise TypeError(f"ModuleList holds Modules, not {type(module).__name__}")
-        self._modules[str(len(self._modules))] = module
-        return self
-
-    def __getitem__(self, index: int) -> Module:
-        return list(self._modules.values())[index]
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-
-class Sequential(ModuleList):
-    """Modules applied one after the other."""
-
-    def __init__(self, *modules: Module) -> None:
-        super().__init__(modules)
-
-    def forward(self, x: Any) -> Any:
-        """The last module's output."""
-        for module in self:
-            x = module(x)
-        return x

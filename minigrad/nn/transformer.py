@@ -1,4 +1,5 @@
-"""The pieces of a GPT-2 block (Radford et al. 2019): causal self-attention with a key-value cache, MLP, block.
+"""The pieces of a GPT-2 block (Radford et al. 2019): causal self-attention with a key-value cache, MLP, block; and of a
+Llama block (Touvron et al. 2023): grouped-query attention with rotary positions, SwiGLU.
 
 Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = C / nh.
 """
@@ -6,7 +7,7 @@ Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = 
 from __future__ import annotations
 
 from ..autograd import is_grad_enabled
-from ..creation import empty
+from ..creation import arange, empty
 from ..tensor import Tensor
 from . import functional as F
 from .layers import GELU, Dropout, LayerNorm, Linear
@@ -39,6 +40,26 @@ class KVCache:
         return self._keys[:, :, :end], self._values[:, :, :end]
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVCache | None) -> Tensor:
+    """Attention of each token to itself and those before it: q (B, T, nh, hs), k and v (B, T, n_kv, hs) -> (B, T, C).
+
+    With a cache (under no_grad), the tokens continue those that are in it: one at a time, or any number into an empty
+    cache.
+    """
+    B, T, nh, hs = q.shape
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    causal = True
+    if cache is not None:
+        if is_grad_enabled():
+            raise RuntimeError("a KV cache is for generation; wrap the call in no_grad()")
+        if cache.length and T > 1:
+            raise ValueError(f"{T} tokens for a cache that holds {cache.length}; pass one at a time")
+        causal = cache.length == 0  # one new token sees all that came before
+        k, v = cache.extend(k, v)
+    y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=True)
+    return y.transpose(1, 2).reshape(B, T, nh * hs)
+
+
 class CausalSelfAttention(Module):
     """Multi-head attention of each token to itself and those before it: (B, T, C) -> (B, T, C).
 
@@ -58,24 +79,50 @@ class CausalSelfAttention(Module):
         """(B, T, C) -> (B, T, C). With a cache (under no_grad), x continues the tokens that are in it: one at a time,
         or any number into an empty cache."""
         B, T, C = x.shape
-        q, k, v = (
-            part.reshape(B, T, self.n_head, C // self.n_head).transpose(1, 2)  # (B, nh, T, hs)
-            for part in self.c_attn(x).split(C, dim=2)
-        )
-        causal = True
-        if cache is not None:
-            if is_grad_enabled():
-                raise RuntimeError("CausalSelfAttention: a KV cache is for generation; wrap the call in no_grad()")
-            if cache.length and T > 1:
-                raise ValueError(
-                    f"CausalSelfAttention: {T} tokens for a cache that holds {cache.length}; pass one at a time"
-                )
-            causal = cache.length == 0  # one new token sees all that came before
-            k, v = cache.extend(k, v)
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
-        y = y.transpose(1, 2).reshape(B, T, C)
+        q, k, v = (part.reshape(B, T, self.n_head, C // self.n_head) for part in self.c_attn(x).split(C, dim=2))
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, cache)
         return self.resid_dropout(self.c_proj(y))
+
+
+class GroupedQueryAttention(Module):
+    """Causal self-attention in which ``n_kv_head`` heads of keys and values (default: as many as queries) each serve
+    n_head / n_kv_head heads of queries (Ainslie et al. 2023): (B, T, C) -> (B, T, C).
+
+    Queries and keys are rotated by their positions: ``F.rope`` with ``rope_base``. Dropout acts on the attention
+    probabilities. A cache for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
+    """
+
+    def __init__(
+        self,
+        n_embd: int,
+        n_head: int,
+        n_kv_head: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+        rope_base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        n_kv_head = n_head if n_kv_head is None else n_kv_head
+        if n_head < 1 or n_embd % (2 * n_head):
+            raise ValueError(f"GroupedQueryAttention: n_embd={n_embd} is not an even multiple of n_head={n_head}")
+        if n_kv_head < 1 or n_head % n_kv_head:
+            raise ValueError(f"GroupedQueryAttention: n_head={n_head} is not a multiple of n_kv_head={n_kv_head}")
+        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, n_embd // n_head
+        self.dropout, self.rope_base = dropout, rope_base
+        self.q_proj = Linear(n_embd, n_embd, bias)
+        self.k_proj = Linear(n_embd, n_kv_head * self.head_size, bias)
+        self.v_proj = Linear(n_embd, n_kv_head * self.head_size, bias)
+        self.o_proj = Linear(n_embd, n_embd, bias)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C). With a cache as ``CausalSelfAttention``; positions continue those in it."""
+        B, T, _ = x.shape
+        q = self.q_proj(x).reshape(B, T, self.n_head, self.head_size)
+        k, v = (p(x).reshape(B, T, self.n_kv_head, self.head_size) for p in (self.k_proj, self.v_proj))
+        start = 0 if cache is None else cache.length
+        positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
+        q, k = (F.rope(t, positions, self.rope_base) for t in (q, k))
+        return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
 
 
 class MLP(Module):
@@ -91,6 +138,25 @@ class MLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+
+
+class SwiGLU(Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020): (B, T, C) -> (B, T, C), by way of ``hidden`` channels.
+
+    Parameters are named as in Hugging Face's Llama. ``hidden`` defaults to 8 C / 3, rounded: about the
+    weights of ``MLP``.
+    """
+
+    def __init__(self, n_embd: int, hidden: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        hidden = round(8 * n_embd / 3) if hidden is None else hidden
+        self.gate_proj = Linear(n_embd, hidden, bias)
+        self.up_proj = Linear(n_embd, hidden, bias)
+        self.down_proj = Linear(hidden, n_embd, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(Module):

@@ -11,6 +11,13 @@ import pytest
 import minigrad as mg
 from minigrad import Tensor, nn
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed: nothing to compare with")
+
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
@@ -117,7 +124,75 @@ def test_activations() -> None:
         (nn.Tanh(), np.tanh(v)),
         (nn.GELU(), 0.5 * v * (1 + erf)),
         (nn.GELU("tanh"), tanh_form),
+        (nn.SiLU(), v / (1 + np.exp(-v))),
+        (nn.Sigmoid(), 1 / (1 + np.exp(-v))),
+        (nn.LeakyReLU(0.2), np.where(v > 0, v, 0.2 * v)),
+        (nn.Softmax(dim=0), np.exp(v) / np.exp(v).sum()),
     ):
         np.testing.assert_allclose(layer(x).numpy(), want, rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="expected 'none' or 'tanh'"):
         nn.GELU("fast")(x)
+
+
+# ---------------------------------------------------------------------- the other normalisations
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("name", "args", "shape"),
+    [
+        ("RMSNorm", (5,), (3, 5)),
+        ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)),
+        ("GroupNorm", (2, 6), (3, 6, 4)),
+        ("GroupNorm", (3, 6, 1e-3, False), (3, 6)),
+        ("BatchNorm1d", (4,), (7, 4)),
+        ("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)),
+        ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3)),
+        ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
+    ],
+)
+def test_normalisations_are_pytorchs(name: str, args: Any, shape: tuple[int, ...]) -> None:
+    """Names, order and values of the state; outputs in training and evaluation; gradients."""
+    ours, theirs = getattr(nn, name)(*args), getattr(torch.nn, name)(*args)
+    assert [(n, t.shape) for n, t in ours.state_dict().items()] == [
+        (n, tuple(t.shape)) for n, t in theirs.state_dict().items()
+    ]
+    for n, t in theirs.state_dict().items():
+        np.testing.assert_array_equal(ours.state_dict()[n].numpy(), t.numpy())
+    state = {n: values(*p.shape, seed=9).astype("f4") for n, p in ours.named_parameters()}
+    ours.load_state_dict(state, strict=False)
+    theirs.load_state_dict({n: torch.tensor(v) for n, v in state.items()}, strict=False)
+    for step in range(4):
+        if step == 3:
+            ours.eval(), theirs.eval()
+        x = values(*shape, seed=step).astype("f4") * 3 + 1
+        a, b = Tensor(x, requires_grad=True), torch.tensor(x, requires_grad=True)
+        y, z = ours(a), theirs(b)
+        np.testing.assert_allclose(y.detach().numpy(), z.detach().numpy(), atol=2e-5)
+        (z * z * z).sum().backward()
+        grads = (y * y * y).sum().backward()
+        np.testing.assert_allclose(grads[a].numpy(), b.grad.numpy(), rtol=1e-3, atol=1e-3)
+    for n, t in theirs.state_dict().items():
+        np.testing.assert_allclose(ours.state_dict()[n].numpy(), t.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_batch_norm_resumes_from_its_state() -> None:
+    layer, again = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    layer(Tensor(values(5, 3).astype("f4")))
+    again.load_state_dict(layer.state_dict())
+    assert again.num_batches_tracked.item() == 1 and again.num_batches_tracked.dtype == np.int64
+    x = Tensor(values(2, 3, seed=1).astype("f4"))
+    np.testing.assert_array_equal(layer.eval()(x).detach().numpy(), again.eval()(x).detach().numpy())
+    assert layer.num_batches_tracked.item() == 1  # evaluation counts nothing
+
+
+def test_normalisations_refuse_other_sizes() -> None:
+    for layer in (nn.GroupNorm(2, 4), nn.BatchNorm1d(4)):
+        for x in (mg.ones(2, 5), mg.ones(4)):
+            with pytest.raises(ValueError, match=rf"{type(layer).__name__}: x of shape .*; expected \(N, 4"):
+                layer(x)
+    with pytest.raises(ValueError, match="num_channels=5 is not a multiple of num_groups=2"):
+        nn.GroupNorm(2, 5)
+    with pytest.raises(ValueError, match=r"does not end in normalized_shape \(5,\)"):
+        nn.RMSNorm(5)(mg.ones(2, 4))
+    assert repr(nn.RMSNorm(5)) == "RMSNorm((5,), eps=None)" and repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05)"

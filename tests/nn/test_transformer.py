@@ -10,7 +10,7 @@ import pytest
 
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
-from minigrad.nn import Block, CausalSelfAttention, KVCache
+from minigrad.nn import Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SwiGLU
 
 B, T, C, NH = 2, 7, 12, 3
 
@@ -149,3 +149,67 @@ def test_attention_dropout_keeps_the_mean() -> None:
         for _ in range(4000)
     )
     np.testing.assert_allclose(total / 4000, 1, atol=0.06)
+
+
+# ---------------------------------------------------------------------- Llama's pieces
+
+
+def plain_grouped_attention(module: GroupedQueryAttention, x: np.ndarray, base: float) -> np.ndarray:
+    w = {n: p.detach().numpy() for n, p in module.named_parameters()}
+    hs, half = C // NH, C // NH // 2
+    angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+
+    def rotated(t: np.ndarray) -> np.ndarray:
+        z = (t[..., :half] + 1j * t[..., half:]) * np.exp(1j * angles)
+        return np.concatenate([z.real, z.imag], -1)
+
+    q, k, v = (
+        (x @ w[f"{n}_proj.weight"].T + w.get(f"{n}_proj.bias", 0)).reshape(*x.shape[:2], -1, hs).swapaxes(1, 2)
+        for n in "qkv"
+    )
+    q, k = rotated(q), rotated(k)
+    k, v = (np.repeat(t, NH // t.shape[1], axis=1) for t in (k, v))
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(hs)
+    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    y = ((p / p.sum(-1, keepdims=True)) @ v).swapaxes(1, 2).reshape(x.shape)
+    return np.asarray(y @ w["o_proj.weight"].T + w.get("o_proj.bias", 0))
+
+
+@pytest.mark.parametrize(("n_kv_head", "bias"), [(None, False), (3, True), (1, False)])
+def test_grouped_query_attention_is_the_formula(n_kv_head: int | None, bias: bool) -> None:
+    module = randomised(GroupedQueryAttention(C, NH, n_kv_head, bias=bias, rope_base=50.0))
+    x = inputs()
+    assert module.k_proj.weight.shape == ((n_kv_head or NH) * C // NH, C)
+    np.testing.assert_allclose(
+        module(x).detach().numpy(), plain_grouped_attention(module, x.numpy(), 50.0), rtol=1e-10, atol=1e-10
+    )
+    assert mg.gradcheck(lambda x, *_: module(x), [Tensor(x.numpy()[:1, :3], requires_grad=True), *module.parameters()])
+
+
+@pytest.mark.parametrize("prompt", [1, 4])
+def test_grouped_query_attention_with_a_cache(prompt: int) -> None:
+    module, x = randomised(GroupedQueryAttention(C, NH, 1)), inputs()
+    cache = KVCache(B, 1, T, C // NH, like=x)
+    with mg.no_grad():
+        parts = [module(x[:, :prompt], cache)] + [module(x[:, t : t + 1], cache) for t in range(prompt, T)]
+        np.testing.assert_allclose(mg.cat(parts, 1).numpy(), module(x).numpy(), rtol=1e-10, atol=1e-10)
+
+
+def test_grouped_query_attention_refuses_other_heads() -> None:
+    for n_embd, n_head in ((12, 0), (12, 5), (15, 5)):
+        with pytest.raises(ValueError, match=f"n_embd={n_embd} is not an even multiple of n_head={n_head}"):
+            GroupedQueryAttention(n_embd, n_head)
+    for n_kv_head in (0, 2, 4):
+        with pytest.raises(ValueError, match=f"n_head=3 is not a multiple of n_kv_head={n_kv_head}"):
+            GroupedQueryAttention(C, 3, n_kv_head)
+
+
+def test_swiglu() -> None:
+    module, x = randomised(SwiGLU(C)), inputs()
+    gate, up, down = (p.detach().numpy() for p in module.parameters())
+    assert [n for n, _ in module.named_parameters()] == [f"{n}_proj.weight" for n in ("gate", "up", "down")]
+    assert gate.shape == (32, C) and SwiGLU(C, 7, bias=True).num_parameters() == 3 * 7 * C + 2 * 7 + C
+    g = x.numpy() @ gate.T
+    want = (g / (1 + np.exp(-g)) * (x.numpy() @ up.T)) @ down.T
+    np.testing.assert_allclose(module(x).detach().numpy(), want, rtol=1e-10, atol=1e-10)
