@@ -190,6 +190,7 @@ def extras() -> tuple[Status, ...]:
         nccl = executor.submit(_probe, "NCCL", _NCCL)
         mpi = executor.submit(_probe, "mpi4py", _MPI)
         plot = executor.submit(_probe, "matplotlib", "import matplotlib.pyplot, matplotlib; v = matplotlib.__version__")
+        test = executor.submit(_probe, "pytest", _TEST)
         torch = executor.submit(_probe, "torch", "import torch; v = torch.__version__")
     cuda = [numba_cuda.result(), cupy.result(), nccl.result()]
     return (
@@ -197,6 +198,7 @@ def extras() -> tuple[Status, ...]:
         _cuda_extra(13, cuda),
         _extra("mpi", mpi.result(), 'pip install "minigrad-cuda[mpi]"'),
         _extra("plot", plot.result(), 'pip install "minigrad-cuda[plot]"'),
+        _extra("test", test.result(), 'pip install "minigrad-cuda[test]"'),
         _extra("torch", torch.result(), "pip install torch"),
     )
 
@@ -222,6 +224,7 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 v = mpi4py.__version__ + ", " + MPI.Get_library_version().split(",")[0].strip()
 """
+_TEST = "import pytest, hypothesis, mypy, ruff; v = f'{pytest.__version__}, hypothesis {hypothesis.__version__}'"
 
 
 def _probe(name: str, code: str) -> Status:

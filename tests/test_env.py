@@ -31,7 +31,8 @@ def test_report_names_what_is_there():
     assert titles == ["versions", "cpu", "threads", "kernel cache", "devices", "extras"]
     rows = {line.split()[0] for line in report.stdout.splitlines() if line.startswith("  ")}
     assert rows >= {"minigrad", "Python", "numpy", "numba", "llvmlite", "safetensors", "features", "vectors", "layer"}
-    assert rows >= {"count", "BLAS", "folder", "size", "cpu", "cuda", "cuda12", "cuda13", "mpi", "plot", "torch"}
+    more = {"count", "BLAS", "folder", "size", "cpu", "cuda", "cuda12", "cuda13", "mpi", "plot", "test", "torch"}
+    assert rows >= more
 
 
 def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
@@ -39,6 +40,7 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
     write_package(tmp_path, "cupy", "raise SystemExit('CUDA path could not\\nbe detected')")
     write_package(tmp_path, "matplotlib", "this is no Python")
     write_package(tmp_path, "torch", "import os; os._exit(134)")
+    write_package(tmp_path, "hypothesis", "import attrs_that_nobody_has")
     write_package(tmp_path, "numba_cuda", "import cuda_piece_that_nobody_has")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     report = run("-m", "minigrad.env", PYTHONPATH=path)
@@ -49,12 +51,14 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
         "cupy cannot be imported (SystemExit: CUDA path could not be detected)",
         "matplotlib cannot be imported (SyntaxError: ",
         "torch cannot be imported (it ended Python with exit code 134)",
+        "test         not usable: pytest needs attrs_that_nobody_has",
         "numba_cuda needs cuda_piece_that_nobody_has",
         "numba_cuda cannot be imported (No module named 'cuda_piece_that_nobody_has')",
         'pip install "minigrad-cuda[mpi]"',
         'pip install "minigrad-cuda[cuda12]"',
         'pip install "minigrad-cuda[cuda13]"',
         'pip install "minigrad-cuda[plot]"',
+        'pip install "minigrad-cuda[test]"',
     ):
         assert reason in report.stdout
 

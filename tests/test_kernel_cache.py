@@ -73,8 +73,11 @@ def test_a_root_that_is_no_folder_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     result = run(file / "below")
-    assert result.stdout.splitlines()[1] == "12.0"
+    temporary, value = result.stdout.splitlines()
+    assert value == "12.0"
     assert "the kernel cache cannot be used" in result.stderr
+    assert "minigrad-kernels-" in temporary
+    assert not Path(temporary).exists()
 
 
 def test_folders_of_old_versions_are_removed_after_a_month(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ A kernel gives the same bits in every process: see ``KernelLibrary``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -45,7 +46,7 @@ def cache_directory() -> Path:
     """The folder of compiled kernels, created private (0700); one that others can write to is refused.
 
     Unpickling is running code, so a folder that another user owns or may write to is not used: the kernels are then
-    compiled into a temporary folder, with a warning, because each process pays for it again.
+    compiled into a temporary folder that goes with the process, with a warning, because each process pays for it again.
     """
     root = os.environ.get("MINIGRAD_CACHE_DIR")
     if root is None:
@@ -62,6 +63,7 @@ def cache_directory() -> Path:
         return folder
     except OSError as error:
         temporary = Path(tempfile.mkdtemp(prefix="minigrad-kernels-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         warnings.warn(
             f"the kernel cache cannot be used ({error}); kernels are compiled again in each process, into {temporary}. "
             "Set MINIGRAD_CACHE_DIR to a private, writable folder.",
@@ -74,8 +76,9 @@ def cache_directory() -> Path:
 def _remove_old(root: Path) -> None:
     """Delete what versions of the sources that were last compiled more than a month ago have left."""
     for folder in root.glob("cpu-*"):
-        if time.time() - folder.stat().st_mtime > 30 * 86400:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+            if time.time() - folder.stat().st_mtime > 30 * 86400:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _source_hash() -> str:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minigrad.cpu_kernels import random
 from minigrad.data import DataError, FixedBatches, RandomBatches, min_tokens, train_val_split
 
 TOKENS = np.arange(1000) * 7 % 1009  # all different: a token tells its place
@@ -35,6 +36,12 @@ def test_a_batch_depends_on_seed_and_step_only():
     distinct = {x.tobytes() for x, _ in forward} | {RandomBatches(TOKENS, 4, 8, seed=8).batch(0)[0].tobytes()}
     assert len(distinct) == 7
     RandomBatches(TOKENS, 4, 8, seed=2**64 - 1).batch(2**40)
+
+
+def test_windows_share_no_random_numbers_with_other_draws_of_their_seed():
+    windows = len(TOKENS) - 8
+    starts = RandomBatches(np.arange(len(TOKENS)), 20, 8, seed=7).batch(3)[0][:, 0]
+    assert (starts != random.integers(0, windows, (20,), 7, 3)).any()
 
 
 def test_every_window_is_reached_also_the_last():

@@ -137,12 +137,14 @@ def test_a_norm_that_is_not_finite_raises_before_anything_is_scaled(clip: Any, b
 
 
 def test_a_norm_that_is_not_finite_may_be_asked_for() -> None:
-    params, grads = make([30.0], [np.nan])
-    assert math.isnan(clip_grad_norm(grads, 1.0, error_if_nonfinite=False))
-    assert grads[params[0]].data[0] == 30.0
-    norms = clip_grad_norm_per_param(grads, 1.0, error_if_nonfinite=False)
-    assert norms[0] == (params[0].id, 30.0)
-    assert grads[params[0]].data[0] == pytest.approx(1.0, rel=1e-6)
+    for bad in (np.nan, np.inf):
+        params, grads = make([30.0], [40.0, bad])
+        assert not math.isfinite(clip_grad_norm(grads, 1.0, error_if_nonfinite=False))
+        assert grads[params[0]].data[0] == 30.0
+        norms = clip_grad_norm_per_param(grads, 1.0, error_if_nonfinite=False)
+        assert norms[0] == (params[0].id, 30.0)
+        assert grads[params[0]].data[0] == pytest.approx(1.0, rel=1e-6)
+        np.testing.assert_array_equal(grads[params[1]].data, np.float32([40.0, bad]))
 
 
 def test_each_parameter_by_itself() -> None:
