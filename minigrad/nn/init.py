@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ..autograd import no_grad
+from ..creation import empty, empty_like
 from ..random import Generator
 from ..tensor import Tensor
 
@@ -22,6 +25,20 @@ def ones_(x: Tensor) -> Tensor:
 
 
 @no_grad()
+def constant_(x: Tensor, value: float) -> Tensor:
+    """All ``value``."""
+    return x.fill_(value)
+
+
+@no_grad()
+def eye_(x: Tensor) -> Tensor:
+    """Ones on the diagonal of a matrix, of any two sizes, and zeros elsewhere."""
+    if x.ndim != 2:
+        raise ValueError(f"eye_ of shape {x.shape}: expected a matrix")
+    return x.copy_(np.eye(x.shape[0], x.shape[1]))
+
+
+@no_grad()
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Normal with the given mean and standard deviation."""
     return x.normal_(mean, std, generator)
@@ -34,6 +51,23 @@ def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, generator: Generato
 
 
 @no_grad()
+def trunc_normal_(
+    x: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
+) -> Tensor:
+    """Normal with the given mean and standard deviation, values outside [a, b] drawn again."""
+    inside = (_normal_cdf((b - mean) / std) - _normal_cdf((a - mean) / std)) if std > 0 else 0.0
+    if not inside > 0.01:
+        raise ValueError(
+            f"trunc_normal_: mean={mean}, std={std}, [a, b]=[{a}, {b}]; expected an interval that holds at least 1% "
+            "of the distribution, which is drawn until it hits"
+        )
+    drawn = empty_like(x).normal_(mean, std, generator)
+    while count := int((outside := (drawn < a) | (drawn > b)).sum()):
+        drawn[outside] = empty(count, dtype=x.dtype, device=x.device).normal_(mean, std, generator)
+    return x.copy_(drawn)
+
+
+@no_grad()
 def kaiming_uniform_(x: Tensor, a: float = 0.0, generator: Generator | None = None) -> Tensor:
     """Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He et al. 2015); ``a`` is the slope of the leaky ReLU that follows."""
     bound = math.sqrt(6 / ((1 + a * a) * max(fan_in(x), 1)))
@@ -41,10 +75,34 @@ def kaiming_uniform_(x: Tensor, a: float = 0.0, generator: Generator | None = No
 
 
 @no_grad()
+def kaiming_normal_(x: Tensor, a: float = 0.0, generator: Generator | None = None) -> Tensor:
+    """Normal with variance 2 / ((1 + a^2) fan_in) (He et al. 2015)."""
+    return x.normal_(0.0, math.sqrt(2 / ((1 + a * a) * max(fan_in(x), 1))), generator)
+
+
+@no_grad()
 def xavier_uniform_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Uniform in +-gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
-    bound = gain * math.sqrt(6 / max(fan_in(x) + x.shape[0], 1))
+    bound = gain * math.sqrt(6 / max(fan_in(x) + fan_out(x), 1))
     return x.uniform_(-bound, bound, generator)
+
+
+@no_grad()
+def xavier_normal_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Normal with standard deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
+    return x.normal_(0.0, gain * math.sqrt(2 / max(fan_in(x) + fan_out(x), 1)), generator)
+
+
+@no_grad()
+def orthogonal_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """``gain`` times a matrix (out, product of the other sizes) drawn uniformly among those with orthonormal rows, or
+    columns if there are fewer of them (Saxe et al. 2013)."""
+    columns = fan_in(x)
+    rows = x.shape[0]
+    drawn = empty(max(rows, columns), min(rows, columns), dtype="float64").normal_(0.0, 1.0, generator)
+    q, r = np.linalg.qr(drawn.numpy())
+    q *= gain * np.where(np.diag(r) < 0, -1.0, 1.0)  # r with a positive diagonal makes q unique, thus uniform
+    return x.copy_((q if rows >= columns else q.T).reshape(x.shape))
 
 
 def fan_in(x: Tensor) -> int:
@@ -52,3 +110,14 @@ def fan_in(x: Tensor) -> int:
     if x.ndim < 2:
         raise ValueError(f"fan_in of shape {x.shape}: expected a weight of at least two dimensions")
     return math.prod(x.shape[1:])
+
+
+def fan_out(x: Tensor) -> int:
+    """Outputs per input of a weight (out, in, ...): the product of all sizes but the second."""
+    if x.ndim < 2:
+        raise ValueError(f"fan_out of shape {x.shape}: expected a weight of at least two dimensions")
+    return x.shape[0] * math.prod(x.shape[2:])
+
+
+def _normal_cdf(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
