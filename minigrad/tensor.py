@@ -1068,11 +1068,14 @@ class Tensor(_Casts):
         if not accumulate:
             self[tuple(indices)] = values
             return self
-        _, where, _ = parse_index(tuple(indices))
         values = self._operand(values)
+        if isinstance(values, Tensor) and values.dtype != self.dtype:
+            raise TypeError(f"index_put_: values are {values.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
         self._change("index_put_", values)
-        added = values._cast(self.dtype).data if isinstance(values, Tensor) else values
-        self.device.kernels.indexing.add_at(self.data, where, added, distinct=False)
+        first, where, _ = parse_index(tuple(indices))
+        k = self.device.kernels.indexing
+        target = self.data if first is None else k.index(self.data, first)
+        k.add_at(target, where, values.data if isinstance(values, Tensor) else values, distinct=False)
         return self
 
     def scatter_(self, dim: int, index: Tensor, src: Any) -> Tensor:

@@ -408,6 +408,10 @@ def test_index_put_and_masked_fill_in_place(device):
     assert x.tolist() == [[0, 5, 0], [0, 0, 5]]
     x.index_put_((rows, columns), mg.tensor([1.0, 2.0, 3.0], device=device), accumulate=True)
     assert x.tolist() == [[0, 9, 0], [0, 0, 7]]
+    z = x.clone().index_put_((rows, mg.tensor(1, device=device)), 1.0, accumulate=True)  # a 0-d index is a number
+    assert z.tolist() == [[0, 11, 0], [0, 1, 7]]
+    with pytest.raises(TypeError, match=r"index_put_: values are int64, the tensor float32"):
+        x.index_put_((rows,), rows, accumulate=True)
     x.index_put_((x > 8,), mg.tensor([-1.0], device=device))
     x[x == 0] = mg.tensor([1.0, 2.0, 3.0, 4.0], device=device)
     assert x.tolist() == [[1, -1, 2], [3, 4, 7]]
