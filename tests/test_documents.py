@@ -130,8 +130,8 @@ def test_an_injected_broken_link_is_caught(tmp_path):
 def test_ci_runs_the_commands_of_the_readme():
     shell = "\n".join(block.source for block in code_blocks.blocks(ROOT / "README.md") if block.info in ("bash", "sh"))
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert 'pip install -e ".[test]"' in shell
-    assert re.search(r"^pytest\b", shell, re.MULTILINE)
+    assert re.search(r'^pip install -e "\.\[test\]" && pytest$', shell, re.MULTILINE)
+    assert re.search(r"^pip install -e \. && python examples/train_char_gpt.py$", shell, re.MULTILINE)
     assert re.search(r'^pip install .*-e "\.\[test\]"$', script, re.MULTILINE)
     assert re.search(r"^check pytest$", script, re.MULTILINE)
     assert "bash .ci/run" in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
