@@ -65,7 +65,10 @@ def parse_index(where: Any) -> tuple[Any, Any, bool]:
         if dtype is not None:
             if dtype.kind not in "iub":
                 raise TypeError(f"an index must be integer or bool, not {dtype}; convert with .long()")
-            basic = basic and (dtype.kind == "b" or part.ndim == 0)
+            if dtype.kind != "b" and part.ndim == 0:
+                part = int(part)  # NumPy would copy where a number gives a view
+            else:
+                basic = basic and dtype.kind == "b"
         elif not (part is None or part is Ellipsis or isinstance(part, slice) or hasattr(part, "__index__")):
             raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
         converted.append(part)

@@ -433,3 +433,12 @@ def test_wrong_arguments_of_scatter_and_index_select_are_named(device):
     ):
         with pytest.raises(error, match=message):
             wrong()
+
+
+def test_assignment_to_a_0d_index_beside_an_array(device):
+    x = mg.zeros(2, 3, device=device)
+    x[mg.tensor([0, 1], device=device), mg.tensor(1, device=device)] = 5.0
+    x[mg.tensor(0, device=device), 2:] = 7.0
+    assert x.tolist() == [[0, 5, 7], [0, 5, 0]]
+    x[mg.tensor(1, device=device)].fill_(1.0)  # a view, as with a number
+    assert x.tolist() == [[0, 5, 7], [1, 1, 1]]
