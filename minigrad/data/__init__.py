@@ -1,6 +1,7 @@
 """Text, tokens and batches, on plain strings and NumPy arrays."""
 
 from .batches import FixedBatches, RandomBatches, min_tokens, train_val_split
+from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
 from .loader import EpochBatches
@@ -8,6 +9,7 @@ from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
 
 __all__ = [
+    "BytePairTokenizer",
     "CharTokenizer",
     "Corpus",
     "DataError",
