@@ -4,7 +4,8 @@
     softmax:      dx = y (dy - sum(dy y))
     log_softmax:  dx = dy - exp(y) sum(dy)
 
-Kernels take rows (N, C): three passes over a row that stays in cache. Another axis is moved last, which copies.
+Along the last axis kernels take rows (N, C): three passes over a row that stays in cache. Along another one they take
+x as (outer, C, inner) and go down strips of neighbouring columns, all columns of a strip at once.
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 
@@ -16,10 +17,13 @@ from typing import Any
 import numba
 import numpy as np
 
+from . import threads
 from .jit import kernel, parallel_kernel
+from .task_pool import task_kernel
 from .vector_math import exp_fast, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
+STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
 
 
 @kernel
@@ -86,38 +90,107 @@ def _backward_parallel(dy, y, dx, log, rows):
         _backward_rows(dy[a:b], y[a:b], dx[a:b], log)
 
 
-def _along(serial: Any, parallel: Any, inputs: tuple[np.ndarray, ...], axis: int, log: bool) -> np.ndarray:
-    """Run a kernel over the rows along ``axis`` of equally shaped inputs -> a new contiguous array."""
-    if inputs[0].ndim == 0:  # one row of one element, as in PyTorch
-        return _along(serial, parallel, tuple(x.reshape(1) for x in inputs), 0, log).reshape(())
-    last = axis in (-1, inputs[0].ndim - 1)
-    moved = inputs if last else tuple(np.moveaxis(x, axis, -1) for x in inputs)
-    out = np.empty(moved[0].shape, moved[0].dtype)
-    if out.size:
-        C = out.shape[-1]
-        rows = [np.ascontiguousarray(x).reshape(-1, C) for x in (*moved, out)]
-        if out.size <= TASK_ELEMENTS:
-            serial(*rows, log)
-        else:
-            parallel(*rows, log, max(1, TASK_ELEMENTS // C))
-    return out if last else np.ascontiguousarray(np.moveaxis(out, -1, axis))
+@task_kernel
+def _forward_columns(task, tasks, x, y, log):
+    real = x.dtype.type
+    outer, C, inner = x.shape
+    strips = (inner + STRIP - 1) // STRIP
+    m, s = np.empty(STRIP, x.dtype), np.empty(STRIP, x.dtype)
+    for unit in range(task * outer * strips // tasks, (task + 1) * outer * strips // tasks):
+        i, a = unit // strips, unit % strips * STRIP
+        b = min(a + STRIP, inner)
+        for j in range(b - a):
+            m[j] = real(-np.inf)
+            s[j] = real(0)
+        for c in range(C):
+            xc = x[i, c, a:b]
+            for j in range(b - a):
+                m[j] = maxnum(m[j], xc[j])
+        for c in range(C):
+            xc, yc = x[i, c, a:b], y[i, c, a:b]
+            for j in range(b - a):
+                centred = xc[j] - m[j]
+                e = exp_fast(centred)
+                yc[j] = centred if log else e
+                s[j] += e
+        for j in range(b - a):
+            s[j] = real(math.log(s[j])) if log else real(1) / s[j]
+        for c in range(C):
+            yc = y[i, c, a:b]
+            if log:
+                for j in range(b - a):
+                    yc[j] -= s[j]
+            else:
+                for j in range(b - a):
+                    yc[j] *= s[j]
+
+
+@task_kernel
+def _backward_columns(task, tasks, dy, y, dx, log):
+    real = y.dtype.type
+    outer, C, inner = y.shape
+    strips = (inner + STRIP - 1) // STRIP
+    total = np.empty(STRIP, y.dtype)
+    for unit in range(task * outer * strips // tasks, (task + 1) * outer * strips // tasks):
+        i, a = unit // strips, unit % strips * STRIP
+        b = min(a + STRIP, inner)
+        for j in range(b - a):
+            total[j] = real(0)
+        for c in range(C):
+            dyc, yc = dy[i, c, a:b], y[i, c, a:b]
+            if log:
+                for j in range(b - a):
+                    total[j] += dyc[j]
+            else:
+                for j in range(b - a):
+                    total[j] += dyc[j] * yc[j]
+        for c in range(C):
+            dyc, yc, dxc = dy[i, c, a:b], y[i, c, a:b], dx[i, c, a:b]
+            if log:
+                for j in range(b - a):
+                    dxc[j] = dyc[j] - exp_fast(yc[j]) * total[j]
+            else:
+                for j in range(b - a):
+                    dxc[j] = yc[j] * (dyc[j] - total[j])
+
+
+def _along(
+    serial: Any, parallel: Any, columns: Any, inputs: tuple[np.ndarray, ...], axis: int, log: bool
+) -> np.ndarray:
+    """Run a kernel along ``axis`` of equally shaped inputs -> a new contiguous array."""
+    shape = inputs[0].shape or (1,)  # 0-d: one row of one element, as in PyTorch
+    axis %= len(shape)
+    out = np.empty(inputs[0].shape, inputs[0].dtype)
+    if not out.size:
+        return out
+    C, inner = shape[axis], math.prod(shape[axis + 1 :])
+    arrays = [np.ascontiguousarray(x).reshape(-1, C, inner) for x in (*inputs, out)]
+    if inner > 1:
+        columns.launch(out.dtype, threads.get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
+        return out
+    rows = [x.reshape(-1, C) for x in arrays]
+    if out.size <= TASK_ELEMENTS:
+        serial(*rows, log)
+    else:
+        parallel(*rows, log, max(1, TASK_ELEMENTS // C))
+    return out
 
 
 def forward(x: np.ndarray, axis: int) -> np.ndarray:
     """softmax(x) along ``axis``; x float32 or float64, any shape and strides."""
-    return _along(_forward_rows, _forward_parallel, (x,), axis, False)
+    return _along(_forward_rows, _forward_parallel, _forward_columns, (x,), axis, False)
 
 
 def backward(dy: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     """dx from dy and the result y of ``forward``."""
-    return _along(_backward_rows, _backward_parallel, (dy, y), axis, False)
+    return _along(_backward_rows, _backward_parallel, _backward_columns, (dy, y), axis, False)
 
 
 def log_forward(x: np.ndarray, axis: int) -> np.ndarray:
     """log(softmax(x)) along ``axis``."""
-    return _along(_forward_rows, _forward_parallel, (x,), axis, True)
+    return _along(_forward_rows, _forward_parallel, _forward_columns, (x,), axis, True)
 
 
 def log_backward(dy: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     """dx from dy and the result y of ``log_forward``."""
-    return _along(_backward_rows, _backward_parallel, (dy, y), axis, True)
+    return _along(_backward_rows, _backward_parallel, _backward_columns, (dy, y), axis, True)

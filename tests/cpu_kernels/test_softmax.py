@@ -5,7 +5,17 @@ import pytest
 
 from minigrad.cpu_kernels import softmax, threads
 
-CASES = [((), 0), ((5,), -1), ((0, 4), 1), ((4, 0), 1), ((3, 7), 0), ((2, 3, 5), 1), ((90, 300), 1), ((2, 33_000), -1)]
+CASES = [
+    ((), 0),
+    ((5,), -1),
+    ((0, 4), 1),
+    ((4, 0), 1),
+    ((3, 7), 0),
+    ((2, 3, 5), 1),
+    ((2, 30, 5, 130), 1),
+    ((90, 300), 1),
+    ((2, 33_000), -1),
+]
 FUNCTIONS = [(softmax.forward, softmax.backward), (softmax.log_forward, softmax.log_backward)]
 
 
@@ -51,6 +61,18 @@ def test_backward_is_the_central_difference(forward, backward):
     assert (backward(dy, forward(x, 1), 1) * direction).sum() == pytest.approx(difference, rel=1e-7)
 
 
+@pytest.mark.parametrize(("forward", "backward"), FUNCTIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_special_values_go_down_columns_as_along_rows(forward, backward, dtype):
+    x = special_rows(dtype)
+    with np.errstate(all="ignore"):
+        y = forward(x, 1)
+        np.testing.assert_allclose(forward(np.ascontiguousarray(x.T), 0), y.T, rtol=2e-6)
+        np.testing.assert_allclose(
+            backward(np.ones_like(x.T), np.ascontiguousarray(y.T), 0), backward(np.ones_like(x), y, 1).T, atol=1e-5
+        )
+
+
 def special_rows(dtype):
     x = np.random.default_rng(0).normal(size=(7, 40)).astype(dtype)
     x[0, 3] = np.nan
@@ -90,13 +112,19 @@ def test_special_rows(dtype):
 def test_strided_inputs_and_thread_counts(forward, backward):
     x = np.random.default_rng(0).normal(size=(200, 151)).astype(np.float32)
     y = forward(x, 1)
-    np.testing.assert_array_equal(forward(x.T, 0), y.T)
     dx = backward(x, y, 1)
-    np.testing.assert_array_equal(backward(x.T, y.T, 0), dx.T)
+    wide = np.repeat(x, 2, axis=1)
+    np.testing.assert_array_equal(forward(wide[:, ::2], 1), y)
+    np.testing.assert_array_equal(backward(wide[:, ::2], y, 1), dx)
+    down, dx_down = forward(x.T, 0), backward(x.T, y.T, 0)  # columns are summed in another order than rows
+    np.testing.assert_allclose(down, y.T, rtol=2e-6)
+    np.testing.assert_allclose(dx_down, dx.T, rtol=2e-5, atol=2e-6)
     before = threads.get_num_threads()
     try:
         threads.set_num_threads(1)
         np.testing.assert_array_equal(forward(x, 1), y)
         np.testing.assert_array_equal(backward(x, y, 1), dx)
+        np.testing.assert_array_equal(forward(x.T, 0), down)
+        np.testing.assert_array_equal(backward(x.T, y.T, 0), dx_down)
     finally:
         threads.set_num_threads(before)
