@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +112,9 @@ def test_cuda_extra_names_a_wrong_wheel_and_a_driver_that_is_too_old(monkeypatch
     assert env._cuda_extra(12, packages) == env.Status(
         "cuda12", True, "numba_cuda 1, cupy 1, NCCL 1, driver for CUDA 12.4, 2 device(s)"
     )
+    monkeypatch.setattr(cuda_kernels, "driver", lambda: cuda_kernels.Driver((12, 0), 1))
+    assert env._cuda_extra(12, packages).usable  # the oldest driver of the series
+    monkeypatch.setattr(cuda_kernels, "driver", lambda: cuda_kernels.Driver((12, 4), 2))
     other = env._cuda_extra(13, packages)
     assert not other.usable
     assert "not as cupy-cuda13x" in other.detail
@@ -159,6 +164,51 @@ def test_a_missing_kernel_family_raises_and_names_family_and_device():
     with pytest.raises(NotImplementedError, match="no_such_family"):
         from minigrad.cuda_kernels import no_such_family  # noqa: F401
     assert not hasattr(cuda_kernels, "__wrapped__")  # what inspection tools ask for is absent as usual
+
+
+def test_a_kernel_family_that_cannot_be_imported_is_not_called_missing(monkeypatch):
+    def no_cupy(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'cupy'", name="cupy")
+
+    monkeypatch.setattr(cuda_kernels.importlib, "import_module", no_cupy)
+    with pytest.raises(ModuleNotFoundError, match="cupy"):
+        _ = cuda_kernels.softmax
+
+
+class FakeDriver:
+    """libcuda.so.1, as far as it is asked: the result of each call, the version and the number of devices."""
+
+    def __init__(self, status: dict[str, int], version: int = 12040, devices: int = 1) -> None:
+        self.status, self.values = status, {"cuDriverGetVersion": version, "cuDeviceGetCount": devices}
+
+    def __getattr__(self, call: str) -> Callable[[Any], int]:
+        def answer(argument: Any) -> int:
+            if call in self.values and not self.status.get(call):
+                argument._obj.value = self.values[call]
+            return self.status.get(call, 0)
+
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("library", "usable", "reason"),
+    [
+        (FakeDriver({}), True, "1 device(s), the driver supports CUDA 12.4"),
+        (FakeDriver({}, version=13010, devices=8), True, "8 device(s), the driver supports CUDA 13.1"),
+        (FakeDriver({"cuInit": 100}), False, "shows no device"),
+        (FakeDriver({}, devices=0), False, "shows no device"),
+        (FakeDriver({"cuInit": 803}), False, "the NVIDIA driver does not start (cuInit returned CUDA error 803)"),
+        (FakeDriver({}, version=11080), False, "supports CUDA 11.8, 12.0 is needed"),
+        (FakeDriver({}, version=12000), True, "the driver supports CUDA 12.0"),
+    ],
+)
+def test_what_the_driver_answers(monkeypatch, library, usable, reason):
+    monkeypatch.setattr(cuda_kernels.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(cuda_kernels, "_import_problem", lambda name: None)
+    monkeypatch.setattr(cuda_kernels.np, "__version__", "2.4.6")
+    found, text = cuda_kernels.availability()
+    assert found is usable
+    assert reason in text
 
 
 def test_importing_minigrad_imports_no_optional_package():
