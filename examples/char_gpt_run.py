@@ -45,7 +45,7 @@ class Settings:
     dropout: float = setting(0.0, "dropout probability", fixed=True)
     lr: float = setting(1e-3, "highest learning rate (cosine schedule)", fixed=True)
     min_lr: float = setting(1e-4, "last learning rate", fixed=True)
-    warmup: int = setting(100, "steps over which the learning rate rises", fixed=True)
+    warmup: int = setting(100, "steps over which the learning rate rises (not more than --steps)", fixed=True)
     weight_decay: float = setting(0.1, "weight decay of matrices", fixed=True)
     beta2: float = setting(0.99, "AdamW's decay of squared gradients", fixed=True)
     grad_clip: float = setting(1.0, "limit of the gradient norm, 0 for none", fixed=True)
@@ -66,6 +66,8 @@ class Settings:
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise UsageError(f"{flag(name)} is {getattr(self, name)}, expected at least {least}")
+        if not (self.lr >= 0 and self.min_lr >= 0):
+            raise UsageError(f"--lr is {self.lr} and --min-lr {self.min_lr}, expected numbers of at least 0")
         if not self.grad_clip >= 0:
             raise UsageError(f"--grad-clip is {self.grad_clip}, expected a number above 0, or 0 for no clipping")
         if self.min_lr > self.lr:
@@ -184,7 +186,10 @@ def new_folder(chosen: str | None) -> Path:
         if list_checkpoints(folder):
             raise UsageError(f"{folder} holds a run already; add --resume to continue it, or choose another --out")
         if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty, and nothing is overwritten; choose another --out")
+            raise UsageError(
+                f"{folder} is not empty and has no checkpoint to resume; delete it, or choose another --out "
+                "(nothing is overwritten)"
+            )
         return folder
     number, folder = 1, RUNS / "char-gpt"
     while folder.exists():
@@ -239,7 +244,7 @@ def load_run(folder: Path, device: Device, step: int | None = None, changes: dic
     try:
         checkpoint = load_checkpoint(folder, step)
     except CheckpointError as error:
-        offer = f"; to use that one, give its folder in place of {folder}" if error.previous else ""
+        offer = "; to go on from that one, delete or rename the damaged folder" if error.previous else ""
         raise CheckpointError(f"{error}{offer}", error.path, error.previous) from error
     state, tensors = checkpoint.state, checkpoint.tensors
     try:

@@ -226,6 +226,8 @@ class Function:
                 raise
             raise ValueError(f"{cls.__name__}: {error}\n  inputs: {_describe(inputs)}") from error
         if not isinstance(out, kernels.Array):
+            if isinstance(out, tuple | list) or out is None:
+                raise TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array")
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
 
         y = TensorCore.tensor_type.__new__(TensorCore.tensor_type)

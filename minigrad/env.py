@@ -308,7 +308,7 @@ def format_report(environment: Environment) -> str:
         f"  count        {threads.active} of a pool of {threads.pool} (NUMBA_NUM_THREADS), on {threads.cores} cores",
         f"  BLAS         {threads.blas}; float32 and float64 products do not use it, they run on the pool above",
         "kernel cache",
-        f"  folder       {cache.folder} (MINIGRAD_CACHE_DIR)",
+        f"  folder       {cache.folder} (MINIGRAD_CACHE_DIR chooses another)",
         f"  size         {cache.bytes / 1e6:.1f} MB in {cache.files} files",
     ]
     for title, rows in (("devices", environment.devices), ("extras", environment.extras)):

@@ -200,7 +200,8 @@ def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None)
     """The bytes of a safetensors file.
 
     Args:
-        arrays: name to array or NumPy scalar of float16/32/64, int8..64, uint8..64 or bool; any strides and byte order.
+        arrays: name to tensor, array or NumPy scalar of float16/32/64, int8..64, uint8..64 or bool; any strides and
+            byte order.
         metadata: free text, stored under ``__metadata__``.
 
     Raises:
@@ -224,8 +225,9 @@ def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None)
 def _storable(name: Any, array: Any) -> np.ndarray[Any, Any]:
     if not isinstance(name, str) or name == "__metadata__":
         raise CheckpointError(f"{show(name)} cannot be the name of a tensor")
-    if not isinstance(array, np.ndarray | np.generic):
-        raise CheckpointError(f"tensor {show(name)} is a {type(array).__name__}, not a NumPy array")
+    if not hasattr(array, "__array__"):
+        raise CheckpointError(f"tensor {show(name)} is a {type(array).__name__}, neither a tensor nor a NumPy array")
+    array = np.asarray(array)
     dtype = array.dtype.newbyteorder("<")
     if dtype.str not in CODES:
         raise CheckpointError(f"tensor {show(name)} has the unsupported dtype {array.dtype}: convert it to float32")

@@ -93,12 +93,15 @@ def save_safetensors(
 
     Args:
         path: the file; its folder must exist.
-        arrays: name to NumPy array of float16/32/64, an integer type or bool; any strides. bfloat16 is not supported.
+        arrays: name to tensor or NumPy array of float16/32/64, an integer type or bool, for example
+            ``model.state_dict()``; any strides. bfloat16 is not supported.
         metadata: free text kept in the header.
 
     Raises:
         CheckpointError: something cannot be stored, or the file could not be written (the old one is then intact).
     """
+    if isinstance(path, Mapping):
+        raise TypeError("save_safetensors(path, arrays): the path comes first")
     path = Path(path)
     try:
         durable.replace_file(path, encode(arrays, metadata))

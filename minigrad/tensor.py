@@ -160,6 +160,14 @@ class Tensor(_Casts):
     def __repr__(self) -> str:
         return printing.represent(self)
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and not self.ndim else format(str(self), spec)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "grad":
+            raise AttributeError("gradients are not stored on tensors: grads = loss.backward(), then grads[tensor]")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
     # ------------------------------------------------------------------ autograd
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:

@@ -973,3 +973,12 @@ def test_one_retained_graph_in_several_threads() -> None:
 def test_apply_returns_tensors_not_cores() -> None:
     assert type(Cube.apply(leaf(2))) is Tensor
     assert TensorCore.tensor_type is Tensor
+
+
+def test_forward_must_return_one_array() -> None:
+    class Two(Function):
+        def forward(self, x: Any) -> Any:
+            return x, x
+
+    with pytest.raises(TypeError, match=r"Two.forward returned a tuple; expected one array"):
+        Two.apply(mg.ones(3))

@@ -89,7 +89,7 @@ def test_what_cannot_be_stored_is_refused_and_the_old_file_kept(tmp_path):
         ({"a": np.array([{}])}, "unsupported dtype object"),
         ({"a": np.ones(1, np.complex64)}, "complex64"),
         ({"a": np.zeros(1, "V2")}, "unsupported dtype"),  # as bfloat16 of ml_dtypes
-        ({"a": [1.0]}, "is a list, not a NumPy array"),
+        ({"a": [1.0]}, "is a list, neither a tensor nor a NumPy array"),
         ({1: np.ones(1)}, "cannot be the name"),
         ({"__metadata__": np.ones(1)}, "cannot be the name"),
         ({"\ud800": np.ones(1)}, "cannot be stored"),

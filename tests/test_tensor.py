@@ -271,3 +271,14 @@ def test_shape_errors_say_what_was_passed() -> None:
     for index in (1.0, "a", mg.ones(2)):
         with pytest.raises(TypeError):
             x[index]
+
+
+def test_formatting_a_number_and_asking_for_grad() -> None:
+    loss = mg.tensor(1.23456, requires_grad=True) * 1
+    assert f"{loss:.3f}" == "1.235"
+    assert f"{mg.tensor([1, 2])}" == "tensor([1, 2])"
+    with pytest.raises(AttributeError, match="grads = loss.backward"):
+        _ = loss.grad
+    assert not hasattr(loss, "grad")
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = loss.nonsense

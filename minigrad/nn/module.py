@@ -90,6 +90,8 @@ class Module:
             found = self.__dict__.get(table, {})
             if name in found:
                 return found[name]
+        if name == "zero_grad":
+            raise AttributeError("there is nothing to zero: loss.backward() returns fresh gradients, in a GradStore")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
