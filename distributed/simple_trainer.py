@@ -46,7 +46,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         GradAccumulator(self.grad_accum_steps)
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+        limit = self.max_grad_norm
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
             raise ValueError(f"max_grad_norm is {self.max_grad_norm!r}, expected a number > 0, or None for no clipping")
 
     def with_lr(self, learning_rate: float) -> TrainingConfig:
@@ -143,6 +144,8 @@ class SimpleTrainer:
         which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a
         trained parameter that the optimizer does not know.
         """
+        if not isinstance(grads, GradStore):
+            raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
         named = self._named(params)
         loss = float(loss_value)
         if not math.isfinite(loss):

@@ -35,6 +35,8 @@ def gradcheck(
     checked = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
         raise ValueError("gradcheck: no input requires grad")
+    if not eps > 0:
+        raise ValueError(f"gradcheck: eps={eps}; expected a small positive number")
     for i, x in checked:
         if x.dtype != float64:
             raise ValueError(f"gradcheck: input {i} is {x.dtype}; finite differences need float64")

@@ -258,12 +258,13 @@ class Tensor(_Casts):
     # ------------------------------------------------------------------ device and dtype
 
     def to(self, *args: Any, dtype: Any = None, device: str | Device | None = None) -> Tensor:
-        """A tensor of another dtype or device: ``to("cuda")``, ``to(minigrad.float64)``, ``to(dtype=..., device=...)``.
-
-        Itself if nothing changes.
+        """A tensor of another dtype or device: ``to("cuda")``, ``to(minigrad.float64)``, ``to(dtype=..., device=...)``,
+        or those of another tensor, ``to(other)``. Itself if nothing changes.
         """
         for arg in args:
-            if isinstance(arg, Device) or (isinstance(arg, str) and arg.partition(":")[0] in ("cpu", "cuda")):
+            if isinstance(arg, TensorCore):
+                dtype, device = arg.data.dtype, arg.device
+            elif isinstance(arg, Device) or (isinstance(arg, str) and arg.partition(":")[0] in ("cpu", "cuda")):
                 device = arg
             else:
                 dtype = arg

@@ -30,7 +30,7 @@ KERNEL_SUPPORT = {
     "jit": "compiles and caches the kernels",
     "threads": "the one thread pool",
     "task_pool": "hands a kernel's tasks to the threads",
-    "storage": "allocation, copies and casts, behind Device and Tensor",
+    "storage": "allocation and copies, behind Device and Tensor",
     "vector_math": "exp, tanh and erf that LLVM can vectorise",
     "pointers": "arrays as addresses, for multi_tensor and grad_norm",
     "multi_tensor": "many tensors in one launch, for the optimizers",

@@ -282,3 +282,7 @@ def test_formatting_a_number_and_asking_for_grad() -> None:
     assert not hasattr(loss, "grad")
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = loss.nonsense
+
+
+def test_to_another_tensors_dtype() -> None:
+    assert mg.tensor([1, 2]).to(mg.ones(1, dtype=mg.float64)).dtype == mg.float64

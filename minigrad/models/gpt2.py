@@ -102,17 +102,17 @@ class GPT2(nn.Module):
     ) -> Tensor:
         """Continue token ids (B, T) by sampling: returns (B, T + max_new_tokens).
 
-        Logits are divided by ``temperature`` (0: always the most likely token); ``top_k`` keeps the k most likely,
-        ``top_p`` the fewest most likely whose probabilities add up to p (Holtzman et al. 2020). The same ``seed`` gives
-        the same continuation; None draws from the default generator. The context is the last block_size tokens.
-        Dropout is off meanwhile.
+        Logits are divided by ``temperature`` (0: always the most likely token); ``top_k`` keeps the k most likely (and
+        equals of the last), ``top_p`` the fewest most likely whose probabilities add up to p (Holtzman et al. 2020).
+        The same ``seed`` gives the same continuation; None draws from the default generator. The context is the last
+        block_size tokens. Dropout is off meanwhile.
         """
         if tokens.ndim != 2 or not tokens.shape[1]:
             raise ValueError(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1")
         if temperature < 0 or not math.isfinite(temperature):
             raise ValueError(f"generate: temperature={temperature}; expected 0 (greedy) or a positive number")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"generate: top_k={top_k}; expected at least 1")
+        if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
+            raise ValueError(f"generate: top_k={top_k}; expected an integer of at least 1")
         if top_p is not None and not 0 < top_p <= 1:
             raise ValueError(f"generate: top_p={top_p}; expected a probability above 0")
         if max_new_tokens < 0:
@@ -143,7 +143,7 @@ def sample(
     """One token id per row of logits (B, vocab) -> (B, 1)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    logits = logits / temperature
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the largest is 0: nothing overflows
     if top_k is not None and top_k < logits.shape[-1]:
         smallest = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -math.inf)

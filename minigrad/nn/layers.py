@@ -190,6 +190,8 @@ class GELU(Module):
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
+        if approximate not in ("none", "tanh"):
+            raise ValueError(f"GELU: approximate={approximate!r}; expected 'none' or 'tanh'")
         self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:

@@ -278,5 +278,5 @@ class Module:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    a, b = (t.data if isinstance(t, Tensor) else t for t in (a, b))
-    return bool(np.array_equal(np.asarray(a), np.asarray(b)))
+    a, b = (np.asarray(t.data if isinstance(t, Tensor) else t) for t in (a, b))
+    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f"))

@@ -508,3 +508,11 @@ def test_it_trains_like_a_loop_written_in_pytorch():
         assert metrics.grad_norm == pytest.approx(norm.item(), rel=1e-10)
     for (name, p), q in zip(model.named_parameters(), theirs.parameters()):
         np.testing.assert_allclose(p.data, q.detach().numpy(), rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_gradients_must_be_a_grad_store() -> None:
+    p = minigrad.tensor([1.0], requires_grad=True)
+    with pytest.raises(TypeError, match="the GradStore that loss.backward.. returned, not dict"):
+        SimpleTrainer().step([p], {}, 1.0)
+    with pytest.raises(ValueError, match="max_grad_norm is 'a'"):
+        TrainingConfig(max_grad_norm="a")

@@ -312,3 +312,13 @@ def test_gradients_do_not_depend_on_the_number_of_threads() -> None:
     finally:
         mg.set_num_threads(most)
     assert found[0] == found[1] == found[2]
+
+
+def test_extreme_temperatures_sample() -> None:
+    model = GPT2(SMALL)
+    tokens = mg.tensor([[1, 2]])
+    coldest = model.generate(tokens, 3, temperature=1e-45, seed=1)
+    np.testing.assert_array_equal(coldest.numpy(), model.generate(tokens, 3, temperature=0).numpy())
+    assert model.generate(tokens, 3, temperature=1e30, seed=1).shape == (1, 5)
+    with pytest.raises(ValueError, match=r"top_k=1.5; expected an integer"):
+        model.generate(tokens, 1, top_k=1.5)
