@@ -890,7 +890,8 @@ class Tensor(_Casts):
                 raise ValueError(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}")
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         before = (slice(None),) * dim
-        return tuple(self[(*before, slice(i, i + n))] for i, n in zip(starts, sizes, strict=True))
+        places = [(*before, slice(i, i + n)) for i, n in zip(starts, sizes, strict=True)]
+        return tuple(self[place] for place in places)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """At most ``chunks`` consecutive views of equal size (the last may be smaller) along ``dim``."""
@@ -904,7 +905,8 @@ class Tensor(_Casts):
         """The slices along ``dim``, without it."""
         self._needs_dimension("unbind")
         before = (slice(None),) * shapes.normalize_dim(dim, self.ndim)
-        return tuple(self[(*before, i)] for i in range(self.shape[len(before)]))
+        places = [(*before, i) for i in range(self.shape[len(before)])]
+        return tuple(self[place] for place in places)
 
     def _needs_dimension(self, name: str) -> None:
         if not self.ndim:

@@ -9,6 +9,7 @@ import numpy as np
 from .jit import kernel
 
 quiet = np.errstate(all="ignore")
+untyped: Any = np  # NumPy's type stubs have no overload for a ``keepdims`` that is a variable
 
 
 @quiet
@@ -28,7 +29,7 @@ def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) 
             y = _column_sums(x.reshape(rows, -1)).reshape(x.shape[len(axes) :])
             return y.reshape((1,) * len(axes) + y.shape) if keepdim else y
     wide = np.float32 if dtype == np.float16 else dtype  # partial sums in float16 would soon stop growing
-    return np.asarray(np.sum(x, axis=axes, dtype=wide, keepdims=keepdim), dtype=dtype)
+    return np.asarray(untyped.sum(x, axis=axes, dtype=wide, keepdims=keepdim), dtype=dtype)
 
 
 @kernel
@@ -59,33 +60,33 @@ def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
 @quiet
 def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """Largest value over ``axes``; NaN if there is one."""
-    return np.asarray(np.max(x, axis=axes, keepdims=keepdim))
+    return np.asarray(untyped.max(x, axis=axes, keepdims=keepdim))
 
 
 @quiet
 def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """Smallest value over ``axes``; NaN if there is one."""
-    return np.asarray(np.min(x, axis=axes, keepdims=keepdim))
+    return np.asarray(untyped.min(x, axis=axes, keepdims=keepdim))
 
 
 def argmax(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
     """Index (int64) of the first largest value along ``axis``, or in the flattened array."""
-    return np.asarray(np.argmax(x, axis=axis, keepdims=keepdim), dtype=np.int64)
+    return np.asarray(untyped.argmax(x, axis=axis, keepdims=keepdim), dtype=np.int64)
 
 
 def argmin(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
     """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
-    return np.asarray(np.argmin(x, axis=axis, keepdims=keepdim), dtype=np.int64)
+    return np.asarray(untyped.argmin(x, axis=axis, keepdims=keepdim), dtype=np.int64)
 
 
 def any(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """Whether any value over ``axes`` is not zero."""
-    return np.asarray(np.any(x, axis=axes, keepdims=keepdim))
+    return np.asarray(untyped.any(x, axis=axes, keepdims=keepdim))
 
 
 def all(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """Whether all values over ``axes`` are not zero."""
-    return np.asarray(np.all(x, axis=axes, keepdims=keepdim))
+    return np.asarray(untyped.all(x, axis=axes, keepdims=keepdim))
 
 
 @quiet
@@ -103,7 +104,7 @@ def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
 def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
     """Product along ``axis``, in ``dtype``."""
     wide = np.float32 if dtype == np.float16 else dtype
-    return np.asarray(np.prod(x, axis=axis, dtype=wide, keepdims=keepdim), dtype=dtype)
+    return np.asarray(untyped.prod(x, axis=axis, dtype=wide, keepdims=keepdim), dtype=dtype)
 
 
 @quiet

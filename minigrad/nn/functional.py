@@ -195,6 +195,27 @@ def scaled_dot_product_attention(
     return attention.ScaledDotProductAttention.apply(float32_or_64("attention", query), key, value, options=options)
 
 
+def packed_attention(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Self-attention of queries, keys and values that one projection made: qkv (B, T, 3, H, D) -> (B, T, H, D).
+
+    The numbers of ``scaled_dot_product_attention`` on ``qkv.unbind(2)``, with heads transposed, in one operation.
+    """
+    if qkv.ndim != 5 or qkv.shape[2] != 3:
+        raise ValueError(f"packed_attention: qkv of shape {qkv.shape}; expected (B, T, 3, H, D)")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)")
+    scale = 1 / math.sqrt(qkv.shape[4]) if scale is None else scale
+    seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
+    options = (is_causal, scale, dropout_p, seed, offset)
+    return attention.PackedAttention.apply(float32_or_64("packed_attention", qkv), options=options)
+
+
 def _masked_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float, generator: Generator | None
 ) -> Tensor:

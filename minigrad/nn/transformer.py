@@ -79,8 +79,13 @@ class CausalSelfAttention(Module):
         """(B, T, C) -> (B, T, C). With a cache (under no_grad), x continues the tokens that are in it: one at a time,
         or any number into an empty cache."""
         B, T, C = x.shape
-        q, k, v = (part.reshape(B, T, self.n_head, C // self.n_head) for part in self.c_attn(x).split(C, dim=2))
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, cache)
+        qkv = self.c_attn(x).reshape(B, T, 3, self.n_head, C // self.n_head)
+        dropout = self.dropout if self.training else 0.0
+        if cache is None:
+            y = F.packed_attention(qkv, dropout, is_causal=True).reshape(B, T, C)
+        else:
+            q, k, v = qkv.unbind(2)
+            y = causal_attention(q, k, v, dropout, cache)
         return self.resid_dropout(self.c_proj(y))
 
 

@@ -72,7 +72,24 @@ MASKED = [
 ]
 GROUPED_MASKED = [(*GROUPED[0], (5, 5))]
 
+
+def packed(name, **options):
+    return Op(
+        name,
+        lambda qkv: F.packed_attention(qkv, **options),
+        lambda qkv: reference(*np.moveaxis(qkv, 2, 0).swapaxes(2, 3), causal=options["is_causal"]).swapaxes(1, 2),
+        lambda qkv: torch.nn.functional.scaled_dot_product_attention(
+            *qkv.permute(2, 0, 3, 1, 4), is_causal=options["is_causal"]
+        ).transpose(1, 2),
+        [((2, 5, 3, 2, 4),), ((1, 70, 3, 2, 16),), ((0, 3, 3, 2, 4),), ((2, 0, 3, 2, 4),)],
+        rounding=128,
+        refuses=("float16", "int64", "int32", "uint8", "bool"),
+    )
+
+
 OPS = [
+    packed("packed", is_causal=False),
+    packed("packed_causal", is_causal=True),
     case("attention", [*SIZES, *NONE]),
     case("causal", [*SIZES, *NONE], is_causal=True),
     case("scale", SIZES[1:3], scale=0.3),
@@ -230,3 +247,25 @@ def test_errors(device):
         attend(q.long(), k.long(), v.long())
     with pytest.raises(ValueError, match=r"(?s)\(2, 4, 5, 5\).*\(3, 5\)"):
         attend(q, k, v, mg.zeros(3, 5, device=device))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_packed_attention_is_attention_of_its_parts_to_the_bit(device, dropout):
+    mg.manual_seed(5)
+    qkv = mg.randn(2, 37, 3, 4, 8, device=device, requires_grad=True)
+    weight = mg.randn(2, 37, 4, 8, device=device)
+    mg.manual_seed(6)
+    y = F.packed_attention(qkv, dropout, is_causal=True)
+    mg.manual_seed(6)
+    q, k, v = (t.transpose(1, 2) for t in qkv.unbind(2))
+    expected = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True).transpose(1, 2)
+    np.testing.assert_array_equal(host(y), host(expected))
+    found, wanted = ((z * weight).sum().backward()[qkv] for z in (y, expected))
+    np.testing.assert_array_equal(host(found), host(wanted))
+
+
+def test_packed_attention_says_what_it_expects(device):
+    with pytest.raises(ValueError, match=r"qkv of shape \(2, 3, 12\); expected \(B, T, 3, H, D\)"):
+        F.packed_attention(mg.ones(2, 3, 12, device=device))
+    with pytest.raises(ValueError, match=r"dropout_p=1; expected \[0, 1\)"):
+        F.packed_attention(mg.ones(1, 2, 3, 1, 4, device=device), 1)
