@@ -137,7 +137,7 @@ def test_any_call_of_a_save_may_fail(tmp_path, kind, same_step):
         shutil.rmtree(folder)
         if faults.count < at:
             break
-    assert at > 40
+    assert at > 30  # some forty, and fewer where rmtree makes fewer calls (Python 3.10)
     assert (True, new) in outcomes
     assert kind == "short" or (False, (1, "old")) in outcomes
 
