@@ -19,8 +19,6 @@ add = np.add
 sub = quiet(np.subtract)
 mul = np.multiply
 div = quiet(np.true_divide)
-floor_div = quiet(np.floor_divide)
-remainder = quiet(np.remainder)
 pow = quiet(np.power)
 neg = np.negative
 abs = np.abs
@@ -44,6 +42,26 @@ trunc = np.trunc
 maximum = np.maximum
 minimum = np.minimum
 where = np.where
+
+
+def _divisor(x: Any, y: Any) -> None:
+    """Refuse what has no value: an integer divided by 0, which NumPy calls 0. (Floats give infinities and NaN.)"""
+    if np.result_type(x, y).kind in "iu" and np.any(np.equal(y, 0)):
+        raise ZeroDivisionError("integer division by 0; convert with .float() for infinities and NaN")
+
+
+@quiet
+def floor_div(x: Any, y: Any) -> Any:
+    """floor(x / y). ZeroDivisionError for an integer 0 in y."""
+    _divisor(x, y)
+    return np.floor_divide(x, y)
+
+
+@quiet
+def remainder(x: Any, y: Any) -> Any:
+    """x - y floor(x / y), of the sign of y. ZeroDivisionError for an integer 0 in y."""
+    _divisor(x, y)
+    return np.remainder(x, y)
 
 
 def add_into(x: np.ndarray, y: Any) -> None:

@@ -428,3 +428,15 @@ def test_nan_to_num_is_pytorchs(bounds, device):
     np.testing.assert_array_equal(host(y), expected.detach().numpy())
     expected.backward(torch.ones(4))
     np.testing.assert_array_equal(host(y.backward(mg.ones(4, device=device))[x]), z.grad.numpy())
+
+
+@pytest.mark.parametrize("divide", [lambda x, y: x // y, lambda x, y: x % y], ids=["floor_div", "remainder"])
+def test_an_integer_is_not_divided_by_zero(divide, device):
+    ints = mg.tensor([1, -2, 3], device=device)
+    for x, y in ((ints, 0), (ints, mg.tensor([1, 0, 2], device=device)), (7, mg.tensor([0], device=device))):
+        with pytest.raises(ZeroDivisionError, match="integer division by 0"):
+            divide(x, y)
+    assert divide(ints[:0], 5).shape == (0,)
+    found = divide(mg.tensor([1.0, 0.0], device=device), 0.0).numpy()
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(found, divide(np.float32([1, 0]), np.float32(0)))
