@@ -25,20 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from char_gpt_run import (
-    Parser,
-    Run,
-    RunError,
-    Settings,
-    UsageError,
-    choose_device,
-    describe,
-    latest_folder,
-    load_run,
-    new_folder,
-    run_cli,
-    save_run,
-)
+from char_gpt_run import Run, Settings, latest_folder, load_run, new_folder, save_run
+from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, run_cli
 from tqdm import tqdm
 
 import minigrad
@@ -51,7 +39,6 @@ from minigrad.optim import NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
-BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} left{postfix}]"
 
 
 def main() -> int:
@@ -62,7 +49,7 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
-    parser.add_settings()
+    parser.add_settings(Settings)
     flags = vars(parser.parse())
     data, out, resume, threads = (flags.pop(name) for name in ("data", "out", "resume", "threads"))
     device = choose_device(flags.pop("device"))

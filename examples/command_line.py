@@ -1,0 +1,104 @@
+"""The command line of every example: flags, the nearest one for a misspelt one, errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import io
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import minigrad
+from minigrad.data import DataError
+from minigrad.device import Device
+from minigrad.serialization import CheckpointError
+
+BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} left{postfix}]"  # for tqdm
+
+
+class UsageError(ValueError):
+    """The command line cannot be followed."""
+
+
+class RunError(RuntimeError):
+    """The run cannot go on; the message says what is left of it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, with the nearest flag for a misspelt one."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message as UsageError."""
+        raise UsageError(f"{message} ({self.prog} --help lists the flags)")
+
+    def parse(self) -> argparse.Namespace:
+        """The parsed command line; unknown flags are refused with a suggestion."""
+        known, unknown = self.parse_known_args()
+        if unknown:
+            name, flags = unknown[0].split("=")[0], list(self._option_string_actions)
+            near = [flag for flag in flags if flag.startswith(name)] or difflib.get_close_matches(name, flags, 1)
+            self.error(f"unknown argument {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
+        return known
+
+    def add_settings(self, settings: Any) -> None:
+        """A flag for each field of a dataclass; those not given are absent from the namespace.
+
+        The field's default gives type and default, its metadata's ``help`` the text.
+        """
+        for field in dataclasses.fields(settings):
+            kind = type(field.default)
+            text = f"{field.metadata['help']} (default {field.default})"
+            self.add_argument(flag(field.name), type=kind, default=argparse.SUPPRESS, metavar=kind.__name__, help=text)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def run_cli(main: Callable[[], int]) -> NoReturn:
+    """Run a script's main; errors that a user can mend become one line, with exit code 2 (input) or 1 (the run)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # progress is seen in pipes too, and no character stops a run
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    try:
+        code = main()
+    except (UsageError, DataError, CheckpointError) as error:
+        code = complain(error, 2)
+    except RunError as error:
+        code = complain(error, 1)
+    except OSError as error:
+        code = complain(describe(error), 1)
+    except MemoryError as error:
+        code = complain(f"not enough memory: {error}", 1)
+    except KeyboardInterrupt:
+        code = complain("interrupted", 130)
+    sys.exit(code)
+
+
+def complain(message: object, code: int) -> int:
+    """Print ``error: message`` as one line and return the exit code."""
+    print("error: " + " ".join(str(message).split()), file=sys.stderr)
+    return code
+
+
+def describe(error: Exception) -> str:
+    """What happened, and to which file, without an error number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def choose_device(name: str) -> Device:
+    """The device, known to work; raises UsageError otherwise."""
+    try:
+        return minigrad.zeros(1).to(device=name).device
+    except (RuntimeError, NotImplementedError) as error:
+        raise UsageError(f"--device {name}: {error}") from error
