@@ -1,0 +1,431 @@
+"""Communicator: what ranks can do together, whichever engine carries it.
+
+The names are boostr's (``all_reduce(ptr, count, dtype, op)`` there; tensors know these themselves). Everything that
+every engine would otherwise repeat is here, once: arguments are checked, operations numbered, a failed communicator
+refuses work. An engine writes ``_start``, which begins one ``Call``, and ``_split`` and ``_shut``.
+
+A communicator belongs to one thread of each rank. All ranks call the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from minigrad.device import CPU, Device
+from minigrad.dtypes import SUPPORTED, bool_, is_floating
+from minigrad.tensor import Tensor
+
+from .comm_errors import CommError, CommunicatorBrokenError
+
+DEFAULT_TIMEOUT = 600.0  # seconds an operation may take
+RENDEZVOUS_TIMEOUT = 60.0  # seconds until all ranks must have met
+
+
+class ReduceOp(enum.Enum):
+    """How ``all_reduce`` and ``reduce_scatter`` combine the ranks' values. AVG, the sum divided by the number of ranks,
+    is for floating dtypes only."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation, checked, as an engine gets it.
+
+    ``send`` and ``recv`` are contiguous raw arrays of the device (the same one for ``all_reduce``; only ``recv`` for
+    ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source.
+    """
+
+    name: str
+    sequence: int
+    step: int | None
+    send: Any = None
+    recv: Any = None
+    op: ReduceOp | None = None
+    peer: int | None = None
+    tag: int = 0
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of what is sent, None for ``barrier``."""
+        array = self.recv if self.send is None else self.send
+        return None if array is None else array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what is sent, () for ``barrier``."""
+        array = self.recv if self.send is None else self.send
+        return () if array is None else tuple(array.shape)
+
+    def __str__(self) -> str:
+        """All that must be the same on every rank, in words: ``all_reduce(sum) of (3, 4) float32``."""
+        words = self.name
+        if self.op is not None:
+            words += f"({self.op.value})"
+        if self.dtype is not None:
+            words += f" of {self.shape} {self.dtype}"
+        if self.name == "broadcast":
+            words += f" from rank {self.peer}"
+        return words
+
+
+@dataclass
+class CommStats:
+    """What a communicator has done so far. Times are seconds of the wall clock.
+
+    ``busy_s`` is the time in which at least one operation was under way, ``waited_s`` the part of it for which the
+    rank's own thread stood still.
+    """
+
+    operations: int = 0
+    bytes_sent: int = 0
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def hidden_share(self) -> float:
+        """The share of communication that ran beside the rank's own work, 0 to 1; 0 if there was none."""
+        return max(0.0, 1.0 - self.waited_s / self.busy_s) if self.busy_s > 0 else 0.0
+
+
+class Work(ABC):
+    """An operation under way; what it writes may be read, and what it reads be changed, only after ``wait``."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not; never blocks."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has ended, at most ``timeout`` seconds (default: what the communicator allows).
+
+        Raises the operation's error, or CommTimeoutError.
+        """
+
+
+class FinishedWork(Work):
+    """An operation that is over."""
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns at once."""
+
+
+FINISHED = FinishedWork()
+
+
+class Communicator(ABC):
+    """A group of ``world_size`` ranks, of which this is number ``rank``.
+
+    Collectives work in place on tensors of the communicator's device. Without ``async_op`` a method returns when its
+    result is there; with it, the returned ``Work`` tells when. Tensors must be C-contiguous; dtype and number of
+    elements must agree on all ranks. Writing into a tensor counts as an in-place change.
+
+    ``timeout`` is the deadline of each operation, in seconds. ``step``, set by trainers, is named in errors.
+
+    Raises TypeError or ValueError for arguments that do not fit, before anything is sent; RendezvousError,
+    CommTimeoutError, PeerLostError or CollectiveMismatchError for what goes wrong between ranks, and
+    CommunicatorBrokenError for every call after one of these, and after ``close``.
+    """
+
+    def __init__(self, world_size: int, rank: int, device: Device = CPU, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+            raise ValueError(f"world_size is {world_size!r}, expected an integer >= 1")
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank!r}, expected an integer from 0 to {world_size - 1}")
+        self._world_size, self._rank, self._device = world_size, rank, device
+        self.timeout = check_seconds("timeout", timeout)
+        self.step: int | None = None
+        self.stats = CommStats()
+        self._sequence = 0
+        self._error: BaseException | None = None
+        self._closed = False
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._world_size
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is, from 0."""
+        return self._rank
+
+    @property
+    def device(self) -> Device:
+        """Where the tensors that it takes must be."""
+        return self._device
+
+    # ------------------------------------------------------------------ collectives
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False) -> Work:
+        """Replace ``tensor`` on every rank by all ranks' tensors combined; all get the same bits."""
+        array = self._array("all_reduce", "tensor", tensor, writes=True)
+        self._check_op("all_reduce", op, array.dtype)
+        return self._run(self._call("all_reduce", array, array, op=op), async_op, tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0, *, async_op: bool = False) -> Work:
+        """Replace ``tensor`` on every rank by that of rank ``root``."""
+        array = self._array("broadcast", "tensor", tensor, writes=True)
+        self._check_rank("broadcast", "root", root)
+        return self._run(self._call("broadcast", None, array, peer=root), async_op, tensor)
+
+    def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
+        """Write all ranks' ``send``, one after the other in order of rank, into ``recv`` (world_size times as many
+        elements)."""
+        a, b = self._pair("all_gather", send, recv, 1, self._world_size)
+        return self._run(self._call("all_gather", a, b), async_op, recv)
+
+    def reduce_scatter(
+        self, send: Tensor, recv: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False
+    ) -> Work:
+        """Combine all ranks' ``send`` and write part number ``rank`` of world_size equal parts into ``recv``."""
+        a, b = self._pair("reduce_scatter", send, recv, self._world_size, 1)
+        self._check_op("reduce_scatter", op, a.dtype)
+        return self._run(self._call("reduce_scatter", a, b, op=op), async_op, recv)
+
+    def all_to_all(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
+        """Send part j of ``send`` (world_size equal parts) to rank j; part i of ``recv`` comes from rank i."""
+        a, b = self._pair("all_to_all", send, recv, 1, 1)
+        if a.size % self._world_size:
+            raise ValueError(
+                f"all_to_all: send has {a.size} elements, which is no multiple of the {self._world_size} ranks"
+            )
+        return self._run(self._call("all_to_all", a, b), async_op, recv)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it, and all earlier operations of this rank have ended."""
+        self._run(self._call("barrier"), False, None)
+
+    # ------------------------------------------------------------------ between two ranks
+
+    def send(self, tensor: Tensor, dest: int, tag: int = 0, *, async_op: bool = False) -> Work:
+        """Send ``tensor`` to rank ``dest``, which receives it with the same ``tag``, dtype and number of elements."""
+        array = self._array("send", "tensor", tensor, writes=False)
+        self._check_peer("send", "dest", dest, tag)
+        return self._run(self._call("send", array, None, peer=dest, tag=tag), async_op, None)
+
+    def recv(self, tensor: Tensor, src: int, tag: int = 0, *, async_op: bool = False) -> Work:
+        """Receive into ``tensor`` what rank ``src`` sends with this ``tag``."""
+        array = self._array("recv", "tensor", tensor, writes=True)
+        self._check_peer("recv", "src", src, tag)
+        return self._run(self._call("recv", None, array, peer=src, tag=tag), async_op, tensor)
+
+    # ------------------------------------------------------------------ life
+
+    def sync(self) -> None:
+        """Wait until all operations that this rank has started are over."""
+        self._check_usable("sync")
+        self._sync()
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Part the ranks: those that pass the same ``color`` form a new communicator, in order of ``key``, then rank.
+
+        All ranks must call it. ``color`` None takes part in no new group and returns None. The new communicator is
+        closed by itself.
+        """
+        if color is not None and (isinstance(color, bool) or not isinstance(color, int) or color < 0):
+            raise ValueError(f"split: color is {color!r}, expected an integer >= 0, or None to stay outside")
+        if isinstance(key, bool) or not isinstance(key, int):
+            raise TypeError(f"split: key is {key!r}, expected an integer")
+        self._check_usable("split")
+        return self._split(color, key)
+
+    def close(self) -> None:
+        """Release what it holds, after a bounded wait for operations under way. May be called twice; never raises for
+        a communicator that has already failed."""
+        if not self._closed:
+            self._closed = True
+            self._shut()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._error is None:
+            self._error = error  # the others may be in an operation that this rank will never reach: do not wait
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ", broken" if self._error is not None else ""
+        return f"{type(self).__name__}(rank {self._rank} of {self._world_size}, {self._device}{state})"
+
+    # ------------------------------------------------------------------ what an engine writes
+
+    @abstractmethod
+    def _start(self, call: Call) -> Work:
+        """Begin the operation."""
+
+    @abstractmethod
+    def _sync(self) -> None:
+        """Wait for all that was started."""
+
+    @abstractmethod
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        """The new group's communicator."""
+
+    @abstractmethod
+    def _shut(self) -> None:
+        """Release everything; without waiting for others if ``self._error`` is set."""
+
+    # ------------------------------------------------------------------ shared by the engines
+
+    def _fail(self, error: CommError) -> CommError:
+        """Remember the first error, after which the communicator refuses work; returns the error to raise."""
+        if self._error is None:
+            self._error = error
+        return error
+
+    def _check_usable(self, name: str) -> None:
+        if self._closed:
+            raise CommunicatorBrokenError("the communicator is closed", op=name, rank=self._rank, step=self.step)
+        if self._error is not None:
+            raise CommunicatorBrokenError(
+                f"the communicator takes no more work, because an earlier operation failed: {self._error}",
+                op=name,
+                rank=self._rank,
+                step=self.step,
+            ) from self._error
+
+    def _call(
+        self,
+        name: str,
+        send: Any = None,
+        recv: Any = None,
+        op: ReduceOp | None = None,
+        peer: int | None = None,
+        tag: int = 0,
+    ) -> Call:
+        self._check_usable(name)
+        self._sequence += 1
+        return Call(name, self._sequence, self.step, send, recv, op, peer, tag)
+
+    def _run(self, call: Call, async_op: bool, written: Tensor | None) -> Work:
+        if written is not None:
+            written.bump_version()
+        self.stats.operations += 1
+        if call.send is not None:
+            self.stats.bytes_sent += int(call.send.nbytes)
+        work = self._start(call)
+        if not async_op:
+            work.wait()
+        return work
+
+    # ------------------------------------------------------------------ checks
+
+    def _array(self, name: str, what: str, tensor: Any, writes: bool) -> Any:
+        """The raw array of a tensor that may be sent, or written to."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: {what} is a {type(tensor).__name__}, expected a minigrad Tensor")
+        if not self._serves(tensor.device):
+            raise ValueError(
+                f"{name}: {what} is on {tensor.device}, {type(self).__name__} serves {self._device}; "
+                f"move it with .to({str(self._device)!r})"
+            )
+        array = tensor.data
+        if array.dtype not in SUPPORTED:
+            raise TypeError(f"{name}: {what} has dtype {array.dtype}, expected one of {', '.join(map(str, SUPPORTED))}")
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: {what} of shape {tuple(array.shape)} is not contiguous (a transposed or sliced view); "
+                "pass .contiguous()" + (", and copy the result back" if writes else "")
+            )
+        if writes and not getattr(array.flags, "writeable", True):
+            raise ValueError(f"{name}: {what} of shape {tuple(array.shape)} is read-only; pass a clone()")
+        return array
+
+    def _serves(self, device: Device) -> bool:
+        return device is self._device
+
+    def _pair(self, name: str, send: Any, recv: Any, send_parts: int, recv_parts: int) -> tuple[Any, Any]:
+        a = self._array(name, "send", send, writes=False)
+        b = self._array(name, "recv", recv, writes=True)
+        if a.dtype != b.dtype:
+            raise TypeError(f"{name}: send has dtype {a.dtype}, recv {b.dtype}; they must be the same")
+        if a.size * recv_parts != b.size * send_parts:
+            wanted = a.size * recv_parts / send_parts
+            raise ValueError(
+                f"{name}: send has shape {tuple(a.shape)} and recv {tuple(b.shape)}; with {self._world_size} ranks "
+                + (
+                    f"recv needs {int(wanted)} elements"
+                    if wanted.is_integer()
+                    else f"send must have {self._world_size} times as many elements as recv"
+                )
+            )
+        kernels = send.device.kernels
+        if self._world_size > 1 and a.size and kernels.may_share_memory(a, b):
+            raise ValueError(f"{name}: send and recv share memory; pass two tensors")
+        return a, b
+
+    def _check_op(self, name: str, op: Any, dtype: Any) -> None:
+        if not isinstance(op, ReduceOp):
+            choices = ", ".join(f"ReduceOp.{o.name}" for o in ReduceOp)
+            raise TypeError(f"{name}: op is {op!r}, expected one of {choices}")
+        if op is ReduceOp.AVG and not is_floating(dtype):
+            raise TypeError(f"{name}: the average of {dtype} is no {dtype}; reduce a floating tensor, or take SUM")
+        if dtype == bool_ and op not in (ReduceOp.MIN, ReduceOp.MAX):
+            raise TypeError(f"{name}: {op.value} of bool is not defined; take MAX for 'any' or MIN for 'all'")
+
+    def _check_rank(self, name: str, what: str, rank: Any) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self._world_size:
+            raise ValueError(f"{name}: {what} is {rank!r}, expected a rank from 0 to {self._world_size - 1}")
+
+    def _check_peer(self, name: str, what: str, rank: Any, tag: Any) -> None:
+        self._check_rank(name, what, rank)
+        if rank == self._rank:
+            raise ValueError(f"{name}: {what} is {rank}, this rank itself; it has nobody to exchange with")
+        if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < 2**15:
+            raise ValueError(f"{name}: tag is {tag!r}, expected an integer from 0 to {2**15 - 1}")
+
+
+class NoOpCommunicator(Communicator):
+    """A world of one rank: every collective is a copy or nothing, so that the same program runs alone.
+
+    It takes tensors of any device. ``send`` and ``recv`` have nobody to talk to and raise ValueError.
+    """
+
+    def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
+        super().__init__(1, 0, CPU, timeout)
+
+    def _serves(self, device: Device) -> bool:
+        return True
+
+    def _start(self, call: Call) -> Work:
+        if call.send is not None and call.send is not call.recv:
+            call.recv.reshape(-1)[...] = call.send.reshape(-1)
+        return FINISHED
+
+    def _sync(self) -> None:
+        """Everything is already over."""
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        return None if color is None else NoOpCommunicator(self.timeout)
+
+    def _shut(self) -> None:
+        """It holds nothing."""
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """``value`` as a float. Raises ValueError unless it is a number of seconds > 0 (infinity never ends)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name} is {value!r}, expected a number of seconds > 0")
+    return float(value)
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until ``deadline`` on the clock of ``time.monotonic``, not below 0."""
+    return max(0.0, deadline - time.monotonic())
