@@ -20,7 +20,7 @@ from .layers import (
     Tanh,
 )
 from .module import Module, Parameter
-from .transformer import MLP, Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SwiGLU
+from .transformer import MLP, Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SelfAttention, SwiGLU
 
 __all__ = [
     "GELU",
@@ -43,6 +43,7 @@ __all__ = [
     "RMSNorm",
     "ReLU",
     "RemovableHandle",
+    "SelfAttention",
     "Sequential",
     "SiLU",
     "Sigmoid",

@@ -6,6 +6,8 @@ Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty
 from ..tensor import Tensor
@@ -41,7 +43,8 @@ class KVCache:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVCache | None) -> Tensor:
-    """Attention of each token to itself and those before it: q (B, T, nh, hs), k and v (B, T, n_kv, hs) -> (B, T, C).
+    """Attention of each token to itself and those before it: q (B, T, nh, hs), k and v (B, T, n_kv, hs) -> (B, T,
+    nh hs).
 
     With a cache (under no_grad), the tokens continue those that are in it: one at a time, or any number into an empty
     cache.
@@ -60,41 +63,53 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVC
     return y.transpose(1, 2).reshape(B, T, nh * hs)
 
 
-class CausalSelfAttention(Module):
-    """Multi-head attention of each token to itself and those before it: (B, T, C) -> (B, T, C).
+class SelfAttention(Module):
+    """Multi-head attention of each token to all, or (``is_causal``) to itself and earlier ones: (B, T, C) -> (B, T, C).
 
     One projection makes queries, keys and values. Dropout acts on the attention probabilities and on the output.
     """
 
-    def __init__(self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True) -> None:
+    def __init__(
+        self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True, is_causal: bool = False
+    ) -> None:
         super().__init__()
         if n_head < 1 or n_embd % n_head:
-            raise ValueError(f"CausalSelfAttention: n_embd={n_embd} is not a multiple of n_head={n_head}")
-        self.n_head, self.dropout = n_head, dropout
+            raise ValueError(f"{type(self).__name__}: n_embd={n_embd} is not a multiple of n_head={n_head}")
+        self.n_head, self.dropout, self.is_causal = n_head, dropout, is_causal
         self.c_attn = Linear(n_embd, 3 * n_embd, bias)
         self.c_proj = Linear(n_embd, n_embd, bias)
         self.resid_dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
-        """(B, T, C) -> (B, T, C). With a cache (under no_grad), x continues the tokens that are in it: one at a time,
-        or any number into an empty cache."""
+        """(B, T, C) -> (B, T, C). With a cache (causal only, under no_grad), x continues the tokens that are in it: one
+        at a time, or any number into an empty cache."""
+        if cache is not None and not self.is_causal:
+            raise ValueError("a KV cache is for causal attention; here each token sees those that come later too")
         B, T, C = x.shape
         qkv = self.c_attn(x).reshape(B, T, 3, self.n_head, C // self.n_head)
         dropout = self.dropout if self.training else 0.0
         if cache is None:
-            y = F.packed_attention(qkv, dropout, is_causal=True).reshape(B, T, C)
+            y = F.packed_attention(qkv, dropout, is_causal=self.is_causal).reshape(B, T, C)
         else:
             q, k, v = qkv.unbind(2)
             y = causal_attention(q, k, v, dropout, cache)
         return self.resid_dropout(self.c_proj(y))
 
 
+class CausalSelfAttention(SelfAttention):
+    """``SelfAttention`` in which no token sees a later one."""
+
+    def __init__(self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__(n_embd, n_head, dropout, bias, is_causal=True)
+
+
 class GroupedQueryAttention(Module):
     """Causal self-attention in which ``n_kv_head`` heads of keys and values (default: as many as queries) each serve
     n_head / n_kv_head heads of queries (Ainslie et al. 2023): (B, T, C) -> (B, T, C).
 
-    Queries and keys are rotated by their positions: ``F.rope`` with ``rope_base``. Dropout acts on the attention
-    probabilities. A cache for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
+    Queries and keys are rotated by their positions: ``F.rope`` with ``rope_base`` or, if given, ``rope_frequencies``.
+    Heads have ``head_size`` channels, n_embd / n_head by default. Dropout acts on the attention probabilities. A cache
+    for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
     """
 
     def __init__(
@@ -105,19 +120,25 @@ class GroupedQueryAttention(Module):
         dropout: float = 0.0,
         bias: bool = False,
         rope_base: float = 10000.0,
+        *,
+        head_size: int | None = None,
+        rope_frequencies: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         n_kv_head = n_head if n_kv_head is None else n_kv_head
-        if n_head < 1 or n_embd % (2 * n_head):
+        if n_head < 1 or (head_size is None and n_embd % (2 * n_head)):
             raise ValueError(f"GroupedQueryAttention: n_embd={n_embd} is not an even multiple of n_head={n_head}")
         if n_kv_head < 1 or n_head % n_kv_head:
             raise ValueError(f"GroupedQueryAttention: n_head={n_head} is not a multiple of n_kv_head={n_kv_head}")
-        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, n_embd // n_head
-        self.dropout, self.rope_base = dropout, rope_base
-        self.q_proj = Linear(n_embd, n_embd, bias)
-        self.k_proj = Linear(n_embd, n_kv_head * self.head_size, bias)
-        self.v_proj = Linear(n_embd, n_kv_head * self.head_size, bias)
-        self.o_proj = Linear(n_embd, n_embd, bias)
+        head_size = n_embd // n_head if head_size is None else head_size
+        if head_size < 2 or head_size % 2:
+            raise ValueError(f"GroupedQueryAttention: head_size={head_size}; rotation needs an even number of channels")
+        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, head_size
+        self.dropout, self.rope_base, self.rope_frequencies = dropout, rope_base, rope_frequencies
+        self.q_proj = Linear(n_embd, n_head * head_size, bias)
+        self.k_proj = Linear(n_embd, n_kv_head * head_size, bias)
+        self.v_proj = Linear(n_embd, n_kv_head * head_size, bias)
+        self.o_proj = Linear(n_head * head_size, n_embd, bias)
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). With a cache as ``CausalSelfAttention``; positions continue those in it."""
@@ -126,18 +147,19 @@ class GroupedQueryAttention(Module):
         k, v = (p(x).reshape(B, T, self.n_kv_head, self.head_size) for p in (self.k_proj, self.v_proj))
         start = 0 if cache is None else cache.length
         positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
-        q, k = (F.rope(t, positions, self.rope_base) for t in (q, k))
+        q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
         return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
 
 
 class MLP(Module):
-    """Linear to 4 C, GELU (tanh form), linear back: (B, T, C) -> (B, T, C)."""
+    """Linear to ``hidden`` channels (4 C by default), GELU (tanh form), linear back: (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, n_embd: int, dropout: float = 0.0, bias: bool = True) -> None:
+    def __init__(self, n_embd: int, dropout: float = 0.0, bias: bool = True, hidden: int | None = None) -> None:
         super().__init__()
-        self.c_fc = Linear(n_embd, 4 * n_embd, bias)
+        hidden = 4 * n_embd if hidden is None else hidden
+        self.c_fc = Linear(n_embd, hidden, bias)
         self.gelu = GELU("tanh")
-        self.c_proj = Linear(4 * n_embd, n_embd, bias)
+        self.c_proj = Linear(hidden, n_embd, bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,14 +187,28 @@ class SwiGLU(Module):
 
 
 class Block(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): (B, T, C) -> (B, T, C)."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): (B, T, C) -> (B, T, C).
 
-    def __init__(self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True) -> None:
+    Attention is causal, as in GPT-2; with ``is_causal`` False each token sees all, as in a vision transformer.
+    ``eps`` is that of the norms, ``hidden`` the channels within the MLP.
+    """
+
+    def __init__(
+        self,
+        n_embd: int,
+        n_head: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        is_causal: bool = True,
+        *,
+        eps: float = 1e-5,
+        hidden: int | None = None,
+    ) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(n_embd, bias=bias)
-        self.attn = CausalSelfAttention(n_embd, n_head, dropout, bias)
-        self.ln_2 = LayerNorm(n_embd, bias=bias)
-        self.mlp = MLP(n_embd, dropout, bias)
+        self.ln_1 = LayerNorm(n_embd, eps, bias)
+        self.attn = SelfAttention(n_embd, n_head, dropout, bias, is_causal)
+        self.ln_2 = LayerNorm(n_embd, eps, bias)
+        self.mlp = MLP(n_embd, dropout, bias, hidden)
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""

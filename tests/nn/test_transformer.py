@@ -10,7 +10,7 @@ import pytest
 
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
-from minigrad.nn import Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SwiGLU
+from minigrad.nn import Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SelfAttention, SwiGLU
 
 B, T, C, NH = 2, 7, 12, 3
 
@@ -27,12 +27,13 @@ def inputs(seed: int = 1, T: int = T) -> Tensor:
     return Tensor(np.random.default_rng(seed).standard_normal((B, T, C)))
 
 
-def plain_attention(module: CausalSelfAttention, x: np.ndarray) -> np.ndarray:
+def plain_attention(module: SelfAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
     w = {n: p.detach().numpy() for n, p in module.named_parameters()}
     qkv = x @ w["c_attn.weight"].T + w.get("c_attn.bias", 0)
     q, k, v = (p.reshape(*x.shape[:2], NH, C // NH).swapaxes(1, 2) for p in np.split(qkv, 3, -1))
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(C // NH)
-    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    if causal:
+        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     y = (p / p.sum(-1, keepdims=True)) @ v
     y = y.swapaxes(1, 2).reshape(x.shape) @ w["c_proj.weight"].T + w.get("c_proj.bias", 0)
@@ -43,6 +44,21 @@ def plain_attention(module: CausalSelfAttention, x: np.ndarray) -> np.ndarray:
 def test_attention_is_the_formula(bias: bool) -> None:
     module, x = randomised(CausalSelfAttention(C, NH, bias=bias)), inputs()
     np.testing.assert_allclose(module(x).detach().numpy(), plain_attention(module, x.numpy()), rtol=1e-10, atol=1e-10)
+
+
+def test_attention_that_is_not_causal_sees_all() -> None:
+    module, x = randomised(SelfAttention(C, NH)), inputs()
+    want = plain_attention(module, x.numpy(), causal=False)
+    np.testing.assert_allclose(module(x).detach().numpy(), want, rtol=1e-10, atol=1e-10)
+    block, x = randomised(Block(C, NH, is_causal=False)), inputs().requires_grad_()
+    gradient = block(x)[:, 0].sum().backward()[x].numpy()  # of the first token alone
+    assert (np.abs(gradient).sum(-1) > 1e-6).all()
+
+
+def test_a_cache_is_for_causal_attention() -> None:
+    cache = KVCache(B, NH, T, C // NH, like=inputs())
+    with mg.no_grad(), pytest.raises(ValueError, match="causal"):
+        randomised(Block(C, NH, is_causal=False))(inputs(), cache)
 
 
 def test_a_block_is_its_parts() -> None:
