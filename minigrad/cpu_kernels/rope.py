@@ -42,7 +42,11 @@ def _rotate(task, tasks, x, place, cos, sin, interleaved, y):
 
 def tables(positions: np.ndarray, dim: int, base: float, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
-    frequencies = float(base) ** (np.arange(0, dim, 2) / -max(dim, 1))
+    return angle_tables(positions, float(base) ** (np.arange(0, dim, 2) / -max(dim, 1)), dtype)
+
+
+def angle_tables(positions: np.ndarray, frequencies: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
     angles = positions.astype(np.float64)[..., None] * frequencies
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 

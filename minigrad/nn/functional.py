@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from ..dtypes import bool_
 from ..ops import activation, attention, elementwise, matmul
@@ -127,11 +130,18 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     return embedding_ops.Embedding.apply(float32_or_64("embedding", weight), indices)
 
 
-def rope(x: Tensor, positions: Tensor, base: float = 10000.0, interleaved: bool = False) -> Tensor:
+def rope(
+    x: Tensor,
+    positions: Tensor,
+    base: float = 10000.0,
+    interleaved: bool = False,
+    frequencies: Sequence[float] | None = None,
+) -> Tensor:
     """Rotary position embedding of queries or keys: x (..., T, D), D even -> the same shape.
 
-    Pair j of a row is rotated by the row's position times base^(-2j / D). It is elements j and j + D / 2, as in
-    Hugging Face's Llama, or with ``interleaved`` elements 2j and 2j + 1, as in the paper.
+    Pair j of a row is rotated by the row's position times base^(-2j / D), or times frequencies[j] if the D / 2
+    ``frequencies`` are given. It is elements j and j + D / 2, as in Hugging Face's Llama, or with ``interleaved``
+    elements 2j and 2j + 1, as in the paper.
     ``positions``, integers or floats, broadcasts to x.shape[:-1]: (T,) for all sequences, (B, 1, T) for (B, H, T, D).
     """
     if not x.ndim or x.shape[-1] % 2:
@@ -142,7 +152,13 @@ def rope(x: Tensor, positions: Tensor, base: float = 10000.0, interleaved: bool 
         p not in (1, n) for p, n in zip(positions.shape[::-1], x.shape[-2::-1], strict=False)
     ):
         raise ValueError(f"rope: positions of shape {positions.shape} do not broadcast to {x.shape[:-1]}, x without D")
-    return rope_ops.Rope.apply(float32_or_64("rope", x), positions.detach(), base=base, interleaved=interleaved)
+    options: dict[str, Any] = {"base": base, "interleaved": interleaved}
+    if frequencies is not None:
+        options["frequencies"] = np.asarray(frequencies, dtype=np.float64)
+        if options["frequencies"].shape != (x.shape[-1] // 2,):
+            shape = options["frequencies"].shape
+            raise ValueError(f"rope: frequencies of shape {shape} for x of shape {x.shape}; expected D / 2 of them")
+    return rope_ops.Rope.apply(float32_or_64("rope", x), positions.detach(), **options)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
@@ -10,6 +15,35 @@ from ..autograd import no_grad
 from ..creation import empty, empty_like
 from ..random import Generator
 from ..tensor import Tensor
+
+_P = ParamSpec("_P")
+_skipped: ContextVar[bool] = ContextVar("skipped", default=False)
+
+
+@contextlib.contextmanager
+def skip_init() -> Iterator[None]:
+    """Modules made within leave their random initial weights undrawn: for weights that are about to be loaded.
+
+    Nothing is written, so the memory holds anything, and no random numbers are used up.
+    """
+    token = _skipped.set(True)
+    try:
+        yield
+    finally:
+        _skipped.reset(token)
+
+
+def _draws(fill: Callable[Concatenate[Tensor, _P], Tensor]) -> Callable[Concatenate[Tensor, _P], Tensor]:
+    """A function that fills a tensor with random numbers, outside of the graph; nothing under `skip_init`."""
+
+    @functools.wraps(fill)
+    def filled(x: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        if _skipped.get():
+            return x
+        with no_grad():
+            return fill(x, *args, **kwargs)
+
+    return filled
 
 
 @no_grad()
@@ -38,19 +72,19 @@ def eye_(x: Tensor) -> Tensor:
     return x.copy_(np.eye(x.shape[0], x.shape[1]))
 
 
-@no_grad()
+@_draws
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Normal with the given mean and standard deviation."""
     return x.normal_(mean, std, generator)
 
 
-@no_grad()
+@_draws
 def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Uniform in [low, high)."""
     return x.uniform_(low, high, generator)
 
 
-@no_grad()
+@_draws
 def trunc_normal_(
     x: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
 ) -> Tensor:
@@ -67,33 +101,33 @@ def trunc_normal_(
     return x.copy_(drawn)
 
 
-@no_grad()
+@_draws
 def kaiming_uniform_(x: Tensor, a: float = 0.0, generator: Generator | None = None) -> Tensor:
     """Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He et al. 2015); ``a`` is the slope of the leaky ReLU that follows."""
     bound = math.sqrt(6 / ((1 + a * a) * max(fan_in(x), 1)))
     return x.uniform_(-bound, bound, generator)
 
 
-@no_grad()
+@_draws
 def kaiming_normal_(x: Tensor, a: float = 0.0, generator: Generator | None = None) -> Tensor:
     """Normal with variance 2 / ((1 + a^2) fan_in) (He et al. 2015)."""
     return x.normal_(0.0, math.sqrt(2 / ((1 + a * a) * max(fan_in(x), 1))), generator)
 
 
-@no_grad()
+@_draws
 def xavier_uniform_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Uniform in +-gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
     bound = gain * math.sqrt(6 / max(fan_in(x) + fan_out(x), 1))
     return x.uniform_(-bound, bound, generator)
 
 
-@no_grad()
+@_draws
 def xavier_normal_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Normal with standard deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
     return x.normal_(0.0, gain * math.sqrt(2 / max(fan_in(x) + fan_out(x), 1)), generator)
 
 
-@no_grad()
+@_draws
 def orthogonal_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """``gain`` times a matrix (out, product of the other sizes) drawn uniformly among those with orthonormal rows, or
     columns if there are fewer of them (Saxe et al. 2013)."""

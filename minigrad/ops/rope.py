@@ -8,13 +8,17 @@ from ..autograd import Function
 
 
 class Rope(Function):
-    """y = R x, where R rotates pair j of a row at position p by p base^(-2j / D);  dx = R^T dy, the rotation back."""
+    """y = R x, where R rotates pair j of a row at position p by p base^(-2j / D), or p frequencies[j] if given;
+    dx = R^T dy, the rotation back."""
 
     __slots__ = ("interleaved",)
 
-    def forward(self, x: Any, positions: Any, *, base: float, interleaved: bool) -> Any:
+    def forward(self, x: Any, positions: Any, *, base: float, interleaved: bool, frequencies: Any = None) -> Any:
         self.interleaved = interleaved
-        cos, sin = self.kernels.rope.tables(positions, x.shape[-1], base, x.dtype)
+        if frequencies is None:
+            cos, sin = self.kernels.rope.tables(positions, x.shape[-1], base, x.dtype)
+        else:
+            cos, sin = self.kernels.rope.angle_tables(positions, frequencies, x.dtype)
         self.saved = (cos, sin)
         return self.kernels.rope.rotate(x, cos, sin, interleaved)
 
