@@ -147,6 +147,7 @@ from .functions import (
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
 from .random import Generator, default_generator, fresh_seed, manual_seed
+from .recompute import checkpoint
 from .tensor import Tensor
 from .threads import get_num_threads, set_num_threads
 
@@ -183,6 +184,7 @@ __all__ = [
     "broadcast_to",
     "cat",
     "ceil",
+    "checkpoint",
     "chunk",
     "clamp",
     "clone",

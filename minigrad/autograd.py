@@ -132,6 +132,14 @@ class _Released:
 _RELEASED: Any = _Released()
 
 
+class Deferred:
+    """Stands in ``node.saved`` for arrays that are computed when ``backward`` needs them (``recompute.py``)."""
+
+    def restore(self) -> None:
+        """Fill ``saved`` of all nodes in which this object stands."""
+        raise NotImplementedError
+
+
 class Function:
     """An operation with a derivative. Subclass it, write ``forward`` and ``backward``, call ``MyOp.apply(x, ...)``.
 
@@ -159,7 +167,7 @@ class Function:
     ``backward_into(dy, dx)`` instead, which adds to the gradient of its one differentiable input in place.
     """
 
-    __slots__ = ("_versions", "device", "edges", "kernels", "needs", "order", "saved")
+    __slots__ = ("__weakref__", "_versions", "device", "edges", "kernels", "needs", "order", "saved")
 
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
@@ -170,7 +178,7 @@ class Function:
     device: Device
     kernels: Any
     needs: tuple[bool, ...]
-    saved: tuple[Any, ...]
+    saved: Any  # a tuple of arrays; within the engine also what stands in for them
     edges: tuple[tuple[Any, tuple[int, ...], Any] | None, ...]
     order: int
     _versions: tuple[tuple[Version, int], ...]
@@ -439,6 +447,8 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
             f"backward through {name} a second time: its saved arrays were freed by the first; "
             "pass retain_graph=True to the first call, or compute the loss again"
         )
+    if isinstance(node.saved, Deferred):
+        node.saved.restore()
     for version, count in node._versions:
         if version.count != count:
             raise RuntimeError(

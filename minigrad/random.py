@@ -6,8 +6,10 @@ threads, and the whole state is two integers.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
+from collections.abc import Callable, Iterator
 
 
 class Generator:
@@ -30,6 +32,10 @@ class Generator:
 
     def next(self) -> tuple[int, int]:
         """The (seed, offset) of one draw, which no later draw uses again."""
+        source = _source.draw
+        return self._draw() if source is None else source(self)
+
+    def _draw(self) -> tuple[int, int]:
         with self._lock:
             offset = self.offset
             self.offset = offset + 1
@@ -52,6 +58,52 @@ class Generator:
 
 
 default_generator = Generator()
+
+
+class _Source(threading.local):
+    draw: Callable[[Generator], tuple[int, int]] | None = None  # what ``next`` asks in the calling thread
+
+
+_source = _Source()
+Draws = list[tuple[Generator, tuple[int, int]]]
+
+
+@contextlib.contextmanager
+def recording(draws: Draws) -> Iterator[None]:
+    """Append each draw of the calling thread, from whichever generator, to ``draws``."""
+    outer = _source.draw
+
+    def draw(generator: Generator) -> tuple[int, int]:
+        found = generator._draw() if outer is None else outer(generator)
+        draws.append((generator, found))
+        return found
+
+    _source.draw = draw
+    try:
+        yield
+    finally:
+        _source.draw = outer
+
+
+@contextlib.contextmanager
+def replaying(draws: Draws) -> Iterator[Iterator[object]]:
+    """Give the recorded draws again, while the generators stay as they are; yields the iterator of those left.
+
+    RuntimeError for a draw that was not recorded at this place.
+    """
+    outer, left = _source.draw, iter(draws)
+
+    def draw(generator: Generator) -> tuple[int, int]:
+        expected, found = next(left, (None, (None, None)))
+        if found[0] is None or (expected is not generator and found[0] != generator.seed):
+            raise RuntimeError("a random draw was made that was not made the first time")
+        return found[0], found[1]
+
+    _source.draw = draw
+    try:
+        yield left
+    finally:
+        _source.draw = outer
 
 
 def manual_seed(seed: int) -> Generator:
