@@ -1,0 +1,53 @@
+"""Combining the arrays of several ranks in host memory, for the engines that do it themselves.
+
+One place decides the arithmetic: ranks are combined in order of rank, one after the other; float16 and bfloat16 are
+combined in float32 and rounded once; an average is the sum, divided; integers wrap as NumPy's do; MIN and MAX pass NaN
+on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad.dtypes import is_floating
+
+from .communicator import ReduceOp
+
+_UFUNCS: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVG: np.add,
+    ReduceOp.PROD: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
+
+
+def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) -> None:
+    """Write the combination of ``sources`` (one 1-D array per rank, in order of rank) into each of ``outs``.
+
+    All have the same length and dtype. ``outs[0]`` may be ``sources[0]``; each other ``outs[i]`` may be one of the
+    sources too. A single source is copied as it is; ``op`` may then be None.
+    """
+    with np.errstate(all="ignore"):  # an overflow is a value here, as on any other engine
+        result = outs[0]
+        if op is None or len(sources) == 1:
+            result[...] = sources[0]
+        elif is_floating(result.dtype) and result.dtype.itemsize == 2:
+            result[...] = _reduce(op, [s.astype(np.float32) for s in sources], np.empty(result.shape, np.float32))
+        else:
+            _reduce(op, sources, result)
+        for out in outs[1:]:
+            out[...] = result
+
+
+def _reduce(op: ReduceOp, sources: Sequence[Any], result: Any) -> Any:
+    ufunc = _UFUNCS[op]
+    ufunc(sources[0], sources[1], out=result)
+    for source in sources[2:]:
+        ufunc(result, source, out=result)
+    if op is ReduceOp.AVG:
+        np.divide(result, len(sources), out=result)
+    return result
