@@ -31,7 +31,19 @@ from .creation import (
     zeros_like,
 )
 from .device import Device, DeviceError
-from .dtypes import bool_, default_dtype, float16, float32, float64, int32, int64, set_default_dtype, uint8
+from .dtypes import (
+    bfloat16,
+    bool_,
+    default_dtype,
+    finfo,
+    float16,
+    float32,
+    float64,
+    int32,
+    int64,
+    set_default_dtype,
+    uint8,
+)
 from .einstein_sum import einsum
 from .functions import (
     abs,
@@ -175,6 +187,7 @@ __all__ = [
     "argsort",
     "backward",
     "bernoulli",
+    "bfloat16",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",
@@ -206,6 +219,7 @@ __all__ = [
     "exp2",
     "expm1",
     "eye",
+    "finfo",
     "flatten",
     "flip",
     "float16",

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from .device import Device
-from .dtypes import default_dtype, is_floating, result_dtype
+from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
 from .grad_store import GradStore, TensorId, next_id
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -165,12 +165,16 @@ class Function:
 
     An op whose gradient is mostly zeros (indexing, embedding) sets ``adds_in_place`` and defines
     ``backward_into(dy, dx)`` instead, which adds to the gradient of its one differentiable input in place.
+
+    float16 and bfloat16 inputs arrive as float32 copies, and the result and the gradients are rounded back. An op that
+    only moves or chooses values sets ``widens = False`` and gets them as they are.
     """
 
-    __slots__ = ("__weakref__", "_versions", "device", "edges", "kernels", "needs", "order", "saved")
+    __slots__ = ("__weakref__", "_versions", "device", "edges", "half", "kernels", "needs", "order", "saved")
 
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
+    widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
     is_view: ClassVar[bool] = False  # the output may share the first input's memory
     adds_in_place: ClassVar[bool] = False  # the op defines backward_into instead of backward
@@ -180,6 +184,7 @@ class Function:
     needs: tuple[bool, ...]
     saved: Any  # a tuple of arrays; within the engine also what stands in for them
     edges: tuple[tuple[Any, tuple[int, ...], Any] | None, ...]
+    half: Any  # the dtype that results are rounded to, or None
     order: int
     _versions: tuple[tuple[Version, int], ...]
 
@@ -225,8 +230,7 @@ class Function:
         node.kernels = kernels = device.kernels
         node.saved = ()
         node.needs = tuple(needs)
-        if (cls.promotes or cls.floats) and (mixed or dtype.kind != "f"):
-            _promote(cls, inputs, arrays)
+        node.half = _prepare(cls, inputs, arrays, dtype, kernels) if mixed or dtype.char not in "fd" else None
         try:
             out = node.forward(*arrays, **params)
         except ValueError as error:
@@ -237,11 +241,13 @@ class Function:
             if isinstance(out, tuple | list) or out is None:
                 raise TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array")
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
+        if node.half is not None and out.dtype == float32:
+            out = kernels.elementwise.cast(out, node.half)
 
         y = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
         shared = cls.is_view and kernels.may_share_memory(out, arrays[0])
         y._init(out, device, inputs[0]._version if shared else None)
-        if True in needs and _grad_mode.enabled and cls.differentiable and out.dtype.kind == "f":
+        if True in needs and _grad_mode.enabled and cls.differentiable and out.dtype.kind in "fV":
             y.requires_grad = True
             y.node = node
             node.order = y._id
@@ -262,14 +268,32 @@ def _mixed_devices(cls: type[Function], inputs: tuple[Any, ...]) -> RuntimeError
     )
 
 
-def _promote(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any]) -> None:
+def _prepare(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
+    """Promote and widen the arrays, where the op asks for it; the half-width dtype to round the result to, or None."""
+    if cls.promotes or cls.floats:
+        dtype = _promote(cls, inputs, arrays)
+    if not cls.widens:
+        if cls.promotes and is_half(dtype):  # numbers too: 0.1 equals what a float16 makes of it
+            cast = kernels.elementwise.cast
+            arrays[:] = [
+                cast(kernels.full((), float(x), float64), dtype) if isinstance(x, int | float) else x for x in arrays
+            ]
+        return None
+    for i, x in enumerate(arrays):
+        if isinstance(x, kernels.Array) and is_half(x.dtype):
+            arrays[i] = kernels.elementwise.cast(x, float32)
+    return dtype if is_half(dtype) else None
+
+
+def _promote(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any]) -> Any:
     """Cast the arrays to the op's dtype. Python numbers stay: they never widen an array of their own kind."""
     dtype = result_dtype(arrays) if len(arrays) > 1 else arrays[0].dtype
     if cls.floats and not is_floating(dtype):
         dtype = default_dtype()
     for i, x in enumerate(inputs):
         if isinstance(x, TensorCore) and x.data.dtype != dtype:
-            arrays[i] = x.data.astype(dtype)
+            arrays[i] = x.device.kernels.elementwise.cast(x.data, dtype)
+    return dtype
 
 
 def _owner(array: Any) -> Any:
@@ -455,10 +479,17 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
                 f"a tensor that {name} needs for its gradient was changed in place after it was computed "
                 f"(version {version.count}, expected {count}); change a copy instead (.clone())"
             )
+    kernels = node.kernels
+    if node.half is not None and dy.dtype == node.half:
+        dy = kernels.elementwise.cast(dy, float32)
     if node.adds_in_place:
         for edge in node.edges:
-            if edge is not None:
+            if edge is not None and node.half is None:
                 node.backward_into(dy, pending.writable(*edge))
+            elif edge is not None:
+                wide = kernels.zeros(edge[1], float32)
+                node.backward_into(dy, wide)
+                pending.add(edge[0], kernels.elementwise.cast(wide, edge[2]), owned=True)
         return
     result = node.backward(dy)
     # A list of our own: a tuple that the op keeps would hide that its arrays have another owner.
@@ -466,7 +497,6 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
     del result
     if len(results) != len(node.edges):
         raise RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs")
-    kernels = node.kernels
     for i, edge in enumerate(node.edges):
         if edge is None:
             continue
@@ -484,7 +514,7 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
             grad = _sum_to(name, i, grad, shape, kernels)
             owned = True
         if grad.dtype != dtype:
-            grad = grad.astype(dtype)
+            grad = kernels.elementwise.cast(grad, dtype)
             owned = True
         pending.add(target, grad, owned)
 

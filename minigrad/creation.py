@@ -11,7 +11,7 @@ from . import dtypes, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
 from .ops import indexing, movement
-from .random import Generator, default_generator
+from .random import Generator, default_generator, draw
 from .tensor import Tensor
 
 
@@ -106,14 +106,10 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device
     return Tensor(np.eye(n, m), dtype=dtype or dtypes.default_dtype(), device=device)
 
 
-def _draw(name: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:
+def _draw(kind: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:
     device = Device(device)
     dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
-    if dtype not in (dtypes.float32, dtypes.float64):
-        raise TypeError(f"{name}: expected float32 or float64, not {dtype}")
-    seed, offset = (generator or default_generator).next()
-    draw = device.kernels.random.uniform if name == "rand" else device.kernels.random.normal
-    return _finish(draw(shapes.shape_argument(shape), dtype, seed, offset), device, grad)
+    return _finish(draw(kind, device.kernels, shapes.shape_argument(shape), dtype, generator), device, grad)
 
 
 def rand(
@@ -124,7 +120,7 @@ def rand(
     requires_grad: bool = False,
 ) -> Tensor:
     """Uniform random values in [0, 1)."""
-    return _draw("rand", shape, dtype, device, generator, requires_grad)
+    return _draw("uniform", shape, dtype, device, generator, requires_grad)
 
 
 def randn(
@@ -135,7 +131,7 @@ def randn(
     requires_grad: bool = False,
 ) -> Tensor:
     """Standard normal random values."""
-    return _draw("randn", shape, dtype, device, generator, requires_grad)
+    return _draw("normal", shape, dtype, device, generator, requires_grad)
 
 
 def randint(
@@ -145,8 +141,8 @@ def randint(
     if not low < high:
         raise ValueError(f"randint: no integer in [{low}, {high})")
     device = Device(device)
-    draw = (generator or default_generator).next()
-    return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *draw), device)
+    place = (generator or default_generator).next()
+    return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *place), device)
 
 
 def rand_like(

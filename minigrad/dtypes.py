@@ -1,14 +1,17 @@
 """The dtypes of tensors, and PyTorch's rules for which dtype an operation computes in.
 
-A dtype is NumPy's: ``minigrad.float32`` is ``numpy.dtype("float32")``.
+A dtype is NumPy's: ``minigrad.float32`` is ``numpy.dtype("float32")``. NumPy has no bfloat16; ``minigrad.bfloat16`` is
+the one that the package ml_dtypes adds to it, so ``.numpy()`` of such a tensor is an array of that dtype.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
 float16 = np.dtype(np.float16)
 float32 = np.dtype(np.float32)
 float64 = np.dtype(np.float64)
@@ -16,10 +19,10 @@ int32 = np.dtype(np.int32)
 int64 = np.dtype(np.int64)
 uint8 = np.dtype(np.uint8)
 bool_ = np.dtype(np.bool_)
-SUPPORTED = (float32, float64, float16, int64, int32, uint8, bool_)
+SUPPORTED = (float32, float64, float16, bfloat16, int64, int32, uint8, bool_)
 
 _default = float32
-_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2}
+_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2}  # V: to NumPy, ml_dtypes' bfloat16 is of no kind of its own
 
 
 def default_dtype() -> np.dtype[Any]:
@@ -54,7 +57,17 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Whether the dtype is a floating one (only such tensors can require grad)."""
-    return dtype.kind == "f"
+    return dtype.kind in "fV"
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether the dtype is float16 or bfloat16, which are computed with as float32."""
+    return dtype.kind in "fV" and dtype.itemsize == 2
+
+
+def finfo(dtype: np.dtype[Any]) -> Any:
+    """``numpy.finfo`` that knows bfloat16: ``eps``, ``max``, ``min``, ..."""
+    return ml_dtypes.finfo(dtype)
 
 
 def category(dtype: np.dtype[Any]) -> int:
@@ -65,8 +78,11 @@ def category(dtype: np.dtype[Any]) -> int:
 def _promote(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     if a == b:
         return a
-    if (a.kind == "f") != (b.kind == "f"):  # an integer never widens a float: int64 with float32 is float32
-        return a if a.kind == "f" else b
+    if is_floating(a) != is_floating(b):  # an integer never widens a float: int64 with float32 is float32
+        return a if is_floating(a) else b
+    if bfloat16 in (a, b):
+        other = b if a == bfloat16 else a
+        return float32 if other == float16 else other  # neither of the two halves holds the other
     return np.promote_types(a, b)
 
 
@@ -77,7 +93,7 @@ def result_dtype(values: Any) -> np.dtype[Any]:
     (bool < integer < float).
     """
     first = getattr(values[0], "dtype", None)
-    if first is not None and first.kind == "f" and values[0].ndim:  # the common case: nothing outranks the first
+    if first is not None and first.kind in "fV" and values[0].ndim:  # the common case: nothing outranks the first
         for x in values:
             if (x.dtype != first) if hasattr(x, "dtype") else not isinstance(x, (float, int)):
                 break

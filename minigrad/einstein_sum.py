@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Collection
 
+from . import dtypes
 from .tensor import Tensor
 
 Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
@@ -25,6 +26,9 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     output has "..." and the letters that occur once, in alphabetical order. Sizes of 1 broadcast.
     Raises ValueError for an equation that does not fit the operands.
     """
+    dtype = dtypes.result_dtype([x.data for x in operands]) if operands else None
+    if dtype is not None and dtypes.is_half(dtype):  # rounded once, whatever the number of products
+        return einsum(equation, *(x.float() for x in operands)).to(dtype)
     labels, output = _parse(equation, operands)
     sizes: dict[str | int, int] = {}
     for x, found in zip(operands, labels, strict=True):

@@ -10,6 +10,9 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import dtypes
 
 
 class Generator:
@@ -104,6 +107,24 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
         yield left
     finally:
         _source.draw = outer
+
+
+def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Generator | None) -> Any:
+    """An array of ``kind`` "uniform", in [0, 1), or "normal". float16 and bfloat16 are float32's, uniform ones cut, not
+    rounded, so that they stay below 1 (to multiples of 2^-11 and 2^-8, as PyTorch's).
+    """
+    if not dtypes.is_floating(dtype):
+        raise TypeError(f"random {kind} values are floating, not {dtype}; randint gives integers")
+    function = kernels.random.uniform if kind == "uniform" else kernels.random.normal
+    wide = dtypes.float32 if dtypes.is_half(dtype) else dtype
+    x = function(shape, wide, *(generator or default_generator).next())
+    if wide is dtype or wide == dtype:
+        return x
+    k = kernels.elementwise
+    if kind == "uniform":
+        step = float(dtypes.finfo(dtype).eps) / 2
+        x = k.mul(k.floor(k.div(x, step)), step)
+    return k.cast(x, dtype)
 
 
 def manual_seed(seed: int) -> Generator:

@@ -18,19 +18,22 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import safetensors.numpy
 
+from .dtypes import bfloat16
+
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
-DTYPES = {
+DTYPES: dict[str, Any] = {
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
+    "BF16": bfloat16,
     "I64": "<i8",
     "I32": "<i4",
     "I16": "<i2",
@@ -41,8 +44,8 @@ DTYPES = {
     "U8": "|u1",
     "BOOL": "|b1",
 }
-CODES = {dtype: code for code, dtype in DTYPES.items()}
-OTHER_CODES = {"BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "C64"}
+CODES = {np.dtype(dtype).str: code for code, dtype in DTYPES.items()}
+OTHER_CODES = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
 MAX_HEADER = 16 << 20  # bytes
 # Lists and objects, and commas, in one JSON document: they bound the memory that a few megabytes of text can ask for
@@ -200,8 +203,8 @@ def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None)
     """The bytes of a safetensors file.
 
     Args:
-        arrays: name to tensor, array or NumPy scalar of float16/32/64, int8..64, uint8..64 or bool; any strides and
-            byte order.
+        arrays: name to tensor, array or NumPy scalar of float16/32/64, bfloat16, int8..64, uint8..64 or bool; any
+            strides and byte order.
         metadata: free text, stored under ``__metadata__``.
 
     Raises:
@@ -340,10 +343,22 @@ def read_arrays(path: Path, size: int | None = None, sha256: str | None = None) 
     Raises:
         CheckpointError: naming the file and the fault.
     """
+    return dict(iter_arrays(path, size, sha256))
+
+
+def iter_arrays(
+    path: Path, size: int | None = None, sha256: str | None = None
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """`read_arrays`, one tensor at a time, for models of which a second copy would not fit.
+
+    The checksum covers the whole file, so it is compared after the last tensor.
+
+    Raises:
+        CheckpointError: naming the file and the fault.
+    """
     with _File(path) as file:
         file.check(size, None)
         header = _read_header(file)
-        arrays: Arrays = {}
         for name, entry in header.tensors.items():
             try:
                 array = np.empty(entry.shape, entry.dtype)
@@ -353,6 +368,5 @@ def read_arrays(path: Path, size: int | None = None, sha256: str | None = None) 
             file.read_into(octets.data)
             if entry.dtype == np.bool_ and octets.size and octets.max() > 1:
                 raise file.error(f"tensor {show(name)}: a bool is neither 0 nor 1")
-            arrays[name] = array
+            yield name, array
         file.check(None, sha256)
-        return arrays

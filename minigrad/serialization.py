@@ -93,8 +93,8 @@ def save_safetensors(
 
     Args:
         path: the file; its folder must exist.
-        arrays: name to tensor or NumPy array of float16/32/64, an integer type or bool, for example
-            ``model.state_dict()``; any strides. bfloat16 is not supported.
+        arrays: name to tensor or NumPy array of float16/32/64, bfloat16, an integer type or bool, for example
+            ``model.state_dict()``; any strides.
         metadata: free text kept in the header.
 
     Raises:

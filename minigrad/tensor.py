@@ -19,7 +19,7 @@ from .device import CPU, Device
 from .grad_store import GradStore, TensorId
 from .indices import check_range, parse_index, repeated_positions, scatter_source
 from .ops import comparison, elementwise, indexing, matmul, movement, reduce, softmax
-from .random import Generator, default_generator
+from .random import Generator, draw
 from .shapes import Dim
 
 
@@ -485,6 +485,10 @@ class Tensor(_Casts):
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         """NaN and the infinities replaced by numbers; None means the largest (smallest) finite one of the dtype."""
+        if self.is_floating_point():
+            limits = dtypes.finfo(self.dtype)
+            posinf = float(limits.max) if posinf is None else posinf
+            neginf = float(limits.min) if neginf is None else neginf
         return elementwise.NanToNum.apply(self, nan=nan, posinf=posinf, neginf=neginf)
 
     def maximum(self, other: Any) -> Tensor:
@@ -735,11 +739,11 @@ class Tensor(_Casts):
 
     def softmax(self, dim: int) -> Tensor:
         """exp(self) along ``dim``, divided by its sum."""
-        return softmax.Softmax.apply(_not_float16("softmax", self), axis=shapes.normalize_dim(dim, self.ndim))
+        return softmax.Softmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
 
     def log_softmax(self, dim: int) -> Tensor:
         """log(softmax(self)) along ``dim``, computed without overflow."""
-        return softmax.LogSoftmax.apply(_not_float16("log_softmax", self), axis=shapes.normalize_dim(dim, self.ndim))
+        return softmax.LogSoftmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
 
     # ------------------------------------------------------------------ movement
 
@@ -1111,16 +1115,16 @@ class Tensor(_Casts):
         """Uniform random values in [low, high), in place."""
         self._change("uniform_")
         k = self.device.kernels
-        draw = k.random.uniform(self.shape, self.dtype, *(generator or default_generator).next())
-        k.elementwise.assign(self.data, k.elementwise.add(k.elementwise.mul(draw, high - low), low))
+        values = draw("uniform", k, self.shape, self.dtype, generator)
+        k.elementwise.assign(self.data, k.elementwise.add(k.elementwise.mul(values, high - low), low))
         return self
 
     def normal_(self, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
         """Normal random values, in place."""
         self._change("normal_")
         k = self.device.kernels
-        draw = k.random.normal(self.shape, self.dtype, *(generator or default_generator).next())
-        k.elementwise.assign(self.data, k.elementwise.add(k.elementwise.mul(draw, std), mean))
+        values = draw("normal", k, self.shape, self.dtype, generator)
+        k.elementwise.assign(self.data, k.elementwise.add(k.elementwise.mul(values, std), mean))
         return self
 
     def bernoulli(self, *, generator: Generator | None = None) -> Tensor:
@@ -1132,8 +1136,8 @@ class Tensor(_Casts):
                 f"bernoulli: expected probabilities in [0, 1], not {self.amin().item()} to {self.amax().item()}"
             )
         k = self.device.kernels
-        draw = k.random.uniform(self.shape, dtypes.float64, *(generator or default_generator).next())
-        return Tensor.wrap(k.elementwise.cast(k.comparison.lt(draw, self.data), self.dtype), self.device)
+        values = draw("uniform", k, self.shape, dtypes.float64, generator)
+        return Tensor.wrap(k.elementwise.cast(k.comparison.lt(values, self.data), self.dtype), self.device)
 
     # ------------------------------------------------------------------ products
 
@@ -1195,7 +1199,7 @@ def _mask(name: str, mask: Any) -> Tensor:
 
 def _bits(name: str, x: Any) -> Any:
     dtype = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype
-    if dtype.kind == "f":
+    if dtypes.is_floating(dtype):
         raise TypeError(f"{name} is for integers and bool, not {dtype}; compare first (x > 0), or convert with .long()")
     return x
 
@@ -1203,13 +1207,6 @@ def _bits(name: str, x: Any) -> Any:
 def _check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
     if dtype.kind in "iu" and not math.isfinite(value):
         raise ValueError(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
-
-
-def _not_float16(name: str, x: Tensor) -> Tensor:
-    """``x``, if the fused kernels can compute with its dtype; they take integers as floats."""
-    if x.dtype == dtypes.float16:
-        raise TypeError(f"{name} has no float16 kernel; convert with .float()")
-    return x
 
 
 def _matrices(name: str, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 import minigrad as mg
 from minigrad.cuda_kernels import MissingKernelError
+from minigrad.dtypes import finfo, is_floating
 
 try:
     import torch
@@ -47,7 +48,7 @@ BINARY: tuple[tuple[Shape, ...], ...] = (
     ((2, 3), ()),
     ((1,), (0,)),
 )
-DTYPES = ("int64", "int32", "uint8", "bool", "float16")
+DTYPES = ("int64", "int32", "uint8", "bool", "float16", "bfloat16")
 
 
 # Devices --------------------------------------------------------------------------------------------------------------
@@ -116,6 +117,7 @@ class Op:
     shapes: Sequence[tuple[Shape, ...]] = UNARY
     domains: Domain | tuple[Domain, ...] = NORMAL
     rounding: float = 16  # a result may be off by this many units in the last place of the largest one
+    half_rounding: float = 1  # the same in float16 and bfloat16: results are computed in float32 and rounded once
     differentiable: bool | tuple[bool, ...] = True
     equal_rows: bool = True  # False: where all rows are equal, the gradient is a matter of rounding
     torch_differentiates: bool = True  # PyTorch has a derivative
@@ -163,19 +165,32 @@ def assert_close(
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
-    if actual.dtype.kind != "f":
+    if not is_floating(actual.dtype):
         np.testing.assert_array_equal(actual, expected, err_msg=what)
         return
     exact = expected.astype(np.float64)
     size = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (exact, *terms))
-    bound = rounding * float(np.finfo(actual.dtype).eps) * size
+    bound = rounding * float(finfo(actual.dtype).eps) * size
     np.testing.assert_allclose(actual.astype(np.float64), exact, rtol=0, atol=bound, err_msg=what)
+
+
+def to_torch(x: np.ndarray) -> Any:
+    """A PyTorch tensor of the same dtype; NumPy's bfloat16 is one that PyTorch does not know, so by its bits."""
+    if x.dtype == mg.bfloat16:
+        return torch.tensor(np.ascontiguousarray(x).view(np.int16).reshape(x.shape)).view(torch.bfloat16)
+    return torch.tensor(x)
+
+
+def from_torch(x: Any) -> np.ndarray:
+    """The values of a PyTorch tensor, bfloat16 as float32."""
+    x = x.detach()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def tensors(arrays: Sequence[np.ndarray], dtype: str, device: str, needs: Sequence[bool]) -> list[mg.Tensor]:
     """Floating arrays in ``dtype``, others as they are; leaves that require grad where needed."""
     return [
-        mg.tensor(x.astype(dtype) if x.dtype.kind == "f" else x, device=device, requires_grad=need)
+        mg.tensor(x.astype(mg.dtypes.as_dtype(dtype)) if x.dtype.kind == "f" else x, device=device, requires_grad=need)
         for x, need in zip(arrays, needs, strict=True)
     ]
 
@@ -372,7 +387,7 @@ def check_shapes(op: Op, device: str) -> None:
 
 
 def check_dtypes(op: Op, device: str) -> None:
-    """For integers, bool and float16 the result has PyTorch's dtype and values, wherever PyTorch has one."""
+    """For integers, bool, float16 and bfloat16 the result has PyTorch's dtype and values, wherever PyTorch has one."""
     if torch is None:
         pytest.skip("PyTorch is not installed: nothing to compare with")
     if op.torch is None:
@@ -382,22 +397,53 @@ def check_dtypes(op: Op, device: str) -> None:
         rng = np.random.default_rng(0)
         low, high = (0, 2) if dtype == "bool" else (1, 5)
         arrays = [
-            rng.integers(low, high, x.shape).astype(dtype) if x.dtype.kind == "f" else x for x in op.inputs(shapes)
+            rng.integers(low, high, x.shape).astype(mg.dtypes.as_dtype(dtype)) if x.dtype.kind == "f" else x
+            for x in op.inputs(shapes)
         ]
         if dtype in op.refuses:
             with pytest.raises(TypeError):
                 op.run(*(mg.tensor(x, device=device) for x in arrays))
             continue
         try:
-            z = op.torch(*(torch.tensor(x) for x in arrays))
+            z = op.torch(*map(to_torch, arrays))
         except (RuntimeError, TypeError, NotImplementedError, ValueError):
             continue
         y = op.run(*(mg.tensor(x, device=device) for x in arrays))
         assert str(y.dtype) == str(z.dtype).removeprefix("torch."), f"{op} of {dtype}"
-        assert_close(host(y), z.numpy(), op.rounding, f"{op} of {dtype}")
+        assert_close(host(y), from_torch(z), op.rounding, f"{op} of {dtype}")
 
 
-CHECKS = (check_values, check_torch, check_gradients, check_layouts, check_shapes, check_dtypes)
+def check_half(op: Op, device: str) -> None:
+    """In float16 and bfloat16 results and gradients are float64's of the same inputs, rounded once; PyTorch's dtype."""
+    shapes = max(op.shapes, key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
+    for dtype in (mg.float16, mg.bfloat16):
+        arrays = [x.astype(dtype).astype(np.float64) if x.dtype.kind == "f" else x for x in op.inputs(shapes)]
+        needs = op.needs(arrays)
+        if not any(x.dtype.kind == "f" for x in arrays):
+            continue
+        exact, inputs = tensors(arrays, "float64", device, needs), tensors(arrays, str(dtype), device, needs)
+        y, z = op.run(*inputs), op.run(*exact)
+        assert y.dtype == (dtype if z.is_floating_point() else z.dtype), f"{op} of {dtype} is {y.dtype}"
+        unit = op.half_rounding
+        assert_close(host(y), host(z), unit, f"{op} of {shapes} in {dtype}", arrays)
+        assert y.requires_grad == z.requires_grad
+        if not y.requires_grad:
+            continue
+        w = weights_like(host(z)).astype(dtype)
+        pairs = zip(
+            send_back(y, inputs, mg.tensor(w, device=device)),
+            send_back(z, exact, mg.tensor(w.astype(np.float64), device=device)),
+            strict=True,
+        )
+        for i, (g, h) in enumerate(pairs):
+            assert (g is None) == (h is None)
+            if g is not None:
+                assert g.dtype == dtype
+                terms = [*arrays, w.astype(np.float64)]
+                assert_close(g, h, 2 * unit, f"{op} of {shapes} in {dtype}: gradient of input {i}", terms)
+
+
+CHECKS = (check_values, check_torch, check_gradients, check_layouts, check_shapes, check_dtypes, check_half)
 
 
 def check_name(check: Callable[..., None]) -> str:

@@ -101,7 +101,7 @@ def test_wheel_metadata(wheel):
     assert metadata["Requires-Python"] == ">=3.10"
     assert licences
     base = {text.split(">")[0] for text in metadata.get_all("Requires-Dist") if "extra ==" not in text}
-    assert base == {"numpy", "numba", "tqdm", "safetensors"}
+    assert base == {"ml_dtypes", "numpy", "numba", "tqdm", "safetensors"}
     assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "mpi", "plot", "test"}
     assert metadata.get_payload().strip(), "the README is the long description"
 

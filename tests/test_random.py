@@ -195,9 +195,20 @@ def test_uniform_and_normal_in_place() -> None:
     part = mg.zeros(4, 6)
     part[:, ::2].normal_(generator=Generator(1))  # a view that is not contiguous
     assert (part.numpy()[:, ::2] != 0).all() and (part.numpy()[:, 1::2] == 0).all()
-    for dtype in ("int64", "float16"):
-        with pytest.raises(TypeError, match="float32 or float64"):
-            mg.zeros(3, dtype=dtype).normal_()
+    for draw in (mg.Tensor.normal_, mg.Tensor.uniform_):
+        with pytest.raises(TypeError, match="values are floating, not int64"):
+            draw(mg.zeros(3, dtype="int64"))
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float16", 11), ("bfloat16", 8)])
+def test_half_width_draws(dtype: str, digits: int) -> None:
+    x = mg.rand(50_000, dtype=dtype, generator=Generator(1)).double().numpy() * 2**digits
+    np.testing.assert_array_equal(x, np.floor(x))
+    assert x.min() == 0 and x.max() == 2**digits - 1  # never 1, to which the nearest number may be rounded
+    assert abs(x.mean() / 2**digits - (0.5 - 2.0 ** -(digits + 1))) < 0.004
+    y = mg.randn(1000, dtype=dtype, generator=Generator(1))
+    np.testing.assert_array_equal(y.numpy(), mg.randn(1000, generator=Generator(1)).to(dtype).numpy())
+    assert mg.zeros(5, dtype=dtype).uniform_().dtype == dtype
 
 
 def test_randint_covers_its_range_and_nothing_else() -> None:

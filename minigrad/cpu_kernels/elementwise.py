@@ -105,10 +105,10 @@ def _erf(x, y):
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """Error function, of the shape and dtype of x; float16 by way of float32. Any strides."""
-    y = np.empty(x.shape, np.float32 if x.dtype == np.float16 else x.dtype)
-    _erf(np.ascontiguousarray(x, y.dtype).reshape(-1), y.reshape(-1))
-    return y.astype(x.dtype, copy=False)
+    """Error function, of the shape and dtype of x, float32 or float64. Any strides."""
+    y = np.empty(x.shape, x.dtype)
+    _erf(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+    return y
 
 
 @quiet

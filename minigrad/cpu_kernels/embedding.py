@@ -12,6 +12,7 @@ import numpy as np
 
 from . import threads
 from .jit import kernel, parallel_kernel
+from .storage import is_half
 
 TASK_ELEMENTS = 16384  # forward: rows of about this many elements are one task
 COLUMNS = 16  # backward: columns are split at multiples of this, one cache line of float32
@@ -59,8 +60,9 @@ def check_indices(indices: np.ndarray, rows: int) -> int:
 
 
 def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """weight (V, C) of any dtype that Numba knows, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
-    C = weight.shape[1]
+    """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
+    C, dtype = weight.shape[1], weight.dtype
+    weight = weight.view(np.uint16) if is_half(dtype) and C else weight  # Numba knows no bfloat16; a row is only moved
     y = np.empty((*indices.shape, C), weight.dtype)
     flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(indices.size, C)
     weight = np.ascontiguousarray(weight)
@@ -68,11 +70,13 @@ def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
         _gather_rows(weight, flat, rows_y)
     else:
         _gather(weight, flat, rows_y, max(1, TASK_ELEMENTS // C))
-    return y
+    return y.view(dtype) if C else y
 
 
 def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:
     """dweight[indices] += dy, duplicates summed, in place; dy (\\*indices.shape, C), dweight (V, C) contiguous.
+
+    Half-width floats are summed in float32 and rounded once.
 
     Raises ValueError if dweight is not C-contiguous.
     """
@@ -80,6 +84,11 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
         raise ValueError(
             f"dweight has strides {dweight.strides}: expected a C-contiguous array, it is written in place"
         )
+    if is_half(dweight.dtype):
+        wide = np.zeros(dweight.shape, np.float32)
+        backward_into(dy.astype(np.float32), indices, wide)
+        np.copyto(dweight, wide + dweight, casting="unsafe")
+        return
     C = dweight.shape[1]
     flat, rows_dy = np.ascontiguousarray(indices).reshape(-1), np.ascontiguousarray(dy).reshape(indices.size, C)
     if dy.size <= TASK_ELEMENTS:

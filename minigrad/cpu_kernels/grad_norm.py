@@ -103,7 +103,8 @@ def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
         if _is_real(array) and array.flags.c_contiguous:
             groups.setdefault(array.dtype, []).append(array)
         else:
-            np.multiply(array, array.dtype.type(factor), out=array)
+            real = array.dtype if _is_real(array) else np.dtype(np.float32)  # float16 would round the factor
+            np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
     for group in groups.values():
         addresses, sizes, like = _table(group)
         _scale_chunks(addresses, sizes, like, float(factor))

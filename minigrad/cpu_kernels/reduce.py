@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .jit import kernel
+from .storage import is_half
 
 quiet = np.errstate(all="ignore")
 untyped: Any = np  # NumPy's type stubs have no overload for a ``keepdims`` that is a variable
@@ -28,7 +29,7 @@ def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) 
         if x.dtype.char in "fd" and rows > 1 and x.size:
             y = _column_sums(x.reshape(rows, -1)).reshape(x.shape[len(axes) :])
             return y.reshape((1,) * len(axes) + y.shape) if keepdim else y
-    wide = np.float32 if dtype == np.float16 else dtype  # partial sums in float16 would soon stop growing
+    wide = np.float32 if is_half(np.dtype(dtype)) else dtype  # partial sums of such width would soon stop growing
     return np.asarray(untyped.sum(x, axis=axes, dtype=wide, keepdims=keepdim), dtype=dtype)
 
 
@@ -103,8 +104,7 @@ def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
 @quiet
 def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
     """Product along ``axis``, in ``dtype``."""
-    wide = np.float32 if dtype == np.float16 else dtype
-    return np.asarray(untyped.prod(x, axis=axis, dtype=wide, keepdims=keepdim), dtype=dtype)
+    return np.asarray(untyped.prod(x, axis=axis, dtype=dtype, keepdims=keepdim))
 
 
 @quiet
@@ -141,14 +141,14 @@ def _cumprod_backward(dy, x, dx):
 
 
 def cumprod_backward(dy: np.ndarray, x: np.ndarray, axis: int) -> np.ndarray:
-    """dx of ``cumprod``, in time n and without division; float16 by way of float32. Any strides."""
-    dtype = np.float32 if x.dtype == np.float16 else x.dtype
+    """dx of ``cumprod``, in time n and without division; float32 or float64. Any strides."""
+    dtype = x.dtype
     dy_rows, x_rows = (np.ascontiguousarray(np.moveaxis(a, axis, -1), dtype) for a in (dy, x))
     dx = np.empty(x_rows.shape, dtype)
     if x.size:
         n = x.shape[axis]
         _cumprod_backward(dy_rows.reshape(-1, n), x_rows.reshape(-1, n), dx.reshape(-1, n))
-    return np.moveaxis(dx.astype(x.dtype, copy=False), -1, axis)
+    return np.moveaxis(dx, -1, axis)
 
 
 @quiet

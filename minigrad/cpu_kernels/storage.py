@@ -14,6 +14,11 @@ zeros = np.zeros
 may_share_memory = np.may_share_memory
 
 
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether the dtype is float16, or bfloat16, which NumPy has from another package and which is of kind V."""
+    return dtype.kind in "fV" and dtype.itemsize == 2
+
+
 def full(shape: tuple[int, ...], value: Any, dtype: Any) -> np.ndarray:
     """A new array filled with ``value``."""
     return np.full(shape, value, dtype)

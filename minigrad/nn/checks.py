@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from ..dtypes import float32, float64
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..dtypes import is_half
 from ..tensor import Tensor
 
+F = TypeVar("F", bound=Callable[..., Tensor])
 
-def float32_or_64(name: str, x: Tensor) -> Tensor:
-    """``x``, if the fused kernels can compute with its dtype."""
-    if x.dtype not in (float32, float64):
-        raise TypeError(f"{name} expects float32 or float64, not {x.dtype}; convert with .float()")
+
+def floating(name: str, x: Tensor) -> Tensor:
+    """``x``, if its dtype is a floating one."""
+    if not x.is_floating_point():
+        raise TypeError(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()")
     return x
+
+
+def in_float32(function: F) -> F:
+    """A function of several operations, which float16 and bfloat16 tensors pass in float32, so the result is rounded
+    once, to the dtype of the first.
+    """
+
+    @functools.wraps(function)
+    def wrapped(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(x, Tensor) or not is_half(x.dtype):
+            return function(x, *args, **kwargs)
+        wide = [a.float() if isinstance(a, Tensor) and is_half(a.dtype) else a for a in args]
+        named = {k: a.float() if isinstance(a, Tensor) and is_half(a.dtype) else a for k, a in kwargs.items()}
+        return function(x.float(), *wide, **named).to(x.dtype)
+
+    return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
 def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")) -> None:

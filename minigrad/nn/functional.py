@@ -17,7 +17,7 @@ from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
-from .checks import float32_or_64
+from .checks import floating, in_float32
 from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy
 from .losses import kl_div as kl_div
@@ -39,7 +39,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
-    return gelu_ops.Gelu.apply(float32_or_64("gelu", x), approximate=approximate)
+    return gelu_ops.Gelu.apply(floating("gelu", x), approximate=approximate)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     if bad >= 0:
         index = int(indices.reshape(-1)[bad])
         raise IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
-    return embedding_ops.Embedding.apply(float32_or_64("embedding", weight), indices)
+    return embedding_ops.Embedding.apply(floating("embedding", weight), indices)
 
 
 def rope(
@@ -158,7 +158,7 @@ def rope(
         if options["frequencies"].shape != (x.shape[-1] // 2,):
             shape = options["frequencies"].shape
             raise ValueError(f"rope: frequencies of shape {shape} for x of shape {x.shape}; expected D / 2 of them")
-    return rope_ops.Rope.apply(float32_or_64("rope", x), positions.detach(), **options)
+    return rope_ops.Rope.apply(floating("rope", x), positions.detach(), **options)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
@@ -168,7 +168,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generat
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
-    return dropout_ops.Dropout.apply(float32_or_64("dropout", x), p=p, seed=seed, offset=offset)
+    return dropout_ops.Dropout.apply(floating("dropout", x), p=p, seed=seed, offset=offset)
 
 
 def scaled_dot_product_attention(
@@ -208,7 +208,7 @@ def scaled_dot_product_attention(
         return _masked_attention(query, key, value, attn_mask, dropout_p, scale, generator)
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)
-    return attention.ScaledDotProductAttention.apply(float32_or_64("attention", query), key, value, options=options)
+    return attention.ScaledDotProductAttention.apply(floating("attention", query), key, value, options=options)
 
 
 def packed_attention(
@@ -229,9 +229,10 @@ def packed_attention(
     scale = 1 / math.sqrt(qkv.shape[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)
-    return attention.PackedAttention.apply(float32_or_64("packed_attention", qkv), options=options)
+    return attention.PackedAttention.apply(floating("packed_attention", qkv), options=options)
 
 
+@in_float32
 def _masked_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float, generator: Generator | None
 ) -> Tensor:

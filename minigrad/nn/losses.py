@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import log_sigmoid
 from ..tensor import Tensor
-from .checks import check_reduction, float32_or_64, reduced
+from .checks import check_reduction, floating, in_float32, reduced
 
 
+@in_float32
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -55,7 +56,7 @@ def cross_entropy(
         )
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    losses = cross_entropy_ops.CrossEntropy.apply(float32_or_64("cross_entropy", logits), labels, options=options)
+    losses = cross_entropy_ops.CrossEntropy.apply(floating("cross_entropy", logits), labels, options=options)
     if reduction == "none":
         return losses.reshape(target.shape)
     if reduction == "sum":
@@ -78,7 +79,7 @@ def _soft_cross_entropy(
     _check_class_weight(weight, classes)
     if label_smoothing:
         target = target * (1 - label_smoothing) + label_smoothing / max(classes, 1)
-    losses = -target * float32_or_64("cross_entropy", input).log_softmax(class_dim)
+    losses = -target * floating("cross_entropy", input).log_softmax(class_dim)
     if weight is not None:
         losses = losses * weight.detach().reshape(classes, *(1,) * (input.ndim - class_dim - 1))
     return reduced(losses.sum(class_dim), reduction)
@@ -88,6 +89,7 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.permute(0, *range(2, x.ndim), 1)
 
 
+@in_float32
 def nll_loss(input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """-input[target]: log-probabilities (N, C), class indices (N,)."""
     check_reduction("nll_loss", reduction)
@@ -100,6 +102,7 @@ def nll_loss(input: Tensor, target: Tensor, ignore_index: int = -100, reduction:
     return picked.sum() if reduction == "sum" else picked
 
 
+@in_float32
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)^2, of equal shapes."""
     check_reduction("mse_loss", reduction)
@@ -108,6 +111,7 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     return reduced(losses, reduction)
 
 
+@in_float32
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """|input - target|, of equal shapes."""
     check_reduction("l1_loss", reduction)
@@ -115,6 +119,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     return reduced((input - target).abs(), reduction)
 
 
+@in_float32
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -138,6 +143,7 @@ def binary_cross_entropy_with_logits(
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
+@in_float32
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """target (log target - input): log-probabilities, and probabilities (or with ``log_target`` their logarithms).
 

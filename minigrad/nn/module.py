@@ -9,6 +9,7 @@ import numpy as np
 
 from ..autograd import no_grad
 from ..device import Device
+from ..dtypes import is_floating
 from ..tensor import Tensor
 from . import summary
 from .hooks import RemovableHandle
@@ -247,7 +248,7 @@ class Module:
                 value = state[name]
                 if tuple(value.shape) != tensor.shape:
                     problems.append(f"shape: {name} is {tuple(value.shape)} in the state, {tensor.shape} in the module")
-                elif (value.dtype.kind == "f") != tensor.is_floating_point():
+                elif is_floating(value.dtype) != tensor.is_floating_point():
                     problems.append(f"dtype: {name} is {value.dtype} in the state, {tensor.dtype} in the module")
         for all_names in names.values():
             given = [n for n in all_names if n in state]
@@ -279,4 +280,4 @@ class Module:
 
 def _equal(a: Any, b: Any) -> bool:
     a, b = (np.asarray(t.data if isinstance(t, Tensor) else t) for t in (a, b))
-    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f"))
+    return bool(np.array_equal(a, b, equal_nan=is_floating(a.dtype) and is_floating(b.dtype)))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from .. import shapes
 from ..autograd import no_grad
 from ..creation import ones, zeros
+from ..dtypes import finfo, float32, is_half
 from ..ops import batch_norm as batch_norm_ops
 from ..ops import group_norm as group_norm_ops
 from ..ops import layer_norm as layer_norm_ops
 from ..ops import rms_norm as rms_norm_ops
 from ..tensor import Tensor
-from .checks import float32_or_64
+from .checks import floating
 
 
 def layer_norm(
@@ -27,7 +26,7 @@ def layer_norm(
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
     weight, bias = _affine("layer_norm", x, shape, weight, bias)
-    return layer_norm_ops.LayerNorm.apply(float32_or_64("layer_norm", x), weight, bias, eps=eps)
+    return layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps)
 
 
 def rms_norm(
@@ -38,8 +37,8 @@ def rms_norm(
     ``eps`` defaults to the distance from 1 to the next number of x's dtype, as in PyTorch.
     """
     shape = _last_sizes("rms_norm", x, normalized_shape)
-    weight, _ = _affine("rms_norm", float32_or_64("rms_norm", x), shape, weight, None)
-    eps = float(np.finfo(x.dtype).eps) if eps is None else eps
+    weight, _ = _affine("rms_norm", floating("rms_norm", x), shape, weight, None)
+    eps = float(finfo(float32 if is_half(x.dtype) else x.dtype).eps) if eps is None else eps
     return rms_norm_ops.RMSNorm.apply(x, weight, eps=eps)
 
 
@@ -55,7 +54,7 @@ def group_norm(
             f"group_norm: x of shape {x.shape}, {num_groups} groups; expected (N, C, ...), C a multiple of them"
         )
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
-    return group_norm_ops.GroupNorm.apply(float32_or_64("group_norm", x), weight, bias, groups=num_groups, eps=eps)
+    return group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
 
 
 def batch_norm(
@@ -79,22 +78,23 @@ def batch_norm(
     channels = x.shape[1:2]
     weight, bias = _affine("batch_norm", x, channels, weight, bias)
     _sizes("batch_norm", channels, running_mean=running_mean, running_var=running_var)
-    float32_or_64("batch_norm", x)
+    floating("batch_norm", x)
+    wide = float32 if is_half(x.dtype) else x.dtype
     if not training:
         if running_mean is None or running_var is None:
             raise ValueError("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
-        mean, var = running_mean.detach(), running_var.detach()
-        return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean, var, eps=eps, of_batch=False)
+        mean, var = (t.to(wide).data for t in (running_mean, running_var))
+        return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean, var=var, eps=eps, of_batch=False)
     count = math.prod(x.shape) // max(x.shape[1], 1)
     if count < 2 and x.shape[1]:
         raise ValueError(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
-    rows = x.detach().reshape(x.shape[0], x.shape[1], count // max(x.shape[0], 1))
+    rows = x.detach().to(wide).reshape(x.shape[0], x.shape[1], count // max(x.shape[0], 1))
     mean, var = (Tensor.wrap(a, x.device) for a in x.device.kernels.batch_norm.statistics(rows.data))
     with no_grad():
         for running, batch in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
             if running is not None:
                 running.mul_(1 - momentum).add_((batch * momentum).to(running.dtype))
-    return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean, var, eps=eps, of_batch=True)
+    return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean.data, var=var.data, eps=eps, of_batch=True)
 
 
 def _last_sizes(name: str, x: Tensor, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ class BatchNorm(Function):
     __slots__ = ("of_batch", "shape")
     promotes = True
 
-    def forward(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *, eps: float, of_batch: bool) -> Any:
+    def forward(self, x: Any, weight: Any, bias: Any, *, mean: Any, var: Any, eps: float, of_batch: bool) -> Any:
         self.shape, self.of_batch = x.shape, of_batch
         N, C = x.shape[:2]
         x = self.kernels.contiguous(x).reshape(N, C, x.size // max(N * C, 1))
@@ -29,4 +29,4 @@ class BatchNorm(Function):
         x, weight, mean, rstd = self.saved
         dy = self.kernels.contiguous(dy).reshape(x.shape)
         dx, dw, db = self.kernels.batch_norm.backward(dy, x, weight, mean, rstd, self.of_batch)
-        return dx.reshape(self.shape), dw, db, None, None
+        return dx.reshape(self.shape), dw, db

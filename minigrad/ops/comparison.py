@@ -12,6 +12,7 @@ class Comparison(Function):
 
     __slots__ = ()
     promotes = True
+    widens = False
     differentiable = False
 
 

@@ -191,6 +191,7 @@ class Where(Function):
     """z = x where the condition holds, else y;  dz goes to the one that was taken."""
 
     __slots__ = ()
+    widens = False
 
     def forward(self, x: Any, y: Any, condition: Any) -> Any:
         self.saved = (condition,)
@@ -206,6 +207,7 @@ class MaskedFill(Function):
     """y = value where the mask holds, else x;  dx = dy where the mask does not hold."""
 
     __slots__ = ()
+    widens = False
 
     def forward(self, x: Any, mask: Any, *, value: float) -> Any:
         self.saved = (mask,)
@@ -553,6 +555,7 @@ class Cast(Function):
     """y = x in another dtype;  dx = dy in the dtype of x (autograd casts it)."""
 
     __slots__ = ()
+    widens = False
 
     def forward(self, x: Any, *, dtype: Any) -> Any:
         return self.kernels.elementwise.cast(x, dtype)
@@ -565,6 +568,7 @@ class Clone(Function):
     """y = x in new, contiguous memory;  dx = dy."""
 
     __slots__ = ()
+    widens = False
 
     def forward(self, x: Any) -> Any:
         return self.kernels.copy(x)

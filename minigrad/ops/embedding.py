@@ -11,6 +11,7 @@ class Embedding(Function):
     """y = weight[indices];  dweight[indices] += dy, repeated indices adding up."""
 
     __slots__ = ()
+    widens = False  # which would copy the whole table
     adds_in_place = True
 
     def forward(self, weight: Any, indices: Any) -> Any:

@@ -11,6 +11,7 @@ class Index(Function):
     """y = x[where];  dx[where] += dy."""
 
     __slots__ = ("basic", "where")
+    widens = False
     is_view = True
     adds_in_place = True
 
@@ -33,6 +34,7 @@ class Gather(Function):
     """y[i][j] = x[i][indices[i][j]] (along an axis);  dx at those places += dy."""
 
     __slots__ = ("axis",)
+    widens = False
     adds_in_place = True
 
     def forward(self, x: Any, indices: Any, *, axis: int) -> Any:
@@ -51,6 +53,7 @@ class Scatter(Function):
     """
 
     __slots__ = ("axis",)
+    widens = False
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
         self.axis = axis
@@ -103,6 +106,7 @@ class OneHot(Function):
     """A new last axis with 1 at the index; no gradient."""
 
     __slots__ = ()
+    widens = False
     differentiable = False
 
     def forward(self, indices: Any, *, classes: int) -> Any:

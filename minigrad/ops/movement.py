@@ -11,6 +11,7 @@ class Reshape(Function):
     """y = x in another shape;  dx = dy in the shape of x."""
 
     __slots__ = ("shape",)
+    widens = False
     is_view = True
 
     def forward(self, x: Any, *, shape: tuple[int, ...]) -> Any:
@@ -25,6 +26,7 @@ class Permute(Function):
     """y = x with its axes in another order;  dx = dy in the inverse order."""
 
     __slots__ = ("inverse",)
+    widens = False
     is_view = True
 
     def forward(self, x: Any, *, order: tuple[int, ...]) -> Any:
@@ -41,6 +43,7 @@ class Expand(Function):
     """
 
     __slots__ = ()
+    widens = False
     is_view = True
 
     def forward(self, x: Any, *, shape: tuple[int, ...]) -> Any:
@@ -54,6 +57,7 @@ class Cat(Function):
     """y = the inputs one after the other along an axis;  each dx = its part of dy."""
 
     __slots__ = ("axis", "sizes")
+    widens = False
     promotes = True
 
     def forward(self, *inputs: Any, axis: int) -> Any:
@@ -69,6 +73,7 @@ class Flip(Function):
     """y = x with the order along the axes reversed;  dx = dy reversed."""
 
     __slots__ = ("axes",)
+    widens = False
 
     def forward(self, x: Any, *, axes: tuple[int, ...]) -> Any:
         self.axes = axes
@@ -82,6 +87,7 @@ class Tril(Function):
     """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
 
     __slots__ = ("diagonal",)
+    widens = False
 
     def forward(self, x: Any, *, diagonal: int) -> Any:
         self.diagonal = diagonal
@@ -95,6 +101,7 @@ class Triu(Function):
     """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
 
     __slots__ = ("diagonal",)
+    widens = False
 
     def forward(self, x: Any, *, diagonal: int) -> Any:
         self.diagonal = diagonal
@@ -108,6 +115,7 @@ class Roll(Function):
     """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back."""
 
     __slots__ = ("axes", "shifts")
+    widens = False
 
     def forward(self, x: Any, *, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Any:
         self.shifts, self.axes = shifts, axes
@@ -137,6 +145,7 @@ class Pad(Function):
     """y = x with borders of a constant;  dx = dy without the borders (where a border is negative: with zeros)."""
 
     __slots__ = ("widths",)
+    widens = False
 
     def forward(self, x: Any, *, widths: tuple[tuple[int, int], ...], value: float) -> Any:
         self.widths = widths
@@ -150,6 +159,7 @@ class Diagonal(Function):
     """y_i = x_(i, i + offset) of two axes, as a view;  dx_(i, i + offset) += dy_i."""
 
     __slots__ = ("places",)
+    widens = False
     is_view = True
     adds_in_place = True
 

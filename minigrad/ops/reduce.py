@@ -28,7 +28,7 @@ class Sum(Reduction):
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
         self.axes, self.shape = axes, x.shape
-        return self.kernels.reduce.sum(x, axes, keepdim, None if x.dtype.kind == "f" else "int64")
+        return self.kernels.reduce.sum(x, axes, keepdim, None if x.dtype.kind in "fV" else "int64")
 
     def backward(self, dy: Any) -> Any:
         return self.spread(dy)
@@ -232,7 +232,7 @@ class Prod(Reduction):
     def forward(self, x: Any, *, axis: int, keepdim: bool) -> Any:
         self.axes, self.shape = (axis,), x.shape
         self.saved = (x,)
-        return self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind == "f" else "int64")
+        return self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind in "fV" else "int64")
 
     def backward(self, dy: Any) -> Any:
         others = self.kernels.reduce.prod_of_others(self.saved[0], self.axes[0])

@@ -49,7 +49,6 @@ def case(reduction, label_smoothing, weighted, ignore_index):
         [((6, 5), (6,)), ((5,), ()), ((30, 5), (30,))],
         (uniform(-4, 4), integers(0, 5)),
         rounding=64,
-        refuses=("float16",),
     )
 
 
@@ -63,17 +62,18 @@ OPS = [
         [((2, 5, 3), (2, 3)), ((2, 5, 3, 2), (2, 3, 2)), ((2, 5, 0), (2, 0))],
         (uniform(-4, 4), integers(0, 5)),
         rounding=64,
-        refuses=("float16",),
     ),
     Op(
         "cross_entropy-large",
         lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1),
         lambda x, t: reference(x, t, label_smoothing=0.1),
-        lambda x, t: torch.nn.functional.cross_entropy(x, t, label_smoothing=0.1),
+        # PyTorch sums all rows' smoothing before it divides, which is too much for float16.
+        lambda x, t: torch.nn.functional.cross_entropy(
+            x.float() if x.dtype == torch.float16 else x, t, label_smoothing=0.1
+        ).to(x.dtype),
         [((70, 300), (70,))],
         (uniform(-4, 4), integers(0, 300)),
         rounding=64,
-        refuses=("float16",),
     ),
     *(
         Op(
@@ -201,7 +201,7 @@ def test_errors(device):
         F.cross_entropy(x, t.float())
     with pytest.raises(TypeError, match="targets are class indices, not bool"):
         F.cross_entropy(x, t > 1)
-    with pytest.raises(TypeError, match="cross_entropy expects float32 or float64, not int64"):
+    with pytest.raises(TypeError, match="cross_entropy expects a floating tensor, not int64"):
         F.cross_entropy(x.long(), t)
     with pytest.raises(ValueError, match=r"input \(3, 5\), target \(2,\); .*cross_entropy\(logits\.view\(-1, C\)"):
         F.cross_entropy(x, t[:2])

@@ -27,7 +27,7 @@ OPS = [
         ],
         (NORMAL, integers(0, 6)),
         rounding=64,
-        refuses=("int64", "int32", "uint8", "bool", "float16"),
+        refuses=("int64", "int32", "uint8", "bool"),
     )
 ]
 

@@ -64,7 +64,6 @@ def soft_case(reduction, smoothing, weighted):
         [((3, 5), (3, 5)), ((5,), (5,)), ((2, 5, 3), (2, 5, 3))],
         (uniform(-4, 4), uniform(0, 1)),
         rounding=64,
-        refuses=("float16",),
     )
 
 

@@ -29,7 +29,6 @@ def along(name, reference):
             SHAPES,
             uniform(-4, 4),
             rounding=32,
-            refuses=("float16",),
         )
         for dim in (0, -1)
     ]
