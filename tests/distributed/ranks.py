@@ -1,0 +1,99 @@
+"""Run a program on several real processes from a test: ``run_ranks(2, "...source...")``, which never hangs.
+
+    result = run_ranks(2, SOURCE, "--steps", "3", timeout=30)
+    assert result.returncode == 0, result.text
+    assert result.lines(0) == ["done"]
+
+``requires_mpi`` is the mark for tests that use it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_missing = [name for name in ("mpi4py",) if importlib.util.find_spec(name) is None]
+requires_mpi = pytest.mark.skipif(bool(_missing), reason="mpi4py is not installed; install the extra `mpi`")
+
+
+@dataclass(frozen=True)
+class RanksResult:
+    """What a launch left behind. ``stdout`` and ``stderr`` have their ranks before each line; ``seconds`` it took."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """All output, for an assertion's message."""
+        return f"exit code {self.returncode} after {self.seconds:.1f} s\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+    def lines(self, rank: int) -> list[str]:
+        """What a rank wrote to stdout, without the prefix."""
+        return re.findall(rf"^\[{rank}\] (.*)$", self.stdout, re.M)
+
+    def errors(self, rank: int) -> str:
+        """What a rank wrote to stderr, without the prefix."""
+        return "\n".join(re.findall(rf"^\[{rank}\] (.*)$", self.stderr, re.M))
+
+
+def run_ranks(
+    n: int,
+    program: str | Path | Callable[..., object],
+    *arguments: object,
+    timeout: float = 60.0,
+    options: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+) -> RanksResult:
+    """Run ``program`` on ``n`` ranks under the launcher: a path, source text (anything with a line break), or a function
+    that needs nothing around it and gets ``arguments`` as strings. After ``timeout`` seconds all ranks are killed.
+
+    Each rank turns warnings into errors, as the tests do.
+    """
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        command = [sys.executable, "-W", "error", "-m", "minigrad.distributed.launch", "-n", str(n)]
+        command += ["--timeout", str(timeout), *options, str(_script(program, Path(folder))), *map(str, arguments)]
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONWARNINGS": "error", **(env or {})},
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=timeout + 20)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # mpirun and the ranks get a signal when their parent dies
+            process.communicate(timeout=20)
+            raise
+        return RanksResult(process.returncode, out, err, time.monotonic() - began)
+
+
+def _script(program: str | Path | Callable[..., object], folder: Path) -> Path:
+    if isinstance(program, Path) or (isinstance(program, str) and "\n" not in program):
+        return Path(program)
+    path = folder / "program.py"
+    if callable(program):
+        source = textwrap.dedent(inspect.getsource(program))
+        path.write_text(f"import sys\n\n{source}\n{program.__name__}(*sys.argv[1:])\n", encoding="utf-8")
+    else:
+        path.write_text(textwrap.dedent(program), encoding="utf-8")
+    return path
