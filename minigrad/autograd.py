@@ -135,8 +135,8 @@ _RELEASED: Any = _Released()
 class Deferred:
     """Stands in ``node.saved`` for arrays that are computed when ``backward`` needs them (``recompute.py``)."""
 
-    def restore(self) -> None:
-        """Fill ``saved`` of all nodes in which this object stands."""
+    def restore(self, node: Function) -> None:
+        """Fill ``saved`` of ``node`` and of the others in which this object stands; with another Deferred, perhaps."""
         raise NotImplementedError
 
 
@@ -471,8 +471,8 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
             f"backward through {name} a second time: its saved arrays were freed by the first; "
             "pass retain_graph=True to the first call, or compute the loss again"
         )
-    if isinstance(node.saved, Deferred):
-        node.saved.restore()
+    while isinstance(node.saved, Deferred):
+        node.saved.restore(node)
     for version, count in node._versions:
         if version.count != count:
             raise RuntimeError(

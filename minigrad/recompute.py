@@ -111,7 +111,7 @@ class _Recomputation(Deferred):
                     nodes.append(edge[0])
         return nodes
 
-    def restore(self) -> None:
+    def restore(self, node: Function) -> None:
         for version, count in self.versions:
             if version.count != count:
                 raise RuntimeError(
@@ -133,6 +133,11 @@ class _Recomputation(Deferred):
                     inner[id(old.saved)] = old.saved
         for nested in inner.values():
             nested.move(pairs)
+        if node.saved is self:
+            raise RuntimeError(
+                f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way than its "
+                "outputs; return the tensor from the function"
+            )
 
     def move(self, pairs: dict[Function, Function]) -> None:
         """Belong to other nodes from now on."""
