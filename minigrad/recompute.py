@@ -156,6 +156,7 @@ class _Recomputation(Deferred):
             if kernels.to_host(first).tobytes() != kernels.to_host(second).tobytes():
                 raise _mismatch(name, "other values")
         pairs: dict[Function, Function] = {}
+        matched: set[Any] = set()
         todo: list[tuple[Any, Any]] = []
         for root, new in zip(self.roots, self._nodes_of(outputs, start)):
             if (root is None) != (new is None):
@@ -168,6 +169,9 @@ class _Recomputation(Deferred):
                 if pairs[new] is not old:
                     raise _mismatch(name, "another graph")
                 continue
+            if old in matched:
+                raise _mismatch(name, "another graph")
+            matched.add(old)
             if type(old) is not type(new) or len(old.edges) != len(new.edges):
                 raise _mismatch(name, f"{type(old).__name__} at first, then {type(new).__name__}")
             pairs[new] = old
