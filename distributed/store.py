@@ -4,8 +4,8 @@ Rank 0 listens, the others connect. Nothing that arrives is unpickled, executed 
 message has a known or a bounded length. Each side proves that it knows the job's secret (HMAC-SHA256 over fresh random
 numbers of both sides, so that a recorded proof is worth nothing), and every later message carries a code under a key
 of that one connection. Handshakes are steps of one non-blocking loop: whoever says nothing, says it slowly or talks
-nonsense waits alone. Python's ``multiprocessing.connection`` is not used because there one silent peer holds up all, and
-messages are unpickled.
+nonsense waits alone. Python's ``multiprocessing.connection`` is not used because there one silent peer holds up all,
+and messages are unpickled.
 
 The exchange is authenticated, not secret, and NCCL's own connections that follow it are neither: a cluster's network
 must be trusted as NCCL trusts it. The secret keeps strangers and other jobs out of the rendezvous.
@@ -316,8 +316,8 @@ class Store:
         try:
             channel.send(_VALUE + value, self._deadline)
             kind, body = self._next(channel, 1 + self._world_size * (_LENGTH.size + MAX_VALUE))
-        except TimeoutError:
-            raise self._error(f"not all ranks had answered within {self._timeout:g} s", [])
+        except TimeoutError as error:
+            raise self._error(f"not all ranks had answered within {self._timeout:g} s") from error
         except OSError as error:
             raise RendezvousError(f"rank 0 left the rendezvous ({error})", rank=self._rank, ranks=[0]) from error
         gathered = []
