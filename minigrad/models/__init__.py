@@ -1,5 +1,39 @@
-"""Complete models."""
+"""Complete models: language models of the GPT-2 and Llama families, with the weights that Hugging Face's files hold."""
 
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..device import CPU, Device
+from .causal_lm import CausalLM
 from .gpt2 import GPT2, GPT2Config
+from .hub_config import HubConfig
+from .llama import Llama, LlamaConfig, RopeScaling
 
-__all__ = ["GPT2", "GPT2Config"]
+__all__ = ["GPT2", "CausalLM", "GPT2Config", "Llama", "LlamaConfig", "RopeScaling", "from_pretrained"]
+
+FAMILIES: dict[str, type[CausalLM]] = {family.model_type: family for family in (GPT2, Llama)}
+
+
+def from_pretrained(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: Any = None,
+    device: str | Device = CPU,
+    dropout: float | None = None,
+) -> CausalLM:
+    """The model of a folder in Hugging Face's format, of the family that its ``config.json`` names.
+
+    GPT-2 (``"model_type": "gpt2"``) and Llama (``"llama"``; SmolLM2 is one). For the arguments see
+    `CausalLM.from_pretrained`.
+
+    Raises:
+        CheckpointError: as there, or the family is another one.
+    """
+    hub = HubConfig(Path(folder))
+    family = hub.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise hub.error(f"model_type {family!r:.60} is not supported, only {' and '.join(FAMILIES)}")
+    return FAMILIES[family].from_pretrained(folder, dtype=dtype, device=device, dropout=dropout)

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..creation import empty, empty_like
 from ..random import Generator
 from ..tensor import Tensor
 
-_P = ParamSpec("_P")
+_Fill = TypeVar("_Fill", bound=Callable[..., Tensor])
 _skipped: ContextVar[bool] = ContextVar("skipped", default=False)
 
 
@@ -33,17 +33,18 @@ def skip_init() -> Iterator[None]:
         _skipped.reset(token)
 
 
-def _draws(fill: Callable[Concatenate[Tensor, _P], Tensor]) -> Callable[Concatenate[Tensor, _P], Tensor]:
+def _draws(fill: _Fill) -> _Fill:
     """A function that fills a tensor with random numbers, outside of the graph; nothing under `skip_init`."""
 
     @functools.wraps(fill)
-    def filled(x: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+    def filled(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if _skipped.get():
             return x
         with no_grad():
-            return fill(x, *args, **kwargs)
+            result: Tensor = fill(x, *args, **kwargs)
+            return result
 
-    return filled
+    return cast(_Fill, filled)
 
 
 @no_grad()

@@ -11,7 +11,7 @@ import pytest
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
 from minigrad.models import GPT2, GPT2Config
-from minigrad.models.gpt2 import sample
+from minigrad.models.generation import sample
 from minigrad.optim import AdamW
 
 SMALL = GPT2Config(vocab_size=19, block_size=8, n_layer=2, n_head=2, n_embd=16)

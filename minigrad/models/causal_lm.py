@@ -1,0 +1,186 @@
+"""What the language models share: the loss, generation, and folders of weights in Hugging Face's format."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from .. import nn
+from ..autograd import no_grad
+from ..creation import cat
+from ..device import CPU, Device
+from ..nn import functional as F
+from ..tensor import Tensor
+from . import generation, pretrained
+from .hub_config import HubConfig
+
+Model = TypeVar("Model", bound="CausalLM")
+
+
+class ModelConfig(Protocol):
+    """What every configuration has."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    @property
+    def block_size(self) -> int:
+        """The longest context."""
+
+    @property
+    def n_layer(self) -> int:
+        """Number of blocks."""
+
+    @property
+    def n_kv_head(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a head."""
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the token embedding."""
+
+
+class CausalLM(nn.Module):
+    """A model that predicts the next token. Families define ``forward`` and how they are stored."""
+
+    config: Any
+
+    model_type: ClassVar[str]  # "model_type" in config.json
+    hub_prefix: ClassVar[str]  # before the names of all tensors but the head's
+    hub_buffers: ClassVar[re.Pattern[str]]  # tensors in old files that are no weights: masks and frequencies
+    hub_transposed: ClassVar[re.Pattern[str]]  # weights that are stored (in, out)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The token embedding."""
+        raise NotImplementedError(f"{type(self).__name__} has no embedding")
+
+    @property
+    def device(self) -> Device:
+        """Where the weights are."""
+        return self.embedding.weight.device
+
+    def _start(self, tokens: Tensor, caches: list[nn.KVCache] | None) -> int:
+        """Position of the first of ``tokens`` (B, T); ValueError for other shapes or beyond block_size tokens."""
+        name = type(self).__name__
+        if tokens.ndim != 2:
+            raise ValueError(f"{name}: tokens of shape {tokens.shape}; expected (B, T)")
+        start = caches[0].length if caches else 0
+        if start + tokens.shape[1] > self.config.block_size:
+            count = start + tokens.shape[1]
+            raise ValueError(f"{name}: {count} tokens, but block_size is {self.config.block_size}")
+        return start
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy (nats per token) of targets (B, T) given tokens (B, T)."""
+        logits = self(tokens)
+        return F.cross_entropy(logits.reshape(-1, self.config.vocab_size), targets.reshape(-1))
+
+    def new_caches(self, batch: int, max_tokens: int | None = None) -> list[nn.KVCache]:
+        """Empty key-value caches for ``batch`` sequences of up to ``max_tokens`` (default block_size), one a layer."""
+        c: ModelConfig = self.config
+        room = c.block_size if max_tokens is None else max_tokens
+        like = self.embedding.weight
+        return [nn.KVCache(batch, c.n_kv_head, room, c.head_size, like) for _ in range(c.n_layer)]
+
+    @no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> Tensor:
+        """Continue token ids (B, T) by sampling: returns (B, T + max_new_tokens).
+
+        Logits are divided by ``temperature`` (0: always the most likely token); ``top_k`` keeps the k most likely (and
+        equals of the last), ``top_p`` the fewest most likely whose probabilities add up to p (Holtzman et al. 2020).
+        The same ``seed`` gives the same continuation; None draws from the default generator. The context is the last
+        block_size tokens. Dropout is off meanwhile.
+
+        With ``eos_token_id`` (one or several), a sequence ends with such a token and is filled up with it; the result
+        is shorter if all sequences end.
+        """
+        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        new = generation.stream(self, tokens, max_new_tokens, **options, eos_token_id=eos_token_id)
+        return cat([tokens, *new], dim=1)
+
+    # ------------------------------------------------------------------ folders of weights
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Model],
+        folder: str | os.PathLike[str],
+        *,
+        dtype: Any = None,
+        device: str | Device = CPU,
+        dropout: float | None = None,
+    ) -> Model:
+        """Read ``config.json`` and the safetensors of a local folder in Hugging Face's format; in evaluation mode.
+
+        Args:
+            folder: with ``model.safetensors``, or shards and ``model.safetensors.index.json``. Weights of any floating
+                dtype, tied or untied head, names with the prefix of the whole model or without.
+            dtype: of the weights here; None for float32.
+            device: where they go.
+            dropout: None for the configuration's.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, the configuration asks for what this model cannot do, or
+                tensors are missing, unexpected or of the wrong shape; the message names them all.
+        """
+        return pretrained.load(cls, folder, dtype=dtype, device=device, dropout=dropout)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
+        """Write ``config.json`` and safetensors that `from_pretrained` and Hugging Face's transformers load.
+
+        Args:
+            folder: made if missing; a model in it is replaced, other files stay.
+            max_shard_size: bytes, or a number with KB, MB or GB; a larger model becomes several files and an index.
+
+        Raises:
+            CheckpointError: the files could not be written. The folder then has no ``config.json`` and does not load.
+        """
+        pretrained.save(self, folder, max_shard_size)
+
+    @classmethod
+    def config_from_hub(cls, hub: HubConfig, dropout: float | None) -> Any:
+        """The configuration that a ``config.json`` means; every field is used, known to be inert, or refused."""
+        raise NotImplementedError(f"{cls.__name__} has no config_from_hub")
+
+    def config_to_hub(self) -> dict[str, Any]:
+        """The fields of ``config.json``."""
+        raise NotImplementedError(f"{type(self).__name__} has no config_to_hub")
+
+    def hub_zeros(self) -> dict[str, tuple[int, ...]]:
+        """Tensors that the stored format has and this model has not, with their shapes; they are 0."""
+        return {}
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """ValueError unless the fields of these names are positive integers."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{type(config).__name__}: {name}={value!r}; expected a positive integer")
+
+
+def check_dropout(config: Any) -> None:
+    """ValueError unless ``dropout`` is a probability below 1."""
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"{type(config).__name__}: dropout={config.dropout}; expected [0, 1)")

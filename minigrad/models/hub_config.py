@@ -1,0 +1,129 @@
+"""Hugging Face's ``config.json``, read so that nothing is ignored in silence.
+
+A family takes the fields that it knows, states which are without effect and which values it cannot follow; what is left
+over is reported.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ..safetensors_format import CheckpointError, parse_json, read_bytes, show
+
+CONFIG = "config.json"
+MAX_CONFIG = 1 << 20  # bytes; published ones have a few thousand
+_REQUIRED: Any = object()
+
+# About the file, about other uses of the model, or about how transformers runs it.
+INERT = (
+    "_attn_implementation", "_name_or_path", "architectures", "auto_map", "chunk_size_feed_forward", "dtype",
+    "id2label", "initializer_range", "label2id", "model_type", "name_or_path", "output_attentions",
+    "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "task_specific_params", "torch_dtype",
+    "torchscript", "transformers_version", "use_cache", "use_return_dict",
+)  # fmt: skip
+# What would change the numbers, with the values that do not.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "attn_logit_softcapping": (None,),
+    "cross_attention_hidden_size": (None,),
+    "final_logit_softcapping": (None,),
+    "is_encoder_decoder": (False,),
+    "layer_types": (None,),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "sliding_window": (None,),
+    "use_sliding_window": (False,),
+}
+
+
+class HubConfig:
+    """The fields of one ``config.json``; errors are `CheckpointError` and name the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / CONFIG
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} is not a folder; models are read from local folders", folder)
+        raw = read_bytes(self.path, MAX_CONFIG)
+        try:
+            self.values = parse_json(raw)
+        except ValueError as error:
+            raise self.error(str(error)) from None
+        if not isinstance(self.values, dict):
+            raise self.error("it is not a JSON object")
+        self._used = set(INERT)
+        for name, values in REFUSED.items():
+            self.only(name, *values)
+
+    def error(self, fault: str) -> CheckpointError:
+        """A `CheckpointError` that names the file."""
+        return CheckpointError(f"{self.path}: {fault}", self.path)
+
+    def get(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A field, or the default; without one, a missing field is an error."""
+        self._used.add(name)
+        value = self.values.get(name, default)
+        if value is _REQUIRED:
+            raise self.error(f"the field {name!r} is missing")
+        return value
+
+    def integer(self, name: str, default: Any = _REQUIRED) -> int:
+        """A positive integer. null is taken as missing where there is a default."""
+        value = self.get(name, default)
+        value = default if value is None and default is not _REQUIRED else value
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise self.error(f"{name} is {show(value)}, expected a positive integer")
+        return value
+
+    def number(self, name: str, default: float, above: float = 0.0) -> float:
+        """A finite number above ``above``."""
+        return self.check_number(name, self.get(name, default), above)
+
+    def check_number(self, name: str, value: Any, above: float = 0.0) -> float:
+        """``value`` if it is a finite number above ``above``."""
+        if type(value) not in (int, float) or not above < value < math.inf:
+            raise self.error(f"{name} is {show(value)}, expected a number above {above:g}")
+        return float(value)
+
+    def probability(self, name: str, default: float) -> float:
+        """A number in [0, 1)."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 <= value < 1:
+            raise self.error(f"{name} is {show(value)}, expected a probability below 1")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self.get(name, default)
+        if type(value) is not bool:
+            raise self.error(f"{name} is {show(value)}, expected true or false")
+        return value
+
+    def token_ids(self, name: str) -> int | tuple[int, ...] | None:
+        """A token, several, or null. Those beyond the vocabulary, as transformers' defaults are for small models, never
+        come."""
+        value = self.get(name, None)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(index) is int and 0 <= index < 2**31 for index in ids):
+            raise self.error(f"{name} is {show(value)}, expected a token, a list of tokens, or null")
+        return tuple(ids) if isinstance(value, list) and ids else ids[0] if ids else None
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """Refuse the field unless it is absent or has one of these values."""
+        if name in self.values:
+            value = self.get(name)
+            if not any(type(value) is type(known) and value == known for known in allowed):
+                expected = " or ".join("null" if a is None else show(a) for a in allowed)
+                raise self.error(f"{name} = {show(value)} is not supported, only {expected}")
+
+    def inert(self, *names: str) -> None:
+        """Fields without effect on the numbers."""
+        self._used.update(names)
+
+    def finish(self) -> None:
+        """Warn of fields that nobody has asked for, unless they are null or false."""
+        unknown = [name for name, value in self.values.items() if name not in self._used and value not in (None, False)]
+        if unknown:
+            names = ", ".join(show(name) for name in unknown)
+            warnings.warn(f"{self.path}: not known here, and without effect: {names}", UserWarning, stacklevel=4)

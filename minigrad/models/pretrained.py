@@ -1,0 +1,270 @@
+"""Folders of weights in Hugging Face's format: ``config.json`` beside ``model.safetensors``, or beside shards and their
+``model.safetensors.index.json``.
+
+The headers of all files are checked against the model before any weights are read, and the weights are then read one
+tensor at a time. Folders come from anywhere: every fault is a `CheckpointError` that names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from .. import durable, nn
+from ..autograd import no_grad
+from ..device import Device
+from ..dtypes import default_dtype, float32
+from ..safetensors_format import CheckpointError, encode, iter_arrays, parse_json, read_bytes, read_header, show
+from ..tensor import Tensor
+from .hub_config import CONFIG, HubConfig
+
+if TYPE_CHECKING:
+    from .causal_lm import CausalLM
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+HEAD = "lm_head.weight"
+MAX_INDEX = 16 << 20  # bytes
+_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\.safetensors")  # a name in the folder, not a path
+_OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+Model = TypeVar("Model", bound="CausalLM")
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def load(
+    cls: type[Model], folder: str | os.PathLike[str], *, dtype: Any, device: str | Device, dropout: float | None
+) -> Model:
+    """`CausalLM.from_pretrained`."""
+    folder = Path(folder)
+    hub = HubConfig(folder)
+    kind = hub.get("model_type")
+    if kind != cls.model_type:
+        raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}")
+    try:
+        config = cls.config_from_hub(hub, dropout)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise hub.error(str(error)) from None
+    hub.finish()
+    files = _weight_files(folder)
+    stored = _stored_shapes(cls, files, folder)
+    if config.n_layer > len(stored):
+        raise hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors")
+    try:
+        with nn.init.skip_init():
+            model = cls(config)
+            if dtype is not None or default_dtype() != float32:
+                model.to(dtype=float32 if dtype is None else dtype)
+            model.to(device=device)
+    except (MemoryError, ValueError) as error:
+        raise hub.error(f"a model of these sizes cannot be made: {error}") from error
+    _check(model, stored, folder)
+    with no_grad():
+        _copy(model, files)
+    model.eval()
+    return model
+
+
+def _weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
+    """The safetensors files, each with its header's tensors; an index must agree with them."""
+    if (folder / WEIGHTS).exists():  # transformers too takes this one before an index
+        return {folder / WEIGHTS: read_header(folder / WEIGHTS).tensors}
+    path = folder / INDEX
+    if not path.exists():
+        others = sorted(p.name for p in folder.glob("*.bin"))
+        pickles = f"; {others[0]} is a pickle, which can run any code: convert it to safetensors" if others else ""
+        raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}{pickles}", folder)
+    raw = read_bytes(path, MAX_INDEX)
+    try:
+        document = parse_json(raw)
+        places = document.get("weight_map") if isinstance(document, dict) else None
+        if not isinstance(places, dict) or not places:
+            raise ValueError("it has no weight_map")
+        for name, file in places.items():
+            if not isinstance(file, str) or not _SHARD.fullmatch(file):
+                raise ValueError(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}", path) from None
+    files = {folder / file: read_header(folder / file).tensors for file in sorted(set(places.values()))}
+    for name, file in places.items():
+        if name not in files[folder / file]:
+            raise CheckpointError(f"{path}: {show(name)} is not in {file}", path)
+    for file_path, tensors in files.items():
+        for name in tensors:
+            if places.get(name) != file_path.name:
+                raise CheckpointError(f"{path}: {show(name)} is in {file_path.name}, but not so in the index", path)
+    return files
+
+
+def _own_name(cls: type[CausalLM], name: str) -> str | None:
+    """The model's name of a stored tensor; None for a buffer that holds no weights."""
+    own = name.removeprefix(cls.hub_prefix)
+    return None if cls.hub_buffers.fullmatch(own) else own
+
+
+def _stored_shapes(
+    cls: type[CausalLM], files: dict[Path, dict[str, Any]], folder: Path
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape as the model has it, and dtype, of all stored tensors by the model's names."""
+    stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    for path, tensors in files.items():
+        for name, entry in tensors.items():
+            own = _own_name(cls, name)
+            if own is None:
+                continue
+            if own in stored:
+                raise CheckpointError(f"{path}: {show(own)} is stored twice, with and without a prefix", path)
+            transposed = cls.hub_transposed.fullmatch(own)
+            stored[own] = (entry.shape[::-1] if transposed else entry.shape, entry.dtype)
+    if not stored:
+        raise CheckpointError(f"{folder} holds no weights", folder)
+    return stored
+
+
+def _check(model: CausalLM, stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], folder: Path) -> None:
+    """One error for all tensors that are missing, unexpected, or of another shape or kind."""
+    expected = {name: p.shape for name, p in model.named_parameters()}
+    redundant = model.hub_zeros()
+    if model.config.tied:
+        redundant[HEAD] = model.embedding.weight.shape
+    problems = [f"missing: {name}" for name in expected if name not in stored]
+    for name, (shape, dtype) in stored.items():
+        wanted = expected.get(name, redundant.get(name))
+        if wanted is None:
+            problems.append(f"unexpected: {show(name)}")
+        elif shape != wanted:
+            problems.append(f"shape: {name} is {shape}, expected {wanted}")
+        elif dtype.kind not in "fV":  # V is bfloat16's
+            problems.append(f"dtype: {name} is {dtype}, expected a floating one")
+    if problems:
+        shown, rest = problems[:20], len(problems) - 20
+        listing = "\n  ".join(shown + ([f"and {rest} more"] if rest > 0 else []))
+        raise CheckpointError(
+            f"{folder}: the weights do not fit the {type(model).__name__} of {CONFIG}:\n  {listing}", folder
+        )
+
+
+def _copy(model: CausalLM, files: dict[Path, dict[str, Any]]) -> None:
+    """Copy the stored values into the parameters; those without a parameter must say the same as the model."""
+    parameters = dict(model.named_parameters())
+    dtype = model.embedding.weight.dtype
+    head: tuple[Path, Any] | None = None
+    for path in files:
+        for name, stored in iter_arrays(path):
+            own = _own_name(type(model), name)
+            if own is None:
+                continue
+            array = stored.astype(dtype, copy=False)
+            if own in parameters:
+                parameters[own].copy_(array.T if model.hub_transposed.fullmatch(own) else array)
+            elif own == HEAD:
+                head = path, array
+            elif stored.any():
+                raise CheckpointError(f"{path}: {name} is not 0, but {CONFIG} says that there is no bias", path)
+    if head is not None and not np.array_equal(head[1], model.embedding.weight.detach().cpu().numpy(), equal_nan=True):
+        raise CheckpointError(
+            f"{head[0]}: {HEAD} is not the token embedding, but {CONFIG} says that they are tied", head[0]
+        )
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+def save(model: CausalLM, folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
+    """`CausalLM.save_pretrained`."""
+    folder = Path(folder)
+    limit = _bytes(max_shard_size)
+    tensors = _tensors(model)
+    shards = _shards(tensors, limit)
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    if len(shards) == 1:
+        names = [WEIGHTS]
+    config = {**model.config_to_hub(), "model_type": model.model_type}
+    config["torch_dtype"] = str(model.embedding.weight.dtype)
+    try:
+        durable.make_directories(folder)
+        # Without config.json the folder does not load: weights of two models are never taken for one.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(folder / CONFIG)
+        places: dict[str, str] = {}
+        for file, shard in zip(names, shards, strict=True):
+            arrays = {name: tensors[name].array() for name in shard}
+            durable.replace_file(folder / file, encode(arrays, {"format": "pt"}))
+            places.update(dict.fromkeys(shard, file))
+        if len(shards) > 1:
+            total = sum(tensor.nbytes for tensor in tensors.values())
+            _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+        for path in folder.iterdir():
+            if (_OURS.fullmatch(path.name) and path.name not in names) or (path.name == INDEX and len(shards) == 1):
+                path.unlink()
+        _write_json(folder / CONFIG, config)
+    except OSError as error:
+        raise CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder) from error
+
+
+def _write_json(path: Path, document: Any) -> None:
+    durable.replace_file(path, [(json.dumps(document, indent=2, allow_nan=False) + "\n").encode()])
+
+
+def _bytes(size: int | str) -> int:
+    if type(size) is int and size > 0:
+        return size
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", size, re.IGNORECASE) if isinstance(size, str) else None
+    if match is None or not (found := int(float(match[1]) * _UNITS[match[2].upper()])):
+        raise ValueError(f"max_shard_size={size!r}; expected bytes, or a text like '200MB'")
+    return found
+
+
+class _Tensor(NamedTuple):
+    """A tensor as a folder has it: a parameter, perhaps transposed, or zeros of a shape."""
+
+    parameter: Tensor | None
+    transposed: bool
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def array(self) -> np.ndarray[Any, Any]:
+        if self.parameter is None:
+            return np.zeros(self.shape, self.dtype)
+        array: np.ndarray[Any, Any] = self.parameter.detach().cpu().numpy()
+        return array.T if self.transposed else array
+
+
+def _tensors(model: CausalLM) -> dict[str, _Tensor]:
+    """All tensors of a folder by their stored names, in the model's order."""
+    dtype = model.embedding.weight.dtype
+    own = {
+        name: _Tensor(p, model.hub_transposed.fullmatch(name) is not None, p.shape, dtype)
+        for name, p in model.named_parameters()
+    }
+    own.update({name: _Tensor(None, False, shape, dtype) for name, shape in model.hub_zeros().items()})
+    return {name if name == HEAD else model.hub_prefix + name: tensor for name, tensor in own.items()}
+
+
+def _shards(tensors: dict[str, _Tensor], limit: int) -> list[list[str]]:
+    """Names in groups of at most ``limit`` bytes; a larger tensor is a group alone."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in tensors.items():
+        if groups[-1] and filled + tensor.nbytes > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += tensor.nbytes
+    return groups
