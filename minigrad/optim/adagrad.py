@@ -27,7 +27,7 @@ class AdaGrad(MultiTensorOptimizer):
         s <- s + g * g                       s starts at initial_accumulator_value
         p <- p - lr * g / (sqrt(s) + eps)
 
-    The sums (``sum``) have the dtype of the parameter, float32 or float64. PyTorch's ``lr_decay`` is a schedule:
+    The sums (``sum``) have the dtype of the parameter. PyTorch's ``lr_decay`` is a schedule:
     ``Lambda(lambda step: lr / (1 + step * lr_decay))``. A step bumps the parameters' versions.
 
     Source: Duchi, Hazan & Singer, "Adaptive subgradient methods for online learning and stochastic optimization"

@@ -32,7 +32,7 @@ class AdamW(MultiTensorOptimizer):
 
     ``t`` counts the updates of that parameter alone, so one that was frozen at first is corrected by its own count;
     ``timestep`` counts the calls of ``step``. The moments m and v (``exp_avg``, ``exp_avg_sq``) have the dtype of the
-    parameter, float32 or float64, and are made at its first update, as views of one flat array for all parameters that
+    parameter and are made at its first update, as views of one flat array for all parameters that
     are new then. A step bumps the parameters' versions.
 
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).

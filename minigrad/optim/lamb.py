@@ -44,7 +44,7 @@ class Lamb(MultiTensorOptimizer):
         p <- p - lr * min(norm(p) / norm(m), max_trust_ratio) * m
 
     Where a norm is 0 the ratio is 1. ``max_trust_ratio=None`` sets no limit. The norms are summed in float64, the
-    state has the dtype of the parameter, float32 or float64. A step bumps the parameters' versions.
+    state has the dtype of the parameter. A step bumps the parameters' versions.
 
     Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes" (2020); LARS is of
     You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import float32, is_half
 from ..grad_store import GradStore
 from .optimizer import Optimizer, ParamState, Update
 
@@ -14,6 +15,10 @@ from .optimizer import Optimizer, ParamState, Update
 class MultiTensorOptimizer(Optimizer):
     """An optimizer whose arithmetic is a kernel family with a table of addresses: a subclass names the family and
     gives a parameter's scalars.
+
+    float16 and bfloat16 parameters, with a state of the same dtype, are updated by way of float32 copies and rounded
+    once in a step, as by PyTorch's fused optimizers. An update below half a unit in the last place is lost (for
+    bfloat16, below 1/512 of the weight): keep the weights in float32 where that matters.
     """
 
     family: str
@@ -36,8 +41,12 @@ class MultiTensorOptimizer(Optimizer):
             batches.setdefault((update.param.device, update.param.data.dtype, kinds), []).append(update)
         prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
         for batch, states, table in prepared:
-            kernels = getattr(batch[0].param.device.kernels, self.family)
-            kernels.step(table, [update.grad for update in batch], self._scalars(batch, states))
+            kernels = batch[0].param.device.kernels
+            family, scalars = getattr(kernels, self.family), self._scalars(batch, states)
+            if is_half(batch[0].param.data.dtype):
+                _step_in_float32(kernels, family, batch, states, table, scalars)
+            else:
+                family.step(table, [update.grad for update in batch], scalars)
             for update, state in zip(batch, states, strict=True):
                 state.step += 1
                 update.param.bump_version()
@@ -57,7 +66,13 @@ class MultiTensorOptimizer(Optimizer):
         self._make_states((update.param for update in batch), kinds)
         states = [self._state_of(update.param) for update in batch]
         family = getattr(batch[0].param.device.kernels, self.family)
-        table = family.Table(params, *([state.arrays[kind] for state in states] for kind in kinds))
+        if is_half(params[0].dtype):
+            read_only = [i for i, p in enumerate(params) if not p.flags.writeable]
+            if read_only:
+                raise ValueError(f"array {read_only[0]} is read-only, so it cannot be updated in place")
+            table = kinds
+        else:
+            table = family.Table(params, *([state.arrays[kind] for state in states] for kind in kinds))
         if len(self._tables) >= 64:  # the set of parameters that have gradients keeps changing
             self._tables.clear()
         self._tables[key] = params, states, table
@@ -79,3 +94,21 @@ class MultiTensorOptimizer(Optimizer):
         """Forget the moments and all counts; groups and options stay."""
         super().reset()
         self._tables.clear()
+
+
+def _step_in_float32(
+    kernels: Any,
+    family: Any,
+    batch: list[Update],
+    states: list[ParamState],
+    kinds: tuple[str, ...],
+    scalars: np.ndarray,
+) -> None:
+    """One step on float32 copies of parameters, gradients and states, which then go back, rounded."""
+    columns = [[update.param.data for update in batch], *([state.arrays[kind] for state in states] for kind in kinds)]
+    cast, assign = kernels.elementwise.cast, kernels.elementwise.assign
+    wide = [[cast(array, float32) for array in column] for column in columns]
+    family.step(family.Table(*wide), [cast(update.grad, float32) for update in batch], scalars)
+    for column, copies in zip(columns, wide, strict=True):
+        for array, copy in zip(column, copies, strict=True):
+            assign(array, copy)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..autograd import no_grad
+from ..dtypes import is_half
 from ..grad_store import GradStore
 from ..tensor import Tensor
 from .optimizer import Optimizer, Update, check_range
@@ -18,7 +19,7 @@ NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 def orthogonalize(x: Tensor, steps: int = 5) -> Tensor:
     """About U V' of the singular value decomposition U S V' of a matrix, by Newton-Schulz iteration.
 
-    ``x`` is a float32 or float64 matrix of any shape; nothing is recorded for backward. The singular values of the
+    ``x`` is a floating matrix of any shape; nothing is recorded for backward. The singular values of the
     result lie between about 0.7 and 1.2, except those that are 0 or very small beside the others.
 
     Raises ValueError for what is no matrix. Source: Jordan et al., "Muon: an optimizer for hidden layers in neural
@@ -47,7 +48,7 @@ class Muon(Optimizer):
 
     It takes matrices only. Biases and norms, and by its author's advice also embeddings and the output layer, belong to
     an AdamW of their own: give each optimizer its parameters and call ``step`` of both. The buffer
-    (``momentum_buffer``) has the dtype of the parameter, float32 or float64, and so has the iteration.
+    (``momentum_buffer``) has the dtype of the parameter.
 
     Raises ValueError for a parameter that is no matrix.
 
@@ -104,9 +105,12 @@ class Muon(Optimizer):
     @no_grad()
     def _update_one(self, update: Update, buffer: Tensor) -> None:
         group, p = self.param_groups[update.group], update.param
-        g = Tensor.wrap(update.grad, p.device)
-        buffer.copy_(buffer * group["momentum"] + g)
-        u = orthogonalize(g + buffer * group["momentum"] if group["nesterov"] else buffer, group["ns_steps"])
+        g, weight = (Tensor.wrap(a, p.device) for a in (update.grad, p.data))
+        if is_half(p.dtype):  # computed in float32, rounded once
+            g, weight = g.float(), weight.float()
+        b = buffer.to(g.dtype) * group["momentum"] + g
+        buffer.copy_(b)
+        u = orthogonalize(g + b * group["momentum"] if group["nesterov"] else b, group["ns_steps"])
         rows, columns = p.shape
         length = group["lr"] * math.sqrt(max(1.0, rows / max(columns, 1)))
-        p.copy_(p * (1.0 - group["lr"] * group["weight_decay"]) - u * length)
+        p.copy_(weight * (1.0 - group["lr"] * group["weight_decay"]) - u * length)

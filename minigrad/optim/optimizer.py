@@ -181,11 +181,10 @@ class Optimizer(ABC):
         return updates
 
     def _check_updatable(self, p: Tensor) -> None:
-        """Raise TypeError or ValueError unless ``p`` can be updated in place by float32 or float64 arithmetic."""
-        if p.data.dtype.char not in "fd":
+        """Raise TypeError or ValueError unless ``p`` can be updated in place."""
+        if not p.is_floating_point():
             raise TypeError(
-                f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates float32 and float64 "
-                "parameters, and its state has the same dtype: keep the weights in one of these"
+                f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates floating parameters"
             )
         if not p.data.flags.c_contiguous:
             raise ValueError(

@@ -31,7 +31,7 @@ class SGD(MultiTensorOptimizer):
 
     Without momentum the two lines in the middle are left out and there is no state but the count. A group whose
     momentum is turned on later starts from a buffer of zeros. The buffer (``momentum_buffer``) has the dtype of the
-    parameter, float32 or float64. A step bumps the parameters' versions.
+    parameter. A step bumps the parameters' versions.
 
     Raises ValueError for nesterov without momentum or with dampening, as PyTorch does.
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from optimizer_cases import CASES, Case, bits, make_grads, make_params
 
+import minigrad
 from minigrad.cpu_kernels import threads
 from minigrad.grad_store import GradStore
 from minigrad.optim import Optimizer
@@ -142,7 +143,7 @@ def test_what_cannot_be_updated_is_refused_before_anything_changes(case: Case) -
     good, first = params[1].data, params[0].data.copy()
     for data, error, message in [
         (np.asfortranarray(good), ValueError, "parameter b of shape .* is not contiguous"),
-        (good.astype(np.float16), TypeError, "parameter b is float16; .* updates float32 and float64"),
+        (good.astype(np.int64), TypeError, "parameter b is int64; .* updates floating parameters"),
     ]:
         params[1].data = data
         with pytest.raises(error, match=message):
@@ -155,6 +156,31 @@ def test_what_cannot_be_updated_is_refused_before_anything_changes(case: Case) -
         optimizer.step(grads)
     np.testing.assert_array_equal(params[0].data, first)
     assert ([optimizer.state[p.id].step for p in params], optimizer.timestep) == ([1, 1], 1)
+
+
+@pytest.mark.parametrize("dtype", [minigrad.float16, minigrad.bfloat16], ids=str)
+def test_half_width_parameters_are_updated_in_float32_and_rounded_once(case: Case, dtype: Any) -> None:
+    params = make_params(dtype, shapes=case.shapes)
+    optimizer = case.make(params)
+    optimizer.step(make_grads(params, 0, smallest=-2))
+    for step in (1, 2):
+        grads = make_grads(params, step, smallest=-2)
+        wide = [Tensor(p.data.astype(np.float32), requires_grad=True) for p in params]
+        exact = case.make(wide)
+        arrays, meta = optimizer.state_dict()
+        exact.load_state_dict({name: a.astype(np.float32) for name, a in arrays.items()}, meta)
+        wide_grads = GradStore()
+        for p, w in zip(params, wide, strict=True):
+            wide_grads.insert(w, grads[p].float())
+        optimizer.step(grads)
+        exact.step(wide_grads)
+        exact_arrays, _ = exact.state_dict()
+        for name, array in optimizer.state_dict()[0].items():
+            assert array.dtype == dtype
+            np.testing.assert_array_equal(array, exact_arrays[name].astype(dtype), err_msg=name)
+        for p, w in zip(params, wide, strict=True):
+            assert p.dtype == dtype
+            np.testing.assert_array_equal(p.data, w.data.astype(dtype))
 
 
 def test_follows_replaced_data_and_dtype(case: Case) -> None:
