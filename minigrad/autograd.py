@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from .device import Device
 from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
+from .errors import located
 from .grad_store import GradStore, TensorId, next_id
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,9 +63,11 @@ class _SetGrad:
 
     def __call__(self, fn: F) -> F:
         if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
-            raise TypeError(
-                f"{type(self).__name__}: {fn.__qualname__} is a generator or coroutine function, whose body runs after "
-                "the call has returned; use a with block inside it that contains no yield or await"
+            raise located(
+                TypeError(
+                    f"{type(self).__name__}: {fn.__qualname__} is a generator or coroutine function, whose body runs after "
+                    "the call has returned; use a with block inside it that contains no yield or await"
+                )
             )
 
         @functools.wraps(fn)
@@ -217,14 +220,14 @@ class Function:
                 if device is None:
                     device, dtype = x.device, array.dtype
                 elif x.device is not device:
-                    raise _mixed_devices(cls, inputs)
+                    raise located(_mixed_devices(cls, inputs))
                 elif array.dtype is not dtype:
                     mixed = True
             else:
                 arrays.append(x)
                 needs.append(False)
         if device is None:
-            raise TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}")
+            raise located(TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}"))
         node = cls()
         node.device = device
         node.kernels = kernels = device.kernels
@@ -236,10 +239,10 @@ class Function:
         except ValueError as error:
             if type(error) is not ValueError or not isinstance(error.args[0] if error.args else None, str):
                 raise
-            raise ValueError(f"{cls.__name__}: {error}\n  inputs: {_describe(inputs)}") from error
+            raise located(ValueError(f"{cls.__name__}: {error}\n  inputs: {_describe(inputs)}")) from error
         if not isinstance(out, kernels.Array):
             if isinstance(out, tuple | list) or out is None:
-                raise TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array")
+                raise located(TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array"))
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
             out = kernels.elementwise.cast(out, node.half)
@@ -341,29 +344,37 @@ def backward(
     tensor was changed in place; NotImplementedError for ``create_graph=True``.
     """
     if create_graph:
-        raise NotImplementedError(
-            "create_graph=True: backward works on raw arrays and is not itself recorded; "
-            "there are no higher-order gradients"
+        raise located(
+            NotImplementedError(
+                "create_graph=True: backward works on raw arrays and is not itself recorded; "
+                "there are no higher-order gradients"
+            )
         )
     if not root.requires_grad:
-        raise RuntimeError(
-            "backward of a tensor that does not require grad: no input of its computation had requires_grad=True, "
-            "or it was computed under no_grad or detached"
+        raise located(
+            RuntimeError(
+                "backward of a tensor that does not require grad: no input of its computation had requires_grad=True, "
+                "or it was computed under no_grad or detached"
+            )
         )
     kernels = root.device.kernels
     if gradient is None:
         if root.data.size != 1:
-            raise RuntimeError(
-                f"backward of a tensor of shape {tuple(root.data.shape)}: only a scalar has a gradient by itself; "
-                "reduce it (for example .sum() or .mean()) or pass gradient="
+            raise located(
+                RuntimeError(
+                    f"backward of a tensor of shape {tuple(root.data.shape)}: only a scalar has a gradient by itself; "
+                    "reduce it (for example .sum() or .mean()) or pass gradient="
+                )
             )
         seed = kernels.ones(root.data.shape, root.data.dtype)
     else:
         seed = gradient.data if isinstance(gradient, TensorCore) else kernels.as_array(gradient)
         if seed.shape != root.data.shape or seed.dtype != root.data.dtype:
-            raise ValueError(
-                f"gradient has shape {tuple(seed.shape)} and dtype {seed.dtype}, "
-                f"but the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
+            raise located(
+                ValueError(
+                    f"gradient has shape {tuple(seed.shape)} and dtype {seed.dtype}, "
+                    f"but the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
+                )
             )
 
     start = root if root.node is None else root.node
@@ -467,17 +478,21 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
     """Call the node's backward and hand the results to its inputs."""
     name = type(node).__name__
     if node.saved is _RELEASED:
-        raise RuntimeError(
-            f"backward through {name} a second time: its saved arrays were freed by the first; "
-            "pass retain_graph=True to the first call, or compute the loss again"
+        raise located(
+            RuntimeError(
+                f"backward through {name} a second time: its saved arrays were freed by the first; "
+                "pass retain_graph=True to the first call, or compute the loss again"
+            )
         )
     while isinstance(node.saved, Deferred):
         node.saved.restore(node)
     for version, count in node._versions:
         if version.count != count:
-            raise RuntimeError(
-                f"a tensor that {name} needs for its gradient was changed in place after it was computed "
-                f"(version {version.count}, expected {count}); change a copy instead (.clone())"
+            raise located(
+                RuntimeError(
+                    f"a tensor that {name} needs for its gradient was changed in place after it was computed "
+                    f"(version {version.count}, expected {count}); change a copy instead (.clone())"
+                )
             )
     kernels = node.kernels
     if node.half is not None and dy.dtype == node.half:
@@ -496,7 +511,7 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
     results = [*result] if type(result) is tuple else [result]
     del result
     if len(results) != len(node.edges):
-        raise RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs")
+        raise located(RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs"))
     for i, edge in enumerate(node.edges):
         if edge is None:
             continue
@@ -523,8 +538,10 @@ def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) 
     """Undo broadcasting: sum ``grad`` over the dimensions that broadcasting added or stretched."""
     extra = grad.ndim - len(shape)
     if extra < 0 or any(n != m and n != 1 for n, m in zip(shape, grad.shape[extra:], strict=True)):
-        raise RuntimeError(
-            f"{name}.backward returned a gradient of shape {tuple(grad.shape)} for input {i} of shape {tuple(shape)}"
+        raise located(
+            RuntimeError(
+                f"{name}.backward returned a gradient of shape {tuple(grad.shape)} for input {i} of shape {tuple(shape)}"
+            )
         )
     axes = tuple(range(extra)) + tuple(extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1)
     return kernels.reduce.sum(grad, axes, False).reshape(shape)

@@ -10,6 +10,7 @@ import numpy as np
 from . import dtypes, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
+from .errors import located
 from .ops import indexing, movement
 from .random import Generator, default_generator, draw
 from .tensor import Tensor
@@ -30,10 +31,10 @@ def from_numpy(array: np.ndarray) -> Tensor:
     strides.
     """
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"from_numpy expects a NumPy array, not {type(array).__name__}; use minigrad.tensor")
+        raise located(TypeError(f"from_numpy expects a NumPy array, not {type(array).__name__}; use minigrad.tensor"))
     dtypes.as_dtype(array.dtype)
     if any(s < 0 for s in array.strides):
-        raise ValueError("from_numpy: negative strides are not supported; pass array.copy()")
+        raise located(ValueError("from_numpy: negative strides are not supported; pass array.copy()"))
     return Tensor.wrap(array)
 
 
@@ -90,7 +91,7 @@ def arange(
     if end is None:
         start, end = 0, start
     if step == 0:
-        raise ValueError("arange: step must not be 0")
+        raise located(ValueError("arange: step must not be 0"))
     if dtype is None and any(isinstance(v, float) for v in (start, end, step)):
         dtype = dtypes.default_dtype()
     return Tensor(np.arange(start, end, step), dtype=dtype, device=device)
@@ -139,7 +140,7 @@ def randint(
 ) -> Tensor:
     """Random integers (int64) in [low, high)."""
     if not low < high:
-        raise ValueError(f"randint: no integer in [{low}, {high})")
+        raise located(ValueError(f"randint: no integer in [{low}, {high})"))
     device = Device(device)
     place = (generator or default_generator).next()
     return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *place), device)
@@ -186,7 +187,7 @@ def multinomial(weights: Tensor, num_samples: int, *, generator: Generator | Non
     w = weights.detach().double()
     bad = not bool(w.isfinite().all()) or bool((w < 0).any()) or bool((w.sum(-1) == 0).any())
     if bad or not w.ndim or not w.shape[-1]:
-        raise ValueError("multinomial: weights must be finite, non-negative, and not all zero in a row")
+        raise located(ValueError("multinomial: weights must be finite, non-negative, and not all zero in a row"))
     edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
     total = edges[..., -1:]
     points = rand(*w.shape[:-1], num_samples, dtype=dtypes.float64, device=w.device, generator=generator) * total
@@ -198,9 +199,9 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after the other along ``dim``; all other sizes must agree."""
     tensors = list(tensors)
     if not tensors or not all(isinstance(t, TensorCore) for t in tensors):
-        raise TypeError("cat: expected a non-empty sequence of tensors")
+        raise located(TypeError("cat: expected a non-empty sequence of tensors"))
     if not tensors[0].ndim:
-        raise ValueError("cat: 0-d tensors cannot be joined; use stack")
+        raise located(ValueError("cat: 0-d tensors cannot be joined; use stack"))
     axis = shapes.normalize_dim(dim, tensors[0].ndim)
     return movement.Cat.apply(*tensors, axis=axis)
 
@@ -209,23 +210,23 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, of equal shape, along a new dimension ``dim``."""
     tensors = list(tensors)
     if not tensors:
-        raise TypeError("stack: expected a non-empty sequence of tensors")
+        raise located(TypeError("stack: expected a non-empty sequence of tensors"))
     if any(t.shape != tensors[0].shape for t in tensors):
-        raise ValueError(f"stack: shapes differ: {[t.shape for t in tensors]}")
+        raise located(ValueError(f"stack: shapes differ: {[t.shape for t in tensors]}"))
     return cat([t.unsqueeze(dim) for t in tensors], shapes.normalize_dim(dim, tensors[0].ndim + 1))
 
 
 def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
     """int64 of shape (*indices.shape, num_classes), 1 at the index; by default as many classes as the largest needs."""
     if indices.dtype.kind not in "iu":
-        raise TypeError(f"one_hot: indices must be integers, not {indices.dtype}")
+        raise located(TypeError(f"one_hot: indices must be integers, not {indices.dtype}"))
     top = int(indices.amax()) if indices.numel() else -1
     if indices.numel() and int(indices.amin()) < 0:
-        raise ValueError(f"one_hot: negative index {int(indices.amin())}")
+        raise located(ValueError(f"one_hot: negative index {int(indices.amin())}"))
     if num_classes == -1:
         num_classes = top + 1
     if num_classes <= top or num_classes < 1:
-        raise ValueError(f"one_hot: {num_classes} classes cannot hold index {top}")
+        raise located(ValueError(f"one_hot: {num_classes} classes cannot hold index {top}"))
     return indexing.OneHot.apply(indices, classes=num_classes)
 
 

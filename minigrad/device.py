@@ -11,6 +11,8 @@ import functools
 import importlib
 from typing import Any, ClassVar
 
+from .errors import located
+
 
 class DeviceError(RuntimeError):
     """A device was asked for that this machine or installation does not have."""
@@ -31,7 +33,7 @@ class Device:
             return name
         kind, _, index = name.partition(":") if isinstance(name, str) else ("", "", "")
         if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and int(index or 0)):
-            raise DeviceError(f"unknown device {name!r}: expected 'cpu', 'cuda' or 'cuda:N'")
+            raise located(DeviceError(f"unknown device {name!r}: expected 'cpu', 'cuda' or 'cuda:N'"))
         key = f"{kind}:{int(index or 0)}"
         device = cls._known.get(key)
         if device is None:
@@ -48,7 +50,7 @@ class Device:
         package = importlib.import_module("minigrad.cuda_kernels")
         available, reason = package.availability()
         if not available:
-            raise DeviceError(f"device {self} cannot be used: {reason}")
+            raise located(DeviceError(f"device {self} cannot be used: {reason}"))
         return package
 
     def __repr__(self) -> str:

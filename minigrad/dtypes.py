@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .errors import located
+
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 float16 = np.dtype(np.float16)
 float32 = np.dtype(np.float32)
@@ -35,7 +37,7 @@ def set_default_dtype(dtype: Any) -> None:
     global _default
     dtype = as_dtype(dtype)
     if dtype not in (float32, float64):
-        raise ValueError(f"set_default_dtype({dtype}): expected float32 or float64")
+        raise located(ValueError(f"set_default_dtype({dtype}): expected float32 or float64"))
     _default = dtype
 
 
@@ -51,7 +53,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError:
         found = None
     if dtype is None or found is None or found not in SUPPORTED:  # to NumPy, None equals float64
-        raise TypeError(f"unsupported dtype {dtype!r}: expected one of {', '.join(str(d) for d in SUPPORTED)}")
+        raise located(TypeError(f"unsupported dtype {dtype!r}: expected one of {', '.join(str(d) for d in SUPPORTED)}"))
     return found
 
 
@@ -112,5 +114,5 @@ def result_dtype(values: Any) -> np.dtype[Any]:
         if group is not None and (best is None or _CATEGORY[group.kind] > _CATEGORY[best.kind]):
             best = group
     if best is None:
-        raise TypeError("no dtype: expected at least one array or number")
+        raise located(TypeError("no dtype: expected at least one array or number"))
     return best

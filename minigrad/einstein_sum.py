@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection
 
 from . import dtypes
+from .errors import located
 from .tensor import Tensor
 
 Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
@@ -35,7 +36,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         for label, n in zip(found, x.shape, strict=True):
             known = sizes.get(label, 1)
             if n != 1 and known not in (1, n):
-                raise ValueError(f"einsum {equation!r}: sizes {known} and {n} of one index do not broadcast")
+                raise located(ValueError(f"einsum {equation!r}: sizes {known} and {n} of one index do not broadcast"))
             sizes[label] = known if n == 1 else n
     terms = [_plain(x, found, sizes) for x, found in zip(operands, labels, strict=True)]
     result, have = terms[0]
@@ -51,12 +52,16 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [TERM.fullmatch(term) for term in left.split(",")]
     if len(terms) != len(operands) or not all(isinstance(x, Tensor) for x in operands):
-        raise ValueError(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
+        raise located(
+            ValueError(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
+        )
     labels: list[Labels] = []
     for term, x in zip(terms, operands, strict=True):
         hidden = 0 if term is None else x.ndim - len(term[1]) - len(term[3])
         if term is None or hidden < 0 or (hidden and not term[2]):
-            raise ValueError(f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}, which does not fit")
+            raise located(
+                ValueError(f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}, which does not fit")
+            )
         labels.append([*term[1], *range(-hidden, 0), *term[3]])
     every = [label for found in labels for label in found]
     hidden = max((-label for label in every if isinstance(label, int)), default=0)
@@ -65,7 +70,9 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
         return labels, [*range(-hidden, 0), *sorted(label for label in letters if letters.count(label) == 1)]
     term = TERM.fullmatch(right)
     if term is None or len(set(term[1] + term[3])) < len(term[1] + term[3]) or not set(term[1] + term[3]) <= {*letters}:
-        raise ValueError(f"einsum {equation!r}: the output has each of its letters once, and from the operands")
+        raise located(
+            ValueError(f"einsum {equation!r}: the output has each of its letters once, and from the operands")
+        )
     return labels, [*term[1], *(range(-hidden, 0) if term[2] else ()), *term[3]]
 
 
@@ -77,7 +84,9 @@ def _plain(x: Tensor, labels: Labels, sizes: dict[str | int, int]) -> tuple[Tens
             i = labels.index(label)
             j = labels.index(label, i + 1)
             if x.shape[i] != x.shape[j]:
-                raise ValueError(f"einsum: {label!r} occurs twice in an operand, with sizes {x.shape[i]}, {x.shape[j]}")
+                raise located(
+                    ValueError(f"einsum: {label!r} occurs twice in an operand, with sizes {x.shape[i]}, {x.shape[j]}")
+                )
             x = x.diagonal(0, i, j)
             labels = [*labels[:i], *labels[i + 1 : j], *labels[j + 1 :], label]
     kept = [i for i, label in enumerate(labels) if x.shape[i] == sizes[label]]

@@ -7,6 +7,7 @@ from typing import Any
 
 from .autograd import enable_grad
 from .dtypes import float64
+from .errors import located
 from .random import Generator
 from .tensor import Tensor
 
@@ -34,14 +35,16 @@ def gradcheck(
     """
     checked = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
-        raise ValueError("gradcheck: no input requires grad")
+        raise located(ValueError("gradcheck: no input requires grad"))
     if not eps > 0:
-        raise ValueError(f"gradcheck: eps={eps}; expected a small positive number")
+        raise located(ValueError(f"gradcheck: eps={eps}; expected a small positive number"))
     for i, x in checked:
         if x.dtype != float64:
-            raise ValueError(f"gradcheck: input {i} is {x.dtype}; finite differences need float64")
+            raise located(ValueError(f"gradcheck: input {i} is {x.dtype}; finite differences need float64"))
         if not x.is_leaf or not x.data.flags.writeable:
-            raise ValueError(f"gradcheck: input {i} must be a writable leaf; pass .detach().clone().requires_grad_()")
+            raise located(
+                ValueError(f"gradcheck: input {i} must be a writable leaf; pass .detach().clone().requires_grad_()")
+            )
 
     weights: list[Tensor] = []
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .autograd import TensorCore
+from .errors import located
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 def check_range(name: str, index: Tensor, size: int) -> None:
     """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
     if index.dtype.kind not in "iu":
-        raise TypeError(f"{name}: indices must be integers, not {index.dtype}")
+        raise located(TypeError(f"{name}: indices must be integers, not {index.dtype}"))
     if index.numel():
         low, high = int(index.amin()), int(index.amax())
         if low < 0 or high >= size:
-            raise IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}")
+            raise located(IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}"))
 
 
 def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) -> Any:
@@ -27,14 +28,16 @@ def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) 
     limits = [m if i != axis else n for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=False))]
     fits = index.ndim == x.ndim > 0 and all(n <= m for n, m in zip(index.shape, limits, strict=True))
     if not fits:
-        raise ValueError(f"{name} along {axis}: index shape {index.shape} does not fit the tensor's {x.shape}")
+        raise located(ValueError(f"{name} along {axis}: index shape {index.shape} does not fit the tensor's {x.shape}"))
     check_range(name, index, x.shape[axis])
     if not isinstance(source, TensorCore):
         return source
     if source.data.ndim != x.ndim or any(n > m for n, m in zip(index.shape, source.data.shape, strict=True)):
-        raise ValueError(f"{name}: index shape {index.shape} is larger than the source's, {source.data.shape}")
+        raise located(ValueError(f"{name}: index shape {index.shape} is larger than the source's, {source.data.shape}"))
     if source.data.dtype != x.dtype:
-        raise TypeError(f"{name}: the source is {source.data.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
+        raise located(
+            TypeError(f"{name}: the source is {source.data.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
+        )
     whole: Any = source  # a Tensor, which can be indexed
     return whole if whole.shape == index.shape else whole[tuple(slice(n) for n in index.shape)]
 
@@ -44,7 +47,9 @@ def repeated_positions(repeats: Any, size: int) -> np.ndarray:
     counts = np.asarray(repeats.device.kernels.to_host(repeats.data) if isinstance(repeats, TensorCore) else repeats)
     counts = counts if counts.size else counts.astype(np.int64)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size) or (counts < 0).any():
-        raise ValueError(f"repeat_interleave: repeats {repeats} of a dimension of size {size}; expected counts >= 0")
+        raise located(
+            ValueError(f"repeat_interleave: repeats {repeats} of a dimension of size {size}; expected counts >= 0")
+        )
     return np.repeat(np.arange(size), counts)
 
 
@@ -64,13 +69,15 @@ def parse_index(where: Any) -> tuple[Any, Any, bool]:
         dtype = getattr(part, "dtype", None)
         if dtype is not None:
             if dtype.kind not in "iub":
-                raise TypeError(f"an index must be integer or bool, not {dtype}; convert with .long()")
+                raise located(TypeError(f"an index must be integer or bool, not {dtype}; convert with .long()"))
             if dtype.kind != "b" and part.ndim == 0:
                 part = int(part)  # NumPy would copy where a number gives a view
             else:
                 basic = basic and dtype.kind == "b"
         elif not (part is None or part is Ellipsis or isinstance(part, slice) or hasattr(part, "__index__")):
-            raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
+            raise located(
+                TypeError(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
+            )
         converted.append(part)
     if not isinstance(where, tuple):
         return None, converted[0], basic

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import dtypes
+from .errors import located
 
 
 class Generator:
@@ -28,7 +29,7 @@ class Generator:
     def manual_seed(self, seed: int) -> Generator:
         """Start again from ``seed``; returns the generator."""
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-            raise ValueError(f"seed {seed!r}: expected an integer in [0, 2**64)")
+            raise located(ValueError(f"seed {seed!r}: expected an integer in [0, 2**64)"))
         self.seed = seed
         self.offset = 0
         return self
@@ -52,7 +53,7 @@ class Generator:
         """Continue where ``state_dict`` was taken."""
         seed, offset = state["seed"], state["offset"]
         if not isinstance(offset, int) or offset < 0:
-            raise ValueError(f"generator offset {offset!r}: expected an integer >= 0")
+            raise located(ValueError(f"generator offset {offset!r}: expected an integer >= 0"))
         self.manual_seed(seed)
         self.offset = offset
 
@@ -99,7 +100,7 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
     def draw(generator: Generator) -> tuple[int, int]:
         expected, found = next(left, (None, (None, None)))
         if found[0] is None or (expected is not generator and found[0] != generator.seed):
-            raise RuntimeError("a random draw was made that was not made the first time")
+            raise located(RuntimeError("a random draw was made that was not made the first time"))
         return found[0], found[1]
 
     _source.draw = draw
@@ -114,7 +115,7 @@ def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Generator |
     rounded, so that they stay below 1 (to multiples of 2^-11 and 2^-8, as PyTorch's).
     """
     if not dtypes.is_floating(dtype):
-        raise TypeError(f"random {kind} values are floating, not {dtype}; randint gives integers")
+        raise located(TypeError(f"random {kind} values are floating, not {dtype}; randint gives integers"))
     function = kernels.random.uniform if kind == "uniform" else kernels.random.normal
     wide = dtypes.float32 if dtypes.is_half(dtype) else dtype
     x = function(shape, wide, *(generator or default_generator).next())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .autograd import Deferred, Function, TensorCore, Version, enable_grad, is_grad_enabled, no_grad
+from .errors import located
 from .grad_store import next_id
 from .random import Draws, recording, replaying
 
@@ -37,9 +38,11 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
         result = fn(*inputs, **kwargs)
     outputs = list(_tensors(result))
     if not outputs:
-        raise TypeError(
-            f"checkpoint: {_name(fn)} returned {type(result).__name__}; "
-            "expected a tensor, or a tuple, list or dict of tensors"
+        raise located(
+            TypeError(
+                f"checkpoint: {_name(fn)} returned {type(result).__name__}; "
+                "expected a tensor, or a tuple, list or dict of tensors"
+            )
         )
     recomputation = _Recomputation(fn, inputs, kwargs, draws, outputs, start)
     for node in recomputation.region(outputs, start):
@@ -114,16 +117,18 @@ class _Recomputation(Deferred):
     def restore(self, node: Function) -> None:
         for version, count in self.versions:
             if version.count != count:
-                raise RuntimeError(
-                    f"checkpoint: an input or a parameter of {_name(self.fn)} was changed in place after the call "
-                    f"(version {version.count}, expected {count}), so it cannot be computed again; "
-                    "change a copy instead (.clone()), or after backward"
+                raise located(
+                    RuntimeError(
+                        f"checkpoint: an input or a parameter of {_name(self.fn)} was changed in place after the call "
+                        f"(version {version.count}, expected {count}), so it cannot be computed again; "
+                        "change a copy instead (.clone()), or after backward"
+                    )
                 )
         start = next_id()
         with enable_grad(), replaying(self.draws) as left:
             outputs = list(_tensors(self.fn(*self.inputs, **self.kwargs)))
             if next(left, None) is not None:
-                raise _mismatch(_name(self.fn), "fewer random draws")
+                raise located(_mismatch(_name(self.fn), "fewer random draws"))
         pairs = self._match(outputs, start)
         inner = {}
         for new, old in pairs.items():
@@ -134,9 +139,11 @@ class _Recomputation(Deferred):
         for nested in inner.values():
             nested.move(pairs)
         if node.saved is self:
-            raise RuntimeError(
-                f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way than its "
-                "outputs; return the tensor from the function"
+            raise located(
+                RuntimeError(
+                    f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way than its "
+                    "outputs; return the tensor from the function"
+                )
             )
 
     def move(self, pairs: dict[Function, Function]) -> None:
@@ -148,45 +155,47 @@ class _Recomputation(Deferred):
         """For each node of the second run the one of the first."""
         name = _name(self.fn)
         if len(outputs) != len(self.roots):
-            raise _mismatch(name, f"{len(self.roots)} tensors at first, then {len(outputs)}")
+            raise located(_mismatch(name, f"{len(self.roots)} tensors at first, then {len(outputs)}"))
         for first, second in zip(self.sums, _row_sums(outputs)):
             if first.shape != second.shape or first.dtype != second.dtype:
-                raise _mismatch(name, "outputs of other shapes or dtypes")
+                raise located(_mismatch(name, "outputs of other shapes or dtypes"))
             kernels = outputs[0].device.kernels
             if kernels.to_host(first).tobytes() != kernels.to_host(second).tobytes():
-                raise _mismatch(name, "other values")
+                raise located(_mismatch(name, "other values"))
         pairs: dict[Function, Function] = {}
         matched: set[Any] = set()
         todo: list[tuple[Any, Any]] = []
         for root, new in zip(self.roots, self._nodes_of(outputs, start)):
             if (root is None) != (new is None):
-                raise _mismatch(name, "another graph")
+                raise located(_mismatch(name, "another graph"))
             if root is not None and (old := root()) is not None:  # else the first run's output is gone
                 todo.append((old, new))
         while todo:
             old, new = todo.pop()
             if new in pairs:
                 if pairs[new] is not old:
-                    raise _mismatch(name, "another graph")
+                    raise located(_mismatch(name, "another graph"))
                 continue
             if old in matched:
-                raise _mismatch(name, "another graph")
+                raise located(_mismatch(name, "another graph"))
             matched.add(old)
             if type(old) is not type(new) or len(old.edges) != len(new.edges):
-                raise _mismatch(name, f"{type(old).__name__} at first, then {type(new).__name__}")
+                raise located(_mismatch(name, f"{type(old).__name__} at first, then {type(new).__name__}"))
             pairs[new] = old
             for before, after in zip(old.edges, new.edges):
                 if before is None or after is None:
                     if before is not after:
-                        raise _mismatch(name, f"an input of {type(old).__name__} requires grad in one run only")
+                        raise located(
+                            _mismatch(name, f"an input of {type(old).__name__} requires grad in one run only")
+                        )
                     continue
                 if before[1:] != after[1:]:
-                    raise _mismatch(name, f"{type(old).__name__} of {before[1]} at first, then of {after[1]}")
+                    raise located(_mismatch(name, f"{type(old).__name__} of {before[1]} at first, then of {after[1]}"))
                 source = after[0]
                 if isinstance(source, Function) and source.order > start:
                     todo.append((before[0], source))
                 elif isinstance(source, TensorCore) and source is not before[0] and source._id < start:
-                    raise _mismatch(name, f"another leaf as input of {type(old).__name__}")
+                    raise located(_mismatch(name, f"another leaf as input of {type(old).__name__}"))
         return pairs
 
 

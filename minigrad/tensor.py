@@ -16,6 +16,7 @@ import numpy as np
 from . import dtypes, printing, shapes
 from .autograd import BackwardHook, TensorCore, backward, is_grad_enabled
 from .device import CPU, Device
+from .errors import located
 from .grad_store import GradStore, TensorId
 from .indices import check_range, parse_index, repeated_positions, scatter_source
 from .ops import comparison, elementwise, indexing, matmul, movement, reduce, softmax
@@ -81,7 +82,7 @@ class Tensor(_Casts):
         try:
             array = np.array(data, copy=True)
         except ValueError as error:
-            raise ValueError(f"the data is ragged or holds something that is not a number: {error}") from None
+            raise located(ValueError(f"the data is ragged or holds something that is not a number: {error}")) from None
         if dtype is None and python_data and array.dtype == np.float64:
             dtype = dtypes.default_dtype()
         dtype = dtypes.as_dtype(array.dtype if dtype is None else dtype)
@@ -154,7 +155,7 @@ class Tensor(_Casts):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a 0-d tensor")
+            raise located(TypeError("len() of a 0-d tensor"))
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -173,9 +174,11 @@ class Tensor(_Casts):
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Ask for (or stop asking for) gradients of this leaf; returns it."""
         if requires_grad and not self.is_floating_point():
-            raise RuntimeError(f"only floating tensors can require grad, not {self.dtype}; convert with .float()")
+            raise located(
+                RuntimeError(f"only floating tensors can require grad, not {self.dtype}; convert with .float()")
+            )
         if not self.is_leaf and not requires_grad:
-            raise RuntimeError("this tensor was computed by a recorded operation; use .detach() to cut it off")
+            raise located(RuntimeError("this tensor was computed by a recorded operation; use .detach() to cut it off"))
         self.requires_grad = requires_grad
         return self
 
@@ -205,9 +208,11 @@ class Tensor(_Casts):
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array, sharing memory with a CPU tensor. RuntimeError if it requires grad."""
         if self.requires_grad:
-            raise RuntimeError("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
+            raise located(
+                RuntimeError("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
+            )
         if self.device.type != "cpu":
-            raise RuntimeError(f"numpy() of a tensor on {self.device}; use .cpu().numpy()")
+            raise located(RuntimeError(f"numpy() of a tensor on {self.device}; use .cpu().numpy()"))
         return self.data
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -217,7 +222,9 @@ class Tensor(_Casts):
     def item(self) -> Any:
         """The one element as a Python number; RuntimeError if there are more or none."""
         if self.numel() != 1:
-            raise RuntimeError(f"item() of a tensor of shape {self.shape}: only one element can become a Python number")
+            raise located(
+                RuntimeError(f"item() of a tensor of shape {self.shape}: only one element can become a Python number")
+            )
         return self.device.kernels.to_host(self.data).item()
 
     def tolist(self) -> Any:
@@ -226,7 +233,9 @@ class Tensor(_Casts):
 
     def __bool__(self) -> bool:
         if self.numel() != 1:
-            raise RuntimeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
+            raise located(
+                RuntimeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
+            )
         return bool(self.item())
 
     def __float__(self) -> float:
@@ -237,18 +246,20 @@ class Tensor(_Casts):
 
     def __index__(self) -> int:
         if self.dtype.kind not in "iub":
-            raise TypeError(f"a {self.dtype} tensor is not an index")
+            raise located(TypeError(f"a {self.dtype} tensor is not an index"))
         return int(self.item())
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "tensors are not pickled (loading a pickle runs code); use minigrad.serialization.save_safetensors"
+        raise located(
+            TypeError(
+                "tensors are not pickled (loading a pickle runs code); use minigrad.serialization.save_safetensors"
+            )
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A copy of a leaf in new memory, of the same class; so ``copy.deepcopy(model)`` copies a model."""
         if not self.is_leaf:
-            raise RuntimeError("deepcopy of a tensor that an operation computed; use .detach() or .clone()")
+            raise located(RuntimeError("deepcopy of a tensor that an operation computed; use .detach() or .clone()"))
         tensor = type(self).__new__(type(self))
         tensor._init(self.device.kernels.copy(self.data), self.device)
         tensor.requires_grad = self.requires_grad
@@ -272,7 +283,9 @@ class Tensor(_Casts):
         if dtype is not None:
             x = x._cast(dtypes.as_dtype(dtype))
         if device is not None and (target := Device(device)) is not x.device:
-            raise RuntimeError(f"copying from {x.device} to {target} needs the kernels of {target.kernels.__name__}")
+            raise located(
+                RuntimeError(f"copying from {x.device} to {target} needs the kernels of {target.kernels.__name__}")
+            )
         return x
 
     def cpu(self) -> Tensor:
@@ -289,7 +302,9 @@ class Tensor(_Casts):
             return other
         if isinstance(other, np.ndarray | list | tuple):
             return Tensor(other, device=self.device)
-        raise TypeError(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
+        raise located(
+            TypeError(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
+        )
 
     def __add__(self, other: Any) -> Tensor:
         return elementwise.Add.apply(self, self._operand(other))
@@ -476,10 +491,10 @@ class Tensor(_Casts):
     def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
         """Values limited to [min, max]; None does not limit."""
         if min is None and max is None:
-            raise ValueError("clamp: expected min, max or both")
+            raise located(ValueError("clamp: expected min, max or both"))
         low, high = (None if bound is None else self._operand(bound) for bound in (min, max))
         if isinstance(low, TensorCore) or isinstance(high, TensorCore):
-            raise TypeError("clamp: min and max are numbers; for tensors use .maximum(low).minimum(high)")
+            raise located(TypeError("clamp: min and max are numbers; for tensors use .maximum(low).minimum(high)"))
         x = self._cast(dtypes.result_dtype([self.data, *(bound for bound in (low, high) if bound is not None)]))
         return elementwise.Clamp.apply(x, low=low, high=high)
 
@@ -608,7 +623,7 @@ class Tensor(_Casts):
     def mean(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
         """Mean over ``dim`` (default all); floating tensors only."""
         if not self.is_floating_point():
-            raise TypeError(f"mean of a {self.dtype} tensor is not an integer; convert with .float() first")
+            raise located(TypeError(f"mean of a {self.dtype} tensor is not an integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Mean.apply(self, axes=axes, keepdim=keepdim or keepdims)
 
@@ -623,7 +638,7 @@ class Tensor(_Casts):
     ) -> Tensor:
         """Variance over ``dim``, divided by n - correction (1: the unbiased estimate, as in PyTorch; NumPy's is 0)."""
         if not self.is_floating_point():
-            raise TypeError(f"var of a {self.dtype} tensor is not an integer; convert with .float() first")
+            raise located(TypeError(f"var of a {self.dtype} tensor is not an integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Var.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
 
@@ -638,7 +653,7 @@ class Tensor(_Casts):
     ) -> Tensor:
         """Square root of ``var``; its gradient is 0 where it is 0."""
         if not self.is_floating_point():
-            raise TypeError(f"std of a {self.dtype} tensor is not an integer; convert with .float() first")
+            raise located(TypeError(f"std of a {self.dtype} tensor is not an integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Std.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
 
@@ -653,9 +668,11 @@ class Tensor(_Casts):
     ) -> Tensor:
         """Euclidean norm over ``dim`` (default all), the only ``p`` there is; its gradient is 0 where it is 0."""
         if p not in (2, "fro"):
-            raise ValueError(f"norm: p={p!r}; only the Euclidean norm, p=2, exists (dim is the second argument)")
+            raise located(
+                ValueError(f"norm: p={p!r}; only the Euclidean norm, p=2, exists (dim is the second argument)")
+            )
         if not self.is_floating_point():
-            raise TypeError(f"norm of a {self.dtype} tensor is not an integer; convert with .float() first")
+            raise located(TypeError(f"norm of a {self.dtype} tensor is not an integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Norm.apply(self, axes=axes, keepdim=keepdim or keepdims)
 
@@ -694,7 +711,7 @@ class Tensor(_Casts):
     def _nonempty(self, name: str, dim: Dim, axis: Dim) -> tuple[int, ...]:
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         if any(self.shape[i] == 0 for i in axes):
-            raise ValueError(f"{name} over an empty dimension of shape {self.shape} has no value")
+            raise located(ValueError(f"{name} over an empty dimension of shape {self.shape} has no value"))
         return axes
 
     def _select(self, indices: Tensor, dim: int, keepdim: bool) -> ValuesAndIndices:
@@ -756,8 +773,10 @@ class Tensor(_Casts):
         """``reshape`` that never copies: ValueError if the memory layout does not allow a view."""
         y = self.reshape(*shape)
         if self.numel() and not self.device.kernels.may_share_memory(y.data, self.data):
-            raise ValueError(
-                f"view of shape {self.shape} with strides {self.data.strides} as {y.shape} needs a copy; use .reshape"
+            raise located(
+                ValueError(
+                    f"view of shape {self.shape} with strides {self.data.strides} as {y.shape} needs a copy; use .reshape"
+                )
             )
         return y
 
@@ -765,7 +784,7 @@ class Tensor(_Casts):
         """Dimensions from start_dim to end_dim, inclusive, as one."""
         start, end = shapes.normalize_dim(start_dim, self.ndim), shapes.normalize_dim(end_dim, self.ndim)
         if start > end:
-            raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
+            raise located(ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}"))
         if not self.ndim:
             return self.reshape(1)
         return self.reshape(*self.shape[:start], math.prod(self.shape[start : end + 1]), *self.shape[end + 1 :])
@@ -798,21 +817,21 @@ class Tensor(_Casts):
         """A view with the dimensions in the given order."""
         order = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
         if sorted(order) != list(range(self.ndim)):
-            raise ValueError(f"permute{dims}: expected each of the {self.ndim} dimensions once")
+            raise located(ValueError(f"permute{dims}: expected each of the {self.ndim} dimensions once"))
         return movement.Permute.apply(self, order=order)
 
     @property
     def T(self) -> Tensor:
         """A matrix transposed (a view)."""
         if self.ndim != 2:
-            raise ValueError(f".T of shape {self.shape}: expected a matrix; use .mT or .permute")
+            raise located(ValueError(f".T of shape {self.shape}: expected a matrix; use .mT or .permute"))
         return self.transpose(0, 1)
 
     @property
     def mT(self) -> Tensor:
         """The last two dimensions exchanged (a view)."""
         if self.ndim < 2:
-            raise ValueError(f".mT of shape {self.shape}: expected at least two dimensions")
+            raise located(ValueError(f".mT of shape {self.shape}: expected at least two dimensions"))
         return self.transpose(-2, -1)
 
     def expand(self, *shape: Any) -> Tensor:
@@ -841,7 +860,9 @@ class Tensor(_Casts):
         """Copies side by side: ``sizes[i]`` of them along dimension i; more sizes than dimensions add leading ones."""
         repeats = shapes.shape_argument(sizes)
         if len(repeats) < self.ndim or any(n < 0 for n in repeats):
-            raise ValueError(f"repeat{repeats} of shape {self.shape}: expected a count for each dimension, or more")
+            raise located(
+                ValueError(f"repeat{repeats} of shape {self.shape}: expected a count for each dimension, or more")
+            )
         return movement.Tile.apply(self, repeats=repeats)
 
     def tile(self, *dims: Any) -> Tensor:
@@ -868,7 +889,9 @@ class Tensor(_Casts):
         """A view of the diagonal of two dimensions, ``offset`` above the main one, as the last dimension."""
         axis1, axis2 = shapes.normalize_dim(dim1, self.ndim), shapes.normalize_dim(dim2, self.ndim)
         if axis1 == axis2:
-            raise ValueError(f"diagonal of dimensions {dim1} and {dim2} of shape {self.shape}: they are the same")
+            raise located(
+                ValueError(f"diagonal of dimensions {dim1} and {dim2} of shape {self.shape}: they are the same")
+            )
         return movement.Diagonal.apply(self, offset=offset, axis1=axis1, axis2=axis2)
 
     def tril(self, diagonal: int = 0) -> Tensor:
@@ -886,12 +909,12 @@ class Tensor(_Casts):
         total = self.shape[dim]
         if isinstance(split_size, int):
             if split_size <= 0:
-                raise ValueError(f"split: split_size {split_size} must be positive")
+                raise located(ValueError(f"split: split_size {split_size} must be positive"))
             sizes = [min(split_size, total - start) for start in range(0, total, split_size)] or [0]
         else:
             sizes = list(split_size)
             if sum(sizes) != total or any(n < 0 for n in sizes):
-                raise ValueError(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}")
+                raise located(ValueError(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}"))
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         before = (slice(None),) * dim
         places = [(*before, slice(i, i + n)) for i, n in zip(starts, sizes, strict=True)]
@@ -900,7 +923,7 @@ class Tensor(_Casts):
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """At most ``chunks`` consecutive views of equal size (the last may be smaller) along ``dim``."""
         if chunks <= 0:
-            raise ValueError(f"chunk: {chunks} chunks; expected at least 1")
+            raise located(ValueError(f"chunk: {chunks} chunks; expected at least 1"))
         self._needs_dimension("chunk")
         total = self.shape[shapes.normalize_dim(dim, self.ndim)]
         return self.split(max(-(-total // chunks), 1), dim)
@@ -914,7 +937,7 @@ class Tensor(_Casts):
 
     def _needs_dimension(self, name: str) -> None:
         if not self.ndim:
-            raise ValueError(f"{name} of a 0-d tensor: it has no dimension to divide")
+            raise located(ValueError(f"{name} of a 0-d tensor: it has no dimension to divide"))
 
     # ------------------------------------------------------------------ indexing
 
@@ -925,7 +948,7 @@ class Tensor(_Casts):
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.ndim:
-            raise TypeError("iteration over a 0-d tensor")
+            raise located(TypeError("iteration over a 0-d tensor"))
         return iter(self.unbind(0))
 
     def gather(self, dim: int, index: Tensor) -> Tensor:
@@ -935,7 +958,9 @@ class Tensor(_Casts):
             return self.reshape(1).gather(0, index.reshape(1)).reshape(())
         sizes = zip(index.shape, self.shape, strict=False)
         if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
-            raise ValueError(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
+            raise located(
+                ValueError(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
+            )
         check_range("gather", index, self.shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)
 
@@ -945,7 +970,9 @@ class Tensor(_Casts):
             return self.flatten().gather(0, indices.flatten())
         axis = shapes.normalize_dim(dim, self.ndim)
         if indices.ndim != self.ndim:
-            raise ValueError(f"take_along_dim: indices of shape {indices.shape} for a tensor of shape {self.shape}")
+            raise located(
+                ValueError(f"take_along_dim: indices of shape {indices.shape} for a tensor of shape {self.shape}")
+            )
         x, found = shapes.broadcast_except(axis, self.shape, indices.shape)
         return self.expand(x).gather(axis, indices.expand(found))
 
@@ -954,7 +981,7 @@ class Tensor(_Casts):
         self._needs_dimension("index_select")
         axis = shapes.normalize_dim(dim, self.ndim)
         if index.ndim > 1:
-            raise ValueError(f"index_select: index of shape {index.shape}; expected one dimension")
+            raise located(ValueError(f"index_select: index of shape {index.shape}; expected one dimension"))
         check_range("index_select", index, self.shape[axis])
         where = (slice(None),) * axis + (index.data.reshape(-1),)
         return indexing.Index.apply(self, where=where, basic=False)
@@ -991,7 +1018,7 @@ class Tensor(_Casts):
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
         if not 0 <= k <= self.shape[dim]:
-            raise ValueError(f"topk: k={k} of a dimension of size {self.shape[dim]}")
+            raise located(ValueError(f"topk: k={k} of a dimension of size {self.shape[dim]}"))
         order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
         return ValuesAndIndices(self.gather(dim, order), order)
 
@@ -1000,21 +1027,25 @@ class Tensor(_Casts):
     def _change(self, name: str, *others: Any) -> None:
         """Refuse an in-place change that autograd could not follow; count the others."""
         if is_grad_enabled() and any(isinstance(x, TensorCore) and x.requires_grad for x in (self, *others)):
-            raise RuntimeError(
-                f"{name} changes a tensor in place where gradients are recorded, which would lose them; "
-                "compute a new tensor (x = x + y), or work under no_grad() or on .detach()"
+            raise located(
+                RuntimeError(
+                    f"{name} changes a tensor in place where gradients are recorded, which would lose them; "
+                    "compute a new tensor (x = x + y), or work under no_grad() or on .detach()"
+                )
             )
         if not self.data.flags.writeable:
-            raise RuntimeError(f"{name}: this tensor's memory is read-only (expanded or borrowed); use .clone() first")
+            raise located(
+                RuntimeError(f"{name}: this tensor's memory is read-only (expanded or borrowed); use .clone() first")
+            )
         self.bump_version()
 
     def _write(self, name: str, compute: Callable[..., Tensor], other: Any) -> Tensor:
         other = self._operand(other)
         y = compute(self.detach(), other)
         if dtypes.category(y.dtype) > dtypes.category(self.dtype):
-            raise TypeError(f"{name}: a {y.dtype} result does not fit into a {self.dtype} tensor")
+            raise located(TypeError(f"{name}: a {y.dtype} result does not fit into a {self.dtype} tensor"))
         if y.shape != self.shape:
-            raise ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}")
+            raise located(ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}"))
         self._change(name, other)
         self.device.kernels.elementwise.assign(self.data, y.data)
         return self
@@ -1046,7 +1077,7 @@ class Tensor(_Casts):
         try:
             shapes.expanded_shape(self.shape, other.data.shape)
         except ValueError:
-            raise ValueError(f"copy_: shape {other.data.shape} does not broadcast to {self.shape}") from None
+            raise located(ValueError(f"copy_: shape {other.data.shape} does not broadcast to {self.shape}")) from None
         self._change("copy_", other)
         self.device.kernels.elementwise.assign(self.data, other.data)
         return self
@@ -1085,7 +1116,9 @@ class Tensor(_Casts):
             return self
         values = self._operand(values)
         if isinstance(values, Tensor) and values.dtype != self.dtype:
-            raise TypeError(f"index_put_: values are {values.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
+            raise located(
+                TypeError(f"index_put_: values are {values.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
+            )
         self._change("index_put_", values)
         first, where, _ = parse_index(tuple(indices))
         k = self.device.kernels.indexing
@@ -1130,10 +1163,14 @@ class Tensor(_Casts):
     def bernoulli(self, *, generator: Generator | None = None) -> Tensor:
         """A new tensor: 1 with the probability that this one (floating, in [0, 1]) gives for the place, else 0."""
         if not self.is_floating_point():
-            raise TypeError(f"bernoulli of a {self.dtype} tensor: probabilities are floating; convert with .float()")
+            raise located(
+                TypeError(f"bernoulli of a {self.dtype} tensor: probabilities are floating; convert with .float()")
+            )
         if not ((self >= 0) & (self <= 1)).all():
-            raise ValueError(
-                f"bernoulli: expected probabilities in [0, 1], not {self.amin().item()} to {self.amax().item()}"
+            raise located(
+                ValueError(
+                    f"bernoulli: expected probabilities in [0, 1], not {self.amin().item()} to {self.amax().item()}"
+                )
             )
         k = self.device.kernels
         values = draw("uniform", k, self.shape, dtypes.float64, generator)
@@ -1152,7 +1189,9 @@ class Tensor(_Casts):
     def bmm(self, other: Tensor) -> Tensor:
         """self @ other of two batches of matrices: (B, m, k) and (B, k, n)."""
         if _ranks("bmm", self, 3, other, 3).shape[0] != other.shape[0]:
-            raise ValueError(f"bmm of shapes {self.shape} and {other.shape}: expected equal batches; @ broadcasts them")
+            raise located(
+                ValueError(f"bmm of shapes {self.shape} and {other.shape}: expected equal batches; @ broadcasts them")
+            )
         return self @ other
 
     def mv(self, vec: Tensor) -> Tensor:
@@ -1173,9 +1212,9 @@ TensorCore.tensor_type = Tensor
 
 def _matmul(a: Any, b: Any) -> Tensor:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        raise TypeError("@ of a tensor and a number; use *")
+        raise located(TypeError("@ of a tensor and a number; use *"))
     if not a.ndim or not b.ndim:
-        raise ValueError(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *")
+        raise located(ValueError(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *"))
     y = matmul.MatMul.apply(a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b)
     if a.ndim == 1:
         y = y.squeeze(-2)
@@ -1186,30 +1225,34 @@ def _ranks(name: str, a: Tensor, m: int, b: Any, n: int) -> Tensor:
     """``a``, if it is of ``m`` dimensions and ``b`` is a tensor of ``n``."""
     if not isinstance(b, Tensor) or (a.ndim, b.ndim) != (m, n):
         found = f"shapes {a.shape} and {b.shape}" if isinstance(b, Tensor) else f"a tensor and {type(b).__name__}"
-        raise ValueError(f"{name} of {found}: expected {m} and {n} dimensions; @ takes any")
+        raise located(ValueError(f"{name} of {found}: expected {m} and {n} dimensions; @ takes any"))
     return a
 
 
 def _mask(name: str, mask: Any) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype != dtypes.bool_:
         found = f"a {mask.dtype} tensor" if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} expects a bool tensor, not {found}; compare first (x > 0), or convert with .bool()")
+        raise located(
+            TypeError(f"{name} expects a bool tensor, not {found}; compare first (x > 0), or convert with .bool()")
+        )
     return mask
 
 
 def _bits(name: str, x: Any) -> Any:
     dtype = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype
     if dtypes.is_floating(dtype):
-        raise TypeError(f"{name} is for integers and bool, not {dtype}; compare first (x > 0), or convert with .long()")
+        raise located(
+            TypeError(f"{name} is for integers and bool, not {dtype}; compare first (x > 0), or convert with .long()")
+        )
     return x
 
 
 def _check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
     if dtype.kind in "iu" and not math.isfinite(value):
-        raise ValueError(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
+        raise located(ValueError(f"{name}: no {dtype} is {value}; convert the tensor with .float() first"))
 
 
 def _matrices(name: str, x: Tensor) -> Tensor:
     if x.ndim < 2:
-        raise ValueError(f"{name} of shape {x.shape}: expected at least two dimensions")
+        raise located(ValueError(f"{name} of shape {x.shape}: expected at least two dimensions"))
     return x

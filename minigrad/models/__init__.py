@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..device import CPU, Device
+from ..errors import located
 from .causal_lm import CausalLM
 from .gpt2 import GPT2, GPT2Config
 from .hub_config import HubConfig
@@ -35,5 +36,5 @@ def from_pretrained(
     hub = HubConfig(Path(folder))
     family = hub.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise hub.error(f"model_type {family!r:.60} is not supported, only {' and '.join(FAMILIES)}")
+        raise located(hub.error(f"model_type {family!r:.60} is not supported, only {' and '.join(FAMILIES)}"))
     return FAMILIES[family].from_pretrained(folder, dtype=dtype, device=device, dropout=dropout)

@@ -11,6 +11,7 @@ from .. import nn
 from ..autograd import no_grad
 from ..creation import cat
 from ..device import CPU, Device
+from ..errors import located
 from ..nn import functional as F
 from ..tensor import Tensor
 from . import generation, pretrained
@@ -64,7 +65,7 @@ class CausalLM(nn.Module):
     @property
     def embedding(self) -> nn.Embedding:
         """The token embedding."""
-        raise NotImplementedError(f"{type(self).__name__} has no embedding")
+        raise located(NotImplementedError(f"{type(self).__name__} has no embedding"))
 
     @property
     def device(self) -> Device:
@@ -75,11 +76,11 @@ class CausalLM(nn.Module):
         """Position of the first of ``tokens`` (B, T); ValueError for other shapes or beyond block_size tokens."""
         name = type(self).__name__
         if tokens.ndim != 2:
-            raise ValueError(f"{name}: tokens of shape {tokens.shape}; expected (B, T)")
+            raise located(ValueError(f"{name}: tokens of shape {tokens.shape}; expected (B, T)"))
         start = caches[0].length if caches else 0
         if start + tokens.shape[1] > self.config.block_size:
             count = start + tokens.shape[1]
-            raise ValueError(f"{name}: {count} tokens, but block_size is {self.config.block_size}")
+            raise located(ValueError(f"{name}: {count} tokens, but block_size is {self.config.block_size}"))
         return start
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -161,11 +162,11 @@ class CausalLM(nn.Module):
     @classmethod
     def config_from_hub(cls, hub: HubConfig, dropout: float | None) -> Any:
         """The configuration that a ``config.json`` means; every field is used, known to be inert, or refused."""
-        raise NotImplementedError(f"{cls.__name__} has no config_from_hub")
+        raise located(NotImplementedError(f"{cls.__name__} has no config_from_hub"))
 
     def config_to_hub(self) -> dict[str, Any]:
         """The fields of ``config.json``."""
-        raise NotImplementedError(f"{type(self).__name__} has no config_to_hub")
+        raise located(NotImplementedError(f"{type(self).__name__} has no config_to_hub"))
 
     def hub_zeros(self) -> dict[str, tuple[int, ...]]:
         """Tensors that the stored format has and this model has not, with their shapes; they are 0."""
@@ -177,10 +178,10 @@ def check_sizes(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{type(config).__name__}: {name}={value!r}; expected a positive integer")
+            raise located(ValueError(f"{type(config).__name__}: {name}={value!r}; expected a positive integer"))
 
 
 def check_dropout(config: Any) -> None:
     """ValueError unless ``dropout`` is a probability below 1."""
     if not 0 <= config.dropout < 1:
-        raise ValueError(f"{type(config).__name__}: dropout={config.dropout}; expected [0, 1)")
+        raise located(ValueError(f"{type(config).__name__}: dropout={config.dropout}; expected [0, 1)"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..autograd import no_grad
 from ..creation import cat, multinomial, where
+from ..errors import located
 from ..random import Generator
 from ..tensor import Tensor
 
@@ -31,18 +32,18 @@ def stream(
     Raises ValueError for arguments out of range, before the first token.
     """
     if tokens.ndim != 2 or not tokens.shape[1]:
-        raise ValueError(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1")
+        raise located(ValueError(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1"))
     if temperature < 0 or not math.isfinite(temperature):
-        raise ValueError(f"generate: temperature={temperature}; expected 0 (greedy) or a positive number")
+        raise located(ValueError(f"generate: temperature={temperature}; expected 0 (greedy) or a positive number"))
     if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
-        raise ValueError(f"generate: top_k={top_k}; expected an integer of at least 1")
+        raise located(ValueError(f"generate: top_k={top_k}; expected an integer of at least 1"))
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"generate: top_p={top_p}; expected a probability above 0")
+        raise located(ValueError(f"generate: top_p={top_p}; expected a probability above 0"))
     if max_new_tokens < 0:
-        raise ValueError(f"generate: max_new_tokens={max_new_tokens}; expected 0 or more")
+        raise located(ValueError(f"generate: max_new_tokens={max_new_tokens}; expected 0 or more"))
     ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
     if not all(type(end) is int and end >= 0 for end in ends):
-        raise ValueError(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several")
+        raise located(ValueError(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several"))
     generator = None if seed is None else Generator(seed)
     return _stream(model, tokens, max_new_tokens, temperature, top_k, top_p, generator, ends)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import nn
 from ..creation import arange
+from ..errors import located
 from ..nn import functional as F
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
@@ -41,7 +42,7 @@ class GPT2Config:
         if self.n_inner is not None:
             check_sizes(self, "n_inner")
         if self.n_embd % self.n_head:
-            raise ValueError(f"GPT2Config: n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
+            raise located(ValueError(f"GPT2Config: n_embd={self.n_embd} is not a multiple of n_head={self.n_head}"))
         check_dropout(self)
 
     @property
@@ -123,7 +124,7 @@ class GPT2(CausalLM):
         drops = {name: hub.probability(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
         if dropout is None and len(set(drops.values())) > 1:
             shown = ", ".join(f"{name} {value:g}" for name, value in drops.items())
-            raise hub.error(f"{shown}: there is one dropout probability here; pass dropout=")
+            raise located(hub.error(f"{shown}: there is one dropout probability here; pass dropout="))
         n_embd = hub.integer("n_embd")
         n_inner = hub.integer("n_inner", 4 * n_embd)
         return GPT2Config(

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from ..errors import located
 from ..safetensors_format import CheckpointError, parse_json, read_bytes, show
 
 CONFIG = "config.json"
@@ -44,14 +45,14 @@ class HubConfig:
     def __init__(self, folder: Path) -> None:
         self.path = folder / CONFIG
         if not folder.is_dir():
-            raise CheckpointError(f"{folder} is not a folder; models are read from local folders", folder)
+            raise located(CheckpointError(f"{folder} is not a folder; models are read from local folders", folder))
         raw = read_bytes(self.path, MAX_CONFIG)
         try:
             self.values = parse_json(raw)
         except ValueError as error:
-            raise self.error(str(error)) from None
+            raise located(self.error(str(error))) from None
         if not isinstance(self.values, dict):
-            raise self.error("it is not a JSON object")
+            raise located(self.error("it is not a JSON object"))
         self._used = set(INERT)
         for name, values in REFUSED.items():
             self.only(name, *values)
@@ -65,7 +66,7 @@ class HubConfig:
         self._used.add(name)
         value = self.values.get(name, default)
         if value is _REQUIRED:
-            raise self.error(f"the field {name!r} is missing")
+            raise located(self.error(f"the field {name!r} is missing"))
         return value
 
     def integer(self, name: str, default: Any = _REQUIRED) -> int:
@@ -73,7 +74,7 @@ class HubConfig:
         value = self.get(name, default)
         value = default if value is None and default is not _REQUIRED else value
         if type(value) is not int or not 1 <= value < 2**31:
-            raise self.error(f"{name} is {show(value)}, expected a positive integer")
+            raise located(self.error(f"{name} is {show(value)}, expected a positive integer"))
         return value
 
     def number(self, name: str, default: float, above: float = 0.0) -> float:
@@ -83,21 +84,21 @@ class HubConfig:
     def check_number(self, name: str, value: Any, above: float = 0.0) -> float:
         """``value`` if it is a finite number above ``above``."""
         if type(value) not in (int, float) or not above < value < math.inf:
-            raise self.error(f"{name} is {show(value)}, expected a number above {above:g}")
+            raise located(self.error(f"{name} is {show(value)}, expected a number above {above:g}"))
         return float(value)
 
     def probability(self, name: str, default: float) -> float:
         """A number in [0, 1)."""
         value = self.get(name, default)
         if type(value) not in (int, float) or not 0 <= value < 1:
-            raise self.error(f"{name} is {show(value)}, expected a probability below 1")
+            raise located(self.error(f"{name} is {show(value)}, expected a probability below 1"))
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         """true or false."""
         value = self.get(name, default)
         if type(value) is not bool:
-            raise self.error(f"{name} is {show(value)}, expected true or false")
+            raise located(self.error(f"{name} is {show(value)}, expected true or false"))
         return value
 
     def token_ids(self, name: str) -> int | tuple[int, ...] | None:
@@ -106,7 +107,7 @@ class HubConfig:
         value = self.get(name, None)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(index) is int and 0 <= index < 2**31 for index in ids):
-            raise self.error(f"{name} is {show(value)}, expected a token, a list of tokens, or null")
+            raise located(self.error(f"{name} is {show(value)}, expected a token, a list of tokens, or null"))
         return tuple(ids) if isinstance(value, list) and ids else ids[0] if ids else None
 
     def only(self, name: str, *allowed: Any) -> None:
@@ -115,7 +116,7 @@ class HubConfig:
             value = self.get(name)
             if not any(type(value) is type(known) and value == known for known in allowed):
                 expected = " or ".join("null" if a is None else show(a) for a in allowed)
-                raise self.error(f"{name} = {show(value)} is not supported, only {expected}")
+                raise located(self.error(f"{name} = {show(value)} is not supported, only {expected}"))
 
     def inert(self, *names: str) -> None:
         """Fields without effect on the numbers."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import nn
+from ..errors import located
 from ..nn import functional as F
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
@@ -36,13 +37,15 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
-            raise ValueError(f"RopeScaling: kind={self.kind!r}; expected 'linear' or 'llama3'")
+            raise located(ValueError(f"RopeScaling: kind={self.kind!r}; expected 'linear' or 'llama3'"))
         if not 1 <= self.factor < math.inf:
-            raise ValueError(f"RopeScaling: factor={self.factor}; expected a number of at least 1")
+            raise located(ValueError(f"RopeScaling: factor={self.factor}; expected a number of at least 1"))
         if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
-            raise ValueError(
-                f"RopeScaling: low_freq_factor={self.low_freq_factor}, high_freq_factor={self.high_freq_factor}; "
-                "expected positive numbers, the second one larger"
+            raise located(
+                ValueError(
+                    f"RopeScaling: low_freq_factor={self.low_freq_factor}, high_freq_factor={self.high_freq_factor}; "
+                    "expected positive numbers, the second one larger"
+                )
             )
         check_sizes(self, "original_block_size")
 
@@ -89,13 +92,15 @@ class LlamaConfig:
         if self.head_dim is not None:
             check_sizes(self, "head_dim")
         elif self.n_embd % self.n_head:
-            raise ValueError(f"LlamaConfig: n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
+            raise located(ValueError(f"LlamaConfig: n_embd={self.n_embd} is not a multiple of n_head={self.n_head}"))
         if self.head_size % 2:
-            raise ValueError(f"LlamaConfig: heads of {self.head_size} channels; rotation needs an even number")
+            raise located(ValueError(f"LlamaConfig: heads of {self.head_size} channels; rotation needs an even number"))
         if self.n_head % self.n_kv_head:
-            raise ValueError(f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}")
+            raise located(
+                ValueError(f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}")
+            )
         if not 0 < self.rope_base < math.inf:
-            raise ValueError(f"LlamaConfig: rope_base={self.rope_base}; expected a positive number")
+            raise located(ValueError(f"LlamaConfig: rope_base={self.rope_base}; expected a positive number"))
         check_dropout(self)
 
     @property
@@ -250,32 +255,34 @@ def _rope_from_hub(hub: HubConfig) -> tuple[float, RopeScaling | None]:
     found = {name: hub.get(name, None) for name in ("rope_parameters", "rope_scaling")}
     given = {name: value for name, value in found.items() if value is not None}
     if len(given) > 1:
-        raise hub.error("both rope_parameters and rope_scaling are given; expected one of them")
+        raise located(hub.error("both rope_parameters and rope_scaling are given; expected one of them"))
     where, values = next(iter(given.items()), ("rope_scaling", {}))
     if not isinstance(values, dict):
-        raise hub.error(f"{where} is {values!r:.60}, expected an object")
+        raise located(hub.error(f"{where} is {values!r:.60}, expected an object"))
     kind = values.get("rope_type", values.get("type", "default"))
     base = hub.check_number("rope_theta", values.get("rope_theta", hub.get("rope_theta", 10000.0)))
     hub.only("partial_rotary_factor", 1.0, 1, None)
     if values.get("partial_rotary_factor", 1) != 1:
-        raise hub.error(f"{where}: partial_rotary_factor is not supported, only 1")
+        raise located(hub.error(f"{where}: partial_rotary_factor is not supported, only 1"))
     factors = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
     if not isinstance(kind, str) or kind not in factors:
-        raise hub.error(f"{where}: the rope type {kind!r:.60} is not supported, only default, linear and llama3")
+        raise located(
+            hub.error(f"{where}: the rope type {kind!r:.60} is not supported, only default, linear and llama3")
+        )
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *factors[kind]}
     known |= {"original_max_position_embeddings"} if kind == "llama3" else set()
     unknown = sorted(values.keys() - known)
     if unknown:
-        raise hub.error(f"{where}: {unknown[0]!r:.60} is not supported with the rope type {kind}")
+        raise located(hub.error(f"{where}: {unknown[0]!r:.60} is not supported with the rope type {kind}"))
     if kind == "default":
         return base, None
     missing = sorted(known - {"rope_type", "type", "rope_theta", "partial_rotary_factor"} - values.keys())
     if missing:
-        raise hub.error(f"{where}: {missing[0]} is missing")
+        raise located(hub.error(f"{where}: {missing[0]} is missing"))
     numbers: dict[str, Any] = {name: hub.check_number(f"{where}: {name}", values[name]) for name in factors[kind]}
     if kind == "linear":
         return base, RopeScaling(kind, **numbers)
     original = values["original_max_position_embeddings"]
     if type(original) is not int:
-        raise hub.error(f"{where}: original_max_position_embeddings is {original!r:.60}, expected an integer")
+        raise located(hub.error(f"{where}: original_max_position_embeddings is {original!r:.60}, expected an integer"))
     return base, RopeScaling(kind, **numbers, original_block_size=original)

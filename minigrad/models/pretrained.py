@@ -21,6 +21,7 @@ from .. import durable, nn
 from ..autograd import no_grad
 from ..device import Device
 from ..dtypes import default_dtype, float32
+from ..errors import located
 from ..safetensors_format import CheckpointError, encode, iter_arrays, parse_json, read_bytes, read_header, show
 from ..tensor import Tensor
 from .hub_config import CONFIG, HubConfig
@@ -50,18 +51,18 @@ def load(
     hub = HubConfig(folder)
     kind = hub.get("model_type")
     if kind != cls.model_type:
-        raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}")
+        raise located(hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}"))
     try:
         config = cls.config_from_hub(hub, dropout)
     except CheckpointError:
         raise
     except ValueError as error:
-        raise hub.error(str(error)) from None
+        raise located(hub.error(str(error))) from None
     hub.finish()
     files = _weight_files(folder)
     stored = _stored_shapes(cls, files, folder)
     if config.n_layer > len(stored):
-        raise hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors")
+        raise located(hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors"))
     try:
         with nn.init.skip_init():
             model = cls(config)
@@ -69,7 +70,7 @@ def load(
                 model.to(dtype=float32 if dtype is None else dtype)
             model.to(device=device)
     except (MemoryError, ValueError) as error:
-        raise hub.error(f"a model of these sizes cannot be made: {error}") from error
+        raise located(hub.error(f"a model of these sizes cannot be made: {error}")) from error
     _check(model, stored, folder)
     with no_grad():
         _copy(model, files)
@@ -85,26 +86,30 @@ def _weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
     if not path.exists():
         others = sorted(p.name for p in folder.glob("*.bin"))
         pickles = f"; {others[0]} is a pickle, which can run any code: convert it to safetensors" if others else ""
-        raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}{pickles}", folder)
+        raise located(CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}{pickles}", folder))
     raw = read_bytes(path, MAX_INDEX)
     try:
         document = parse_json(raw)
         places = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(places, dict) or not places:
-            raise ValueError("it has no weight_map")
+            raise located(ValueError("it has no weight_map"))
         for name, file in places.items():
             if not isinstance(file, str) or not _SHARD.fullmatch(file):
-                raise ValueError(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
+                raise located(
+                    ValueError(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
+                )
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}", path) from None
+        raise located(CheckpointError(f"{path}: {error}", path)) from None
     files = {folder / file: read_header(folder / file).tensors for file in sorted(set(places.values()))}
     for name, file in places.items():
         if name not in files[folder / file]:
-            raise CheckpointError(f"{path}: {show(name)} is not in {file}", path)
+            raise located(CheckpointError(f"{path}: {show(name)} is not in {file}", path))
     for file_path, tensors in files.items():
         for name in tensors:
             if places.get(name) != file_path.name:
-                raise CheckpointError(f"{path}: {show(name)} is in {file_path.name}, but not so in the index", path)
+                raise located(
+                    CheckpointError(f"{path}: {show(name)} is in {file_path.name}, but not so in the index", path)
+                )
     return files
 
 
@@ -125,11 +130,11 @@ def _stored_shapes(
             if own is None:
                 continue
             if own in stored:
-                raise CheckpointError(f"{path}: {show(own)} is stored twice, with and without a prefix", path)
+                raise located(CheckpointError(f"{path}: {show(own)} is stored twice, with and without a prefix", path))
             transposed = cls.hub_transposed.fullmatch(own)
             stored[own] = (entry.shape[::-1] if transposed else entry.shape, entry.dtype)
     if not stored:
-        raise CheckpointError(f"{folder} holds no weights", folder)
+        raise located(CheckpointError(f"{folder} holds no weights", folder))
     return stored
 
 
@@ -151,8 +156,10 @@ def _check(model: CausalLM, stored: dict[str, tuple[tuple[int, ...], np.dtype[An
     if problems:
         shown, rest = problems[:20], len(problems) - 20
         listing = "\n  ".join(shown + ([f"and {rest} more"] if rest > 0 else []))
-        raise CheckpointError(
-            f"{folder}: the weights do not fit the {type(model).__name__} of {CONFIG}:\n  {listing}", folder
+        raise located(
+            CheckpointError(
+                f"{folder}: the weights do not fit the {type(model).__name__} of {CONFIG}:\n  {listing}", folder
+            )
         )
 
 
@@ -172,10 +179,14 @@ def _copy(model: CausalLM, files: dict[Path, dict[str, Any]]) -> None:
             elif own == HEAD:
                 head = path, array
             elif stored.any():
-                raise CheckpointError(f"{path}: {name} is not 0, but {CONFIG} says that there is no bias", path)
+                raise located(
+                    CheckpointError(f"{path}: {name} is not 0, but {CONFIG} says that there is no bias", path)
+                )
     if head is not None and not np.array_equal(head[1], model.embedding.weight.detach().cpu().numpy(), equal_nan=True):
-        raise CheckpointError(
-            f"{head[0]}: {HEAD} is not the token embedding, but {CONFIG} says that they are tied", head[0]
+        raise located(
+            CheckpointError(
+                f"{head[0]}: {HEAD} is not the token embedding, but {CONFIG} says that they are tied", head[0]
+            )
         )
 
 
@@ -211,7 +222,7 @@ def save(model: CausalLM, folder: str | os.PathLike[str], max_shard_size: int | 
                 path.unlink()
         _write_json(folder / CONFIG, config)
     except OSError as error:
-        raise CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder) from error
+        raise located(CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder)) from error
 
 
 def _write_json(path: Path, document: Any) -> None:
@@ -223,7 +234,7 @@ def _bytes(size: int | str) -> int:
         return size
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", size, re.IGNORECASE) if isinstance(size, str) else None
     if match is None or not (found := int(float(match[1]) * _UNITS[match[2].upper()])):
-        raise ValueError(f"max_shard_size={size!r}; expected bytes, or a text like '200MB'")
+        raise located(ValueError(f"max_shard_size={size!r}; expected bytes, or a text like '200MB'"))
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..dtypes import is_half
+from ..errors import located
 from ..tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Tensor])
@@ -15,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 def floating(name: str, x: Tensor) -> Tensor:
     """``x``, if its dtype is a floating one."""
     if not x.is_floating_point():
-        raise TypeError(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()")
+        raise located(TypeError(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()"))
     return x
 
 
@@ -39,7 +40,7 @@ def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean",
     """ValueError unless ``reduction`` is one of ``known``."""
     if reduction not in known:
         expected = ", ".join(map(repr, known[:-1]))
-        raise ValueError(f"{name}: reduction={reduction!r}; expected {expected} or {known[-1]!r}")
+        raise located(ValueError(f"{name}: reduction={reduction!r}; expected {expected} or {known[-1]!r}"))
 
 
 def reduced(losses: Tensor, reduction: str) -> Tensor:

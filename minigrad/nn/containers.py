@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
+from ..errors import located
 from .module import Module
 
 
@@ -19,7 +20,7 @@ class ModuleList(Module):
     def append(self, module: Module) -> ModuleList:
         """Add a module at the end; returns the list."""
         if not isinstance(module, Module):
-            raise TypeError(f"ModuleList holds Modules, not {type(module).__name__}")
+            raise located(TypeError(f"ModuleList holds Modules, not {type(module).__name__}"))
         self._modules[str(len(self._modules))] = module
         return self
 
@@ -47,7 +48,7 @@ class ModuleDict(Module):
 
     def __setitem__(self, key: str, module: Module) -> None:
         if not isinstance(module, Module):
-            raise TypeError(f"ModuleDict holds Modules, not {type(module).__name__}")
+            raise located(TypeError(f"ModuleDict holds Modules, not {type(module).__name__}"))
         if not isinstance(key, str) or not key or "." in key or (key not in self._modules and hasattr(self, key)):
             raise KeyError(f"ModuleDict: {key!r} is no key; expected a name without dots that is no attribute")
         self._modules[key] = module

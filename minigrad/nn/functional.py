@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import bool_
+from ..errors import located
 from ..ops import activation, attention, elementwise, matmul
 from ..ops import dropout as dropout_ops
 from ..ops import embedding as embedding_ops
@@ -38,7 +39,7 @@ def relu(x: Tensor) -> Tensor:
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
     if approximate not in ("none", "tanh"):
-        raise ValueError(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
+        raise located(ValueError(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'"))
     return gelu_ops.Gelu.apply(floating("gelu", x), approximate=approximate)
 
 
@@ -65,7 +66,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 def logsigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)), computed without overflow."""
     if not x.is_floating_point():
-        raise TypeError(f"logsigmoid expects a floating tensor, not {x.dtype}; convert with .float()")
+        raise located(TypeError(f"logsigmoid expects a floating tensor, not {x.dtype}; convert with .float()"))
     return log_sigmoid_ops.LogSigmoid.apply(x)
 
 
@@ -82,7 +83,7 @@ def tanh(x: Tensor) -> Tensor:
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """Borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ..."""
     if mode != "constant":
-        raise ValueError(f"pad: mode={mode!r}; only 'constant' exists")
+        raise located(ValueError(f"pad: mode={mode!r}; only 'constant' exists"))
     return x.pad(pad, value)
 
 
@@ -104,9 +105,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         or x.shape[-1] != weight.shape[1]
         or (bias is not None and bias.shape != weight.shape[:1])
     ):
-        raise ValueError(
-            f"linear: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
-            "expected x (..., in), weight (out, in), bias (out,)"
+        raise located(
+            ValueError(
+                f"linear: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
+                "expected x (..., in), weight (out, in), bias (out,)"
+            )
         )
     return matmul.Linear.apply(x, weight) if bias is None else matmul.Linear.apply(x, weight, bias)
 
@@ -117,16 +120,20 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     Raises IndexError naming an index out of range.
     """
     if indices.dtype.kind not in "iu":
-        raise TypeError(
-            f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight)"
+        raise located(
+            TypeError(
+                f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight)"
+            )
         )
     if weight.ndim != 2:
-        raise ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
+        raise located(ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)"))
     indices = indices.long()
     bad = weight.device.kernels.embedding.check_indices(indices.data, weight.shape[0])
     if bad >= 0:
         index = int(indices.reshape(-1)[bad])
-        raise IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
+        raise located(
+            IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
+        )
     return embedding_ops.Embedding.apply(floating("embedding", weight), indices)
 
 
@@ -145,26 +152,30 @@ def rope(
     ``positions``, integers or floats, broadcasts to x.shape[:-1]: (T,) for all sequences, (B, 1, T) for (B, H, T, D).
     """
     if not x.ndim or x.shape[-1] % 2:
-        raise ValueError(f"rope: x of shape {x.shape}; expected (..., D) with an even D")
+        raise located(ValueError(f"rope: x of shape {x.shape}; expected (..., D) with an even D"))
     if positions.dtype == bool_:
-        raise TypeError("rope: positions are numbers, not bool")
+        raise located(TypeError("rope: positions are numbers, not bool"))
     if positions.ndim > x.ndim - 1 or any(
         p not in (1, n) for p, n in zip(positions.shape[::-1], x.shape[-2::-1], strict=False)
     ):
-        raise ValueError(f"rope: positions of shape {positions.shape} do not broadcast to {x.shape[:-1]}, x without D")
+        raise located(
+            ValueError(f"rope: positions of shape {positions.shape} do not broadcast to {x.shape[:-1]}, x without D")
+        )
     options: dict[str, Any] = {"base": base, "interleaved": interleaved}
     if frequencies is not None:
         options["frequencies"] = np.asarray(frequencies, dtype=np.float64)
         if options["frequencies"].shape != (x.shape[-1] // 2,):
             shape = options["frequencies"].shape
-            raise ValueError(f"rope: frequencies of shape {shape} for x of shape {x.shape}; expected D / 2 of them")
+            raise located(
+                ValueError(f"rope: frequencies of shape {shape} for x of shape {x.shape}; expected D / 2 of them")
+            )
     return rope_ops.Rope.apply(floating("rope", x), positions.detach(), **options)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
     if not 0 <= p <= 1:
-        raise ValueError(f"dropout: p={p}; expected a probability")
+        raise located(ValueError(f"dropout: p={p}; expected a probability"))
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
@@ -192,19 +203,21 @@ def scaled_dot_product_attention(
     """
     shapes_ = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim == 4:
-        raise ValueError(f"scaled_dot_product_attention: {shapes_}; expected 4 dimensions (B, H, T, D)")
+        raise located(ValueError(f"scaled_dot_product_attention: {shapes_}; expected 4 dimensions (B, H, T, D)"))
     B, H, _, D = query.shape
     Hkv = key.shape[1]
     if key.shape != value.shape or key.shape[0] != B or key.shape[3] != D:
-        raise ValueError(f"scaled_dot_product_attention: {shapes_}; batch, key and value sizes must agree")
+        raise located(ValueError(f"scaled_dot_product_attention: {shapes_}; batch, key and value sizes must agree"))
     if Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0):
-        raise ValueError(f"scaled_dot_product_attention: {H} query heads, {Hkv} key heads; enable_gqa needs a multiple")
+        raise located(
+            ValueError(f"scaled_dot_product_attention: {H} query heads, {Hkv} key heads; enable_gqa needs a multiple")
+        )
     if not 0 <= dropout_p < 1:
-        raise ValueError(f"scaled_dot_product_attention: dropout_p={dropout_p}; expected [0, 1)")
+        raise located(ValueError(f"scaled_dot_product_attention: dropout_p={dropout_p}; expected [0, 1)"))
     scale = 1 / math.sqrt(D) if scale is None else scale
     if attn_mask is not None:
         if is_causal:
-            raise ValueError("scaled_dot_product_attention: pass attn_mask or is_causal, not both")
+            raise located(ValueError("scaled_dot_product_attention: pass attn_mask or is_causal, not both"))
         return _masked_attention(query, key, value, attn_mask, dropout_p, scale, generator)
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)
@@ -223,9 +236,9 @@ def packed_attention(
     The numbers of ``scaled_dot_product_attention`` on ``qkv.unbind(2)``, with heads transposed, in one operation.
     """
     if qkv.ndim != 5 or qkv.shape[2] != 3:
-        raise ValueError(f"packed_attention: qkv of shape {qkv.shape}; expected (B, T, 3, H, D)")
+        raise located(ValueError(f"packed_attention: qkv of shape {qkv.shape}; expected (B, T, 3, H, D)"))
     if not 0 <= dropout_p < 1:
-        raise ValueError(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)")
+        raise located(ValueError(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)"))
     scale = 1 / math.sqrt(qkv.shape[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)

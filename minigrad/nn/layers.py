@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..creation import empty, ones, zeros
+from ..errors import located
 from ..shapes import shape_argument
 from ..tensor import Tensor
 from . import functional as F
@@ -106,7 +107,9 @@ class GroupNorm(Module):
     ) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
-            raise ValueError(f"GroupNorm: num_channels={num_channels} is not a multiple of num_groups={num_groups}")
+            raise located(
+                ValueError(f"GroupNorm: num_channels={num_channels} is not a multiple of num_groups={num_groups}")
+            )
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.weight = Parameter(ones(num_channels, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_channels, dtype=dtype)) if affine else None
@@ -114,7 +117,7 @@ class GroupNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, num_channels, ...) -> the same shape."""
         if x.ndim < 2 or x.shape[1] != self.num_channels:
-            raise ValueError(f"GroupNorm: x of shape {x.shape}; expected (N, {self.num_channels}, ...)")
+            raise located(ValueError(f"GroupNorm: x of shape {x.shape}; expected (N, {self.num_channels}, ...)"))
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -152,7 +155,9 @@ class BatchNorm1d(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C) or (N, C, L) -> the same shape."""
         if x.ndim not in (2, 3) or x.shape[1] != self.num_features:
-            raise ValueError(f"BatchNorm1d: x of shape {x.shape}; expected (N, {self.num_features}) or (N, C, L)")
+            raise located(
+                ValueError(f"BatchNorm1d: x of shape {x.shape}; expected (N, {self.num_features}) or (N, C, L)")
+            )
         momentum = self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -173,7 +178,7 @@ class Dropout(Module):
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
         if not 0 <= p <= 1:
-            raise ValueError(f"Dropout: p={p}; expected a probability")
+            raise located(ValueError(f"Dropout: p={p}; expected a probability"))
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
@@ -191,7 +196,7 @@ class GELU(Module):
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
         if approximate not in ("none", "tanh"):
-            raise ValueError(f"GELU: approximate={approximate!r}; expected 'none' or 'tanh'")
+            raise located(ValueError(f"GELU: approximate={approximate!r}; expected 'none' or 'tanh'"))
         self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:

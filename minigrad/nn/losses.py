@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import located
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import log_sigmoid
 from ..tensor import Tensor
@@ -27,20 +28,24 @@ def cross_entropy(
     """
     check_reduction("cross_entropy", reduction)
     if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]")
+        raise located(ValueError(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]"))
     class_dim = 0 if input.ndim == 1 else 1
     if target.is_floating_point() and input.ndim and target.shape == input.shape:
         return _soft_cross_entropy(input, target, weight, class_dim, reduction, label_smoothing)
     if target.dtype.kind not in "iu":
-        raise TypeError(
-            f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), "
-            "or pass probabilities of the input's shape"
+        raise located(
+            TypeError(
+                f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), "
+                "or pass probabilities of the input's shape"
+            )
         )
     expected = input.shape[:class_dim] + input.shape[class_dim + 1 :]
     if not input.ndim or target.shape != expected:
-        raise ValueError(
-            f"cross_entropy: input {input.shape}, target {target.shape}; expected input (N, C) with target (N,), "
-            "so for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
+        raise located(
+            ValueError(
+                f"cross_entropy: input {input.shape}, target {target.shape}; expected input (N, C) with target (N,), "
+                "so for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
+            )
         )
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
@@ -50,9 +55,11 @@ def cross_entropy(
     labels = target.reshape(-1).long()
     bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
-        raise IndexError(
-            f"cross_entropy: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
-            f"(ignore_index is {ignore_index})"
+        raise located(
+            IndexError(
+                f"cross_entropy: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
+                f"(ignore_index is {ignore_index})"
+            )
         )
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
@@ -69,7 +76,7 @@ def cross_entropy(
 
 def _check_class_weight(weight: Tensor | None, classes: int) -> None:
     if weight is not None and weight.shape != (classes,):
-        raise ValueError(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)")
+        raise located(ValueError(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)"))
 
 
 def _soft_cross_entropy(
@@ -94,7 +101,7 @@ def nll_loss(input: Tensor, target: Tensor, ignore_index: int = -100, reduction:
     """-input[target]: log-probabilities (N, C), class indices (N,)."""
     check_reduction("nll_loss", reduction)
     if input.ndim != 2 or target.shape != input.shape[:1]:
-        raise ValueError(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
+        raise located(ValueError(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)"))
     kept = target != ignore_index
     picked = -input.gather(1, target.where(kept, 0).unsqueeze(1)).squeeze(1).where(kept, 0.0)
     if reduction == "mean":
@@ -135,7 +142,9 @@ def binary_cross_entropy_with_logits(
     check_reduction(name, reduction)
     _check_same_shape(name, input, target)
     if not (input.is_floating_point() and target.is_floating_point()):
-        raise TypeError(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
+        raise located(
+            TypeError(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
+        )
     positive = target * log_sigmoid.LogSigmoid.apply(input)
     if pos_weight is not None:
         positive = positive * pos_weight
@@ -164,4 +173,4 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
 
 def _check_same_shape(name: str, input: Tensor, target: Tensor) -> None:
     if input.shape != target.shape:
-        raise ValueError(f"{name}: input {input.shape} and target {target.shape} differ in shape")
+        raise located(ValueError(f"{name}: input {input.shape} and target {target.shape} differ in shape"))

@@ -10,6 +10,7 @@ import numpy as np
 from ..autograd import no_grad
 from ..device import Device
 from ..dtypes import is_floating
+from ..errors import located
 from ..tensor import Tensor
 from . import summary
 from .hooks import RemovableHandle
@@ -45,7 +46,7 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The computation; subclasses define it."""
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
+        raise located(NotImplementedError(f"{type(self).__name__} has no forward"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for pre_hook in tuple(self._forward_pre_hooks.values()):
@@ -105,7 +106,7 @@ class Module:
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Keep a tensor that is not trained but belongs to the module; saved in ``state_dict`` if persistent."""
         if "." in name or not name or hasattr(self, name):
-            raise ValueError(f"register_buffer: {name!r} is taken or no attribute name")
+            raise located(ValueError(f"register_buffer: {name!r} is taken or no attribute name"))
         self._buffers[name] = tensor
         (self._transient.discard if persistent else self._transient.add)(name)
 
@@ -201,7 +202,9 @@ class Module:
             converted = [tensor.detach().to(*args, dtype=dtype, device=device) for tensor in tensors]
         for new in converted:
             if not new.is_floating_point():
-                raise TypeError(f"{type(self).__name__}.to: weights are floating tensors, {new.dtype} is no such dtype")
+                raise located(
+                    TypeError(f"{type(self).__name__}.to: weights are floating tensors, {new.dtype} is no such dtype")
+                )
         for tensor, new in zip(tensors, converted, strict=True):
             tensor.data, tensor.device = new.data, new.device
             tensor.bump_version()
@@ -256,7 +259,7 @@ class Module:
                 problems.append(f"shared: {' and '.join(given)} are one parameter but have different values")
         if problems:
             listing = "\n  ".join(problems)
-            raise ValueError(f"{type(self).__name__}: the state does not fit the module:\n  {listing}")
+            raise located(ValueError(f"{type(self).__name__}: the state does not fit the module:\n  {listing}"))
         with no_grad():
             for name, tensor in own.items():
                 if name in state:

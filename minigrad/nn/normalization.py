@@ -8,6 +8,7 @@ from .. import shapes
 from ..autograd import no_grad
 from ..creation import ones, zeros
 from ..dtypes import finfo, float32, is_half
+from ..errors import located
 from ..ops import batch_norm as batch_norm_ops
 from ..ops import group_norm as group_norm_ops
 from ..ops import layer_norm as layer_norm_ops
@@ -50,8 +51,10 @@ def group_norm(
     Mean and variance are those of C / num_groups neighbouring channels of one sample.
     """
     if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
-        raise ValueError(
-            f"group_norm: x of shape {x.shape}, {num_groups} groups; expected (N, C, ...), C a multiple of them"
+        raise located(
+            ValueError(
+                f"group_norm: x of shape {x.shape}, {num_groups} groups; expected (N, C, ...), C a multiple of them"
+            )
         )
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
     return group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
@@ -74,7 +77,7 @@ def batch_norm(
     ones are used.
     """
     if x.ndim < 2:
-        raise ValueError(f"batch_norm: x of shape {x.shape}; expected (N, C, ...)")
+        raise located(ValueError(f"batch_norm: x of shape {x.shape}; expected (N, C, ...)"))
     channels = x.shape[1:2]
     weight, bias = _affine("batch_norm", x, channels, weight, bias)
     _sizes("batch_norm", channels, running_mean=running_mean, running_var=running_var)
@@ -82,12 +85,16 @@ def batch_norm(
     wide = float32 if is_half(x.dtype) else x.dtype
     if not training:
         if running_mean is None or running_var is None:
-            raise ValueError("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
+            raise located(
+                ValueError("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
+            )
         mean, var = (t.to(wide).data for t in (running_mean, running_var))
         return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean, var=var, eps=eps, of_batch=False)
     count = math.prod(x.shape) // max(x.shape[1], 1)
     if count < 2 and x.shape[1]:
-        raise ValueError(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
+        raise located(
+            ValueError(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
+        )
     rows = x.detach().to(wide).reshape(x.shape[0], x.shape[1], count // max(x.shape[0], 1))
     mean, var = (Tensor.wrap(a, x.device) for a in x.device.kernels.batch_norm.statistics(rows.data))
     with no_grad():
@@ -101,14 +108,14 @@ def _last_sizes(name: str, x: Tensor, normalized_shape: int | tuple[int, ...]) -
     """``normalized_shape`` as a tuple; ValueError if x does not end in it."""
     shape = shapes.shape_argument((normalized_shape,))
     if not shape or x.shape[x.ndim - len(shape) :] != shape or x.ndim < len(shape):
-        raise ValueError(f"{name}: x of shape {x.shape} does not end in normalized_shape {shape}")
+        raise located(ValueError(f"{name}: x of shape {x.shape} does not end in normalized_shape {shape}"))
     return shape
 
 
 def _sizes(name: str, shape: tuple[int, ...], **parameters: Tensor | None) -> None:
     for parameter, p in parameters.items():
         if p is not None and p.shape != shape:
-            raise ValueError(f"{name}: {parameter} has shape {p.shape}, expected {shape}")
+            raise located(ValueError(f"{name}: {parameter} has shape {p.shape}, expected {shape}"))
 
 
 def _affine(

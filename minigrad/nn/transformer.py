@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty
+from ..errors import located
 from ..tensor import Tensor
 from . import functional as F
 from .layers import GELU, Dropout, LayerNorm, Linear
@@ -32,10 +33,14 @@ class KVCache:
         """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""
         B, nh, max_tokens, hs = self._keys.shape
         if k.shape != v.shape or k.shape[:2] + k.shape[3:] != (B, nh, hs):
-            raise ValueError(f"KVCache: keys {k.shape}, values {v.shape}; this cache expects ({B}, {nh}, T, {hs})")
+            raise located(
+                ValueError(f"KVCache: keys {k.shape}, values {v.shape}; this cache expects ({B}, {nh}, T, {hs})")
+            )
         start, end = self.length, self.length + k.shape[2]
         if end > max_tokens:
-            raise ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {k.shape[2]} more came")
+            raise located(
+                ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {k.shape[2]} more came")
+            )
         self._keys[:, :, start:end] = k
         self._values[:, :, start:end] = v
         self.length = end
@@ -54,9 +59,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVC
     causal = True
     if cache is not None:
         if is_grad_enabled():
-            raise RuntimeError("a KV cache is for generation; wrap the call in no_grad()")
+            raise located(RuntimeError("a KV cache is for generation; wrap the call in no_grad()"))
         if cache.length and T > 1:
-            raise ValueError(f"{T} tokens for a cache that holds {cache.length}; pass one at a time")
+            raise located(ValueError(f"{T} tokens for a cache that holds {cache.length}; pass one at a time"))
         causal = cache.length == 0  # one new token sees all that came before
         k, v = cache.extend(k, v)
     y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=True)
@@ -74,7 +79,7 @@ class SelfAttention(Module):
     ) -> None:
         super().__init__()
         if n_head < 1 or n_embd % n_head:
-            raise ValueError(f"{type(self).__name__}: n_embd={n_embd} is not a multiple of n_head={n_head}")
+            raise located(ValueError(f"{type(self).__name__}: n_embd={n_embd} is not a multiple of n_head={n_head}"))
         self.n_head, self.dropout, self.is_causal = n_head, dropout, is_causal
         self.c_attn = Linear(n_embd, 3 * n_embd, bias)
         self.c_proj = Linear(n_embd, n_embd, bias)
@@ -84,7 +89,9 @@ class SelfAttention(Module):
         """(B, T, C) -> (B, T, C). With a cache (causal only, under no_grad), x continues the tokens that are in it: one
         at a time, or any number into an empty cache."""
         if cache is not None and not self.is_causal:
-            raise ValueError("a KV cache is for causal attention; here each token sees those that come later too")
+            raise located(
+                ValueError("a KV cache is for causal attention; here each token sees those that come later too")
+            )
         B, T, C = x.shape
         qkv = self.c_attn(x).reshape(B, T, 3, self.n_head, C // self.n_head)
         dropout = self.dropout if self.training else 0.0
@@ -127,12 +134,18 @@ class GroupedQueryAttention(Module):
         super().__init__()
         n_kv_head = n_head if n_kv_head is None else n_kv_head
         if n_head < 1 or (head_size is None and n_embd % (2 * n_head)):
-            raise ValueError(f"GroupedQueryAttention: n_embd={n_embd} is not an even multiple of n_head={n_head}")
+            raise located(
+                ValueError(f"GroupedQueryAttention: n_embd={n_embd} is not an even multiple of n_head={n_head}")
+            )
         if n_kv_head < 1 or n_head % n_kv_head:
-            raise ValueError(f"GroupedQueryAttention: n_head={n_head} is not a multiple of n_kv_head={n_kv_head}")
+            raise located(
+                ValueError(f"GroupedQueryAttention: n_head={n_head} is not a multiple of n_kv_head={n_kv_head}")
+            )
         head_size = n_embd // n_head if head_size is None else head_size
         if head_size < 2 or head_size % 2:
-            raise ValueError(f"GroupedQueryAttention: head_size={head_size}; rotation needs an even number of channels")
+            raise located(
+                ValueError(f"GroupedQueryAttention: head_size={head_size}; rotation needs an even number of channels")
+            )
         self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, head_size
         self.dropout, self.rope_base, self.rope_frequencies = dropout, rope_base, rope_frequencies
         self.q_proj = Linear(n_embd, n_head * head_size, bias)

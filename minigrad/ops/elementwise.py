@@ -6,12 +6,13 @@ import math
 from typing import Any
 
 from ..autograd import Function
+from ..errors import located
 
 
 def _refuse_bool(name: str, *inputs: Any) -> None:
     """Where NumPy would compute with bool as int8, which no tensor has."""
     if any(hasattr(x, "dtype") and x.dtype.kind == "b" for x in inputs):
-        raise TypeError(f"{name} of bool tensors has no value; convert with .long() or .float()")
+        raise located(TypeError(f"{name} of bool tensors has no value; convert with .long() or .float()"))
 
 
 class Arithmetic(Function):

@@ -1,0 +1,36 @@
+"""The line of the user's program in the messages of errors.
+
+A traceback through a library ends far from the mistake. ``raise located(ValueError(...))`` adds the place of the call
+that led into minigrad: the first frame outside of the package. The stack is read only when there is something to raise.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
+PACKAGE = __name__.partition(".")[0]
+
+
+def user_line() -> str | None:
+    """``file:line: source`` of the call that led into minigrad, or None where there is none."""
+    frame = sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE:
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    source = linecache.getline(name, line, frame.f_globals).strip()
+    inside = name.startswith(os.getcwd() + os.sep)
+    return f"{os.path.relpath(name) if inside else name}:{line}" + (f": {source}" if source else "")
+
+
+def located(error: E) -> E:
+    """The error, its message followed by the line of the user's call."""
+    line = user_line()
+    if line is not None and error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n  at {line}", *error.args[1:])
+    return error
