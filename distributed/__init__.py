@@ -4,6 +4,8 @@ The folder ``distributed/`` is installed as ``minigrad.distributed``; the base i
 which is the name of Dask's package.
 """
 
+from .bucketed_trainer import BucketedTrainer
+from .buckets import CommHook, GradientBucketManager, all_reduce_hook
 from .comm_errors import (
     CollectiveMismatchError,
     CommError,
@@ -13,7 +15,18 @@ from .comm_errors import (
     RendezvousError,
 )
 from .communicator import CommStats, Communicator, NoOpCommunicator, ReduceOp, Work
+from .compression import BFloat16Compression
+from .distributed_trainer import DistributedTrainer
 from .faults import Fault, FaultPlan, RankKilledError
+from .fused_optimizer import FusedDistributedOptimizer, FusedOptimizerConfig
+from .grad_sync import (
+    ReplicaMismatchError,
+    all_gather_bytes,
+    all_reduce_grads,
+    assert_replicas_identical,
+    broadcast_params,
+    mean_over_ranks,
+)
 from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 from .thread import ThreadCommunicator, run_threads
 
@@ -36,7 +49,22 @@ __all__ = [
     "PeerLostError",
     "RankKilledError",
     "RendezvousError",
+    # gradients and parameters of several ranks
+    "BFloat16Compression",
+    "CommHook",
+    "GradientBucketManager",
+    "ReplicaMismatchError",
+    "all_gather_bytes",
+    "all_reduce_grads",
+    "all_reduce_hook",
+    "assert_replicas_identical",
+    "broadcast_params",
+    "mean_over_ranks",
     # trainers
+    "BucketedTrainer",
+    "DistributedTrainer",
+    "FusedDistributedOptimizer",
+    "FusedOptimizerConfig",
     "NonFiniteLossError",
     "SimpleTrainer",
     "TrainingConfig",

@@ -1,25 +1,23 @@
 """SimpleTrainer: what happens between ``loss.backward()`` and the next forward, written once (boostr's
 ``SimpleTrainer``).
 
-Accumulate, average, reduce, clip, update, count. The trainers for several processes are this one with another
-``reduce``.
+Accumulate, average, reduce, clip, update, count. The trainers for several processes are this one; they put in how the
+gradients are reduced.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from minigrad.grad_store import GradStore, TensorId
+from minigrad.grad_store import GradStore
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
-from minigrad.tensor import Tensor
 
-Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
-Reduce = Callable[[list[tuple[str, Tensor]], GradStore, float], tuple[GradStore, float]]
+from .params import Named, Params, named_params
 
 
 class NonFiniteLossError(RuntimeError):
@@ -92,9 +90,7 @@ class SimpleTrainer:
             metrics = trainer.step(model.parameters(), loss.backward(), loss.item())
 
     Without an ``optimizer`` it makes an AdamW of the configuration's learning rate and weight decay, for the parameters
-    that the first step brings. A ``schedule`` sets the learning rate of every step. ``reduce(params, grads, loss)``,
-    for trainers that share their gradients with others, returns what all of them agree on; it is called once per
-    window.
+    that the first step brings. A ``schedule`` sets the learning rate of every step.
     """
 
     def __init__(
@@ -102,13 +98,11 @@ class SimpleTrainer:
         config: TrainingConfig | None = None,
         optimizer: Optimizer | None = None,
         schedule: LrSchedule | None = None,
-        reduce: Reduce | None = None,
     ) -> None:
         self.config = config or TrainingConfig()
         self._own_optimizer = optimizer is None
         self._optimizer = optimizer or AdamW(lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
         self._schedule = schedule
-        self._reduce = reduce
         self._accumulator = GradAccumulator(self.config.grad_accum_steps)
         self._global_step = 0
         self._optimized: set[int] = set()
@@ -144,51 +138,64 @@ class SimpleTrainer:
         which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a
         trained parameter that the optimizer does not know.
         """
-        if not isinstance(grads, GradStore):
-            raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
-        named = self._named(params)
         loss = float(loss_value)
+        self._check_loss(loss)
+        return self._step(self._named(params), grads, loss)
+
+    def flush(self, params: Params) -> TrainingMetrics | None:
+        """Make a step of an unfinished window, averaged over the micro-batches it has; None if it has none."""
+        named = self._named(params)
+        return None if self._accumulator.current_step == 0 else self._finish(named)
+
+    def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
             self._accumulator.reset()
-            raise NonFiniteLossError(
-                f"the loss of step {self._global_step + 1} is {loss}; no weight was changed", self._global_step + 1
-            )
+            step = self._global_step + 1
+            raise NonFiniteLossError(f"the loss of step {step} is {loss}; no weight was changed", step)
+
+    def _step(
+        self, named: Named, grads: GradStore, loss: float, weight: float = 1.0, hold: bool = False
+    ) -> TrainingMetrics | None:
+        """Add a micro-batch of this weight to the window, and finish that if it is full, unless told to ``hold`` it."""
+        if not isinstance(grads, GradStore):
+            raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
         wanted = GradStore()
         for _, p in named:
             grad = grads.remove(p)
             if grad is not None:
                 wanted.insert(p, grad)
-        window = self._accumulator.accumulate(wanted, loss, take=True)
-        return None if window is None else self._update(named, *window)
+        full = self._accumulator.add(wanted, loss, take=True, weight=weight)
+        return self._finish(named) if full and not hold else None
 
-    def flush(self, params: Params) -> TrainingMetrics | None:
-        """Make a step of an unfinished window, averaged over the micro-batches it has; None if it has none."""
-        named = self._named(params)
+    def _finish(self, named: Named) -> TrainingMetrics | None:
+        """End the window: reduce its gradients over the ranks, where there are several, and update."""
         window = self._accumulator.flush()
-        return None if window is None else self._update(named, *window)
+        assert window is not None
+        grads, loss = window
+        return self._update(named, [grads], loss)
 
-    def _update(self, named: list[tuple[str, Tensor]], grads: GradStore, loss: float) -> TrainingMetrics:
-        if self._reduce is not None:
-            grads, loss = self._reduce(named, grads, loss)
-        step, max_norm = self._global_step + 1, self.config.max_grad_norm
+    def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics:
+        """One optimizer step with the gradients of all ``parts``, which may still be on their way."""
         lr = None if self._schedule is None else self._schedule.get_lr(self._global_step)
+        norm = self._apply(named, parts, lr)
+        self._global_step += 1
+        return TrainingMetrics(self._global_step, loss, norm, self._optimizer.lr)
+
+    def _apply(self, named: Named, parts: Iterable[GradStore], lr: float | None) -> float | None:
+        """Clip and update; returns the norm before clipping, or None if clipping is off."""
+        grads, max_norm = merged(parts), self.config.max_grad_norm
         try:
             norm = clip_grad_norm(grads, math.inf if max_norm is None else max_norm, [p for _, p in named])
         except NonFiniteGradientError as error:
-            raise NonFiniteGradientError(f"step {step}: {error}", error.norm) from error
+            raise NonFiniteGradientError(f"step {self._global_step + 1}: {error}", error.norm) from error
         if lr is not None:
             self._optimizer.set_lr(lr)
         self._optimizer.step(grads)
-        self._global_step = step
-        return TrainingMetrics(step, loss, None if max_norm is None else norm, self._optimizer.lr)
+        return None if max_norm is None else norm
 
-    def _named(self, params: Params) -> list[tuple[str, Tensor]]:
-        """The parameters with names; those new to the trainer's own optimizer are added to it.
-
-        A mapping is taken in order of its ids, that of creation: not that of insertion, which may change.
-        """
-        entries = [params[key] for key in sorted(params)] if isinstance(params, Mapping) else list(params)
-        named = [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(entries)]
+    def _named(self, params: Params) -> Named:
+        """The parameters with names; those new to the trainer's own optimizer are added to it."""
+        named = named_params(params)
         if all(p._id in self._optimized for _, p in named if p.requires_grad):
             return named
         known = {p._id for group in self._optimizer.param_groups for p in group["params"]}
@@ -199,7 +206,7 @@ class SimpleTrainer:
                 "so they would never change; add them with optimizer.add_param_group, or freeze them"
             )
         if missing:
-            self._optimizer.add_param_group({"params": [entries[i] for i in missing]})
+            self._optimizer.add_param_group({"params": [named[i] for i in missing]})
         self._optimized.update(p._id for _, p in named if p.requires_grad)
         return named
 
@@ -240,3 +247,12 @@ class SimpleTrainer:
         accumulator.load_state_dict(parts["window"], meta["window"], named)
         self._optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
         self._accumulator, self._global_step = accumulator, step
+
+
+def merged(parts: Iterable[GradStore]) -> GradStore:
+    """All parts' gradients in one store."""
+    grads = GradStore()
+    for part in parts:
+        for id, grad in part.items():
+            grads.insert(id, grad)
+    return grads

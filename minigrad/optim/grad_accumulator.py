@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ class GradAccumulator:
         """Drop what the present window has so far."""
         self._sums: dict[TensorId, Tensor] = {}
         self._loss_sum = 0.0
+        self._weight = 0.0
         self._current_step = 0
 
     @property
@@ -50,14 +52,28 @@ class GradAccumulator:
         """Micro-batches in the present window, 0 to accum_steps - 1."""
         return self._current_step
 
-    def accumulate(self, grads: GradStore, loss: float, *, take: bool = False) -> tuple[GradStore, float] | None:
+    @property
+    def weight(self) -> float:
+        """The sum of the weights of the present window's micro-batches."""
+        return self._weight
+
+    def accumulate(
+        self, grads: GradStore, loss: float, *, take: bool = False, weight: float = 1.0
+    ) -> tuple[GradStore, float] | None:
         """Add a micro-batch; returns (mean gradients, mean loss) if it completes the window, else None.
 
         ``take=True`` says that the caller is done with ``grads``: its arrays are then kept and added to instead of
-        copied, which spares a pass over memory. ``loss`` is a number or a tensor with one element.
+        copied, which spares a pass over memory. ``loss`` is a number or a tensor with one element. ``weight`` is what
+        the micro-batch counts in the mean, such as the number of its samples.
 
         Raises ValueError or TypeError for a gradient that does not fit the window's, before anything is changed.
         """
+        return self.flush() if self.add(grads, loss, take=take, weight=weight) else None
+
+    def add(self, grads: GradStore, loss: float, *, take: bool = False, weight: float = 1.0) -> bool:
+        """``accumulate`` without ending the window; returns whether it is full. It may be added to all the same."""
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise ValueError(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples")
         loss = float(loss)
         new: dict[TensorId, Tensor] = {}
         for number, grad in grads.items():
@@ -69,31 +85,39 @@ class GradAccumulator:
                     f"the gradient of tensor {int(number)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; in "
                     f"this window it had {total.shape}, {total.dtype}, on {total.device}"
                 )
+        for grad in new.values():
+            _scale([grad], weight)
         for number, grad in grads.items():
             total = self._sums.get(number)
             if total is not None:
+                if weight != 1.0:
+                    grad = grad if take else _copy(grad)
+                    _scale([grad], weight)
                 total.device.kernels.elementwise.add_into(total.data, grad.data)
         self._sums.update(new)
-        self._loss_sum += loss
+        self._loss_sum += weight * loss if weight else 0.0
+        self._weight += weight
         self._current_step += 1
-        return self.flush() if self._current_step == self._accum_steps else None
+        return self._current_step >= self._accum_steps
+
+    def pop(self, key: Tensor | TensorId) -> Tensor | None:
+        """Take the sum of one tensor's gradients out of the window, for somebody who goes on with it, or None."""
+        return self._sums.pop(key if isinstance(key, TensorId) else key.id, None)
 
     def flush(self) -> tuple[GradStore, float] | None:
         """End the window early: the means over the micro-batches that it has, or None if it has none.
 
-        The gradients returned are the caller's; the next window starts empty.
+        The gradients returned are the caller's; the next window starts empty. In a window of weight 0, they and the
+        loss are 0.
         """
-        n = self._current_step
-        if n == 0:
+        if self._current_step == 0:
             return None
         mean = GradStore()
         for number, total in self._sums.items():
             mean.insert(number, total)
-        if n > 1:
-            for device in {total.device for total in self._sums.values()}:
-                arrays = [total.data for total in self._sums.values() if total.device is device]
-                device.kernels.grad_norm.scale_(arrays, 1.0 / n)
-        loss = self._loss_sum / n
+        weight = self._weight or 1.0
+        _scale(self._sums.values(), 1.0 / weight)
+        loss = self._loss_sum / weight
         self.reset()
         return mean, loss
 
@@ -117,6 +141,7 @@ class GradAccumulator:
             "accum_steps": self._accum_steps,
             "current_step": self._current_step,
             "loss_sum": self._loss_sum,
+            "weight": self._weight,
         }
 
     def load_state_dict(
@@ -136,8 +161,9 @@ class GradAccumulator:
             )
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < self._accum_steps:
             raise ValueError(f"current_step is {count!r}, expected an integer from 0 to {self._accum_steps - 1}")
-        if not isinstance(meta.get("loss_sum"), int | float):
-            raise ValueError(f"loss_sum is {meta.get('loss_sum')!r}, expected a number")
+        for key in ("loss_sum", "weight"):
+            if isinstance(meta.get(key), bool) or not isinstance(meta.get(key), int | float):
+                raise ValueError(f"{key} is {meta.get(key)!r}, expected a number")
         by_name = {f"grad.{name}": p for name, p in _named(params)}
         sums = {}
         for key, array in arrays.items():
@@ -149,11 +175,19 @@ class GradAccumulator:
                     f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
                 )
             sums[p.id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
-        self._sums, self._loss_sum, self._current_step = sums, float(meta["loss_sum"]), count
+        self._sums, self._current_step = sums, count
+        self._loss_sum, self._weight = float(meta["loss_sum"]), float(meta["weight"])
 
 
 def _copy(grad: Tensor) -> Tensor:
     return Tensor.wrap(grad.device.kernels.copy(grad.data), grad.device)
+
+
+def _scale(grads: Iterable[Tensor], factor: float) -> None:
+    if factor != 1.0:
+        grads = list(grads)
+        for device in {grad.device for grad in grads}:
+            device.kernels.grad_norm.scale_([grad.data for grad in grads if grad.device is device], factor)
 
 
 def _named(params: Iterable[Tensor | tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
+from minigrad.distributed.params import Named
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
 from minigrad.serialization import load_checkpoint, save_checkpoint
 
@@ -131,16 +133,20 @@ def test_each_window_is_averaged_reduced_once_scheduled_clipped_and_stepped_once
     optimizer = Recorder(params)
     events = optimizer.events = []
 
-    def reduce(named: list[tuple[str, Tensor]], grads: GradStore, loss: float) -> tuple[GradStore, float]:
-        assert [p for _, p in named] == params
-        events.append(("reduce", {p.id: grads[p].data.copy() for p in params}, loss))
-        other = GradStore()
-        for p in params:
-            other.insert(p, grads[p] * 10.0)
-        return other, loss + 100.0
+    class Reducing(SimpleTrainer):
+        """Pretends that other ranks change what the window comes to, and that it arrives in two parts."""
+
+        def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics:
+            assert [p for _, p in named] == params
+            (grads,) = parts
+            events.append(("reduce", {p.id: grads[p].data.copy() for p in params}, loss))
+            others = [GradStore(), GradStore()]
+            for i, p in enumerate(params):
+                others[i % 2].insert(p, grads[p] * 10.0)
+            return super()._update(named, iter(others), loss + 100.0)
 
     schedule = Lambda(lambda step: 0.5**step)
-    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=0.5, grad_accum_steps=3), optimizer, schedule, reduce)
+    trainer = Reducing(TrainingConfig(max_grad_norm=0.5, grad_accum_steps=3), optimizer, schedule)
     for window in range(2):
         stores = [make_grads(params, 10 * window + i) for i in range(3)]
         mean = {p.id: np.asarray(sum(store[p].data for store in stores) / 3) for p in params}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,7 @@ def test_a_window_that_does_not_fit_is_refused() -> None:
         (arrays, {**meta, "accum_steps": 3}, "accum_steps 3, this one 2"),
         (arrays, {**meta, "current_step": 2}, "current_step is 2, expected an integer from 0 to 1"),
         (arrays, {**meta, "loss_sum": "1"}, "loss_sum is '1'"),
+        (arrays, {**meta, "weight": None}, "weight is None"),
         ({"grad.7": arrays["grad.0"]}, meta, "array 'grad.7' belongs to none of the 3 params"),
         ({"grad.1": arrays["grad.0"]}, meta, r"array 'grad.1' has shape \(3,\), float32; its parameter has \(2, 4\)"),
     ]:
@@ -208,3 +210,40 @@ def test_the_number_of_steps_is_checked(n: Any) -> None:
     with pytest.raises(ValueError, match="accum_steps is .*, expected an integer >= 1"):
         GradAccumulator(n)
     assert GradAccumulator(3).accum_steps == 3
+
+
+def test_weights_make_the_mean_that_of_the_samples():
+    p, batches = Tensor(np.zeros(3, np.float64), requires_grad=True), [(5, 1.0), (1, 4.0), (0, math.nan)]
+    rng = np.random.default_rng(3)
+    grads = [rng.standard_normal(3) for _ in batches]
+    for take in (False, True):
+        accumulator = GradAccumulator(3)
+        for (weight, loss), grad in zip(batches, grads):
+            store = GradStore()
+            store.insert(p, Tensor(grad.copy()))
+            window = accumulator.accumulate(store, loss, take=take, weight=weight)
+            if not take:
+                np.testing.assert_array_equal(store[p].data, grad)
+        assert window is not None and accumulator.weight == 0.0
+        np.testing.assert_allclose(window[0][p].data, (5 * grads[0] + grads[1]) / 6, rtol=1e-15)
+        assert window[1] == pytest.approx(1.5)  # a loss of weight 0 does not count, even if it is NaN
+    for weight in (-1.0, math.inf, math.nan, True, "1"):
+        with pytest.raises(ValueError, match="weight is"):
+            accumulator.add(GradStore(), 1.0, weight=weight)
+    assert accumulator.current_step == 0
+
+
+def test_a_full_window_may_grow_until_it_is_flushed_and_sums_can_be_taken_out():
+    p, q = (Tensor(np.zeros(2, np.float64), requires_grad=True) for _ in range(2))
+    accumulator = GradAccumulator(2)
+    full = []
+    for i in range(3):
+        store = GradStore()
+        for t in (p, q):
+            store.insert(t, Tensor(np.full(2, float(i))))
+        full.append(accumulator.add(store, float(i)))
+    assert full == [False, True, True]
+    taken = accumulator.pop(q)
+    assert taken is not None and taken.tolist() == [3.0, 3.0] and accumulator.pop(q.id) is None
+    window = accumulator.flush()
+    assert window is not None and window[0][p].tolist() == [1.0, 1.0] and q not in window[0] and window[1] == 1.0

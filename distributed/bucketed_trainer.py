@@ -1,0 +1,68 @@
+"""BucketedTrainer: the all-reduce runs while backward still computes (boostr's ``BucketedTrainer``)."""
+
+from __future__ import annotations
+
+from minigrad.grad_store import GradStore, TensorId
+from minigrad.optim import GradAccumulator
+from minigrad.tensor import Tensor
+
+from .buckets import GradientBucketManager
+from .distributed_trainer import DistributedTrainer
+from .params import Params
+from .simple_trainer import TrainingMetrics
+
+
+class BucketedTrainer(DistributedTrainer):
+    """A DistributedTrainer that calls ``backward`` itself, so that it can send a bucket as soon as it is full.
+
+    ::
+
+        metrics = trainer.backward_and_step(model.loss(x, y), model.named_parameters())
+
+    ``step`` with gradients that are already there works as well, without the overlap.
+    """
+
+    def backward_and_step(self, loss: Tensor, params: Params, weight: float = 1.0) -> TrainingMetrics | None:
+        """``loss.backward()`` and ``step`` in one; arguments, result and errors are those of ``step``.
+
+        In the last micro-batch of a window each gradient is added to the window's sum and goes into its bucket as soon
+        as it is final. The micro-batches before that only add up.
+        """
+        last = self._accumulator.current_step + 1 >= self.config.grad_accum_steps and not self._holding
+        if self._communicator.world_size == 1 or not last:
+            value = loss.item()
+            if self._communicator.world_size == 1:
+                self._check_loss(value)
+            named = self._agree(params)
+            return self._step(named, loss.backward(), value, weight, self._holding)
+        named = self._agree(params)
+        buckets = self._bucket_manager(named)
+        try:
+            loss.backward(hook=_Filler(buckets, self._accumulator, weight))
+            for _, p in reversed(named):  # those with gradients in earlier micro-batches only
+                earlier = self._accumulator.pop(p)
+                if earlier is not None:
+                    buckets.mark_grad_ready(p.id, earlier)
+            self._accumulator.add(GradStore(), loss.item(), weight=weight)
+        except Exception:
+            buckets.reset()
+            raise
+        return self._reduce_and_update(named, buckets, 0.0)
+
+
+class _Filler:
+    """Told by ``backward`` about each finished gradient: adds the window's earlier ones, and fills the buckets."""
+
+    def __init__(self, buckets: GradientBucketManager, accumulator: GradAccumulator, weight: float) -> None:
+        self._buckets, self._accumulator, self._weight = buckets, accumulator, weight
+
+    def on_leaf_grad_ready(self, id: TensorId, grad: Tensor) -> None:
+        if id not in self._buckets:
+            return
+        kernels = grad.device.kernels
+        if self._weight != 1.0:
+            kernels.grad_norm.scale_([grad.data], self._weight)
+        earlier = self._accumulator.pop(id)
+        if earlier is not None:
+            kernels.elementwise.add_into(grad.data, earlier.data)
+        self._buckets.mark_grad_ready(id, grad)

@@ -1,0 +1,247 @@
+"""DistributedTrainer: SimpleTrainer on several ranks, each with its own share of every batch (boostr's
+``DistributedTrainer``).
+
+All ranks start from the same weights, reduce the gradients of a window once, and make the same update, so their weights
+stay equal to the last bit. A mean over ranks is taken over samples: the mean of the ranks' means would be another
+number wherever they do not have equally many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from minigrad.grad_store import GradStore
+from minigrad.optim import LrSchedule, Optimizer
+from minigrad.tensor import Tensor
+
+from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
+from .comm_errors import CollectiveMismatchError
+from .communicator import Communicator
+from .grad_sync import (
+    Window,
+    agree_on_params,
+    agree_on_settings,
+    assert_replicas_identical,
+    broadcast_params,
+    compare_replicas,
+    exchange_window,
+)
+from .params import Named, Params, named_params
+from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
+
+
+class DistributedTrainer(SimpleTrainer):
+    """Turns the gradients of all ranks' micro-batches into optimizer steps.
+
+    ::
+
+        trainer = DistributedTrainer(TrainingConfig(learning_rate=3e-4), communicator)
+        trainer.broadcast_params(model.named_parameters())
+        for x, y in this_ranks_share:
+            loss = model.loss(x, y)
+            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item(), weight=len(x))
+
+    Every rank calls the same methods in the same order, with the same parameters: that is checked before the first
+    step, as is that their values agree. A parameter that has no gradient on this rank counts as zeros here; one that
+    has none on any rank is left alone. In a world of one rank it is a SimpleTrainer, bit for bit.
+
+    ``bucket_size_bytes`` is the size of the flat buffers that are reduced at once. ``hook`` averages one of them (see
+    ``CommHook``; ``BFloat16Compression`` halves what is sent).
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig | None,
+        communicator: Communicator,
+        optimizer: Optimizer | None = None,
+        schedule: LrSchedule | None = None,
+        *,
+        bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
+        hook: CommHook = all_reduce_hook,
+    ) -> None:
+        super().__init__(config, optimizer, schedule)
+        self._communicator = communicator
+        self._bucket_size_bytes, self._hook = bucket_size_bytes, hook
+        GradientBucketManager([], communicator, bucket_size_bytes, hook)  # checks them
+        self._agreed: tuple[list[tuple[str, int, bool]], Named] | None = None
+        self._buckets: GradientBucketManager | None = None
+        self._holding = False
+
+    @property
+    def communicator(self) -> Communicator:
+        """What connects the ranks."""
+        return self._communicator
+
+    @property
+    def num_buckets(self) -> int:
+        """Flat buffers that a step reduces; 0 before the first step, and in a world of one rank."""
+        return 0 if self._buckets is None else self._buckets.num_buckets
+
+    def broadcast_params(self, params: Params, root: int = 0) -> None:
+        """Give every rank the values that rank ``root`` has; call it before the first step, for buffers as well."""
+        broadcast_params(self._communicator, params, root)
+
+    def assert_replicas_identical(self, params: Params) -> None:
+        """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors have the same bits. A collective."""
+        self._communicator.step = self._global_step
+        assert_replicas_identical(self._communicator, params)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, micro-batches only join the window; the first one after it may finish that (PyTorch's
+        ``no_sync``). All ranks must do the same.
+        """
+        before, self._holding = self._holding, True
+        try:
+            yield
+        finally:
+            self._holding = before
+
+    def step(self, params: Params, grads: GradStore, loss_value: float, weight: float = 1.0) -> TrainingMetrics | None:
+        """Take in one micro-batch of this rank: None while the window is not full, else one optimizer step's metrics.
+
+        ``weight`` is the number of samples (or tokens) that the loss is a mean of; only ratios matter, so leave it out
+        where all micro-batches are equally large. A rank that has no samples left passes an empty GradStore, a loss
+        of 0 and a weight of 0. The metrics' loss is the mean over the samples of all ranks.
+
+        Beside SimpleTrainer's errors, raises those of communication. A loss or gradient that is not finite on one rank
+        raises on all of them, at the end of the window; no weight is changed and the window is dropped.
+        """
+        if self._communicator.world_size == 1:
+            self._check_loss(float(loss_value))
+        named = self._agree(params)
+        return self._step(named, grads, float(loss_value), weight, self._holding)
+
+    def flush(self, params: Params) -> TrainingMetrics | None:
+        """Make a step of the ranks' unfinished windows; None if no rank has one. A collective of all ranks."""
+        named = self._agree(params)
+        return super().flush(named) if self._communicator.world_size == 1 else self._finish(named)
+
+    # ------------------------------------------------------------------ how gradients are reduced
+
+    def _finish(self, named: Named) -> TrainingMetrics | None:
+        if self._communicator.world_size == 1:
+            return super()._finish(named)
+        sums = {p.id: self._accumulator.pop(p) for p in _trained(named)}
+        norm = self._local_norm([grad for grad in sums.values() if grad is not None])
+        buckets = self._bucket_manager(named)
+        for id, grad in reversed(sums.items()):
+            if grad is not None:
+                buckets.mark_grad_ready(id, grad)
+        return self._reduce_and_update(named, buckets, norm)
+
+    def _reduce_and_update(self, named: Named, buckets: GradientBucketManager, norm: float) -> TrainingMetrics | None:
+        """End the window, whose sums are in the buckets: divide them by the weight that all ranks have together.
+
+        None if no rank has a window.
+        """
+        trained, accumulator = _trained(named), self._accumulator
+        weight, count = accumulator.weight, accumulator.current_step
+        _, loss = accumulator.flush() or (None, 0.0)
+        lr = self._optimizer.lr if self._schedule is None else self._schedule.get_lr(self._global_step)
+        mine = Window(loss, weight, count, norm, lr, [buckets.is_ready(p.id) for p in trained])
+        buckets.launch_rest()
+        windows = exchange_window(self._communicator, mine)
+        if not any(window.count for window in windows):
+            buckets.reset()
+            return None
+        try:
+            self._check_windows(windows)
+        except Exception:
+            buckets.reset()
+            raise
+        total = sum(window.weight for window in windows)
+        mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
+        absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
+        parts = _reduced(buckets, absent, self._communicator.world_size / total)
+        return self._update(named, parts, mean_loss)
+
+    def _local_norm(self, grads: list[Tensor]) -> float:
+        """The norm of this rank's gradients, for trainers that must know in advance whether all are finite."""
+        return 0.0
+
+    def _check_windows(self, windows: list[Window]) -> None:
+        """Raise, on all ranks alike, for windows that give no step."""
+        step = self._global_step + 1
+        for rank, window in enumerate(windows):
+            if window.lr != windows[0].lr:
+                raise CollectiveMismatchError(
+                    f"the learning rate is {window.lr} on rank {rank}, {windows[0].lr} on rank 0; no weight changed",
+                    op="step",
+                    rank=self._communicator.rank,
+                    step=step,
+                    ranks=[rank],
+                )
+        if not any(window.weight for window in windows):
+            raise ValueError(f"step {step}: the micro-batches of all ranks have weight 0, so there is no mean gradient")
+        bad = [
+            f"{window.loss} on rank {rank}"
+            for rank, window in enumerate(windows)
+            if window.weight and not math.isfinite(window.loss)
+        ]
+        if bad:
+            raise NonFiniteLossError(f"the loss of step {step} is {', '.join(bad)}; no weight was changed", step)
+
+    def _bucket_manager(self, named: Named) -> GradientBucketManager:
+        if self._buckets is None:
+            self._buckets = GradientBucketManager(
+                _trained(named), self._communicator, self._bucket_size_bytes, self._hook
+            )
+        return self._buckets
+
+    def _agree(self, params: Params) -> Named:
+        """The parameters in the ranks' common order. When they are new, the ranks compare them, their values, and the
+        trainers' settings."""
+        if self._communicator.world_size == 1:
+            return self._named(params)
+        self._communicator.step = self._global_step + 1
+        named = named_params(params)
+        key = [(name, p._id, p.requires_grad) for name, p in named]
+        if self._agreed is None or self._agreed[0] != key:
+            settings = {
+                "the trainer": type(self).__name__,
+                "the configuration": self.config,
+                "the optimizer": type(self._optimizer).__name__,
+                "bucket_size_bytes": self._bucket_size_bytes,
+                "the hook": getattr(self._hook, "__name__", type(self._hook).__name__),
+                "the global step": self._global_step,
+            }
+            agree_on_settings(self._communicator, settings)
+            agreed = agree_on_params(self._communicator, named)
+            compare_replicas(self._communicator, agreed)
+            self._agreed, self._buckets = (key, agreed), None
+        return self._named(self._agreed[1])
+
+    # ------------------------------------------------------------------ saving and resuming
+
+    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What an exact resume needs beside the weights: the same on all ranks, so that one of them may save it.
+
+        Raises RuntimeError within a window of micro-batches, which every rank has another part of.
+        """
+        if self._communicator.world_size > 1 and self._accumulator.current_step:
+            raise RuntimeError(
+                f"the window has {self._accumulator.current_step} of {self.config.grad_accum_steps} micro-batches, and "
+                "each rank has its own; save after a step that returned metrics, or call flush first"
+            )
+        return super().state_dict(params)
+
+
+def _trained(named: Named) -> list[Tensor]:
+    return [p for _, p in named if p.requires_grad]
+
+
+def _reduced(buckets: GradientBucketManager, absent: list[Tensor], factor: float) -> Iterator[GradStore]:
+    """Each bucket's gradients, times ``factor``, as soon as they have arrived; without the absent parameters'."""
+    for part in buckets.wait_each():
+        for p in absent:
+            part.remove(p)
+        if factor != 1.0:
+            for grad in part.values():
+                grad.device.kernels.grad_norm.scale_([grad.data], factor)
+        yield part
