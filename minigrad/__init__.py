@@ -1,6 +1,7 @@
 """minigrad: a small deep-learning framework to read, to learn from, and to train transformers with."""
 
 from . import nn, optim
+from .anomaly import detect_anomaly
 from .autograd import BackwardHook, Function, backward, enable_grad, is_grad_enabled, no_grad
 from .creation import (
     arange,
@@ -206,6 +207,7 @@ __all__ = [
     "cumsum",
     "default_dtype",
     "default_generator",
+    "detect_anomaly",
     "diagonal",
     "div",
     "dot",

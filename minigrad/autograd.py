@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from .device import Device
 from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
-from .errors import located
+from .errors import located, user_line
 from .grad_store import GradStore, TensorId, next_id
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +36,7 @@ class BackwardHook(Protocol):
 
 class _GradMode(threading.local):
     enabled = True
+    anomaly = False  # within detect_anomaly
 
 
 _grad_mode = _GradMode()
@@ -173,7 +174,7 @@ class Function:
     only moves or chooses values sets ``widens = False`` and gets them as they are.
     """
 
-    __slots__ = ("__weakref__", "_versions", "device", "edges", "half", "kernels", "needs", "order", "saved")
+    __slots__ = ("__weakref__", "_versions", "device", "edges", "half", "kernels", "line", "needs", "order", "saved")
 
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
@@ -189,6 +190,7 @@ class Function:
     edges: tuple[tuple[Any, tuple[int, ...], Any] | None, ...]
     half: Any  # the dtype that results are rounded to, or None
     order: int
+    line: str | None  # the user's line that called the op; set within detect_anomaly only
     _versions: tuple[tuple[Version, int], ...]
 
     def forward(self, *inputs: Any, **params: Any) -> Any:
@@ -220,7 +222,7 @@ class Function:
                 if device is None:
                     device, dtype = x.device, array.dtype
                 elif x.device is not device:
-                    raise located(_mixed_devices(cls, inputs))
+                    raise _mixed_devices(cls, inputs)
                 elif array.dtype is not dtype:
                     mixed = True
             else:
@@ -236,10 +238,11 @@ class Function:
         node.half = _prepare(cls, inputs, arrays, dtype, kernels) if mixed or dtype.char not in "fd" else None
         try:
             out = node.forward(*arrays, **params)
-        except ValueError as error:
-            if type(error) is not ValueError or not isinstance(error.args[0] if error.args else None, str):
+        except (ValueError, IndexError) as error:
+            kind = type(error)
+            if kind not in (ValueError, IndexError) or not isinstance(error.args[0] if error.args else None, str):
                 raise
-            raise located(ValueError(f"{cls.__name__}: {error}\n  inputs: {_describe(inputs)}")) from error
+            raise located(kind(f"{cls.__name__}: {error}\n  inputs: {_describe(inputs)}")) from error
         if not isinstance(out, kernels.Array):
             if isinstance(out, tuple | list) or out is None:
                 raise located(TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array"))
@@ -261,13 +264,17 @@ class Function:
                 ]
             )
             node._versions = _versions_of_saved(node.saved, inputs, arrays, y) if node.saved else ()
+            if _grad_mode.anomaly:
+                node.line = user_line()
         return y
 
 
 def _mixed_devices(cls: type[Function], inputs: tuple[Any, ...]) -> RuntimeError:
-    return RuntimeError(
-        f"{cls.__name__}: inputs are on different devices; move them to one with .to(device)\n"
-        f"  inputs: {_describe(inputs)}"
+    return located(
+        RuntimeError(
+            f"{cls.__name__}: inputs are on different devices; move them to one with .to(device)\n"
+            f"  inputs: {_describe(inputs)}"
+        )
     )
 
 
@@ -481,7 +488,7 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
         raise located(
             RuntimeError(
                 f"backward through {name} a second time: its saved arrays were freed by the first; "
-                "pass retain_graph=True to the first call, or compute the loss again"
+                f"pass retain_graph=True to the first call, or compute the loss again{_called_at(node)}"
             )
         )
     while isinstance(node.saved, Deferred):
@@ -492,6 +499,7 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
                 RuntimeError(
                     f"a tensor that {name} needs for its gradient was changed in place after it was computed "
                     f"(version {version.count}, expected {count}); change a copy instead (.clone())"
+                    f"{_called_at(node)}"
                 )
             )
     kernels = node.kernels
@@ -523,6 +531,8 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
             continue
         if not isinstance(grad, kernels.Array):
             grad = kernels.as_array(grad)
+        if _grad_mode.anomaly:
+            _refuse_nan(node, i, grad)
         owned = owned and grad.base is None
         target, shape, dtype = edge
         if grad.shape != shape:
@@ -532,6 +542,22 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
             grad = kernels.elementwise.cast(grad, dtype)
             owned = True
         pending.add(target, grad, owned)
+
+
+def _called_at(node: Function) -> str:
+    line = getattr(node, "line", None)
+    return f"\n  {type(node).__name__} was called at {line}" if line else ""
+
+
+def _refuse_nan(node: Function, i: int, grad: Any) -> None:
+    kernels = node.kernels
+    if kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False):
+        raise located(
+            RuntimeError(
+                f"{type(node).__name__}.backward returned NaN in the gradient, of shape {tuple(grad.shape)}, of input {i}"
+                f"{_called_at(node)}"
+            )
+        )
 
 
 def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) -> Any:

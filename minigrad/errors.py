@@ -32,5 +32,7 @@ def located(error: E) -> E:
     """The error, its message followed by the line of the user's call."""
     line = user_line()
     if line is not None and error.args and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]}\n  at {line}", *error.args[1:])
+        place = f"\n  at {line}"
+        message = error.args[0].replace(place, "")  # it may quote an error that has its place
+        error.args = (message + place, *error.args[1:])
     return error
