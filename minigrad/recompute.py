@@ -128,7 +128,7 @@ class _Recomputation(Deferred):
         with enable_grad(), replaying(self.draws) as left:
             outputs = list(_tensors(self.fn(*self.inputs, **self.kwargs)))
             if next(left, None) is not None:
-                raise located(_mismatch(_name(self.fn), "fewer random draws"))
+                raise _mismatch(_name(self.fn), "fewer random draws")
         pairs = self._match(outputs, start)
         inner = {}
         for new, old in pairs.items():
@@ -141,66 +141,66 @@ class _Recomputation(Deferred):
         if node.saved is self:
             raise located(
                 RuntimeError(
-                    f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way than its "
-                    "outputs; return the tensor from the function"
+                    f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way than "
+                    "its outputs; return the tensor from the function"
                 )
             )
 
     def move(self, pairs: dict[Function, Function]) -> None:
         """Belong to other nodes from now on."""
-        moved = [None if root is None else pairs.get(root()) for root in self.roots]  # type: ignore[call-overload]
+        moved = [pairs[node] if root and (node := root()) in pairs else None for root in self.roots]
         self.roots = [None if node is None else weakref.ref(node) for node in moved]
 
     def _match(self, outputs: list[TensorCore], start: int) -> dict[Function, Function]:
         """For each node of the second run the one of the first."""
         name = _name(self.fn)
         if len(outputs) != len(self.roots):
-            raise located(_mismatch(name, f"{len(self.roots)} tensors at first, then {len(outputs)}"))
+            raise _mismatch(name, f"{len(self.roots)} tensors at first, then {len(outputs)}")
         for first, second in zip(self.sums, _row_sums(outputs)):
             if first.shape != second.shape or first.dtype != second.dtype:
-                raise located(_mismatch(name, "outputs of other shapes or dtypes"))
+                raise _mismatch(name, "outputs of other shapes or dtypes")
             kernels = outputs[0].device.kernels
             if kernels.to_host(first).tobytes() != kernels.to_host(second).tobytes():
-                raise located(_mismatch(name, "other values"))
+                raise _mismatch(name, "other values")
         pairs: dict[Function, Function] = {}
         matched: set[Any] = set()
         todo: list[tuple[Any, Any]] = []
         for root, new in zip(self.roots, self._nodes_of(outputs, start)):
             if (root is None) != (new is None):
-                raise located(_mismatch(name, "another graph"))
+                raise _mismatch(name, "another graph")
             if root is not None and (old := root()) is not None:  # else the first run's output is gone
                 todo.append((old, new))
         while todo:
             old, new = todo.pop()
             if new in pairs:
                 if pairs[new] is not old:
-                    raise located(_mismatch(name, "another graph"))
+                    raise _mismatch(name, "another graph")
                 continue
             if old in matched:
-                raise located(_mismatch(name, "another graph"))
+                raise _mismatch(name, "another graph")
             matched.add(old)
             if type(old) is not type(new) or len(old.edges) != len(new.edges):
-                raise located(_mismatch(name, f"{type(old).__name__} at first, then {type(new).__name__}"))
+                raise _mismatch(name, f"{type(old).__name__} at first, then {type(new).__name__}")
             pairs[new] = old
             for before, after in zip(old.edges, new.edges):
                 if before is None or after is None:
                     if before is not after:
-                        raise located(
-                            _mismatch(name, f"an input of {type(old).__name__} requires grad in one run only")
-                        )
+                        raise _mismatch(name, f"an input of {type(old).__name__} requires grad in one run only")
                     continue
                 if before[1:] != after[1:]:
-                    raise located(_mismatch(name, f"{type(old).__name__} of {before[1]} at first, then of {after[1]}"))
+                    raise _mismatch(name, f"{type(old).__name__} of {before[1]} at first, then of {after[1]}")
                 source = after[0]
                 if isinstance(source, Function) and source.order > start:
                     todo.append((before[0], source))
                 elif isinstance(source, TensorCore) and source is not before[0] and source._id < start:
-                    raise located(_mismatch(name, f"another leaf as input of {type(old).__name__}"))
+                    raise _mismatch(name, f"another leaf as input of {type(old).__name__}")
         return pairs
 
 
 def _mismatch(name: str, what: str) -> RuntimeError:
-    return RuntimeError(
-        f"checkpoint: {name} was not the same when backward computed it again: {what}; it must depend on its inputs, "
-        "on parameters and on minigrad's random generators only"
+    return located(
+        RuntimeError(
+            f"checkpoint: {name} was not the same when backward computed it again: {what}; it must depend on its inputs, "
+            "on parameters and on minigrad's random generators only"
+        )
     )
