@@ -66,8 +66,8 @@ class _SetGrad:
         if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
             raise located(
                 TypeError(
-                    f"{type(self).__name__}: {fn.__qualname__} is a generator or coroutine function, whose body runs after "
-                    "the call has returned; use a with block inside it that contains no yield or await"
+                    f"{type(self).__name__}: {fn.__qualname__} is a generator or coroutine function, whose body runs "
+                    "after the call has returned; use a with block inside it that contains no yield or await"
                 )
             )
 
@@ -554,7 +554,7 @@ def _refuse_nan(node: Function, i: int, grad: Any) -> None:
     if kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False):
         raise located(
             RuntimeError(
-                f"{type(node).__name__}.backward returned NaN in the gradient, of shape {tuple(grad.shape)}, of input {i}"
+                f"{type(node).__name__}.backward returned NaN in the gradient of input {i}, of shape {tuple(grad.shape)}"
                 f"{_called_at(node)}"
             )
         )
@@ -566,7 +566,8 @@ def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) 
     if extra < 0 or any(n != m and n != 1 for n, m in zip(shape, grad.shape[extra:], strict=True)):
         raise located(
             RuntimeError(
-                f"{name}.backward returned a gradient of shape {tuple(grad.shape)} for input {i} of shape {tuple(shape)}"
+                f"{name}.backward returned a gradient of shape {tuple(grad.shape)} "
+                f"for input {i} of shape {tuple(shape)}"
             )
         )
     axes = tuple(range(extra)) + tuple(extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1)

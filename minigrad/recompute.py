@@ -141,8 +141,8 @@ class _Recomputation(Deferred):
         if node.saved is self:
             raise located(
                 RuntimeError(
-                    f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way than "
-                    "its outputs; return the tensor from the function"
+                    f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way "
+                    "than its outputs; return the tensor from the function"
                 )
             )
 
@@ -200,7 +200,7 @@ class _Recomputation(Deferred):
 def _mismatch(name: str, what: str) -> RuntimeError:
     return located(
         RuntimeError(
-            f"checkpoint: {name} was not the same when backward computed it again: {what}; it must depend on its inputs, "
-            "on parameters and on minigrad's random generators only"
+            f"checkpoint: {name} was not the same when backward computed it again: {what}; it must depend on its "
+            "inputs, on parameters and on minigrad's random generators only"
         )
     )

@@ -775,7 +775,8 @@ class Tensor(_Casts):
         if self.numel() and not self.device.kernels.may_share_memory(y.data, self.data):
             raise located(
                 ValueError(
-                    f"view of shape {self.shape} with strides {self.data.strides} as {y.shape} needs a copy; use .reshape"
+                    f"view of shape {self.shape} with strides {self.data.strides} as {y.shape} needs a copy; "
+                    "use .reshape"
                 )
             )
         return y

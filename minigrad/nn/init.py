@@ -95,8 +95,8 @@ def trunc_normal_(
     if not inside > 0.01:
         raise located(
             ValueError(
-                f"trunc_normal_: mean={mean}, std={std}, [a, b]=[{a}, {b}]; expected an interval that holds at least 1% "
-                "of the distribution, which is drawn until it hits"
+                f"trunc_normal_: mean={mean}, std={std}, [a, b]=[{a}, {b}]; expected an interval that holds at least "
+                "1% of the distribution, which is drawn until it hits"
             )
         )
     drawn = empty_like(x).normal_(mean, std, generator)
