@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes, shapes
+from . import dlpack, dtypes, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
 from .errors import located
@@ -36,6 +36,35 @@ def from_numpy(array: np.ndarray) -> Tensor:
     if any(s < 0 for s in array.strides):
         raise located(ValueError("from_numpy: negative strides are not supported; pass array.copy()"))
     return Tensor.wrap(array)
+
+
+def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None = None) -> Tensor:
+    """A tensor on the memory of ``x``, an object with ``__dlpack__``: an array or tensor of another library.
+
+    ``device``: where the result shall be; ``x`` must be there. ``copy=True`` always copies, None and False never do.
+    A read-only array stays read-only. What others write to shared memory, autograd cannot notice.
+
+    Raises TypeError for an object without the protocol and for unsupported dtypes, ValueError for negative strides and
+    another device, BufferError if the other library refuses.
+    """
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"from_dlpack expects an object with __dlpack__, not {type(x).__name__}; use minigrad.tensor")
+    kind, index = (int(part) for part in x.__dlpack_device__())
+    if kind not in (dlpack.ON_CPU, dlpack.ON_CUDA):
+        raise TypeError(f"from_dlpack: device type {kind} of DLPack is neither the CPU (1) nor CUDA (2)")
+    source = CPU if kind == dlpack.ON_CPU else Device(f"cuda:{index}")
+    if device is not None and Device(device) is not source:
+        raise ValueError(f"from_dlpack: the memory is on {source}, not {device}; import it there, then use .to(device)")
+    if isinstance(x, Tensor):  # with the version that its views share
+        if x.requires_grad:
+            raise BufferError("from_dlpack of a tensor that requires grad would leave the graph; use .detach() first")
+        return x.clone() if copy else x.detach()
+    relay = dlpack.Relay(x)
+    array = source.kernels.from_dlpack(relay)
+    if relay.is_bfloat16:
+        array = array.view(dtypes.bfloat16)
+    tensor = from_numpy(array) if source is CPU else Tensor.wrap(array, source)
+    return tensor.clone() if copy else tensor
 
 
 def full(

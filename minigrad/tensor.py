@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import dtypes, printing, shapes
+from . import dlpack, dtypes, printing, shapes
 from .autograd import BackwardHook, TensorCore, backward, is_grad_enabled
 from .device import CPU, Device
 from .errors import located
@@ -218,6 +218,15 @@ class Tensor(_Casts):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
         return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=copy)
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        return dlpack.export(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, index = self.data.__dlpack_device__()
+        return int(kind), int(index)
 
     def item(self) -> Any:
         """The one element as a Python number; RuntimeError if there are more or none."""

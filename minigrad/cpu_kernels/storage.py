@@ -12,6 +12,7 @@ empty = np.empty
 ones = np.ones
 zeros = np.zeros
 may_share_memory = np.may_share_memory
+from_dlpack = np.from_dlpack
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

@@ -1,0 +1,74 @@
+"""DLPack both ways: memory shared with NumPy, PyTorch, CuPy, JAX without a copy (the array API standard's protocol).
+
+NumPy knows no bfloat16, and its own DLPack code refuses that dtype. Such memory passes through NumPy as uint16, and the
+dtype in the capsule, which is new and belongs to nobody else yet, is changed before or after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from .device import CPU
+from .dtypes import bfloat16
+
+ON_CPU, ON_CUDA = 1, 2
+"""Codes of DLDevice."""
+
+UINT, BFLOAT = 1, 4
+"""Codes of DLDataType."""
+
+# Where a capsule of that name holds a DLTensor. A DLManagedTensor begins with it; a DLManagedTensorVersioned has a
+# version, two pointers and the flags before, of eight bytes each.
+TENSOR_AT = {b"dltensor": 0, b"dltensor_versioned": 32}
+CODE_AT = 20  # in a DLTensor: after the data pointer, the device (two int32) and the number of dimensions (int32)
+
+
+def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
+    """The capsule that ``Tensor.__dlpack__`` returns."""
+    if x.requires_grad:
+        raise BufferError("DLPack export of a tensor that requires grad would leave the graph; use .detach() first")
+    if x.device is CPU and stream is not None:
+        raise ValueError(f"DLPack export from the CPU: stream={stream!r}; there are no streams, expected None")
+    options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+    if x.dtype != bfloat16:
+        return x.data.__dlpack__(**options)
+    capsule = x.data.view(np.uint16).__dlpack__(**options)
+    _code_of(capsule).value = BFLOAT
+    return capsule
+
+
+class Relay:
+    """Stands for an array of another library; bfloat16 it hands on as uint16, and remembers that it did."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+        self.is_bfloat16 = False
+
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = self._x.__dlpack__(**options)
+        code = _code_of(capsule)
+        if code.value == BFLOAT:
+            code.value = UINT
+            self.is_bfloat16 = True
+        return capsule
+
+    def __dlpack_device__(self) -> Any:
+        return self._x.__dlpack_device__()
+
+
+def _code_of(capsule: Any) -> ctypes.c_uint8:
+    """The code of the dtype in a capsule that nobody has consumed yet, to be read and written."""
+    python = ctypes.pythonapi
+    name = _call(python.PyCapsule_GetName, ctypes.c_char_p, capsule)
+    if name not in TENSOR_AT:
+        raise BufferError(f"not a DLPack capsule, or one that was used: its name is {name!r}")
+    address = _call(python.PyCapsule_GetPointer, ctypes.c_void_p, capsule, ctypes.c_char_p(name))
+    return ctypes.c_uint8.from_address(address + TENSOR_AT[name] + CODE_AT)
+
+
+def _call(function: Any, result: Any, capsule: Any, *arguments: Any) -> Any:
+    function.restype = result
+    return function(ctypes.py_object(capsule), *arguments)
