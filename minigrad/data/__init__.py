@@ -5,6 +5,7 @@ from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
 from .loader import EpochBatches
+from .sampler import EpochSampler, shard
 from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
 
@@ -14,11 +15,13 @@ __all__ = [
     "Corpus",
     "DataError",
     "EpochBatches",
+    "EpochSampler",
     "FixedBatches",
     "RandomBatches",
     "load_corpus",
     "min_tokens",
     "open_tokens",
+    "shard",
     "train_val_split",
     "write_tokens",
 ]

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..cpu_kernels import random
 from .errors import DataError
+from .sampler import shard
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -29,28 +30,40 @@ class RandomBatches:
 
     Args:
         tokens: ``(N,)`` integers, N > T; any integer dtype, also a memory map.
-        batch_size: B, windows per batch.
+        batch_size: B, windows per batch, of all ranks together.
         block_size: T, tokens per window.
         seed: non-negative, below 2**64.
+        rank, world_size: this rank's number, and how many there are. Each gets its part of every batch.
 
     Raises:
         DataError: the tokens are too few, or an argument is out of range.
     """
 
-    def __init__(self, tokens: npt.NDArray[Any], batch_size: int, block_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokens: npt.NDArray[Any],
+        batch_size: int,
+        block_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         self._windows = _windows(tokens, batch_size, block_size, "training")
         if not 0 <= seed < 2**64:
             raise DataError(f"seed must be in [0, 2**64), got {seed}")
         self.batch_size = batch_size
         self.block_size = block_size
         self.seed = seed
+        self._part = shard(batch_size, rank, world_size)
 
     def batch(self, step: int) -> Batch:
-        """Batch number `step` (0 or more): ``x`` and ``y``, int64 ``(B, T)``; ``y[:, t]`` follows ``x[:, t]``."""
+        """This rank's part of batch number `step` (0 or more): ``x`` and ``y``, int64 ``(B, T)``; ``y[:, t]`` follows
+        ``x[:, t]``.
+        """
         if step < 0:
             raise DataError(f"step must not be negative, got {step}")
         starts = random.integers(0, len(self._windows), (self.batch_size,), self.seed ^ _STREAM, step)
-        return _split(self._windows[starts])
+        return _split(self._windows[starts[self._part]])
 
 
 class FixedBatches:

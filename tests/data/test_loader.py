@@ -82,14 +82,15 @@ def test_after_the_last_batch_of_an_epoch_the_next_epoch_follows():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 4}, "the state is of seed 4, these batches have 3"),
-        ({"windows": 9}, "windows 9"),
+        ({"seed": 4}, "the state is of seed 4, here it is 3"),
+        ({"samples": 9}, "samples 9"),
+        ({"block_size": 6}, "block_size 6"),
         ({"drop_last": 0}, "drop_last 0"),
         ({"position": 4}, r"position 4 is not in \[0, 4\)"),
         ({"position": True}, "position True"),
         ({"epoch": -1}, "-1 is not the number of an epoch"),
         ({"epoch": "1"}, "'1' is not the number"),
-        ({"more": 1}, "not the state of EpochBatches"),
+        ({"more": 1}, "not the state of an EpochSampler"),
     ],
 )
 def test_a_foreign_state_is_refused(change, message):
@@ -103,7 +104,7 @@ def test_a_foreign_state_is_refused(change, message):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(DataError, match="3 windows do not fill one batch of 4"):
+    with pytest.raises(DataError, match="3 samples do not fill one batch of 4"):
         EpochBatches(np.arange(16), 4, 5, 0, drop_last=True)
     with pytest.raises(DataError, match="seed"):
         EpochBatches(np.arange(16), 1, 5, -1)
