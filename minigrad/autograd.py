@@ -242,7 +242,8 @@ class Function:
             kind = type(error)
             if kind not in (ValueError, IndexError) or not isinstance(error.args[0] if error.args else None, str):
                 raise
-            raise located(kind(f"{cls.__name__}: {error}\n  inputs: {_describe(inputs)}")) from error
+            reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
+            raise located(kind(f"{cls.__name__}: {reason}\n  inputs: {_describe(inputs)}")) from error
         if not isinstance(out, kernels.Array):
             if isinstance(out, tuple | list) or out is None:
                 raise located(TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array"))
@@ -276,6 +277,16 @@ def _mixed_devices(cls: type[Function], inputs: tuple[Any, ...]) -> RuntimeError
             f"  inputs: {_describe(inputs)}"
         )
     )
+
+
+def _broadcast_problem(inputs: tuple[Any, ...]) -> str:
+    shapes = [tuple(x.data.shape)[::-1] for x in inputs if isinstance(x, TensorCore)]
+    for i in range(max(map(len, shapes))):
+        sizes = dict.fromkeys(shape[i] for shape in shapes if i < len(shape) and shape[i] != 1)
+        if len(sizes) > 1:
+            found = " and ".join(map(str, sizes))
+            return f"the shapes do not broadcast: dim {-1 - i} has sizes {found}; they must be equal, or 1"
+    return "the shapes do not broadcast"
 
 
 def _prepare(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
@@ -554,7 +565,7 @@ def _refuse_nan(node: Function, i: int, grad: Any) -> None:
     if kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False):
         raise located(
             RuntimeError(
-                f"{type(node).__name__}.backward returned NaN in the gradient of input {i}, of shape {tuple(grad.shape)}"
+                f"{type(node).__name__}.backward returned NaN in the gradient of input {i} of shape {tuple(grad.shape)}"
                 f"{_called_at(node)}"
             )
         )

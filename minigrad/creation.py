@@ -232,6 +232,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if not tensors[0].ndim:
         raise located(ValueError("cat: 0-d tensors cannot be joined; use stack"))
     axis = shapes.normalize_dim(dim, tensors[0].ndim)
+    if len({(*t.shape[:axis], *t.shape[axis + 1 :], t.ndim) for t in tensors}) > 1:
+        raise located(ValueError(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ"))
     return movement.Cat.apply(*tensors, axis=axis)
 
 
@@ -241,7 +243,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if not tensors:
         raise located(TypeError("stack: expected a non-empty sequence of tensors"))
     if any(t.shape != tensors[0].shape for t in tensors):
-        raise located(ValueError(f"stack: shapes differ: {[t.shape for t in tensors]}"))
+        raise located(ValueError(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension"))
     return cat([t.unsqueeze(dim) for t in tensors], shapes.normalize_dim(dim, tensors[0].ndim + 1))
 
 

@@ -53,7 +53,8 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError:
         found = None
     if dtype is None or found is None or found not in SUPPORTED:  # to NumPy, None equals float64
-        raise located(TypeError(f"unsupported dtype {dtype!r}: expected one of {', '.join(str(d) for d in SUPPORTED)}"))
+        name = repr(dtype) if found is None or dtype is None else str(found)
+        raise located(TypeError(f"unsupported dtype {name}: expected one of {', '.join(str(d) for d in SUPPORTED)}"))
     return found
 
 

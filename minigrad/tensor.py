@@ -82,7 +82,9 @@ class Tensor(_Casts):
         try:
             array = np.array(data, copy=True)
         except ValueError as error:
-            raise located(ValueError(f"the data is ragged or holds something that is not a number: {error}")) from None
+            raise located(
+                ValueError("the data is ragged: lists of different lengths in one dimension; pad them to one length")
+            ) from error
         if dtype is None and python_data and array.dtype == np.float64:
             dtype = dtypes.default_dtype()
         dtype = dtypes.as_dtype(array.dtype if dtype is None else dtype)
@@ -255,7 +257,7 @@ class Tensor(_Casts):
 
     def __index__(self) -> int:
         if self.dtype.kind not in "iub":
-            raise located(TypeError(f"a {self.dtype} tensor is not an index"))
+            raise located(TypeError(f"a {self.dtype} tensor is not an index; convert with .long()"))
         return int(self.item())
 
     def __reduce__(self) -> Any:
@@ -632,7 +634,7 @@ class Tensor(_Casts):
     def mean(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
         """Mean over ``dim`` (default all); floating tensors only."""
         if not self.is_floating_point():
-            raise located(TypeError(f"mean of a {self.dtype} tensor is not an integer; convert with .float() first"))
+            raise located(TypeError(f"mean of {self.dtype} values is no integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Mean.apply(self, axes=axes, keepdim=keepdim or keepdims)
 
@@ -647,7 +649,7 @@ class Tensor(_Casts):
     ) -> Tensor:
         """Variance over ``dim``, divided by n - correction (1: the unbiased estimate, as in PyTorch; NumPy's is 0)."""
         if not self.is_floating_point():
-            raise located(TypeError(f"var of a {self.dtype} tensor is not an integer; convert with .float() first"))
+            raise located(TypeError(f"var of {self.dtype} values is no integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Var.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
 
@@ -662,7 +664,7 @@ class Tensor(_Casts):
     ) -> Tensor:
         """Square root of ``var``; its gradient is 0 where it is 0."""
         if not self.is_floating_point():
-            raise located(TypeError(f"std of a {self.dtype} tensor is not an integer; convert with .float() first"))
+            raise located(TypeError(f"std of {self.dtype} values is no integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Std.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
 
@@ -681,7 +683,7 @@ class Tensor(_Casts):
                 ValueError(f"norm: p={p!r}; only the Euclidean norm, p=2, exists (dim is the second argument)")
             )
         if not self.is_floating_point():
-            raise located(TypeError(f"norm of a {self.dtype} tensor is not an integer; convert with .float() first"))
+            raise located(TypeError(f"norm of {self.dtype} values is no integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Norm.apply(self, axes=axes, keepdim=keepdim or keepdims)
 
@@ -1053,9 +1055,9 @@ class Tensor(_Casts):
         other = self._operand(other)
         y = compute(self.detach(), other)
         if dtypes.category(y.dtype) > dtypes.category(self.dtype):
-            raise located(TypeError(f"{name}: a {y.dtype} result does not fit into a {self.dtype} tensor"))
+            raise located(TypeError(f"{name}: the result is {y.dtype}, which a tensor of {self.dtype} cannot hold; use x = x + y"))
         if y.shape != self.shape:
-            raise located(ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}"))
+            raise located(ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}; use x = x + y"))
         self._change(name, other)
         self.device.kernels.elementwise.assign(self.data, y.data)
         return self
@@ -1222,7 +1224,7 @@ TensorCore.tensor_type = Tensor
 
 def _matmul(a: Any, b: Any) -> Tensor:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        raise located(TypeError("@ of a tensor and a number; use *"))
+        raise located(TypeError("@ of a tensor and a number; use * to scale a tensor"))
     if not a.ndim or not b.ndim:
         raise located(ValueError(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *"))
     y = matmul.MatMul.apply(a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b)

@@ -175,7 +175,7 @@ def rope(
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
     if not 0 <= p <= 1:
-        raise located(ValueError(f"dropout: p={p}; expected a probability"))
+        raise located(ValueError(f"dropout: p={p}; expected a probability, 0 to 1"))
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()

@@ -36,7 +36,7 @@ def cross_entropy(
         raise located(
             TypeError(
                 f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), "
-                "or pass probabilities of the input's shape"
+                f"or pass probabilities of the input's shape {input.shape}, not {target.shape}"
             )
         )
     expected = input.shape[:class_dim] + input.shape[class_dim + 1 :]

@@ -21,6 +21,9 @@ class MatMul(Function):
     def forward(self, a: Any, b: Any) -> Any:
         if a.shape[-1] != b.shape[-2]:
             raise ValueError(f"inner dimensions differ: {a.shape[-1]} and {b.shape[-2]}; (m, k) @ (k, n) would work")
+        batches = zip(a.shape[-3::-1], b.shape[-3::-1])
+        if any(n != m and 1 not in (n, m) for n, m in batches):
+            raise ValueError(f"batches of shapes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast")
         self.saved = (a if self.needs[1] else None, b if self.needs[0] else None)
         return self.kernels.matmul.matmul(a, b)
 
