@@ -234,7 +234,7 @@ class Tensor(_Casts):
         """The one element as a Python number; RuntimeError if there are more or none."""
         if self.numel() != 1:
             raise located(
-                RuntimeError(f"item() of a tensor of shape {self.shape}: only one element can become a Python number")
+                RuntimeError(f"item() of a tensor of shape {self.shape}: expected one element; .tolist() gives all")
             )
         return self.device.kernels.to_host(self.data).item()
 
@@ -1030,7 +1030,7 @@ class Tensor(_Casts):
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
         if not 0 <= k <= self.shape[dim]:
-            raise located(ValueError(f"topk: k={k} of a dimension of size {self.shape[dim]}"))
+            raise located(ValueError(f"topk: k={k}; expected 0 to {self.shape[dim]}, the size of dim {dim}"))
         order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
         return ValuesAndIndices(self.gather(dim, order), order)
 

@@ -80,7 +80,8 @@ class CausalLM(nn.Module):
         start = caches[0].length if caches else 0
         if start + tokens.shape[1] > self.config.block_size:
             count = start + tokens.shape[1]
-            raise located(ValueError(f"{name}: {count} tokens, but block_size is {self.config.block_size}"))
+            limit = self.config.block_size
+            raise located(ValueError(f"{name}: {count} tokens, but block_size is {limit}; pass the last {limit}"))
         return start
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:

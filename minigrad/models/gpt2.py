@@ -11,6 +11,7 @@ from .. import nn
 from ..creation import arange
 from ..errors import located
 from ..nn import functional as F
+from ..recompute import checkpoint
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .hub_config import HubConfig
@@ -22,6 +23,9 @@ class GPT2Config:
 
     ``tied``: the head is the token embedding. ``n_inner``: channels within the MLP, None for 4 n_embd. ``eps`` is that
     of the norms. The two ids are for those who generate: the model does not use them.
+
+    ``checkpoint_blocks``: ``backward`` computes the activations of each block again, so that less memory is needed.
+
     """
 
     vocab_size: int = 50257
@@ -36,6 +40,7 @@ class GPT2Config:
     eps: float = 1e-5
     bos_token_id: int | tuple[int, ...] | None = None
     eos_token_id: int | tuple[int, ...] | None = None
+    checkpoint_blocks: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocab_size", "block_size", "n_layer", "n_head", "n_embd")
@@ -103,7 +108,10 @@ class GPT2(CausalLM):
         positions = arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C)
         for i, block in enumerate(self.h):
-            x = block(x, caches[i] if caches else None)
+            if self.config.checkpoint_blocks and not caches:
+                x = checkpoint(block, x)
+            else:
+                x = block(x, caches[i] if caches else None)
         head = self.wte if self.lm_head is None else self.lm_head
         return F.linear(self.ln_f(x), head.weight)
 

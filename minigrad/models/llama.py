@@ -15,6 +15,7 @@ import numpy as np
 from .. import nn
 from ..errors import located
 from ..nn import functional as F
+from ..recompute import checkpoint
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .hub_config import HubConfig
@@ -67,6 +68,9 @@ class LlamaConfig:
     the MLP. ``head_dim``: channels of a head, None for n_embd / n_head. ``tied``: the head is the token embedding.
     ``eps`` is that of the norms; ``dropout`` that of the attention. The two ids are for those who generate: the model
     does not use them.
+
+    ``checkpoint_blocks``: ``backward`` computes the activations of each block again, so that less memory is needed.
+
     """
 
     vocab_size: int = 49152
@@ -86,6 +90,7 @@ class LlamaConfig:
     dropout: float = 0.0
     bos_token_id: int | tuple[int, ...] | None = None
     eos_token_id: int | tuple[int, ...] | None = None
+    checkpoint_blocks: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocab_size", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner")
@@ -181,7 +186,10 @@ class Llama(CausalLM):
         self._start(tokens, caches)
         x = self.embed_tokens(tokens)  # (B, T, C)
         for i, block in enumerate(self.layers):
-            x = block(x, caches[i] if caches else None)
+            if self.config.checkpoint_blocks and not caches:
+                x = checkpoint(block, x)
+            else:
+                x = block(x, caches[i] if caches else None)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return F.linear(self.norm(x), head.weight)
 
