@@ -6,6 +6,12 @@ which is the name of Dask's package.
 
 from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, GradientBucketManager, all_reduce_hook
+from .checkpoint import (
+    load_distributed_checkpoint,
+    random_state,
+    restore_random_state,
+    save_distributed_checkpoint,
+)
 from .comm_errors import (
     CollectiveMismatchError,
     CommError,
@@ -59,7 +65,11 @@ __all__ = [
     "all_reduce_hook",
     "assert_replicas_identical",
     "broadcast_params",
+    "load_distributed_checkpoint",
     "mean_over_ranks",
+    "random_state",
+    "restore_random_state",
+    "save_distributed_checkpoint",
     # trainers
     "BucketedTrainer",
     "DistributedTrainer",

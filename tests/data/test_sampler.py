@@ -1,4 +1,4 @@
-"""EpochSampler: the ranks' parts are disjoint and complete, equally many steps for all, resume on another world size."""
+"""EpochSampler: the ranks' parts are disjoint and complete, equally many steps for all, any world size on resume."""
 
 from __future__ import annotations
 

@@ -1,0 +1,187 @@
+"""Checkpoints of several ranks: one copy, exact resume on every rank, other world sizes, failures known to all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad
+from minigrad import nn
+from minigrad.data import EpochSampler
+from minigrad.distributed import (
+    Communicator,
+    DistributedTrainer,
+    NoOpCommunicator,
+    TrainingConfig,
+    load_distributed_checkpoint,
+    random_state,
+    restore_random_state,
+    run_threads,
+    save_distributed_checkpoint,
+)
+from minigrad.optim import CosineAnnealing
+from minigrad.serialization import CheckpointError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((21, 5)), RNG.standard_normal((21, 3))
+
+
+class Training:
+    """A rank's model, trainer and samples; it starts anew, or from a checkpoint."""
+
+    def __init__(self, comm: Communicator, folder: Path, resume: bool) -> None:
+        self.comm, self.folder = comm, folder
+        rng = np.random.default_rng(1)
+        self.model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3)).to(dtype=minigrad.float64)
+        for p in self.model.parameters():
+            p.data[...] = rng.standard_normal(p.shape) * 0.3
+        config = TrainingConfig(learning_rate=1e-2, max_grad_norm=0.5, grad_accum_steps=2)
+        schedule = CosineAnnealing(1e-2, 1e-3, warmup_steps=2, total_steps=20)
+        self.trainer = DistributedTrainer(config, comm).with_lr_schedule(schedule)
+        self.sampler = EpochSampler(len(X), 4, 3, rank=comm.rank, world_size=comm.world_size)
+        self.batches = (batch for _ in iter(int, 1) for batch in self.sampler)
+        if resume:
+            checkpoint = load_distributed_checkpoint(comm, folder)
+            self.model.load_state_dict(checkpoint.tensors["model"])
+            params = self.model.named_parameters()
+            self.trainer.load_state_dict(params, checkpoint.tensors["trainer"], checkpoint.state["trainer"])
+            self.sampler.load_state_dict(checkpoint.state["sampler"])
+
+    def run(self, steps: int) -> list[Any]:
+        found: list[Any] = []
+        while len(found) < steps:
+            chosen = next(self.batches)
+            if len(chosen):
+                x, y = minigrad.tensor(X[chosen]), minigrad.tensor(Y[chosen])
+                loss = ((self.model(x) - y) ** 2).mean()
+                grads, value = loss.backward(), loss.item()
+            else:
+                grads, value = minigrad.GradStore(), 0.0
+            metrics = self.trainer.step(self.model.named_parameters(), grads, value, weight=len(chosen))
+            if metrics is not None:
+                found.append((metrics, [p.data.copy() for p in self.model.parameters()]))
+        return found
+
+    def save(self) -> Path:
+        arrays, meta = self.trainer.state_dict(self.model.named_parameters())
+        state = {"step": self.trainer.global_step, "trainer": meta, "sampler": self.sampler.state_dict()}
+        return save_distributed_checkpoint(
+            self.comm, self.folder, {"model": self.model.state_dict(), "trainer": arrays}, state
+        )
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_resumed_run_is_the_uninterrupted_one_on_every_rank(tmp_path, world_size):
+    def whole(comm: Communicator) -> Any:
+        training = Training(comm, tmp_path, resume=False)
+        first = training.run(4)
+        training.save()
+        return first, training.run(7)
+
+    def resumed(comm: Communicator) -> Any:
+        return Training(comm, tmp_path, resume=True).run(7)
+
+    straight, again = run_threads(world_size, whole, timeout=20), run_threads(world_size, resumed, timeout=20)
+    for (_, expected), found in zip(straight, again):
+        for (metrics, params), (metrics2, params2) in zip(expected, found):
+            assert metrics == metrics2
+            for p, p2 in zip(params, params2):
+                np.testing.assert_array_equal(p, p2)
+
+    for size in (1, 2, 4):  # another world: the same batches, and sums in another order
+        for found in run_threads(size, resumed, timeout=20):
+            for (metrics, params), (metrics2, params2) in zip(straight[0][1], found):
+                assert metrics.step == metrics2.step and metrics.lr == metrics2.lr
+                assert metrics2.loss == pytest.approx(metrics.loss, rel=1e-12)
+                for p, p2 in zip(params, params2):
+                    np.testing.assert_allclose(p2, p, rtol=1e-10, atol=1e-13)
+
+
+def test_only_rank_0_needs_a_disk_and_gives_its_bits_to_all(tmp_path):
+    special = {
+        "a": np.array([[np.nan, -0.0], [np.inf, 1e-310]]),
+        "b": np.arange(5, dtype=np.int16),
+        "c": np.ones((0, 3)),
+    }
+    special["d"] = np.asarray(minigrad.tensor([1.0, 2.5], dtype=minigrad.bfloat16).data)
+
+    def fn(comm: Communicator) -> Any:
+        folder = tmp_path / ("here" if comm.rank == 0 else "nowhere")
+        given = special if comm.rank == 0 else {}
+        path = save_distributed_checkpoint(comm, folder, {"x": given}, {"step": 3, "note": "é"})
+        return path, load_distributed_checkpoint(comm, folder)
+
+    for path, checkpoint in run_threads(3, fn, timeout=20):
+        assert path == checkpoint.path and path.is_dir() and checkpoint.step == 3 and checkpoint.state["note"] == "é"
+        assert checkpoint.tensors["x"].keys() == special.keys()
+        for name, array in special.items():
+            got = checkpoint.tensors["x"][name]
+            assert (got.dtype, got.shape, got.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_fails_on_rank_0_fails_everywhere(tmp_path):
+    def save(comm: Communicator) -> None:
+        (tmp_path / "file").touch()
+        save_distributed_checkpoint(comm, tmp_path / "file", {}, {"step": 1})
+
+    def load(comm: Communicator) -> None:
+        load_distributed_checkpoint(comm, tmp_path / "empty")
+
+    for fn in (save, load):
+
+        def caught(comm: Communicator, fn: Any = fn) -> str:
+            with pytest.raises(CheckpointError) as error:
+                fn(comm)
+            comm.barrier()  # the communicator is as good as before
+            return str(error.value)
+
+        messages = run_threads(3, caught, timeout=20)
+        assert all(message.startswith("rank 0 could not") for message in messages[1:])
+        assert all(messages[0] in message for message in messages)
+
+
+def test_a_window_that_is_not_full_is_not_saved():
+    def fn(comm: Communicator) -> None:
+        p = minigrad.ones(2, requires_grad=True)
+        trainer = DistributedTrainer(TrainingConfig(grad_accum_steps=2), comm)
+        trainer.step([p], (p * p).sum().backward(), 1.0)
+        with pytest.raises(RuntimeError, match="the window has 1 of 2 micro-batches"):
+            trainer.state_dict([p])
+        assert trainer.flush([p]) is not None
+        trainer.state_dict([p])
+
+    run_threads(2, fn, timeout=20)
+
+
+def test_random_numbers_go_on_and_new_ranks_get_their_own():
+    # Threads share the default generator, so ranks are played one after the other.
+    class Rank(NoOpCommunicator):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self._rank = rank
+
+    before = minigrad.default_generator.state_dict()
+    try:
+        minigrad.manual_seed(7)
+        minigrad.rand(3)
+        state = random_state(NoOpCommunicator())
+        assert state == {"generators": [{"seed": 7, "offset": 1}]}
+        state = {"generators": [{"seed": 7, "offset": 4}, {"seed": 9, "offset": 6}]}
+        expected = [
+            {"seed": 7, "offset": 4},
+            {"seed": 9, "offset": 6},
+            {"seed": 9, "offset": 6},
+            {"seed": 10, "offset": 6},
+        ]
+        for rank in (0, 1, 3):
+            restore_random_state(Rank(rank), state)
+            assert minigrad.default_generator.state_dict() == expected[rank]
+        for bad in ({}, {"generators": []}, None):
+            with pytest.raises(ValueError, match="expected what random_state returned"):
+                restore_random_state(NoOpCommunicator(), bad)  # type: ignore[arg-type]
+    finally:
+        minigrad.default_generator.load_state_dict(before)
