@@ -228,7 +228,7 @@ def main() -> int:
         print(f"\n{number}. {stop.__name__.replace('_', ' ')}\n{text}\n")
         stop()
     false = claims.count(False)
-    print(f"\n{len(chosen)} stops, {len(claims)} statements checked: {f'{false} FALSE' if false else 'all true'}")
+    print(f"\nstops: {len(chosen)}, statements checked: {len(claims)}, {f'FALSE: {false}' if false else 'all true'}")
     return 1 if false else 0
 
 

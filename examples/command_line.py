@@ -6,8 +6,11 @@ import argparse
 import dataclasses
 import difflib
 import io
+import re
+import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import minigrad
@@ -16,6 +19,9 @@ from minigrad.device import Device
 from minigrad.serialization import CheckpointError
 
 BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} left{postfix}]"  # for tqdm
+
+# Scripts that are also commands of an installed minigrad; minigrad/__main__.py runs them under these names.
+COMMANDS = {"train_char_gpt.py": "minigrad train", "sample.py": "minigrad sample"}
 
 
 class UsageError(ValueError):
@@ -30,6 +36,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the nearest flag for a misspelt one."""
 
     def __init__(self, description: str | None) -> None:
+        if description and is_command():
+            mention = r"python examples/(\w+\.py)([^\n]*?)(  +|$)"
+            description = re.sub(mention, as_command, description, flags=re.MULTILINE)
         super().__init__(
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
@@ -56,6 +65,26 @@ class Parser(argparse.ArgumentParser):
             kind = type(field.default)
             text = f"{field.metadata['help']} (default {field.default})"
             self.add_argument(flag(field.name), type=kind, default=argparse.SUPPRESS, metavar=kind.__name__, help=text)
+
+
+def is_command() -> bool:
+    """Whether this script runs as a command of ``minigrad``."""
+    return sys.argv[0] in COMMANDS.values()
+
+
+def as_command(line: re.Match[str]) -> str:
+    """A line of a script's help, with the command for the script; what follows two spaces keeps its column."""
+    script, arguments, gap = line.groups()
+    name = COMMANDS.get(script, f"python examples/{script}")
+    return name + arguments + (gap and gap + " " * (len(f"python examples/{script}") - len(name)))
+
+
+def how_to_run(script: str, *arguments: object) -> str:
+    """What to type to run a script of this folder, in the way in which this one was run."""
+    if is_command() and script in COMMANDS:
+        return shlex.join([*COMMANDS[script].split(), *map(str, arguments)])
+    folder = Path(__file__ if is_command() else sys.argv[0]).parent
+    return shlex.join(["python", str(folder / script), *map(str, arguments)])
 
 
 def flag(name: str) -> str:

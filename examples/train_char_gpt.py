@@ -1,10 +1,10 @@
 """Train a character-level GPT on the CPU, in about two minutes, with nothing to download.
 
-    python examples/train_char_gpt.py                        Python's own documentation
-    python examples/train_char_gpt.py --data notes.txt docs/ any UTF-8 text
-    python examples/train_char_gpt.py --data shakespeare     downloads 1.1 MB, once
-    python examples/train_char_gpt.py --resume               goes on where the last run stopped, bit for bit
-    python examples/sample.py --prompt "The "                writes with the trained model
+    python examples/train_char_gpt.py                         Python's own documentation
+    python examples/train_char_gpt.py --data notes.txt docs/  any UTF-8 text
+    python examples/train_char_gpt.py --data shakespeare      downloads 1.1 MB, once
+    python examples/train_char_gpt.py --resume                goes on where the last run stopped, bit for bit
+    python examples/sample.py --prompt "The "                 writes with the trained model
 
 Ctrl-C finishes the step, saves, and says how to resume.
 """
@@ -15,9 +15,7 @@ import contextlib
 import itertools
 import math
 import os
-import shlex
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from char_gpt_run import Run, Settings, latest_folder, load_run, new_folder, save_run
-from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, run_cli
+from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, how_to_run, run_cli
 from tqdm import tqdm
 
 import minigrad
@@ -149,11 +147,11 @@ class TrainingRun:
         self.save()
         if trainer.global_step < s.steps:
             print(f"stopped after step {trainer.global_step}, saved. To go on:")
-            print(f"  {command('--resume', '--out', folder)}")
+            print(f"  {how_to_run('train_char_gpt.py', '--resume', '--out', folder)}")
             return 128 + interrupt[0]
         print(f"done in {time.perf_counter() - started:.0f} s; weights and metrics are in {folder}")
         plot_losses(folder)
-        print(f"next: {command(folder, script='sample.py')}")
+        print(f"next: {how_to_run('sample.py', folder)}")
         return 0
 
     def step(self) -> TrainingMetrics:
@@ -232,12 +230,6 @@ def interrupts() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def command(*arguments: object, script: str = "") -> str:
-    """What to type to run this script, or one beside it."""
-    path = Path(sys.argv[0])
-    return shlex.join(["python", str(path.with_name(script) if script else path), *map(str, arguments)])
 
 
 def plot_losses(folder: Path) -> None:

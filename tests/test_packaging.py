@@ -19,7 +19,12 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-FOLDERS = {"minigrad": "minigrad", "distributed": "minigrad/distributed", "cuda_kernels": "minigrad/cuda_kernels"}
+FOLDERS = {
+    "minigrad": "minigrad",
+    "cuda_kernels": "minigrad/cuda_kernels",
+    "distributed": "minigrad/distributed",
+    "examples": "minigrad/examples",
+}
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
@@ -73,7 +78,7 @@ def test_package_list_is_what_is_on_disk():
     assert set(declared) == on_disk
     for package in declared:
         head, _, rest = package.partition(".")
-        mapped = {"minigrad.distributed": "distributed", "minigrad.cuda_kernels": "cuda_kernels"}
+        mapped = {name.replace("/", "."): folder for folder, name in FOLDERS.items()}
         folder = ROOT / mapped.get(package, f"{head}/{rest.replace('.', '/')}")
         assert (folder / "__init__.py").is_file(), f"{package} has no __init__.py"
 
@@ -121,6 +126,15 @@ def test_installed_wheel_imports(installed):
     assert Path(distributed) == installed / "minigrad/distributed/__init__.py"
     assert Path(cuda_kernels) == installed / "minigrad/cuda_kernels/__init__.py"
     assert top == "None"
+
+
+def test_installed_wheel_brings_the_command_and_its_scripts(wheel, installed):
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
+        assert archive.read(path).decode().split() == ["[console_scripts]", "minigrad", "=", "minigrad.__main__:main"]
+    for command in ("train", "sample"):
+        code = f"import minigrad.__main__\nsys.argv = ['minigrad', '{command}', '--help']\nminigrad.__main__.main()"
+        assert import_from(installed, code)[:3] == ["usage:", "minigrad", command]
 
 
 def test_dask_distributed_beside_it_is_unharmed(wheel, tmp_path):

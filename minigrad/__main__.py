@@ -1,0 +1,70 @@
+"""The command ``minigrad``, also as ``python -m minigrad``.
+
+``minigrad train`` and ``minigrad sample`` are the scripts ``examples/train_char_gpt.py`` and ``examples/sample.py``: an
+installation brings the examples along. They are imported when they are asked for, as scripts import each other: from
+their folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from pathlib import Path
+
+from . import __version__, env
+
+HELP = """\
+usage: minigrad COMMAND [flags]
+
+  minigrad train   train a character-level GPT, on Python's own documentation or any text
+  minigrad sample  write text with a trained one
+  minigrad env     what this installation can use, and the command that would mend the rest
+
+minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
+
+SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
+COMMANDS = (*SCRIPTS, "env")
+
+
+def main() -> int:
+    """Do what the command line says; returns the exit code, 2 for one that cannot be followed."""
+    command, *arguments = sys.argv[1:] or [""]
+    if command in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if command == "--version":
+        print(f"minigrad {__version__}")
+        return 0
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, 1)
+        said = f"unknown command {command}" if command else "no command"
+        guess = f"; did you mean {near[0]}?" if near else ""
+        return refuse(f"{said}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
+    if command == "env":
+        return refuse(f"minigrad env takes no arguments, not {arguments[0]}") if arguments else env.main()
+    return run_script(SCRIPTS[command], f"minigrad {command}", arguments)
+
+
+def run_script(script: str, name: str, arguments: list[str]) -> int:
+    """Run one of the examples as if it had been called by this name; it exits by itself."""
+    package = Path(__file__).resolve().parent
+    folders = (package / "examples", package.parent / "examples")  # installed from a wheel, from a checkout
+    folder = next((folder for folder in folders if (folder / f"{script}.py").is_file()), None)
+    if folder is None:
+        return refuse(f"{folders[0] / script}.py is missing; install minigrad again")
+    sys.argv = [name, *arguments]
+    sys.path.insert(0, str(folder))
+    module = importlib.import_module(script)
+    module.run_cli(module.main)
+    return 0
+
+
+def refuse(message: str) -> int:
+    """Print an error as one line; returns the exit code."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

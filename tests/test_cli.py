@@ -1,0 +1,116 @@
+"""The command ``minigrad``: the example scripts under shorter names, and the report of the installation."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import example_scripts
+import pytest
+from example_scripts import TINY, assert_refused
+
+import minigrad
+
+
+def run(*arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The finished command, with its output as text."""
+    return subprocess.run(
+        [sys.executable, "-m", "minigrad", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which ``minigrad train`` has trained a tiny model, and what it printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    result = run("train", *TINY, "--steps", 8, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder, result.stdout
+
+
+def test_train_is_the_example(trained, tmp_path):
+    result = example_scripts.run("train_char_gpt.py", *TINY, "--steps", 8, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    checkpoint = "runs/char-gpt/step-00000008"
+    for file in ("model.safetensors", "trainer.safetensors", "state.json"):
+        assert (trained[0] / checkpoint / file).read_bytes() == (tmp_path / checkpoint / file).read_bytes()
+
+
+def test_train_says_how_to_go_on_and_that_works(trained):
+    folder, shown = trained
+    assert shown.splitlines()[-1] == "next: minigrad sample runs/char-gpt"
+    texts = [run("sample", "runs/char-gpt", "--chars", 20, "--seed", seed, cwd=folder).stdout for seed in (1, 1, 2)]
+    assert len(texts[0]) == 22 and texts[0].startswith("\n")  # the prompt, the characters, the end of the line
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_resumed_run_is_the_same_command(trained):
+    result = run("train", "--resume", cwd=trained[0])
+    assert result.returncode == 0
+    assert "nothing to do: runs/char-gpt has 8 steps" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "sample"])
+def test_help_speaks_of_the_command_alone(command, tmp_path):
+    shown = run(command, "--help", cwd=tmp_path).stdout
+    assert shown.startswith(f"usage: minigrad {command} ")
+    assert "--device" in shown
+    assert "examples/" not in shown and ".py" not in shown
+    uses = [line for line in shown.splitlines() if line.strip().startswith("minigrad ")]
+    columns = {len(re.match(r" *\S+(?: \S+)*  +", line)[0]) for line in uses if "  " in line.strip()}
+    assert len(uses) > 1 and len(columns) == 1  # the remarks stand below each other
+
+
+def test_help_lists_the_commands(tmp_path):
+    for flag in ("-h", "--help"):
+        result = run(flag, cwd=tmp_path)
+        assert result.returncode == 0
+        for command in ("train", "sample", "env"):
+            assert f"\n  minigrad {command} " in result.stdout
+
+
+def test_version(tmp_path):
+    assert run("--version", cwd=tmp_path).stdout == f"minigrad {minigrad.__version__}\n"
+
+
+def test_env_is_the_report(tmp_path, monkeypatch, capsys):
+    from minigrad import __main__, env
+
+    monkeypatch.setattr(env, "main", lambda: print("the report") or 0)
+    monkeypatch.setattr(sys, "argv", ["minigrad", "env"])
+    assert __main__.main() == 0
+    assert capsys.readouterr().out == "the report\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["no command", "train, sample, env"]),
+        (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
+        (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
+        (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),
+        (["sample"], ["no run with a checkpoint under runs"]),
+    ],
+)
+def test_bad_input_is_one_line(arguments, parts, tmp_path):
+    assert_refused(run(*arguments, cwd=tmp_path), 2, *parts)
+
+
+def test_an_installation_without_the_scripts_is_named(tmp_path, monkeypatch, capsys):
+    from minigrad import __main__
+
+    monkeypatch.setattr(__main__, "__file__", str(tmp_path / "minigrad" / "__main__.py"))
+    monkeypatch.setattr(sys, "argv", ["minigrad", "train"])
+    assert __main__.main() == 2
+    assert "train_char_gpt.py is missing; install minigrad again" in capsys.readouterr().err
