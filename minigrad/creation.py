@@ -243,7 +243,9 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if not tensors:
         raise located(TypeError("stack: expected a non-empty sequence of tensors"))
     if any(t.shape != tensors[0].shape for t in tensors):
-        raise located(ValueError(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension"))
+        raise located(
+            ValueError(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
+        )
     return cat([t.unsqueeze(dim) for t in tensors], shapes.normalize_dim(dim, tensors[0].ndim + 1))
 
 

@@ -36,7 +36,9 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         for label, n in zip(found, x.shape, strict=True):
             known = sizes.get(label, 1)
             if n != 1 and known not in (1, n):
-                raise located(ValueError(f"einsum {equation!r}: {label!r} has sizes {known} and {n}, which do not broadcast"))
+                raise located(
+                    ValueError(f"einsum {equation!r}: {label!r} has sizes {known} and {n}, which do not broadcast")
+                )
             sizes[label] = known if n == 1 else n
     terms = [_plain(x, found, sizes) for x, found in zip(operands, labels, strict=True)]
     result, have = terms[0]
@@ -60,7 +62,9 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
         hidden = 0 if term is None else x.ndim - len(term[1]) - len(term[3])
         if term is None or hidden < 0 or (hidden and not term[2]):
             raise located(
-                ValueError(f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}; expected one letter a dimension")
+                ValueError(
+                    f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}; expected one letter a dimension"
+                )
             )
         labels.append([*term[1], *range(-hidden, 0), *term[3]])
     every = [label for found in labels for label in found]

@@ -1055,7 +1055,9 @@ class Tensor(_Casts):
         other = self._operand(other)
         y = compute(self.detach(), other)
         if dtypes.category(y.dtype) > dtypes.category(self.dtype):
-            raise located(TypeError(f"{name}: the result is {y.dtype}, which a tensor of {self.dtype} cannot hold; use x = x + y"))
+            raise located(
+                TypeError(f"{name}: the result is {y.dtype}, which a {self.dtype} tensor cannot hold; use x = x + y")
+            )
         if y.shape != self.shape:
             raise located(ValueError(f"{name}: the result has shape {y.shape}, the tensor {self.shape}; use x = x + y"))
         self._change(name, other)
