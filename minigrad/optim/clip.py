@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..device import Device
+from ..errors import located
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
 
@@ -54,7 +55,7 @@ def clip_grad_norm(
     norm = _norm([grad for _, grad in chosen])
     if not math.isfinite(norm):
         if error_if_nonfinite:
-            raise _non_finite(norm, chosen)
+            raise located(_non_finite(norm, chosen))
     elif norm > max_norm:
         _scale([grad for _, grad in chosen], max_norm / (norm + EPSILON))
     return norm
@@ -76,7 +77,7 @@ def clip_grad_norm_per_param(
     norms = [_norm([grad]) for _, grad in chosen]
     for norm in norms:
         if not math.isfinite(norm) and error_if_nonfinite:
-            raise _non_finite(norm, chosen)
+            raise located(_non_finite(norm, chosen))
     for (_, grad), norm in zip(chosen, norms):
         if math.isfinite(norm) and norm > max_norm:
             _scale([grad], max_norm / (norm + EPSILON))
@@ -142,4 +143,4 @@ def _non_finite(norm: float, chosen: list[tuple[TensorId, Tensor]]) -> NonFinite
 
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:  # also NaN
-        raise ValueError(f"{name} is {value!r}, expected a number > 0 (to turn clipping off, do not call it)")
+        raise located(ValueError(f"{name} is {value!r}, expected a number > 0 (to turn clipping off, do not call it)"))

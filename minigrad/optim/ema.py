@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device import Device
+from ..errors import located
 from ..nn.module import Module
 from ..tensor import Tensor
 from .optimizer import check_range
@@ -41,7 +42,7 @@ class EMA:
     def __init__(self, module: Module, decay: float = 0.999, warmup: bool = False) -> None:
         self.decay = check_range(decay, "decay", 0.0, 1.0)
         if not isinstance(warmup, bool):
-            raise ValueError(f"warmup is {warmup!r}, expected True or False")
+            raise located(ValueError(f"warmup is {warmup!r}, expected True or False"))
         self.warmup = warmup
         self.updates = 0
         """Calls of ``update`` so far."""
@@ -49,7 +50,7 @@ class EMA:
         self._params: dict[str, Tensor] = dict(module.named_parameters())
         for name, p in self._params.items():
             if p.data.dtype.char not in "fd":
-                raise TypeError(f"parameter {name} is {p.dtype}; EMA averages float32 and float64 parameters")
+                raise located(TypeError(f"parameter {name} is {p.dtype}; EMA averages float32 and float64 parameters"))
         self._averages = {name: p.device.kernels.copy(p.data) for name, p in self._params.items()}
         self._devices = {name: p.device for name, p in self._params.items()}
         batches: dict[Any, list[str]] = {}
@@ -105,15 +106,19 @@ class EMA:
 
     def _refuse_while_applied(self, method: str) -> None:
         if self._applied:
-            raise RuntimeError(f"{method}() inside of applied(): the parameters are the averages there; leave it first")
+            raise located(
+                RuntimeError(f"{method}() inside of applied(): the parameters are the averages there; leave it first")
+            )
 
     def _check_fits(self) -> None:
         for name, p in self._params.items():
             average = self._averages[name]
             if p.data.shape != average.shape or p.data.dtype != average.dtype or p.device is not self._devices[name]:
-                raise ValueError(
-                    f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, its average {average.dtype} "
-                    f"of shape {tuple(average.shape)} on {self._devices[name]}; make a new EMA after such a change"
+                raise located(
+                    ValueError(
+                        f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, its average {average.dtype} "
+                        f"of shape {tuple(average.shape)} on {self._devices[name]}; make a new EMA after such a change"
+                    )
                 )
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
@@ -147,7 +152,7 @@ class EMA:
         except ValueError as error:
             problems.append(str(error))
         if problems:
-            raise ValueError("the saved averages do not fit:\n  " + "\n  ".join(problems))
+            raise located(ValueError("the saved averages do not fit:\n  " + "\n  ".join(problems)))
         for name, average in self._averages.items():
             kernels = self._devices[name].kernels
             kernels.elementwise.assign(average, kernels.from_host(np.asarray(arrays[name])))

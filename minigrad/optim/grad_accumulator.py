@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import located
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
 
@@ -31,7 +32,7 @@ class GradAccumulator:
 
     def __init__(self, accum_steps: int) -> None:
         if isinstance(accum_steps, bool) or not isinstance(accum_steps, int) or accum_steps < 1:
-            raise ValueError(f"accum_steps is {accum_steps!r}, expected an integer >= 1")
+            raise located(ValueError(f"accum_steps is {accum_steps!r}, expected an integer >= 1"))
         self._accum_steps = accum_steps
         self.reset()
 
@@ -73,7 +74,9 @@ class GradAccumulator:
     def add(self, grads: GradStore, loss: float, *, take: bool = False, weight: float = 1.0) -> bool:
         """``accumulate`` without ending the window; returns whether it is full. It may be added to all the same."""
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise ValueError(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples")
+            raise located(
+                ValueError(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples")
+            )
         loss = float(loss)
         new: dict[TensorId, Tensor] = {}
         for number, grad in grads.items():
@@ -81,9 +84,11 @@ class GradAccumulator:
             if total is None:
                 new[number] = grad if take and grad.data.flags.c_contiguous else _copy(grad)
             elif (total.shape, total.dtype, total.device) != (grad.shape, grad.dtype, grad.device):
-                raise ValueError(
-                    f"the gradient of tensor {int(number)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; in "
-                    f"this window it had {total.shape}, {total.dtype}, on {total.device}"
+                raise located(
+                    ValueError(
+                        f"the gradient of tensor {int(number)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; in "
+                        f"this window it had {total.shape}, {total.dtype}, on {total.device}"
+                    )
                 )
         for grad in new.values():
             _scale([grad], weight)
@@ -130,8 +135,10 @@ class GradAccumulator:
         names = {p.id: name for name, p in _named(params)}
         unknown = [int(number) for number in self._sums if number not in names]
         if unknown:
-            raise ValueError(
-                f"the window has gradients of tensors {unknown}, which are not among the {len(names)} params"
+            raise located(
+                ValueError(
+                    f"the window has gradients of tensors {unknown}, which are not among the {len(names)} params"
+                )
             )
         arrays = {
             f"grad.{names[number]}": np.array(total.device.kernels.to_host(total.data))
@@ -156,23 +163,29 @@ class GradAccumulator:
         """
         count = meta.get("current_step")
         if meta.get("accum_steps") != self._accum_steps:
-            raise ValueError(
-                f"the saved window has accum_steps {meta.get('accum_steps')!r}, this one {self._accum_steps}"
+            raise located(
+                ValueError(
+                    f"the saved window has accum_steps {meta.get('accum_steps')!r}, this one {self._accum_steps}"
+                )
             )
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < self._accum_steps:
-            raise ValueError(f"current_step is {count!r}, expected an integer from 0 to {self._accum_steps - 1}")
+            raise located(
+                ValueError(f"current_step is {count!r}, expected an integer from 0 to {self._accum_steps - 1}")
+            )
         for key in ("loss_sum", "weight"):
             if isinstance(meta.get(key), bool) or not isinstance(meta.get(key), int | float):
-                raise ValueError(f"{key} is {meta.get(key)!r}, expected a number")
+                raise located(ValueError(f"{key} is {meta.get(key)!r}, expected a number"))
         by_name = {f"grad.{name}": p for name, p in _named(params)}
         sums = {}
         for key, array in arrays.items():
             p = by_name.get(key)
             if p is None:
-                raise ValueError(f"array {key!r} belongs to none of the {len(by_name)} params")
+                raise located(ValueError(f"array {key!r} belongs to none of the {len(by_name)} params"))
             if array.shape != p.shape or array.dtype != p.dtype:
-                raise ValueError(
-                    f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
+                raise located(
+                    ValueError(
+                        f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
+                    )
                 )
             sums[p.id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
         self._sums, self._current_step = sums, count

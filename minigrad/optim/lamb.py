@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import located
 from .multi_tensor import MultiTensorOptimizer
 from .optimizer import Named, check_betas, check_range
 
@@ -88,7 +89,7 @@ class Lamb(MultiTensorOptimizer):
         if options["max_trust_ratio"] is not None:
             options["max_trust_ratio"] = check_range(options["max_trust_ratio"], "max_trust_ratio", 0.0)
         if not isinstance(options["use_adam"], bool):
-            raise ValueError(f"use_adam is {options['use_adam']!r}, expected True (LAMB) or False (LARS)")
+            raise located(ValueError(f"use_adam is {options['use_adam']!r}, expected True (LAMB) or False (LARS)"))
         return options
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..errors import located
+
 __all__ = [
     "Constant",
     "CosineAnnealing",
@@ -42,9 +44,9 @@ class LrSchedule(ABC):
         try:
             number = operator.index(step)
         except TypeError:
-            raise TypeError(f"get_lr({step!r}): the step is an integer, counted from 0") from None
+            raise located(TypeError(f"get_lr({step!r}): the step is an integer, counted from 0")) from None
         if number < 0:
-            raise ValueError(f"get_lr({step}): steps are counted from 0")
+            raise located(ValueError(f"get_lr({step}): steps are counted from 0"))
         return self._lr(number)
 
     @abstractmethod
@@ -151,8 +153,8 @@ class Wsd(LrSchedule):
             object.__setattr__(self, "decay_shape", DecayShape(self.decay_shape))
         except ValueError:
             known = ", ".join(repr(shape.value) for shape in DecayShape)
-            raise ValueError(
-                f"Wsd: decay_shape is {self.decay_shape!r}, expected a DecayShape or one of {known}"
+            raise located(
+                ValueError(f"Wsd: decay_shape is {self.decay_shape!r}, expected a DecayShape or one of {known}")
             ) from None
 
     def _lr(self, step: int) -> float:
@@ -242,8 +244,10 @@ class WarmRestarts(LrSchedule):
         _check_counts(self, 1, "first_period")
         _check_share(self, "lr_decay")
         if self.period_mult < 1:
-            raise ValueError(
-                f"WarmRestarts: period_mult is {self.period_mult}, expected at least 1: periods never shrink"
+            raise located(
+                ValueError(
+                    f"WarmRestarts: period_mult is {self.period_mult}, expected at least 1: periods never shrink"
+                )
             )
 
     def _lr(self, step: int) -> float:
@@ -288,12 +292,12 @@ class Lambda(LrSchedule):
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
-            raise TypeError(f"Lambda: fn is {self.fn!r}, expected a function from step to learning rate")
+            raise located(TypeError(f"Lambda: fn is {self.fn!r}, expected a function from step to learning rate"))
 
     def _lr(self, step: int) -> float:
         lr = float(self.fn(step))
         if not 0.0 <= lr < math.inf:
-            raise ValueError(f"Lambda: fn({step}) returned {lr}, expected a finite learning rate >= 0")
+            raise located(ValueError(f"Lambda: fn({step}) returned {lr}, expected a finite learning rate >= 0"))
         return lr
 
 
@@ -314,24 +318,26 @@ def _check_rates(schedule: LrSchedule, *names: str) -> None:
     for name in names:
         value = getattr(schedule, name)
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < math.inf:
-            raise ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a finite number >= 0")
+            raise located(ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a finite number >= 0"))
 
 
 def _check_counts(schedule: LrSchedule, least: int, *names: str) -> None:
     for name in names:
         value = getattr(schedule, name)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            raise ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected an integer >= {least}")
+            raise located(ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected an integer >= {least}"))
 
 
 def _check_share(schedule: LrSchedule, name: str) -> None:
     value = getattr(schedule, name)
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < float(value) <= 1.0:
-        raise ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a number in (0, 1]")
+        raise located(ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a number in (0, 1]"))
 
 
 def _check_order(schedule: LrSchedule, low: str, high: str) -> None:
     if getattr(schedule, low) > getattr(schedule, high):
-        raise ValueError(
-            f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, {getattr(schedule, high)}"
+        raise located(
+            ValueError(
+                f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, {getattr(schedule, high)}"
+            )
         )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import float32, is_half
+from ..errors import located
 from ..grad_store import GradStore
 from .optimizer import Optimizer, ParamState, Update
 
@@ -69,7 +70,7 @@ class MultiTensorOptimizer(Optimizer):
         if is_half(params[0].dtype):
             read_only = [i for i, p in enumerate(params) if not p.flags.writeable]
             if read_only:
-                raise ValueError(f"array {read_only[0]} is read-only, so it cannot be updated in place")
+                raise located(ValueError(f"array {read_only[0]} is read-only, so it cannot be updated in place"))
             table = kinds
         else:
             table = family.Table(params, *([state.arrays[kind] for state in states] for kind in kinds))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..autograd import no_grad
 from ..dtypes import is_half
+from ..errors import located
 from ..grad_store import GradStore
 from ..tensor import Tensor
 from .optimizer import Optimizer, Update, check_range
@@ -26,7 +27,7 @@ def orthogonalize(x: Tensor, steps: int = 5) -> Tensor:
     networks" (2024).
     """
     if x.ndim != 2:
-        raise ValueError(f"orthogonalize takes a matrix, not shape {x.shape}")
+        raise located(ValueError(f"orthogonalize takes a matrix, not shape {x.shape}"))
     a, b, c = NEWTON_SCHULZ
     with no_grad():
         tall = x.shape[0] > x.shape[1]
@@ -75,10 +76,10 @@ class Muon(Optimizer):
         options["momentum"] = check_range(options["momentum"], "momentum", 0.0, 1.0)
         options["weight_decay"] = check_range(options["weight_decay"], "weight_decay", 0.0)
         if not isinstance(options["nesterov"], bool):
-            raise ValueError(f"nesterov is {options['nesterov']!r}, expected True or False")
+            raise located(ValueError(f"nesterov is {options['nesterov']!r}, expected True or False"))
         steps = options["ns_steps"]
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"ns_steps is {steps!r}, expected an integer >= 1")
+            raise located(ValueError(f"ns_steps is {steps!r}, expected an integer >= 1"))
         return options
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
@@ -89,7 +90,9 @@ class Muon(Optimizer):
                 name = self.name_of(p)
                 for member in self.param_groups.pop()["params"]:
                     del self._names[member.id]
-                raise ValueError(f"parameter {name} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
+                raise located(
+                    ValueError(f"parameter {name} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
+                )
 
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""

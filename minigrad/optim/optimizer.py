@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import Device
+from ..errors import located
 from ..grad_store import GradStore
 from ..tensor import Tensor
 from . import saved_state
@@ -63,7 +64,7 @@ class Optimizer(ABC):
         """Calls of ``step`` so far, also of those that found no gradients."""
         self._names: dict[int, str] = {}
         if isinstance(params, Tensor):
-            raise TypeError("params is a Tensor; pass a list of parameters: [p], or model.parameters()")
+            raise located(TypeError("params is a Tensor; pass a list of parameters: [p], or model.parameters()"))
         entries = list(params.values() if isinstance(params, Mapping) else _ordered(params))
         if entries and isinstance(entries[0], dict):
             for group in entries:
@@ -76,7 +77,7 @@ class Optimizer(ABC):
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         """Add parameters: ``{"params": [...], "lr": 1e-4}``. On an error nothing is added."""
         if not isinstance(group, Mapping) or "params" not in group:
-            raise TypeError(f"a parameter group is a dict with the key 'params', not {group!r}")
+            raise located(TypeError(f"a parameter group is a dict with the key 'params', not {group!r}"))
         options = self.checked({**self.defaults, **{k: v for k, v in group.items() if k != "params"}})
         given = group["params"]
         members: list[Any] = [given] if isinstance(given, Tensor) else list(_ordered(given))
@@ -85,16 +86,20 @@ class Optimizer(ABC):
         for i, member in enumerate(members):
             name, p = member if isinstance(member, tuple) and len(member) == 2 else (None, member)
             if name is not None and not isinstance(name, str):
-                raise TypeError(f"parameter {i} has the name {name!r}; names are strings")
+                raise located(TypeError(f"parameter {i} has the name {name!r}; names are strings"))
             self._check_param(i, name, p)
             if p.id in self._names or p.id in names:
-                raise ValueError(f"{_label(name, i)} of shape {p.shape} is already in a group; each has one group")
+                raise located(
+                    ValueError(f"{_label(name, i)} of shape {p.shape} is already in a group; each has one group")
+                )
             names[p.id] = str(len(self._names) + i) if name is None else name
             params.append(p)
         taken = set(self._names.values())
         for name in names.values():
             if name in taken:
-                raise ValueError(f"two parameters have the name {name!r}; name all of them, differently, or none")
+                raise located(
+                    ValueError(f"two parameters have the name {name!r}; name all of them, differently, or none")
+                )
             taken.add(name)
         self._names.update(names)
         self.param_groups.append({"params": params, **options})
@@ -102,23 +107,29 @@ class Optimizer(ABC):
     @staticmethod
     def _check_param(i: int, name: str | None, p: Any) -> None:
         if not isinstance(p, Tensor):
-            raise TypeError(
-                f"{_label(name, i)} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)"
+            raise located(
+                TypeError(
+                    f"{_label(name, i)} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)"
+                )
             )
         if not p.is_leaf:
-            raise ValueError(
-                f"{_label(name, i)} of shape {p.shape} was computed by an operation; only leaves are optimized"
+            raise located(
+                ValueError(
+                    f"{_label(name, i)} of shape {p.shape} was computed by an operation; only leaves are optimized"
+                )
             )
         if not p.requires_grad:
-            raise ValueError(
-                f"{_label(name, i)} of shape {p.shape} does not require grad; call .requires_grad_() first"
+            raise located(
+                ValueError(f"{_label(name, i)} of shape {p.shape} does not require grad; call .requires_grad_() first")
             )
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
         for key in options:
             if key not in self.defaults:
-                raise ValueError(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
+                raise located(
+                    ValueError(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
+                )
         return {**options, "lr": check_range(options["lr"], "lr", 0.0)}
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -162,7 +173,9 @@ class Optimizer(ABC):
     def _collect(self, grads: GradStore) -> list[Update]:
         """The parameters that have a gradient, in order of the groups, with everything checked."""
         if not isinstance(grads, GradStore):
-            raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
+            raise located(
+                TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
+            )
         updates = []
         for index, group in enumerate(self.param_groups):
             self.checked(options_of(group))
@@ -172,24 +185,34 @@ class Optimizer(ABC):
                     continue
                 g, x = grad.data, p.data
                 if g.shape != x.shape:
-                    raise ValueError(f"parameter {self._names[p.id]} has shape {p.shape}, its gradient {grad.shape}")
+                    raise located(
+                        ValueError(f"parameter {self._names[p.id]} has shape {p.shape}, its gradient {grad.shape}")
+                    )
                 if g.dtype != x.dtype:
-                    raise TypeError(f"parameter {self._names[p.id]} has dtype {p.dtype}, its gradient {grad.dtype}")
+                    raise located(
+                        TypeError(f"parameter {self._names[p.id]} has dtype {p.dtype}, its gradient {grad.dtype}")
+                    )
                 if grad.device is not p.device:
-                    raise ValueError(f"parameter {self._names[p.id]} is on {p.device}, its gradient on {grad.device}")
+                    raise located(
+                        ValueError(f"parameter {self._names[p.id]} is on {p.device}, its gradient on {grad.device}")
+                    )
                 updates.append(Update(index, p, g if g.flags.c_contiguous else p.device.kernels.contiguous(g)))
         return updates
 
     def _check_updatable(self, p: Tensor) -> None:
         """Raise TypeError or ValueError unless ``p`` can be updated in place."""
         if not p.is_floating_point():
-            raise TypeError(
-                f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates floating parameters"
+            raise located(
+                TypeError(
+                    f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates floating parameters"
+                )
             )
         if not p.data.flags.c_contiguous:
-            raise ValueError(
-                f"parameter {self.name_of(p)} of shape {p.shape} is not contiguous, so it cannot be updated in "
-                "place; make it from a .contiguous() tensor"
+            raise located(
+                ValueError(
+                    f"parameter {self.name_of(p)} of shape {p.shape} is not contiguous, so it cannot be updated in "
+                    "place; make it from a .contiguous() tensor"
+                )
             )
 
     def _make_states(self, params: Iterable[Tensor], kinds: tuple[str, ...] | None = None) -> None:
@@ -219,9 +242,11 @@ class Optimizer(ABC):
         kernels, x = p.device.kernels, p.data
         for name, array in state.arrays.items():
             if array.shape != x.shape:
-                raise ValueError(
-                    f"parameter {self._names[p.id]} now has shape {p.shape}, its {name} {tuple(array.shape)}; "
-                    "after a change of shape make a new optimizer, or reset() this one"
+                raise located(
+                    ValueError(
+                        f"parameter {self._names[p.id]} now has shape {p.shape}, its {name} {tuple(array.shape)}; "
+                        "after a change of shape make a new optimizer, or reset() this one"
+                    )
                 )
         arrays = state.arrays
         if state.device is not p.device:
@@ -266,7 +291,7 @@ class Optimizer(ABC):
         problems = saved_state.mismatches(self, arrays, meta)
         if problems:
             shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
-            raise ValueError("the saved optimizer state does not fit:\n  " + "\n  ".join(shown))
+            raise located(ValueError("the saved optimizer state does not fit:\n  " + "\n  ".join(shown)))
         params = {self._names[p.id]: p for group in self.param_groups for p in group["params"]}
         self.reset()
         self.timestep = meta["timestep"]
@@ -309,14 +334,14 @@ def check_range(value: Any, name: str, low: float, below: float = math.inf) -> f
     """``value`` as a float. Raises ValueError unless it is a number with low <= value < below."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value < below:
         wanted = "a finite number" if below == math.inf else f"a number below {below:g} and"
-        raise ValueError(f"{name} is {value!r}, expected {wanted} >= {low:g}")
+        raise located(ValueError(f"{name} is {value!r}, expected {wanted} >= {low:g}"))
     return float(value)
 
 
 def check_betas(betas: Any) -> tuple[float, float]:
     """``betas`` as two floats. Raises ValueError unless they are two numbers with 0 <= beta < 1."""
     if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ValueError(f"betas is {betas!r}, expected two numbers, such as (0.9, 0.999)")
+        raise located(ValueError(f"betas is {betas!r}, expected two numbers, such as (0.9, 0.999)"))
     return check_range(betas[0], "betas[0]", 0.0, 1.0), check_range(betas[1], "betas[1]", 0.0, 1.0)
 
 
@@ -331,5 +356,5 @@ def _label(name: str | None, i: int) -> str:
 
 def _ordered(params: Any) -> Any:
     if isinstance(params, set | frozenset):
-        raise TypeError("params is a set, whose order changes from run to run; pass a list")
+        raise located(TypeError("params is a set, whose order changes from run to run; pass a list"))
     return params

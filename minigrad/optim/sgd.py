@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..errors import located
 from .multi_tensor import MultiTensorOptimizer
 from .optimizer import Named, check_range
 
@@ -70,11 +71,13 @@ class SGD(MultiTensorOptimizer):
         for name in ("momentum", "dampening", "weight_decay"):
             options[name] = check_range(options[name], name, 0.0)
         if not isinstance(options["nesterov"], bool):
-            raise ValueError(f"nesterov is {options['nesterov']!r}, expected True or False")
+            raise located(ValueError(f"nesterov is {options['nesterov']!r}, expected True or False"))
         if options["nesterov"] and (options["momentum"] == 0 or options["dampening"] != 0):
-            raise ValueError(
-                f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}: it needs "
-                "momentum > 0 and dampening = 0"
+            raise located(
+                ValueError(
+                    f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}: it needs "
+                    "momentum > 0 and dampening = 0"
+                )
             )
         return options
 
