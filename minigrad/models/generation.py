@@ -41,7 +41,7 @@ def stream(
         raise located(ValueError(f"generate: top_p={top_p}; expected a probability above 0"))
     if max_new_tokens < 0:
         raise located(ValueError(f"generate: max_new_tokens={max_new_tokens}; expected 0 or more"))
-    ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
     if not all(type(end) is int and end >= 0 for end in ends):
         raise located(ValueError(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several"))
     generator = None if seed is None else Generator(seed)

@@ -61,8 +61,14 @@ def load(
     hub.finish()
     files = _weight_files(folder)
     stored = _stored_shapes(cls, files, folder)
+    # Sizes are claims until the weights have them: none may make this process ask for more memory than they take.
     if config.n_layer > len(stored):
         raise located(hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors"))
+    largest = max((size for shape, _ in stored.values() for size in shape), default=0)
+    for size in ("vocab_size", "n_embd", "n_inner", "head_size"):
+        if (getattr(config, size) or 0) > largest:
+            value = getattr(config, size)
+            raise located(hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}"))
     try:
         with nn.init.skip_init():
             model = cls(config)

@@ -1,0 +1,432 @@
+"""Folders in Hugging Face's format: the numbers of transformers, both ways, and every fault named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from tiny_models import CASES, GOLDEN, NEW, STORED
+
+import minigrad as mg
+from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling, from_pretrained
+from minigrad.serialization import CheckpointError, load_safetensors, safetensors_header, save_safetensors
+
+LLAMA = LlamaConfig(vocab_size=61, block_size=96, n_layer=2, n_head=4, n_kv_head=2, n_embd=16, n_inner=24)
+
+
+def logits(model: CausalLM) -> np.ndarray:
+    with mg.no_grad():
+        return model(mg.tensor(tiny_models.tokens())).numpy()
+
+
+def greedy(model: CausalLM) -> list[int]:
+    prompt = mg.tensor(tiny_models.tokens()[:1, :6])
+    return model.generate(prompt, NEW, temperature=0).tolist()[0]
+
+
+def assert_same(model: CausalLM, want: dict[str, Any]) -> None:
+    """float32 on both sides, and logits of size 10: they agree to 1e-4, and so do all choices among them."""
+    np.testing.assert_allclose(logits(model), want["logits"], rtol=0, atol=1e-4)
+    assert greedy(model) == want["greedy"]
+
+
+# ---------------------------------------------------------------------- as transformers computes
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_folder_gives_the_stored_numbers(name: str) -> None:
+    model = from_pretrained(GOLDEN / name)
+    assert not any(module.training for module in model.modules())
+    assert {p.dtype for p in model.parameters()} == {mg.float32}
+    want = tiny_models.stored(name)
+    assert len(set(want["greedy"])) > 12  # otherwise equal tokens would say little
+    assert_same(model, want)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that transformers wrote."""
+    pytest.importorskip("transformers", reason="transformers is not installed; the stored folders were compared")
+    folder = tmp_path_factory.mktemp("theirs") / request.param
+    tiny_models.write(request.param, folder, "10KB" if request.param in ("llama", "gpt2-untied") else "10MB")
+    return folder
+
+
+def test_a_folder_of_transformers_gives_its_numbers_and_back(theirs: Path, tmp_path: Path) -> None:
+    model = from_pretrained(theirs)
+    assert type(model) is (GPT2 if theirs.name.startswith("gpt2") else Llama)
+    assert safetensors_header(next(theirs.glob("*.safetensors"))).tensors
+    want = tiny_models.computed(theirs)
+    assert_same(model, want)
+    for size in ("10KB", "5GB"):
+        model.save_pretrained(tmp_path / size, max_shard_size=size)
+        assert (len(list((tmp_path / size).glob("*.safetensors"))) > 1) == (size == "10KB")
+        again = tiny_models.computed(tmp_path / size)
+        np.testing.assert_array_equal(again["logits"], want["logits"])  # the weights are the same bits
+        assert again["greedy"] == want["greedy"]
+
+
+def test_transformers_finds_all_weights_where_it_expects_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    for model in (GPT2(GPT2Config(61, 96, 1, 2, 16, bias=False, tied=False)), Llama(LLAMA)):
+        folder = tmp_path / model.model_type
+        model.save_pretrained(folder)
+        other, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()), info
+        ids = tiny_models.tokens()
+        found = other(other.dummy_inputs["input_ids"].new_tensor(ids)).logits.detach().numpy()
+        np.testing.assert_allclose(found, logits(model), rtol=0, atol=1e-4)
+
+
+# ---------------------------------------------------------------------- what may differ between folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of a stored GPT-2, in one file."""
+    GPT2.from_pretrained(GOLDEN / "gpt2").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    arrays = dict(load_safetensors(folder / "model.safetensors"))
+    change(arrays)
+    save_safetensors(folder / "model.safetensors", arrays)
+
+
+def test_names_without_the_prefix_and_old_buffers(folder: Path) -> None:
+    """As the original files of GPT-2 are."""
+
+    def change(arrays: dict[str, Any]) -> None:
+        for name in list(arrays):
+            arrays[name.removeprefix("transformer.")] = arrays.pop(name)
+        arrays["h.0.attn.bias"] = np.tril(np.ones((1, 1, 96, 96), np.uint8))
+        arrays["h.1.attn.masked_bias"] = np.array(-1e4, np.float32)
+
+    want = tiny_models.stored("gpt2")
+    change_weights(folder, change)
+    assert_same(from_pretrained(folder), want)
+
+
+def test_a_tied_head_may_be_stored_if_it_is_the_embedding(folder: Path) -> None:
+    change_weights(folder, lambda a: a.update({"lm_head.weight": a["transformer.wte.weight"].copy()}))
+    assert_same(from_pretrained(folder), tiny_models.stored("gpt2"))
+    change_weights(folder, lambda a: a["lm_head.weight"].__setitem__((3, 4), 9.0))
+    with pytest.raises(CheckpointError, match=r"lm_head.weight is not the token embedding, but config.json .* tied"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_dtypes_on_disk_and_here(folder: Path, dtype: str) -> None:
+    weights = {n: p.numpy() for n, p in from_pretrained(folder).state_dict().items()}
+    change_weights(folder, lambda a: a.update({n: v.astype(dtype) for n, v in a.items()}))
+    for here in (None, "float32", "float64"):
+        model = from_pretrained(folder, dtype=here)
+        assert {str(p.dtype) for p in model.parameters()} == {here or "float32"}
+        for name, p in model.state_dict().items():
+            np.testing.assert_array_equal(p.numpy(), weights[name].astype(dtype).astype(here or "float32"))
+    assert_same(from_pretrained(folder), tiny_models.stored("gpt2")) if dtype != "float16" else None
+
+
+def test_bfloat16_is_read_exactly() -> None:
+    """A bfloat16 is the upper half of a float32."""
+    path = GOLDEN / "llama3" / "model.safetensors"
+    entry = safetensors_header(path).tensors["lm_head.weight"]
+    raw = path.read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little") + entry.begin
+    halves = np.frombuffer(raw[begin : begin + 2 * 61 * 16], "<u2").astype("<u4") << 16
+    model = Llama.from_pretrained(GOLDEN / "llama3")
+    assert model.lm_head is not None
+    np.testing.assert_array_equal(model.lm_head.weight.detach().numpy(), halves.view("<f4").reshape(61, 16))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        GPT2(GPT2Config(7, 5, 1, 2, 4, dropout=0.25)),
+        GPT2(GPT2Config(7, 5, 2, 2, 4, bias=False, tied=False, n_inner=3, eps=1e-3, eos_token_id=(1, 2))),
+        Llama(LlamaConfig(7, 5, 1, 2, 1, 4, 3, head_dim=4, dropout=0.5, tied=False, mlp_bias=True, bos_token_id=0)),
+        Llama(LlamaConfig(7, 5, 2, 2, 2, 4, 3, rope_base=77.0, rope_scaling=RopeScaling("linear", 2.0), eps=1e-3)),
+        Llama(LlamaConfig(7, 5, 1, 2, 2, 4, 3, rope_scaling=RopeScaling("llama3", 4.0, 1.5, 3.0, 64))),
+    ],
+    ids=["gpt2", "gpt2-no-bias", "llama", "llama-linear", "llama3"],
+)
+@pytest.mark.parametrize("size", [100, "5GB"])
+def test_saved_and_read_is_the_same_model(model: Any, size: Any, tmp_path: Path) -> None:
+    mg.manual_seed(3)
+    for p in model.parameters():
+        mg.nn.init.normal_(p)
+    state = mg.default_generator.state_dict()
+    model.save_pretrained(tmp_path, max_shard_size=size)
+    found = from_pretrained(tmp_path)
+    assert type(found) is type(model) and found.config == model.config
+    assert mg.default_generator.state_dict() == state  # no random weights were drawn
+    for (name, p), (other, q) in zip(model.named_parameters(), found.named_parameters(), strict=True):
+        assert name == other and p.detach().numpy().tobytes() == q.detach().numpy().tobytes()
+    assert type(model).from_pretrained(tmp_path, dropout=0.75).config.dropout == 0.75
+
+
+def test_saving_again_replaces_the_model_and_nothing_else(tmp_path: Path) -> None:
+    small, large = GPT2(GPT2Config(7, 5, 1, 2, 4)), GPT2(GPT2Config(9, 5, 2, 2, 4))
+    large.save_pretrained(tmp_path, max_shard_size=500)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "my-model.safetensors").write_text("")
+    small.save_pretrained(tmp_path)
+    mine = {"config.json", "tokenizer.json", "my-model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == mine | {"model.safetensors"}
+    large.save_pretrained(tmp_path, max_shard_size="0.5 kb")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert {path.name for path in tmp_path.iterdir()} == mine | {p.name for p in shards} | {
+        "model.safetensors.index.json"
+    }
+    assert shards[-1].name == f"model-{len(shards):05d}-of-{len(shards):05d}.safetensors" and len(shards) > 2
+    for shard in shards:
+        tensors = safetensors_header(shard).tensors.values()
+        assert len(tensors) == 1 or sum(t.end - t.begin for t in tensors) <= 500
+    assert from_pretrained(tmp_path).config == large.config
+
+
+def test_a_save_that_fails_leaves_a_folder_that_does_not_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = from_pretrained(folder)
+
+    def full(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("minigrad.models.pretrained.durable.replace_file", full)
+    with pytest.raises(CheckpointError, match=r"model could not be written: No space left on device"):
+        model.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match=r"config.json: the file is missing"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("size", [0, -5, "5", "GB", "1 TB", "0KB", 1.5, True, None])
+def test_shard_sizes_that_make_no_sense(size: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_shard_size="):
+        GPT2(GPT2Config(7, 5, 1, 2, 4)).save_pretrained(tmp_path / "x", max_shard_size=size)
+    assert not (tmp_path / "x").exists()
+
+
+# ---------------------------------------------------------------------- config.json
+
+
+def llama_config(tmp_path: Path, **fields: Any) -> LlamaConfig:
+    """The configuration of a folder whose ``config.json`` has these fields, as an old or a new transformers wrote."""
+    Llama(LlamaConfig(7, 5, 1, 2, 2, 4, 3)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("rope_theta", "rope_scaling", "head_dim"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+    return Llama.from_pretrained(tmp_path).config
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "base", "scaling"),
+    [
+        ({}, 1e4, None),
+        ({"rope_theta": 500}, 500.0, None),
+        ({"rope_theta": 500.0, "rope_scaling": None}, 500.0, None),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 1e4, RopeScaling("linear", 2.0)),
+        ({"rope_theta": 5.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5.0, SCALED),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, 5.0, None),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 3}}, 5.0, RopeScaling("linear", 3.0)),
+    ],
+)
+def test_rope_of_old_and_new_files(fields: Any, base: float, scaling: Any, tmp_path: Path) -> None:
+    config = llama_config(tmp_path, **fields)
+    assert (config.rope_base, config.rope_scaling) == (base, scaling)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, r"hidden_act = 'gelu' is not supported, only 'silu' or 'swish'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor=0.5"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor is '2', expected a number above 0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2, "beta": 1}}, "'beta' is not supported with .* linear"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 5}}, "low_freq_factor=5"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "high_freq_factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2}, "rope_parameters": {}}, "both rope_parameters and"),
+        ({"rope_scaling": [1]}, "rope_scaling is .*, expected an object"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_theta": -1}, "rope_theta is -1, expected a number above 0"),
+        ({"rope_interleaved": True}, "rope_interleaved = True is not supported, only False"),
+        ({"sliding_window": 4096}, "sliding_window = 4096 is not supported, only null"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
+        ({"hidden_size": None}, "hidden_size is None, expected a positive integer"),
+        ({"hidden_size": 4.0}, "hidden_size is 4.0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers, but the weights are 11 tensors"),
+        ({"hidden_size": 2**31 - 4}, "n_embd is 2147483644 here, but the largest size of a weight is 7"),
+        ({"intermediate_size": 2**31 - 1}, "n_inner is 2147483647 here"),
+        ({"head_dim": 2**30, "mlp_bias": True}, "head_size is 1073741824 here"),
+        ({"num_key_value_heads": 3}, "n_head=2 is not a multiple of n_kv_head=3"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a number above 0"),
+        ({"attention_bias": 1}, "attention_bias is 1, expected true or false"),
+        ({"attention_dropout": 1.5}, "attention_dropout is 1.5, expected a probability"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"model_type": "mistral"}, "model_type is 'mistral', and Llama reads 'llama'"),
+    ],
+)
+def test_configurations_of_llama_that_cannot_be_followed(fields: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message) as error:
+        llama_config(tmp_path, **fields)
+    assert str(tmp_path / "config.json") in str(error.value) or "do not fit" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"activation_function": "relu"}, "activation_function = 'relu' is not supported, only 'gelu_new' or"),
+        ({"scale_attn_weights": False}, "scale_attn_weights = False is not supported, only True"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True is not supported"),
+        ({"add_cross_attention": True}, "add_cross_attention = True is not supported"),
+        ({"attn_pdrop": 0.5}, r"resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.5: .* pass dropout="),
+        ({"n_embd": 15}, "n_embd=15 is not a multiple"),
+        ({"n_positions": 95}, r"shape: wpe.weight is \(96, 16\), expected \(95, 16\)"),
+        ({"bias": False}, "is not 0, but config.json says that there is no bias"),
+        ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
+        ({"model_type": "bert"}, "model_type 'bert' is not supported, only gpt2 and llama"),
+        ({"model_type": ["gpt2"]}, "is not supported, only gpt2 and llama"),
+    ],
+)
+def test_configurations_of_gpt2_that_cannot_be_followed(fields: Any, message: str, folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(change_config(folder, **fields) or folder)
+
+
+def test_dropouts_that_differ_load_with_one_of_ones_own(folder: Path) -> None:
+    change_config(folder, attn_pdrop=0.5)
+    assert GPT2.from_pretrained(folder, dropout=0.2).config.dropout == 0.2
+
+
+def test_a_field_that_nobody_knows_is_reported(folder: Path) -> None:
+    change_config(folder, attn_twist=3, other=None, third=False)
+    with pytest.warns(UserWarning, match=r"config.json: not known here, and without effect: 'attn_twist'$"):
+        from_pretrained(folder)
+
+
+# ---------------------------------------------------------------------- weights that do not fit, and hostile files
+
+
+def test_all_that_does_not_fit_is_in_one_error(folder: Path) -> None:
+    def change(arrays: dict[str, Any]) -> None:
+        del arrays["transformer.h.0.ln_1.bias"]
+        arrays["transformer.h.1.attn.c_attn.weight"] = arrays["transformer.h.1.attn.c_attn.weight"].T.copy()
+        arrays["score.weight"] = np.zeros((2, 16), np.float32)
+        arrays["transformer.ln_f.bias"] = np.zeros(16, np.int32)
+
+    change_weights(folder, change)
+    with pytest.raises(CheckpointError) as error:
+        from_pretrained(folder)
+    for part in (
+        "missing: h.0.ln_1.bias",
+        "unexpected: 'score.weight'",
+        "shape: h.1.attn.c_attn.weight is (16, 48), expected (48, 16)",
+        "dtype: ln_f.bias is int32, expected a floating one",
+    ):
+        assert part in str(error.value)
+
+
+def test_a_name_with_and_without_prefix_is_refused(folder: Path) -> None:
+    change_weights(folder, lambda a: a.update({"ln_f.bias": np.zeros(16, np.float32)}))
+    with pytest.raises(CheckpointError, match="'ln_f.bias' is stored twice"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../model/model-00001-of-00004.safetensors", "/etc/passwd", "..", "a/b.safetensors", "model.bin", "", 3, None,
+     "\\\\host\\x.safetensors", ".hidden/../x.safetensors", "model-00001-of-00004.safetensors\n"],
+)  # fmt: skip
+def test_an_index_cannot_lead_out_of_the_folder(file: Any, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "gpt2", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["transformer.ln_f.bias"] = file
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="is not the name of a file in the folder"):
+        from_pretrained(tmp_path / "model")
+
+
+def first_shard(index: dict[str, Any]) -> None:
+    index["weight_map"]["transformer.ln_f.bias"] = index["weight_map"]["transformer.wte.weight"]
+
+
+def forget(index: dict[str, Any]) -> None:
+    del index["weight_map"]["transformer.ln_f.bias"]
+
+
+def invent(index: dict[str, Any]) -> None:
+    index["weight_map"]["x"] = "model-00009-of-00004.safetensors"
+
+
+def empty(index: dict[str, Any]) -> None:
+    index["weight_map"] = {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (first_shard, "'transformer.ln_f.bias' is not in model-00001-of-00004"),
+        (forget, "'transformer.ln_f.bias' is in .*, but not so in the index"),
+        (invent, "model-00009-of-00004.safetensors: the file is missing"),
+        (empty, "it has no weight_map"),
+    ],
+)
+def test_an_index_must_agree_with_its_files(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "gpt2", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "config.json"),
+        (b"[]", "it is not a JSON object"),
+        (b"{}", "the field 'model_type' is missing"),
+        (b'{"model_type": "gpt2", "model_type": "llama"}', "appears twice"),
+        (b"[" * 100_000, "config.json"),
+        (b'{"model_type": "gpt2", "x": "' + b"a" * (1 << 20) + b'"}', "the limit is 1,048,576"),
+    ],
+)
+def test_hostile_configurations(content: bytes, message: str, folder: Path) -> None:
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(folder)
+
+
+def test_folders_without_weights(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere is not a folder; models are read from local folders"):
+        from_pretrained(folder / "nowhere")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has neither model.safetensors nor model.safetensors.index.json(\n|$)"):
+        from_pretrained(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="pytorch_model.bin is a pickle, .* convert it to safetensors"):
+        from_pretrained(folder)
+    save_safetensors(folder / "model.safetensors", {})
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        from_pretrained(folder)

@@ -1,0 +1,123 @@
+"""Tiny random GPT-2 and Llama models as transformers makes them, and what it computes with them.
+
+The tests compare with transformers where it is installed, and with stored folders and numbers (tests/golden/pretrained)
+otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GOLDEN = Path(__file__).parent / "golden" / "pretrained"
+VOCAB, BLOCK, NEW = 61, 96, 64
+
+_GPT2 = {"vocab_size": VOCAB, "n_positions": BLOCK, "n_embd": 16, "n_layer": 2, "n_head": 2}
+_LLAMA = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": BLOCK,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,  # so that some of the 4 pairs are kept, some blended, some lowered
+}
+
+# name: (class of transformers, its configuration, dtype on disk)
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt2": ("GPT2LMHeadModel", _GPT2, "float32"),
+    "gpt2-untied": ("GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False, "n_inner": 24}, "float16"),
+    "llama": ("LlamaForCausalLM", {**_LLAMA, "num_key_value_heads": 4}, "float64"),
+    "llama-biases": (
+        "LlamaForCausalLM",
+        {**_LLAMA, "attention_bias": True, "mlp_bias": True, "head_dim": 8, "tie_word_embeddings": True},
+        "float32",
+    ),
+    "llama3": (
+        "LlamaForCausalLM",
+        {**_LLAMA, "head_dim": 8, "rope_parameters": _LLAMA3, "rms_norm_eps": 1e-5, "eos_token_id": [3, 4]},
+        "bfloat16",
+    ),
+    "llama-linear": (
+        "LlamaForCausalLM",
+        {**_LLAMA, "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}},
+        "float32",
+    ),
+    "smollm2": (
+        "LlamaForCausalLM",
+        {
+            **_LLAMA,
+            "hidden_size": 24,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        "bfloat16",
+    ),
+}
+STORED = {"gpt2": "12KB", "llama3": "10MB", "smollm2": "10MB"}  # fixtures, with their largest shard
+
+
+def tokens(B: int = 2, T: int = 12, seed: int = 5) -> np.ndarray:
+    """Random ids (B, T), the same on every machine."""
+    return np.random.default_rng(seed).integers(0, VOCAB, (B, T))
+
+
+def write(name: str, folder: Path, max_shard_size: str = "10MB", **changes: Any) -> None:
+    """Let transformers make the random model of a case and save it."""
+    import torch
+    import transformers
+
+    kind, fields, dtype = CASES[name]
+    cls = getattr(transformers, kind)
+    torch.manual_seed(len(name))
+    model = cls(cls.config_class(**{**fields, **changes}))
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            # Large enough that the tokens are not all alike; norms around 1.
+            p.copy_(torch.randn_like(p) * 0.4 + (1.0 if p.ndim == 1 and key.endswith("weight") else 0.0))
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
+
+
+def computed(folder: Path) -> dict[str, Any]:
+    """Logits (2, 12, VOCAB) of `tokens`, and NEW greedy tokens after the first six of the first row, by transformers in
+    float32."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.tensor(tokens())
+    with torch.no_grad():
+        logits = model(ids).logits.numpy()
+        out = model.generate(
+            ids[:1, :6],
+            attention_mask=torch.ones(1, 6, dtype=torch.int64),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    assert out.shape == (1, 6 + NEW)
+    return {"logits": logits, "greedy": out[0].tolist()}
+
+
+def stored(name: str) -> dict[str, Any]:
+    """What `computed` gave when the fixture was made."""
+    found: dict[str, Any] = json.loads((GOLDEN / name / "expected.json").read_text())
+    found["logits"] = np.array(found["logits"])
+    return found
