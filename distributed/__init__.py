@@ -33,6 +33,7 @@ from .grad_sync import (
     broadcast_params,
     mean_over_ranks,
 )
+from .mpi import MpiCommunicator  # mpi4py itself only when one is made
 from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 from .thread import ThreadCommunicator, run_threads
 
@@ -40,6 +41,7 @@ __all__ = [
     # communicators
     "CommStats",
     "Communicator",
+    "MpiCommunicator",
     "NoOpCommunicator",
     "ReduceOp",
     "ThreadCommunicator",

