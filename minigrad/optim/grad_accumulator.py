@@ -65,7 +65,8 @@ class GradAccumulator:
 
         ``take=True`` says that the caller is done with ``grads``: its arrays are then kept and added to instead of
         copied, which spares a pass over memory. ``loss`` is a number or a tensor with one element. ``weight`` is what
-        the micro-batch counts in the mean, such as the number of its samples.
+        the micro-batch counts in the mean, such as the number of its samples; with weight 0 its loss and gradients are
+        not looked at.
 
         Raises ValueError or TypeError for a gradient that does not fit the window's, before anything is changed.
         """
@@ -73,11 +74,11 @@ class GradAccumulator:
 
     def add(self, grads: GradStore, loss: float, *, take: bool = False, weight: float = 1.0) -> bool:
         """``accumulate`` without ending the window; returns whether it is full. It may be added to all the same."""
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise located(
-                ValueError(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples")
-            )
+        check_weight(weight)
         loss = float(loss)
+        if not weight:
+            grads = GradStore()  # of no samples: also a NaN, which times 0 would still be NaN
+        take = take and len({id(grad.data) for grad in grads.values()}) == len(grads)  # no two share an array
         new: dict[TensorId, Tensor] = {}
         for number, grad in grads.items():
             total = self._sums.get(number)
@@ -86,8 +87,8 @@ class GradAccumulator:
             elif (total.shape, total.dtype, total.device) != (grad.shape, grad.dtype, grad.device):
                 raise located(
                     ValueError(
-                        f"the gradient of tensor {int(number)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; in "
-                        f"this window it had {total.shape}, {total.dtype}, on {total.device}"
+                        f"the gradient of tensor {int(number)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; "
+                        f"in this window it had {total.shape}, {total.dtype}, on {total.device}"
                     )
                 )
         for grad in new.values():
@@ -112,8 +113,8 @@ class GradAccumulator:
     def flush(self) -> tuple[GradStore, float] | None:
         """End the window early: the means over the micro-batches that it has, or None if it has none.
 
-        The gradients returned are the caller's; the next window starts empty. In a window of weight 0, they and the
-        loss are 0.
+        The gradients returned are the caller's; the next window starts empty. A window of weight 0 has no gradients,
+        and the loss 0.
         """
         if self._current_step == 0:
             return None
@@ -190,6 +191,12 @@ class GradAccumulator:
             sums[p.id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
         self._sums, self._current_step = sums, count
         self._loss_sum, self._weight = float(meta["loss_sum"]), float(meta["weight"])
+
+
+def check_weight(weight: Any) -> None:
+    """Raise ValueError unless ``weight`` is a finite number >= 0."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise located(ValueError(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples"))
 
 
 def _copy(grad: Tensor) -> Tensor:
