@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.optim import GradAccumulator
+from minigrad.optim.grad_accumulator import check_weight
 from minigrad.tensor import Tensor
 
 from .buckets import GradientBucketManager
@@ -28,13 +29,10 @@ class BucketedTrainer(DistributedTrainer):
         In the last micro-batch of a window each gradient is added to the window's sum and goes into its bucket as soon
         as it is final. The micro-batches before that only add up.
         """
+        check_weight(weight)  # before anything is sent
         last = self._accumulator.current_step + 1 >= self.config.grad_accum_steps and not self._holding
         if self._communicator.world_size == 1 or not last:
-            value = loss.item()
-            if self._communicator.world_size == 1:
-                self._check_loss(value)
-            named = self._agree(params)
-            return self._step(named, loss.backward(), value, weight, self._holding)
+            return self.step(params, loss.backward(), loss.item(), weight)
         named = self._agree(params)
         buckets = self._bucket_manager(named)
         try:
@@ -44,7 +42,8 @@ class BucketedTrainer(DistributedTrainer):
                 if earlier is not None:
                     buckets.mark_grad_ready(p.id, earlier)
             self._accumulator.add(GradStore(), loss.item(), weight=weight)
-        except Exception:
+        except Exception:  # some of the window's sums are in the buckets already
+            self._accumulator.reset()
             buckets.reset()
             raise
         return self._reduce_and_update(named, buckets, 0.0)
@@ -57,7 +56,7 @@ class _Filler:
         self._buckets, self._accumulator, self._weight = buckets, accumulator, weight
 
     def on_leaf_grad_ready(self, id: TensorId, grad: Tensor) -> None:
-        if id not in self._buckets:
+        if id not in self._buckets or not self._weight:
             return
         kernels = grad.device.kernels
         if self._weight != 1.0:

@@ -11,8 +11,9 @@ from .communicator import Communicator, ReduceOp, Work
 class BFloat16Compression:
     """Sends gradients as bfloat16: half of float32's bytes, 8 bits of precision, the same range.
 
-    Pass it as a trainer's ``hook``. Each rank's gradient is rounded once, and their mean once more: a relative error of
-    at most 2^-8 of the ranks' mean absolute value. All ranks round alike, so their weights stay equal.
+    Pass it as a trainer's ``hook``. Each rank's gradient is rounded once, and their mean once more, each time by at
+    most 2^-8 of its value: together by at most 2^-7 (and a little) of the ranks' mean absolute value. All ranks round
+    alike, so their weights stay equal.
     """
 
     def __call__(self, communicator: Communicator, bucket: Tensor) -> Work:

@@ -17,6 +17,8 @@ import numpy as np
 
 from minigrad.grad_store import GradStore
 from minigrad.optim import LrSchedule, Optimizer
+from minigrad.optim.grad_accumulator import check_weight
+from minigrad.optim.optimizer import options_of
 from minigrad.tensor import Tensor
 
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
@@ -112,7 +114,8 @@ class DistributedTrainer(SimpleTrainer):
         Beside SimpleTrainer's errors, raises those of communication. A loss or gradient that is not finite on one rank
         raises on all of them, at the end of the window; no weight is changed and the window is dropped.
         """
-        if self._communicator.world_size == 1:
+        check_weight(weight)  # before anything is sent
+        if self._communicator.world_size == 1 and weight:
             self._check_loss(float(loss_value))
         named = self._agree(params)
         return self._step(named, grads, float(loss_value), weight, self._holding)
@@ -126,6 +129,11 @@ class DistributedTrainer(SimpleTrainer):
 
     def _finish(self, named: Named) -> TrainingMetrics | None:
         if self._communicator.world_size == 1:
+            try:
+                self._check_total_weight(self._accumulator.weight)
+            except ValueError:
+                self._accumulator.reset()
+                raise
             return super()._finish(named)
         sums = {p.id: self._accumulator.pop(p) for p in _trained(named)}
         norm = self._local_norm([grad for grad in sums.values() if grad is not None])
@@ -145,21 +153,19 @@ class DistributedTrainer(SimpleTrainer):
         _, loss = accumulator.flush() or (None, 0.0)
         lr = self._optimizer.lr if self._schedule is None else self._schedule.get_lr(self._global_step)
         mine = Window(loss, weight, count, norm, lr, [buckets.is_ready(p.id) for p in trained])
-        buckets.launch_rest()
-        windows = exchange_window(self._communicator, mine)
-        if not any(window.count for window in windows):
-            buckets.reset()
-            return None
         try:
+            buckets.launch_rest()
+            windows = exchange_window(self._communicator, mine)
+            if not any(window.count for window in windows):
+                return None
             self._check_windows(windows)
-        except Exception:
+            total = sum(window.weight for window in windows)
+            mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
+            absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
+            parts = _reduced(buckets, absent, self._communicator.world_size / total)
+            return self._update(named, parts, mean_loss)
+        finally:
             buckets.reset()
-            raise
-        total = sum(window.weight for window in windows)
-        mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
-        absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
-        parts = _reduced(buckets, absent, self._communicator.world_size / total)
-        return self._update(named, parts, mean_loss)
 
     def _local_norm(self, grads: list[Tensor]) -> float:
         """The norm of this rank's gradients, for trainers that must know in advance whether all are finite."""
@@ -177,8 +183,7 @@ class DistributedTrainer(SimpleTrainer):
                     step=step,
                     ranks=[rank],
                 )
-        if not any(window.weight for window in windows):
-            raise ValueError(f"step {step}: the micro-batches of all ranks have weight 0, so there is no mean gradient")
+        self._check_total_weight(sum(window.weight for window in windows))
         bad = [
             f"{window.loss} on rank {rank}"
             for rank, window in enumerate(windows)
@@ -186,6 +191,11 @@ class DistributedTrainer(SimpleTrainer):
         ]
         if bad:
             raise NonFiniteLossError(f"the loss of step {step} is {', '.join(bad)}; no weight was changed", step)
+
+    def _check_total_weight(self, weight: float) -> None:
+        if not weight:
+            step = self._global_step + 1
+            raise ValueError(f"step {step}: the micro-batches of all ranks have weight 0, so there is no mean gradient")
 
     def _bucket_manager(self, named: Named) -> GradientBucketManager:
         if self._buckets is None:
@@ -201,12 +211,14 @@ class DistributedTrainer(SimpleTrainer):
             return self._named(params)
         self._communicator.step = self._global_step + 1
         named = named_params(params)
-        key = [(name, p._id, p.requires_grad) for name, p in named]
+        key = sorted((name, p._id, p.requires_grad) for name, p in named)
         if self._agreed is None or self._agreed[0] != key:
+            optimizer = self._optimizer
             settings = {
                 "the trainer": type(self).__name__,
                 "the configuration": self.config,
                 "the optimizer": type(self._optimizer).__name__,
+                "the optimizer's options": [options_of(o) for o in (optimizer.defaults, *optimizer.param_groups)],
                 "bucket_size_bytes": self._bucket_size_bytes,
                 "the hook": getattr(self._hook, "__name__", type(self._hook).__name__),
                 "the global step": self._global_step,

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import numpy as np
-
+from minigrad.dtypes import finfo
 from minigrad.grad_store import GradStore
 from minigrad.optim import AdamW, AdamWConfig, LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
@@ -73,6 +72,7 @@ class FusedDistributedOptimizer(DistributedTrainer):
             hook=hook,
         )
         self._own_optimizer = True
+        self._without_loss = False
 
     @property
     def timestep(self) -> int:
@@ -86,9 +86,9 @@ class FusedDistributedOptimizer(DistributedTrainer):
     def step(
         self, params: Params, grads: GradStore, loss_value: float | None = None, weight: float = 1.0
     ) -> TrainingMetrics | None:
-        """As DistributedTrainer's; without a loss, as in boostr, that of the metrics is NaN."""
-        metrics = super().step(params, grads, 0.0 if loss_value is None else loss_value, weight)
-        return metrics if metrics is None or loss_value is not None else replace(metrics, loss=math.nan)
+        """As DistributedTrainer's; the loss may be left out, as in boostr: that of the metrics is then NaN."""
+        self._without_loss = loss_value is None or (self._without_loss and self._accumulator.current_step > 0)
+        return super().step(params, grads, 0.0 if loss_value is None else loss_value, weight)
 
     def _local_norm(self, grads: list[Tensor]) -> float:
         if self.config.max_grad_norm is not None:
@@ -109,9 +109,13 @@ class FusedDistributedOptimizer(DistributedTrainer):
             )
 
     def _largest(self) -> float:
-        """The largest finite number of the gradients' narrowest dtype."""
+        """What no sum may reach: half of the largest number of the gradients' narrowest dtype, to leave room for
+        rounding."""
         dtypes = {p.dtype for group in self._optimizer.param_groups for p in group["params"]}
-        return min((float(np.finfo(dtype).max) for dtype in dtypes), default=math.inf)
+        return min((float(finfo(dtype).max) / 2 for dtype in dtypes), default=math.inf)
+
+    def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics:
+        return super()._update(named, parts, math.nan if self._without_loss else loss)
 
     def _apply(self, named: Named, parts: Iterable[GradStore], lr: float | None) -> float | None:
         if self.config.max_grad_norm is not None or self._communicator.world_size == 1:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.grad_store import GradStore
+from minigrad.optim.grad_accumulator import check_weight
 from minigrad.tensor import Tensor
 
 from .buckets import DEFAULT_BUCKET_BYTES, GradientBucketManager
@@ -50,7 +50,7 @@ def mean_over_ranks(communicator: Communicator, values: Mapping[str, float], wei
     A collective of all ranks, which must pass the same keys. Sums are made in float64 and in order of rank, so that
     all ranks get the same bits. Raises ValueError, on every rank, if the keys differ or all weights are 0.
     """
-    _check_weight(weight)
+    check_weight(weight)
     record = json.dumps({"weight": float(weight), "values": {key: float(v) for key, v in values.items()}})
     records = [json.loads(raw) for raw in all_gather_bytes(communicator, record.encode())]
     for rank, other in enumerate(records):
@@ -246,8 +246,3 @@ def _host(tensor: Tensor) -> Any:
 def _digest(p: Tensor) -> bytes:
     host = np.ascontiguousarray(p.device.kernels.to_host(p.data))
     return hashlib.blake2b(memoryview(host.reshape(-1).view(np.uint8)), digest_size=16).digest()
-
-
-def _check_weight(weight: Any) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise ValueError(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples")

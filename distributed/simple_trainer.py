@@ -160,10 +160,16 @@ class SimpleTrainer:
         if not isinstance(grads, GradStore):
             raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
         wanted = GradStore()
-        for _, p in named:
+        for name, p in named:
             grad = grads.remove(p)
-            if grad is not None:
-                wanted.insert(p, grad)
+            if grad is None:
+                continue
+            if (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
+                raise ValueError(
+                    f"the gradient of parameter {name} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the "
+                    f"parameter has {p.shape}, {p.dtype}, on {p.device}"
+                )
+            wanted.insert(p, grad)
         full = self._accumulator.add(wanted, loss, take=True, weight=weight)
         return self._finish(named) if full and not hold else None
 
