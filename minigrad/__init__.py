@@ -160,6 +160,7 @@ from .functions import (
 )
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
+from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed
 from .recompute import checkpoint
 from .tensor import Tensor
@@ -308,6 +309,7 @@ __all__ = [
     "scatter_add",
     "set_default_dtype",
     "set_num_threads",
+    "set_printoptions",
     "sigmoid",
     "sign",
     "sin",

@@ -1,25 +1,189 @@
-"""How tensors are shown, after PyTorch's fashion."""
+"""How tensors are shown: PyTorch's strings (by the rules of ``torch/_tensor_str.py``), and tables for notebooks."""
 
 from __future__ import annotations
 
+import html
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from . import dtypes
+
+
+@dataclass
+class PrintOptions:
+    """What ``set_printoptions`` sets."""
+
+    precision: int = 4
+    threshold: float = 1000
+    edgeitems: int = 3
+    linewidth: int = 80
+    sci_mode: bool | None = None
+
+
+options = PrintOptions()
+PROFILES = {
+    "default": PrintOptions(),
+    "short": PrintOptions(precision=2, edgeitems=2),
+    "full": PrintOptions(threshold=math.inf),
+}
+
+
+def set_printoptions(
+    precision: int | None = None,
+    threshold: float | None = None,
+    edgeitems: int | None = None,
+    linewidth: int | None = None,
+    profile: str | None = None,
+    sci_mode: bool | None = None,
+) -> None:
+    """How tensors are printed, with PyTorch's arguments; None leaves an option as it is, save ``sci_mode``.
+
+    ``precision``: digits after the point. ``threshold``: a tensor of more elements is shown by the ``edgeitems`` first
+    and last ones of each dimension. ``linewidth``: characters. ``sci_mode``: whether in scientific notation; None
+    decides by the values. ``profile``: "default", "short" or "full", whose options the others change.
+    Raises ValueError for another profile.
+    """
+    if profile is not None:
+        if profile not in PROFILES:
+            raise ValueError(f"set_printoptions: profile={profile!r}; expected 'default', 'short' or 'full'")
+        vars(options).update(vars(PROFILES[profile]))
+    given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
+    vars(options).update({name: value for name, value in given.items() if value is not None})
+    options.sci_mode = sci_mode
+
 
 def represent(x: Any) -> str:
-    """``tensor([1., 2.], requires_grad=True)``: values to four digits, then what is not the default."""
+    """``tensor([1., 2.], requires_grad=True)``: the values, then what is not the default."""
     array = x.device.kernels.to_host(x.data)
     notes = []
-    if array.size == 0 and array.ndim != 1:
-        notes.append(f"shape={array.shape}")
-    if str(array.dtype) not in (("float32", "int64", "bool") if array.size else ("float32",)):
-        notes.append(f"dtype={array.dtype}")
     if x.device.type != "cpu":
         notes.append(f"device='{x.device}'")
+    if array.ndim != 1 if array.size == 0 else not options.edgeitems:
+        notes.append(f"size={array.shape}")
+    usual = (dtypes.default_dtype(), dtypes.int64, dtypes.bool_) if array.size else (dtypes.default_dtype(),)
+    if array.dtype not in usual:
+        notes.append(f"dtype={array.dtype}")
     if x.node is not None:
-        notes.append(f"fn={type(x.node).__name__}")
+        notes.append(f"grad_fn=<{type(x.node).__name__}>")
     elif x.requires_grad:
         notes.append("requires_grad=True")
-    values = np.array2string(array, separator=", ", precision=4, prefix="tensor(", threshold=1000)
-    return f"tensor({', '.join([values, *notes])})"
+    prefix = "tensor("
+    return _with_notes(prefix + _values(array, len(prefix)), notes, len(prefix))
+
+
+def _with_notes(text: str, notes: list[str], indent: int) -> str:
+    """The notes after the values, each on a new line where the last one is full."""
+    used = len(text) - text.rfind("\n") + 1
+    for note in notes:
+        if used + len(note) + 2 > options.linewidth:
+            text += ",\n" + " " * indent + note
+            used = indent + len(note)
+        else:
+            text += ", " + note
+            used += len(note) + 2
+    return text + ")"
+
+
+def _values(array: np.ndarray, indent: int) -> str:
+    if array.size == 0:
+        return "[]"
+    summarize = array.size > options.threshold
+    shown = _edges(array) if summarize else array
+    return _nested(array, indent, summarize, _formatter(shown))
+
+
+def _edges(array: np.ndarray) -> np.ndarray:
+    """Only the elements that a summary shows."""
+    n = options.edgeitems
+    for axis, size in enumerate(array.shape):
+        if size > 2 * n:
+            array = np.take(array, [*range(n), *range(size - n, size)], axis)
+    return array
+
+
+def _formatter(array: np.ndarray) -> Callable[[Any], str]:
+    """Turns a Python number into text as wide as the widest of the array."""
+    if not dtypes.is_floating(array.dtype):
+        widest = max((len(str(value)) for value in array.reshape(-1).tolist()), default=1)
+        return lambda value: str(value).rjust(widest)
+    values = array.astype(np.float64).reshape(-1)
+    values = values[np.isfinite(values) & (values != 0)]
+    if not values.size:
+        return lambda value: _whole(value).rjust(1)
+    sizes = np.abs(values)
+    scientific = options.sci_mode
+    if scientific is None:
+        low, high = float(sizes.min()), float(sizes.max())
+        scientific = high > 1000 * low or high > 1e8 or low < 1e-4
+    if scientific:
+        text: Callable[[float], str] = f"{{:.{options.precision}e}}".format
+    elif (values == np.ceil(values)).all():
+        text = _whole
+    else:
+        text = f"{{:.{options.precision}f}}".format
+    widest = max(len(text(value)) for value in values.tolist())
+    return lambda value: text(value).rjust(widest)
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}" + ("." if math.isfinite(value) else "")
+
+
+def _nested(array: np.ndarray, indent: int, summarize: bool, text: Callable[[Any], str]) -> str:
+    if array.ndim == 0:
+        return text(array.item())
+    n = options.edgeitems
+    shortened = summarize and array.shape[0] > 2 * n
+    if array.ndim == 1:
+        if summarize and not n:
+            parts = ["..."]
+        elif shortened:
+            parts = [*map(text, array[:n].tolist()), " ...", *map(text, array[-n:].tolist())]
+        else:
+            parts = [text(value) for value in array.tolist()]
+        width = len(text(0)) + 2
+        in_line = max(1, (options.linewidth - indent) // width)
+        lines = [", ".join(parts[i : i + in_line]) for i in range(0, len(parts), in_line)]
+        return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
+    shown = [*range(n), *range(array.shape[0] - n, array.shape[0])] if shortened else range(array.shape[0])
+    parts = [_nested(array[i], indent + 1, summarize, text) for i in shown]
+    if shortened:
+        parts.insert(n, "...")
+    return "[" + ("," + "\n" * (array.ndim - 1) + " " * (indent + 1)).join(parts) + "]"
+
+
+def represent_html(x: Any) -> str:
+    """For notebooks: a table of one or two dimensions (summarised as ``repr`` is), else the text of ``repr``; below
+    it shape, dtype, device, and how it was made.
+    """
+    array = x.device.kernels.to_host(x.data)
+    facts = [f"shape {array.shape}", str(array.dtype), str(x.device)]
+    if x.node is not None:
+        facts.append(f"grad_fn {type(x.node).__name__}")
+    elif x.requires_grad:
+        facts.append("requires grad")
+    caption = html.escape(", ".join(facts))
+    if array.ndim not in (1, 2) or not array.size or not options.edgeitems:
+        return f"<pre>{html.escape(represent(x))}</pre><small>{caption}</small>"
+    summarize = array.size > options.threshold
+    text = _formatter(_edges(array) if summarize else array)
+    rows = [_cells(row, summarize, text) for row in _shortened([*np.atleast_2d(array)], summarize)]
+    return f"<table>{''.join(rows)}</table><small>{caption}</small>"
+
+
+def _cells(row: np.ndarray | None, summarize: bool, text: Callable[[Any], str]) -> str:
+    if row is None:
+        return "<tr><td>...</td></tr>"
+    values = _shortened(row.tolist(), summarize)
+    texts = ["..." if value is None else html.escape(text(value).strip()) for value in values]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in texts)}</tr>"
+
+
+def _shortened(items: list[Any], summarize: bool) -> list[Any]:
+    """The first and last items with None between, if there are too many."""
+    n = options.edgeitems
+    return [*items[:n], None, *items[-n:]] if summarize and len(items) > 2 * n else items

@@ -163,6 +163,9 @@ class Tensor(_Casts):
     def __repr__(self) -> str:
         return printing.represent(self)
 
+    def _repr_html_(self) -> str:
+        return printing.represent_html(self)
+
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec and not self.ndim else format(str(self), spec)
 

@@ -14,22 +14,22 @@ from minigrad import Tensor, nn
 @pytest.mark.parametrize(
     ("x", "want"),
     [
-        (mg.tensor(1.5), "tensor(1.5)"),
+        (mg.tensor(1.5), "tensor(1.5000)"),
         (mg.tensor(3), "tensor(3)"),
         (mg.tensor([True, False]), "tensor([ True, False])"),
         (mg.tensor([1.0, 2.0]), "tensor([1., 2.])"),
         (mg.tensor([[1, 2], [3, 4]]), "tensor([[1, 2],\n        [3, 4]])"),
-        (mg.tensor([0.123456, 1.0]), "tensor([0.1235, 1.    ])"),
+        (mg.tensor([0.123456, 1.0]), "tensor([0.1235, 1.0000])"),
         (mg.tensor([1.0], dtype="float64"), "tensor([1.], dtype=float64)"),
         (mg.tensor([1], dtype="int32"), "tensor([1], dtype=int32)"),
         (mg.tensor([1.0], requires_grad=True), "tensor([1.], requires_grad=True)"),
-        (mg.tensor([1.0], requires_grad=True) * 2, "tensor([2.], fn=Mul)"),
+        (mg.tensor([1.0], requires_grad=True) * 2, "tensor([2.], grad_fn=<Mul>)"),
         (mg.tensor([float("nan"), float("inf")]), "tensor([nan, inf])"),
         (mg.zeros(0), "tensor([])"),
-        (mg.zeros(2, 0), "tensor([], shape=(2, 0))"),
+        (mg.zeros(2, 0), "tensor([], size=(2, 0))"),
         (mg.zeros(0, dtype="int64"), "tensor([], dtype=int64)"),
         (nn.Parameter([1.0]), "Parameter containing:\ntensor([1.], requires_grad=True)"),
-        (mg.arange(2000), "tensor([   0,    1,    2, ..., 1997, 1998, 1999])"),
+        (mg.arange(2000), "tensor([   0,    1,    2,  ..., 1997, 1998, 1999])"),
     ],
 )
 def test_repr(x: Tensor, want: str) -> None:
