@@ -26,7 +26,8 @@ class Fault:
     - ``delay``: the rank sleeps ``seconds`` before it makes the call.
     - ``drop``: what the rank sends never arrives; the others wait for it until their deadline.
     - ``kill``: the rank dies: RankKilledError for itself, PeerLostError for the others.
-    - ``flip``: bit number ``bit`` (modulo how many there are) of what the rank contributes is changed on the way.
+    - ``flip``: bit number ``bit`` (modulo how many there are) of the tensor that the rank contributes is changed on the
+      way; nothing where it contributes none.
     """
 
     kind: str

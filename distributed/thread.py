@@ -20,6 +20,8 @@ from .communicator import DEFAULT_TIMEOUT, Call, Communicator, Work, check_secon
 from .faults import FaultCounter, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, Part, Seat, words_of
 
+GRACE = 1.0  # seconds that a rank has beyond its last deadline to end
+
 _T = TypeVar("_T")
 
 
@@ -54,8 +56,11 @@ class ThreadCommunicator(Communicator):
     here, as they may not elsewhere.
     """
 
-    def __init__(self, group: Group, rank: int, timeout: float, faults: FaultCounter) -> None:
+    def __init__(
+        self, group: Group, rank: int, timeout: float, faults: FaultCounter, parent: ThreadCommunicator | None = None
+    ) -> None:
         super().__init__(group.size, rank, CPU, timeout)
+        self._world: ThreadCommunicator = self if parent is None else parent._world
         self._group, self._faults, self._seat = group, faults, Seat(rank, self.stats)
         self._collectives = 0
         self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
@@ -81,10 +86,9 @@ class ThreadCommunicator(Communicator):
                 time.sleep(fault.seconds)
             elif fault.kind == "kill":
                 killed = RankKilledError(f"rank {self._rank} was killed in {words_of(call)}, as planned")
-                self._error = killed
-                self._abandon(killed)
+                self._world._abandon(killed)
                 raise killed
-            elif fault.kind == "flip" and send is not None:
+            elif fault.kind == "flip" and send is not None and call.name != "split":
                 send = with_flipped_bit(send, fault.bit)
             arrives = fault.kind != "drop"
         key, ranks = self._place(call)
@@ -123,8 +127,8 @@ class ThreadCommunicator(Communicator):
             return None
         members = [int(r) for r in np.argsort(everyone[:, 1], kind="stable") if everyone[r, 0] == color]
         shared = self._group.child((self._collectives, color), members, self._rank)
-        child = ThreadCommunicator(shared, members.index(self._rank), self.timeout, self._faults)
-        self._children.append(child)
+        child = ThreadCommunicator(shared, members.index(self._rank), self.timeout, self._faults, self)
+        self._children = [c for c in self._children if not c._closed] + [child]
         return child
 
     def _shut(self) -> None:
@@ -139,6 +143,8 @@ class ThreadCommunicator(Communicator):
         """Leave the group; in case of an error the sub-groups too, where others may wait for this rank."""
         self._group.leave(self._rank, error)
         if error is not None:
+            if self._error is None:
+                self._error = error
             for child in self._children:
                 child._abandon(error)
 
@@ -173,8 +179,9 @@ def run_threads(
     """Run ``fn(comm)`` in ``n`` threads, one for each rank of a new group; returns the results in order of rank.
 
     If ranks fail, the first error is raised, with all of them by rank as its attribute ``rank_errors``; what the others
-    raise because of it does not hide it. After the first error the others have ``timeout`` seconds to end; a rank that
-    has not is named in the error. A rank that computes without end while nobody waits for it is waited for.
+    raise because of it does not hide it. After the first error the others have ``timeout`` seconds and one more to
+    end; a rank that has not is named in the error. A rank that computes without end while nobody waits for it is
+    waited for.
     """
     comms = ThreadCommunicator.group(n, timeout, fault)
     results: dict[int, _T] = {}
@@ -202,7 +209,7 @@ def run_threads(
     with changed:
         changed.wait_for(lambda: len(ended) == n or errors)
         if errors:
-            changed.wait_for(lambda: len(ended) == n, timeout=min(timeout, threading.TIMEOUT_MAX))
+            changed.wait_for(lambda: len(ended) == n, timeout=min(timeout + GRACE, threading.TIMEOUT_MAX))
         running = sorted(set(range(n)) - ended)
     if not errors:
         return [results[rank] for rank in range(n)]

@@ -220,7 +220,7 @@ class Group:
             elif not operation.agrees():
                 self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
             else:
-                late = ", ".join(f"rank {rank} ({self._doing(rank)})" for rank in operation.missing)
+                late = ", ".join(f"rank {rank} ({self._doing(rank, part)})" for rank in operation.missing)
                 self._fail(CommTimeoutError, f"{waiting} for {late}", operation.missing)
             part.end(failed=True)
 
@@ -259,7 +259,9 @@ class Group:
     def _mismatch(self, operation: _Operation) -> str:
         return f"the ranks do not agree: {operation.who_called_what()}"
 
-    def _doing(self, rank: int) -> str:
+    def _doing(self, rank: int, waiting: Part) -> str:
+        if rank == waiting.seat.rank:
+            return "itself: what it sent was lost"
         call = self._last_call.get(rank)
         return "made no call yet" if call is None else f"its last call: {call}"
 

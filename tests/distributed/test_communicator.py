@@ -1,0 +1,96 @@
+"""The interface that all engines share, and the world of one rank."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from communicator_suite import CHECKS, Check
+
+from minigrad import Tensor
+from minigrad.distributed import (
+    CollectiveMismatchError,
+    CommError,
+    CommStats,
+    CommTimeoutError,
+    CommunicatorBrokenError,
+    NoOpCommunicator,
+    PeerLostError,
+    ReduceOp,
+    RendezvousError,
+    ThreadCommunicator,
+    Work,
+)
+from minigrad.distributed.communicator import Call, check_seconds
+
+
+def name_of(check: Check) -> str:
+    return check.__name__
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_a_world_of_one_is_a_communicator(check):
+    check(NoOpCommunicator(timeout=30))
+
+
+def test_alone_there_is_nobody_to_send_to():
+    comm = NoOpCommunicator()
+    for call in (comm.send, comm.recv):
+        with pytest.raises(ValueError, match="nobody to exchange with"):
+            call(Tensor(np.ones(1)), 0)
+
+
+def test_an_exception_in_the_block_breaks_and_closes():
+    comm = NoOpCommunicator()
+    with pytest.raises(ZeroDivisionError), comm:
+        raise ZeroDivisionError
+    with pytest.raises(CommunicatorBrokenError):
+        comm.barrier()
+
+
+@pytest.mark.parametrize("kind", [CollectiveMismatchError, CommTimeoutError, PeerLostError, RendezvousError])
+def test_errors_say_where(kind):
+    error = kind("too late", op="all_reduce", sequence=7, rank=2, step=40, ranks=[1, 3])
+    assert str(error) == "all_reduce (operation 7), rank 2, step 40: too late"
+    assert (error.op, error.sequence, error.rank, error.step, error.ranks) == ("all_reduce", 7, 2, 40, (1, 3))
+    assert isinstance(error, CommError) and isinstance(error, RuntimeError)
+    assert str(kind("too late")) == "too late"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_call_in_words_is_what_must_agree():
+    array = np.ones((3, 4), np.float32)
+    assert str(Call("all_reduce", 1, None, array, array, ReduceOp.SUM)) == "all_reduce(sum) of (3, 4) float32"
+    assert str(Call("broadcast", 9, 4, None, array, peer=2)) == "broadcast of (3, 4) float32 from rank 2"
+    assert str(Call("barrier", 3, None)) == "barrier"
+
+
+def test_the_hidden_share_is_what_was_not_waited_for():
+    assert CommStats().hidden_share == 0.0
+    assert CommStats(busy_s=2.0, waited_s=0.5).hidden_share == 0.75
+    assert CommStats(busy_s=1.0, waited_s=1.001).hidden_share == 0.0
+
+
+def test_seconds_are_checked():
+    assert check_seconds("t", 3) == 3.0 and check_seconds("t", math.inf) == math.inf
+    for value in (0, -1, math.nan, "1", None, True):
+        with pytest.raises(ValueError, match="t is .*expected a number of seconds > 0"):
+            check_seconds("t", value)
+    with pytest.raises(ValueError, match="timeout"):
+        ThreadCommunicator.group(2, timeout=0)
+    with pytest.raises(ValueError, match="timeout"):
+        NoOpCommunicator(timeout=-1)
+
+
+def test_an_engine_must_write_everything():
+    with pytest.raises(TypeError, match="abstract"):
+        Work()  # type: ignore[abstract]
+
+
+def test_a_read_only_tensor_is_not_written():
+    array = np.ones(3)
+    array.setflags(write=False)
+    with pytest.raises(ValueError, match="read-only"):
+        NoOpCommunicator().all_reduce(Tensor.wrap(array))

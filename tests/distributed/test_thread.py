@@ -1,0 +1,390 @@
+"""ThreadCommunicator: what every communicator must do, what threads add, and faults on purpose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from communicator_suite import BREAKING, CHECKS, SLOW_CHECKS, Check
+
+from minigrad import Tensor
+from minigrad.distributed import (
+    CommTimeoutError,
+    CommunicatorBrokenError,
+    Fault,
+    FaultPlan,
+    PeerLostError,
+    RankKilledError,
+    ReduceOp,
+    ThreadCommunicator,
+    run_threads,
+)
+from minigrad.distributed.combine import combine
+from minigrad.distributed.faults import KINDS, with_flipped_bit
+
+
+def name_of(check: Check) -> str:
+    return check.__name__
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_it_is_a_communicator(check, n):
+    run_threads(n, check, timeout=30)
+
+
+@pytest.mark.parametrize("check", SLOW_CHECKS, ids=name_of)
+def test_it_bears_much_work(check):
+    run_threads(2, check, timeout=60)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("check", BREAKING, ids=name_of)
+def test_it_breaks_as_a_communicator_should(check, n):
+    run_threads(n, check, timeout=10)
+
+
+# ---------------------------------------------------------------------- arithmetic and order
+
+
+@pytest.mark.parametrize("size", [5, 200_003])  # by the thread that comes last; in blocks, by the group's own threads
+def test_ranks_are_combined_in_order_of_rank(size):
+    parts = [np.random.default_rng(r).standard_normal(size).astype(np.float32) for r in range(4)]
+
+    def fn(comm: ThreadCommunicator) -> bytes:
+        time.sleep(0.01 * (3 - comm.rank))  # they arrive the other way round
+        t = Tensor(parts[comm.rank])
+        comm.all_reduce(t)
+        return t.numpy().tobytes()
+
+    assert set(run_threads(4, fn, timeout=30)) == {(((parts[0] + parts[1]) + parts[2]) + parts[3]).tobytes()}
+
+
+def test_halves_are_summed_in_float32_and_rounded_once():
+    parts = [np.array([2048.0 if r == 0 else 1.0], np.float16) for r in range(4)]  # 2048 + 1 is 2048 in float16
+    out = np.empty(1, np.float16)
+    combine(ReduceOp.SUM, parts, [out])
+    assert out[0] == np.float16(2051)
+    combine(ReduceOp.AVG, parts, [out])
+    assert out[0] == np.float16(2051 / 4)
+
+
+def test_a_message_may_wait_while_collectives_pass_it():
+    def fn(comm: ThreadCommunicator) -> int:
+        got = Tensor(np.array([-1]))
+        work = comm.recv(got, 1 - comm.rank, async_op=True)
+        comm.all_reduce(Tensor(np.ones(3)))
+        comm.send(Tensor(np.array([comm.rank])), 1 - comm.rank)
+        work.wait()
+        return int(got.numpy()[0])
+
+    assert run_threads(2, fn, timeout=30) == [1, 0]
+
+
+def test_a_barrier_waits_for_earlier_operations_of_its_rank():
+    def fn(comm: ThreadCommunicator) -> None:
+        if comm.rank == 0:
+            work = comm.send(Tensor(np.ones(3)), 1, async_op=True)
+            comm.barrier()
+            assert work.is_completed()
+        else:
+            comm.barrier()
+            time.sleep(0.05)
+            comm.recv(Tensor(np.ones(3)), 0)
+
+    run_threads(2, fn, timeout=30)
+
+
+def test_two_that_both_send_first_are_told_so():
+    with pytest.raises(CommTimeoutError, match=r"send of \(3,\) float64.*for rank"):
+        run_threads(2, lambda comm: comm.send(Tensor(np.ones(3)), 1 - comm.rank), timeout=0.2)
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def test_results_come_in_order_of_rank():
+    assert run_threads(3, lambda comm: (comm.rank, comm.world_size)) == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 2.0])
+def test_the_number_of_ranks_is_checked(n):
+    with pytest.raises(ValueError, match="expected an integer >= 1"):
+        ThreadCommunicator.group(n)
+
+
+def test_the_first_failure_is_raised_and_the_others_attached():
+    def fn(comm: ThreadCommunicator) -> None:
+        if comm.rank == 2:
+            time.sleep(0.05)
+            raise KeyError("lost")
+        comm.barrier()
+
+    with pytest.raises(KeyError, match="lost") as caught:
+        run_threads(4, fn, timeout=30)
+    errors = caught.value.rank_errors  # type: ignore[attr-defined]
+    assert errors[2] is caught.value
+    assert sorted(errors) == [0, 1, 2, 3]
+    for rank in (0, 1, 3):
+        assert isinstance(errors[rank], PeerLostError) and errors[rank].ranks == (2,)
+        assert "KeyError: 'lost'" in str(errors[rank])
+
+
+def test_an_error_wakes_those_who_wait_in_a_sub_group():
+    def fn(comm: ThreadCommunicator) -> None:
+        sub = comm.split(0)
+        assert sub is not None
+        if comm.rank == 1:
+            raise KeyError("lost")
+        sub.barrier()
+
+    began = time.monotonic()
+    with pytest.raises(KeyError) as caught:
+        run_threads(2, fn, timeout=30)
+    assert isinstance(caught.value.rank_errors[0], PeerLostError)  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_does_not_end_is_left_behind():
+    release = threading.Event()
+
+    def fn(comm: ThreadCommunicator) -> None:
+        if comm.rank == 1:
+            release.wait(30)
+        else:
+            comm.barrier()
+
+    began = time.monotonic()
+    with pytest.raises(CommTimeoutError) as caught:
+        run_threads(2, fn, timeout=0.3)
+    release.set()
+    assert 0.3 < time.monotonic() - began < 10
+    if sys.version_info >= (3, 11):
+        assert "rank 1 is still running" in "".join(caught.value.__notes__)
+
+
+def test_the_end_of_the_block_reports_an_operation_that_nobody_waited_for():
+    def fn(comm: ThreadCommunicator) -> None:
+        if comm.rank == 0:
+            comm.recv(Tensor(np.ones(3)), 1, async_op=True)
+
+    with pytest.raises((PeerLostError, CommTimeoutError)):
+        run_threads(2, fn, timeout=0.3)
+
+
+def test_no_threads_are_left():
+    before = threading.active_count()
+    for _ in range(5):
+        run_threads(3, lambda comm: comm.all_reduce(Tensor(np.ones(100_000))))
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+KERNELS = """
+import numpy as np
+from minigrad import Tensor
+from minigrad.cpu_kernels import threads
+from minigrad.distributed import run_threads
+assert threads.LAYER == {layer!r}, threads.LAYER
+threads.set_num_threads(2)
+x = np.random.default_rng(0).standard_normal((512, 384)).astype(np.float32)
+def compute():
+    return (Tensor(x) @ Tensor(x.T)).softmax(-1).sum(0).numpy().tobytes()
+alone = compute()
+def fn(comm):
+    same = True
+    for _ in range(20):
+        same &= compute() == alone
+        comm.all_reduce(Tensor(x), async_op=True)
+    return same
+assert run_threads(4, fn, timeout=60) == [True] * 4
+"""
+
+
+@pytest.mark.parametrize("layer", ["tbb", "omp", "workqueue"])
+def test_ranks_may_launch_parallel_kernels_at_the_same_time(layer):
+    """Numba's workqueue layer ends the process when two threads launch kernels; the kernels take turns there."""
+    environment = {**os.environ, "NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}
+    module = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}[layer]
+    probe = f"import minigrad.cpu_kernels.threads, numba.np.ufunc.{module}"
+    if subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, check=False).returncode:
+        pytest.skip(f"Numba has no {layer} layer here")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS.format(layer=layer)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------------- faults on purpose
+
+WORLD, CALLS = 3, 11  # of ``program``
+FAST = 0.05  # deadline where something is lost
+
+
+def contribution(rank: int, call: int, size: int) -> np.ndarray:
+    return np.random.default_rng([rank, call]).integers(-(2**40), 2**40, size)
+
+
+def program(comm: ThreadCommunicator) -> list[np.ndarray]:
+    """One operation of each kind: CALLS on every rank. What it returns follows from ``contribution``."""
+    n, rank = comm.world_size, comm.rank
+    mine = [Tensor(contribution(rank, call, 6)) for call in range(1, CALLS + 1)]
+    gathered, part, exchanged = (Tensor(np.zeros(size, np.int64)) for size in (6 * n, 2, 6))
+    works = [comm.all_reduce(mine[0], async_op=True), comm.broadcast(mine[1], 1, async_op=True)]
+    comm.all_gather(mine[2], gathered)
+    comm.reduce_scatter(mine[3], part)
+    comm.all_to_all(mine[4], exchanged)
+    for work in works:
+        work.wait()
+    comm.barrier()  # call 6
+    work = comm.send(mine[6], (rank + 1) % n, async_op=True)
+    received = Tensor(np.zeros(6, np.int64))
+    comm.recv(received, (rank - 1) % n)  # call 8
+    work.wait()
+    pair = comm.split(0 if rank < 2 else 1)  # call 9
+    assert pair is not None
+    with pair:
+        pair.all_reduce(mine[9])
+    comm.barrier()  # call 11
+    return [t.numpy() for t in (mine[0], mine[1], gathered, part, exchanged, received, mine[9])]
+
+
+def expected(rank: int, plan: FaultPlan) -> list[np.ndarray]:
+    """What ``program`` returns on this rank, in NumPy."""
+    n, ranks = WORLD, range(WORLD)
+
+    def sent(r: int, call: int) -> np.ndarray:
+        fault, array = plan.at(r, call), contribution(r, call, 6)
+        return with_flipped_bit(array, fault.bit) if fault is not None and fault.kind == "flip" else array
+
+    return [
+        sum(sent(r, 1) for r in ranks),
+        sent(1, 2) if rank != 1 else contribution(1, 2, 6),
+        np.concatenate([sent(r, 3) for r in ranks]),
+        sum(sent(r, 4) for r in ranks)[2 * rank : 2 * rank + 2],
+        np.concatenate([sent(r, 5)[2 * rank : 2 * rank + 2] for r in ranks]),
+        sent((rank - 1) % n, 7),
+        sum(sent(r, 10) for r in range(2)) if rank < 2 else sent(2, 10),
+    ]
+
+
+def outcome(plan: FaultPlan, timeout: float) -> tuple[dict[int, BaseException], dict[int, list[np.ndarray]]]:
+    """Run ``program`` under the plan: errors and results by rank; a failed rank's communicator must refuse work."""
+    results: dict[int, list[np.ndarray]] = {}
+
+    def fn(comm: ThreadCommunicator) -> None:
+        try:
+            results[comm.rank] = program(comm)
+        except BaseException:
+            if "broken" in repr(comm):  # not if it was a sub-group's operation that failed
+                with pytest.raises(CommunicatorBrokenError):
+                    comm.barrier()
+            raise
+
+    try:
+        run_threads(WORLD, fn, timeout, plan)
+    except Exception as error:
+        return error.rank_errors, results  # type: ignore[attr-defined]
+    return {}, results
+
+
+def check_schedule(plan: FaultPlan) -> dict[int, str]:
+    kinds = {fault.kind for fault in plan.faults}
+    lossy = bool(kinds & {"drop", "kill"})
+    began = time.monotonic()
+    errors, results = outcome(plan, FAST if "drop" in kinds else 30)
+    assert time.monotonic() - began < 10
+    if lossy:
+        assert sorted(errors) == list(range(WORLD)), "the last barrier needs every rank"
+        for error in errors.values():
+            assert isinstance(error, CommTimeoutError | PeerLostError | RankKilledError), repr(error)
+        if "kill" not in kinds:
+            assert all(isinstance(error, CommTimeoutError) for error in errors.values())
+        elif "drop" not in kinds:
+            assert any(isinstance(error, RankKilledError) for error in errors.values())
+            assert not any(isinstance(error, CommTimeoutError) for error in errors.values())
+    else:
+        assert not errors
+    for rank, arrays in results.items():
+        for got, want in zip(arrays, expected(rank, plan), strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert lossy or len(results) == WORLD
+    return {rank: type(error).__name__ for rank, error in errors.items()}
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_every_schedule_of_faults_ends_with_right_results_or_typed_errors(first):
+    for seed in range(first, first + 50):
+        plan = FaultPlan.random(seed, WORLD, CALLS, count=seed % 3)
+        try:
+            check_schedule(plan)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {plan}: {error}") from error
+
+
+def test_every_single_fault_replays():
+    for rank in range(WORLD):
+        for call in range(1, CALLS + 1):
+            for kind in ("kill", "flip"):
+                plan = FaultPlan([Fault(kind, rank, call, bit=12345)])
+                first = check_schedule(plan)
+                assert check_schedule(plan) == first, plan
+                if kind == "kill":
+                    others = {r: "PeerLostError" for r in range(WORLD) if r != rank}
+                    assert first == {rank: "RankKilledError", **others}
+
+
+def test_a_plan_is_its_seed():
+    plans = [FaultPlan.random(seed, 4, 20, count=3).faults for seed in (1, 1, 2)]
+    assert plans[0] == plans[1] != plans[2]
+    many = [fault for seed in range(100) for fault in FaultPlan.random(seed, 4, 20, count=3, max_delay=0.5).faults]
+    assert {fault.kind for fault in many} == set(KINDS)
+    assert {fault.rank for fault in many} == set(range(4)) and {fault.call for fault in many} == set(range(1, 21))
+    assert 0.3 < max(fault.seconds for fault in many) <= 0.5
+    assert {f.kind for f in FaultPlan.random(0, 4, 20, 10, kinds=("delay",)).faults} == {"delay"}
+
+
+def test_a_wrong_plan_is_refused():
+    with pytest.raises(ValueError, match="expected one of delay, drop, kill, flip"):
+        Fault("explode", 0, 1)
+    with pytest.raises(ValueError, match="call at least 1"):
+        Fault("drop", 0, 0)
+    with pytest.raises(ValueError, match="two faults"):
+        FaultPlan([Fault("drop", 0, 1), Fault("kill", 0, 1)])
+
+
+def test_a_flip_changes_one_bit_and_not_the_senders_array():
+    array = np.arange(5, dtype=np.float32)
+    for bit in (0, 31, 159, 160 + 7):
+        flipped = with_flipped_bit(array, bit)
+        difference = np.unpackbits(flipped.view(np.uint8) ^ array.view(np.uint8), bitorder="little")
+        assert np.flatnonzero(difference).tolist() == [bit % 160]
+    assert array.tolist() == [0, 1, 2, 3, 4]
+    assert with_flipped_bit(np.empty(0), 3).size == 0
+
+    def fn(comm: Any) -> tuple[list[float], list[float]]:
+        mine, everyone = Tensor(np.ones(2)), Tensor(np.zeros(4))
+        comm.all_gather(mine, everyone)
+        return mine.numpy().tolist(), everyone.numpy().tolist()
+
+    for mine, everyone in run_threads(2, fn, 30, FaultPlan([Fault("flip", 1, 1, bit=127)])):
+        assert mine == [1, 1] and everyone == [1, 1, 1, -1]
+
+
+def test_a_delay_delays():
+    began = time.monotonic()
+    run_threads(2, lambda comm: comm.barrier(), 30, FaultPlan([Fault("delay", 0, 1, seconds=0.2)]))
+    assert time.monotonic() - began >= 0.2
