@@ -34,7 +34,10 @@ from .grad_sync import (
     mean_over_ranks,
 )
 from .mpi import MpiCommunicator  # mpi4py itself only when one is made
+from .nccl import NcclCommunicator  # CuPy and NCCL themselves only when one is made
+from .rendezvous import Place, discover_place, init_process_group
 from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
+from .store import Store
 from .thread import ThreadCommunicator, run_threads
 
 __all__ = [
@@ -42,11 +45,17 @@ __all__ = [
     "CommStats",
     "Communicator",
     "MpiCommunicator",
+    "NcclCommunicator",
     "NoOpCommunicator",
     "ReduceOp",
     "ThreadCommunicator",
     "Work",
     "run_threads",
+    # how ranks find each other
+    "Place",
+    "Store",
+    "discover_place",
+    "init_process_group",
     # what can go wrong between ranks
     "CollectiveMismatchError",
     "CommError",

@@ -1,0 +1,358 @@
+"""NcclCommunicator: the ranks are processes with a GPU each, and NVIDIA's NCCL moves the data, called through CuPy.
+
+Each communicator has a CUDA stream and a thread of its own. An operation waits, on the GPU, for what the caller's
+current stream was doing when it was started, and then runs beside it. The thread makes every call of NCCL, because
+almost each of them may block for a peer that is gone (NCCL sets up its connections when they are first used), and
+NCCL knows no deadline: the rank's own thread only ever waits for a bounded time, then aborts from a third thread.
+
+``Work.wait`` blocks the host until the GPU has finished, or reports what went wrong. PyTorch's returns as soon as the
+current stream is made to wait, and leaves errors to a watchdog that ends the process; a result that may be garbage
+never passes for one here. ``NcclWork.wait_on_stream`` is PyTorch's way, for those who call ``wait`` later.
+
+cupyx.distributed is not used: its barrier deadlocks and its waits are without deadline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minigrad.device import Device, DeviceError
+
+from . import call_header
+from .call_thread import CallThread, call_bounded
+from .comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
+from .communicator import (
+    DEFAULT_TIMEOUT,
+    RENDEZVOUS_TIMEOUT,
+    Call,
+    Communicator,
+    Work,
+    check_seconds,
+    remaining,
+)
+from .nccl_launch import Handles, Launch
+
+ID_BYTES = 128
+END_SECONDS = 10.0  # for NCCL to abort or to destroy a communicator; then its thread is left to itself
+
+_SYSTEM_ERROR, _REMOTE_ERROR, _IN_PROGRESS = 2, 6, 7  # ncclResult_t
+_PEEK_SECONDS = 0.2  # how often a wait looks for a disagreement and for NCCL's own errors
+_LONGEST_NAP = 1e-3
+
+
+def unique_id() -> bytes:
+    """A new identifier, 128 bytes, by which the ranks of one communicator find each other. Rank 0 makes it.
+
+    Raises DeviceError if CuPy or NCCL is missing.
+    """
+    identifier: bytes = _load()[1].get_unique_id()
+    return identifier
+
+
+class NcclCommunicator(Communicator):
+    """The GPUs of ``world_size`` processes; ``device`` is this rank's, ``unique_id`` the same on all ranks.
+
+    ``init_process_group`` finds out all of these. The constructor returns when all ranks have called it, at the latest
+    after ``rendezvous_timeout`` seconds. With one rank ``unique_id`` may be left out.
+
+    NCCL itself does not notice when ranks call different operations: they hang, or exchange garbage. With ``check``
+    (the same on all ranks) each operation brings a header of 128 bytes: one more small all-gather on the stream before
+    it, and one copy of world_size headers to the host when it is waited for; a disagreement raises
+    CollectiveMismatchError. Without it a disagreement ends in CommTimeoutError, or is not noticed at all if the sizes
+    in bytes agree. Switch it off for programs that are known to agree and whose operations are small and many.
+
+    Messages between two ranks arrive in the order in which they are sent. Tags do not change that; one that does not
+    match is an error, with ``check``. ``send`` and ``recv`` with ``async_op`` are collected, and start together at the
+    next ``wait``, ``is_completed``, ``sync`` or collective, so that ranks may start them in any order.
+
+    AVG is NCCL's: each rank's values are scaled by 1 / world_size, then added.
+
+    Do not have operations of two communicators of one GPU under way at once: NCCL may deadlock (until the deadline).
+    Call ``close``: a process that ends without it aborts, which the other ranks see as a lost peer.
+
+    Raises, besides what every communicator does, DeviceError if CuPy, NCCL or the GPU is missing, and CommError for
+    what NCCL and CUDA report of themselves.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        rank: int,
+        device: Device,
+        unique_id: bytes | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
+        check: bool = True,
+    ) -> None:
+        super().__init__(world_size, rank, device, timeout)
+        check_seconds("rendezvous_timeout", rendezvous_timeout)
+        if device.type != "cuda":
+            raise ValueError(f"device is {device}, expected a CUDA device")
+        if unique_id is None and world_size > 1:
+            raise ValueError(f"unique_id is None, but {world_size} ranks need one to find each other")
+        if unique_id is not None and (not isinstance(unique_id, bytes) or len(unique_id) != ID_BYTES):
+            raise ValueError(f"unique_id is {unique_id!r}, expected {ID_BYTES} bytes")
+        nccl = _load()[1]
+
+        def connect() -> Any:
+            return nccl.NcclCommunicator(world_size, nccl.get_unique_id() if unique_id is None else unique_id, rank)
+
+        self._set_up(connect, rendezvous_timeout, check)
+
+    def _set_up(self, connect: Callable[[], Any], seconds: float, check: bool) -> None:
+        self.check = check
+        self._under_way: deque[Launch] = deque()
+        self._collecting: Launch | None = None
+        self._thread = CallThread(f"NCCL rank {self._rank} of {self._world_size}")
+        job = self._thread.submit(lambda: self._connect(connect))
+        if not job.wait(seconds):
+            self._error = RendezvousError(
+                f"not all of the {self._world_size} ranks built their NCCL communicator within {seconds:g} s; NCCL "
+                "cannot tell which (NCCL_DEBUG=INFO shows how far it came)",
+                rank=self._rank,
+            )
+        elif job.error is not None:
+            self._error = RendezvousError(f"NCCL did not start on {self._device}: {_words(job.error)}", rank=self._rank)
+        if self._error is not None:
+            self._closed = True
+            self._thread.submit(lambda: job.result.comm.abort() if job.result else None)  # should it come too late
+            self._thread.stop()
+            raise self._error from job.error
+        self._handles: Handles = job.result
+        _OPEN.add(self)
+
+    def _connect(self, connect: Callable[[], Any]) -> Handles:
+        """In the communicator's thread: everything that CUDA and NCCL give."""
+        cupy, nccl = _load()
+        cupy.cuda.Device(self._device.index).use()
+        stream, side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        stream.use()
+        one = cupy.zeros(1, np.uint8)
+        return Handles(cupy, nccl, connect(), stream, side, one, self._world_size)
+
+    # ------------------------------------------------------------------ starting
+
+    def _start(self, call: Call) -> Work:
+        self._drop_finished()
+        cuda = self._handles.cupy.cuda
+        with cuda.Device(self._device.index):
+            ready = cuda.Event(disable_timing=True)
+            ready.record(cuda.get_current_stream())
+        if call.name in ("send", "recv"):
+            launch = self._collecting = self._collecting or Launch()
+            launch.add(call, ready)
+        else:
+            self._flush()
+            launch = Launch()
+            launch.add(call, ready)
+            self._submit(launch)
+        return NcclWork(self, call, launch)
+
+    def _flush(self) -> None:
+        """Start the sends and receives that were collected."""
+        launch, self._collecting = self._collecting, None
+        if launch is not None:
+            self._submit(launch)
+
+    def _submit(self, launch: Launch) -> None:
+        self._under_way.append(launch)
+        launch.job = self._thread.submit(lambda: launch.issue(self._handles, self.check))
+
+    # ------------------------------------------------------------------ ending
+
+    def _finish(self, launch: Launch, call: Call, deadline: float, seconds: float) -> None:
+        """Block until the launch is over and found good. Raises, and aborts, if not."""
+        if launch.settled:
+            return
+        if self._error is not None:
+            raise CommunicatorBrokenError(
+                f"an error aborted the communicator while the operation was under way: {self._error}",
+                **self._where(call),
+            ) from self._error
+        if launch is self._collecting:
+            self._flush()
+        began = time.monotonic()
+        try:
+            with self._handles.cupy.cuda.Device(self._device.index):
+                self._await(launch, call, deadline, seconds)
+                launch.compare(self._handles, self._rank)
+                launch.settle(self._handles)
+        except Exception as error:
+            failure = self._fail(self._translated(error, call))
+            self._abort()
+            raise failure from (None if failure is error else error)
+        self._under_way.remove(launch)
+        self.stats.busy_s += launch.seconds
+        self.stats.waited_s += min(time.monotonic() - began, launch.seconds)
+
+    def _await(self, launch: Launch, call: Call, deadline: float, seconds: float) -> None:
+        nap, peek = 0.0, time.monotonic() + _PEEK_SECONDS
+        while not launch.over(min(remaining(deadline), _PEEK_SECONDS)):
+            now = time.monotonic()
+            if now >= min(peek, deadline):
+                peek = now + _PEEK_SECONDS
+                launch.compare(self._handles, self._rank)
+                self._check_async()
+            if now >= deadline:
+                raise self._expired(call, seconds)
+            time.sleep(nap)
+            nap = min(nap + 1e-6, _LONGEST_NAP)
+
+    def _drop_finished(self) -> None:
+        """Let go of what operations that nobody has waited for keep alive."""
+        while self._under_way and self._under_way[0].over(0):
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        launch = self._under_way[0]
+        self._finish(launch, launch.calls[0], launch.began + self.timeout, self.timeout)
+
+    def _check_async(self) -> None:
+        """Raise what NCCL noticed in the background."""
+        try:
+            self._handles.comm.check_async_error()
+        except KeyError as error:  # CuPy knows no name for the status
+            if error.args != (_IN_PROGRESS,):
+                raise
+
+    def _expired(self, call: Call, seconds: float) -> CommTimeoutError:
+        first = self._under_way[0].calls[0] if self._under_way else call
+        behind = "" if first is call else f"; the first operation that is not over is {first} ({first.sequence})"
+        return CommTimeoutError(
+            f"{call_header.describe(call)} was not over within {seconds:g} s{behind}. Another rank is stalled or gone, "
+            "or never made the call; NCCL cannot tell which",
+            **self._where(call),
+        )
+
+    def _translated(self, error: Exception, call: Call) -> CommError:
+        if isinstance(error, CommError):
+            return error
+        status = getattr(error, "status", error.args[0] if isinstance(error, KeyError) and error.args else None)
+        kind = PeerLostError if status in (_SYSTEM_ERROR, _REMOTE_ERROR) else CommError
+        return kind(f"NCCL failed: {_words(error)}", **self._where(call))
+
+    def _where(self, call: Call) -> dict[str, Any]:
+        return {"op": call.name, "sequence": call.sequence, "rank": self._rank, "step": call.step}
+
+    def _sync(self) -> None:
+        self._flush()
+        while self._under_way:
+            self._finish_first()
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        """By ncclCommSplit, when all operations are over."""
+        self._sync()
+        call = self._call("split")
+        job = self._thread.submit(lambda: self._handles.comm.commSplit(-1 if color is None else color, key))
+        if not job.wait(self.timeout) or job.error is not None:
+            error = job.error or self._expired(call, self.timeout)
+            failure = self._fail(self._translated(error, call))
+            self._abort()
+            raise failure from job.error
+        comm = job.result
+        if comm is None:
+            return None
+        child = type(self).__new__(type(self))
+        Communicator.__init__(child, comm.size(), comm.rank_id(), self._device, self.timeout)
+        child._set_up(lambda: comm, self.timeout, self.check)
+        return child
+
+    def _shut(self) -> None:
+        _OPEN.discard(self)
+        try:
+            if self._error is None:
+                self._sync()
+        finally:
+            self._end("abort" if self._error is not None else "destroy")
+            self._thread.stop()
+
+    def _abort(self) -> None:
+        """End whatever NCCL does, so that its kernels leave the GPU."""
+        self._end("abort")
+
+    def _end(self, how: str) -> None:
+        comm, self._handles.comm = self._handles.comm, None
+        if comm is not None:  # both may wait for peers that are gone
+            call_bounded(getattr(comm, how), END_SECONDS)
+
+
+class NcclWork(Work):
+    """An operation on the communicator's stream."""
+
+    def __init__(self, owner: NcclCommunicator, call: Call, launch: Launch) -> None:
+        self._owner, self._call, self._launch = owner, call, launch
+        self._deadline = launch.began + owner.timeout
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not; starts collected messages."""
+        if self._launch is self._owner._collecting and self._owner._error is None:
+            self._owner._flush()
+        return self._launch.settled or self._owner._error is not None or self._launch.over(0)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block the host until the GPU has finished it and all ranks are known to have agreed.
+
+        The deadline is the communicator's ``timeout`` after the start, or ``timeout`` seconds from now. An error aborts
+        the communicator.
+        """
+        if timeout is None:
+            self._owner._finish(self._launch, self._call, self._deadline, self._owner.timeout)
+        else:
+            deadline = time.monotonic() + check_seconds("timeout", timeout)
+            self._owner._finish(self._launch, self._call, deadline, timeout)
+
+    def wait_on_stream(self) -> None:
+        """Let CuPy's current stream go on only after the operation; the host waits until NCCL has taken it at most.
+
+        What the stream computes from the result counts only once ``wait``, ``sync`` or ``close`` has returned: errors
+        and disagreements appear there.
+        """
+        owner, launch = self._owner, self._launch
+        if launch.settled:
+            return
+        if launch is owner._collecting:
+            owner._flush()
+        job = launch.job
+        if job is None or not job.wait(remaining(self._deadline)) or job.error is not None or owner._error is not None:
+            self.wait()
+        else:
+            owner._handles.cupy.cuda.get_current_stream(owner._device.index).wait_event(launch.end)
+
+
+def _load() -> tuple[Any, Any]:
+    """CuPy and its module of NCCL. Raises DeviceError if one is missing."""
+    try:
+        import cupy
+
+        with warnings.catch_warnings():  # CuPy warns if there is no libnccl; the error below says what to do
+            warnings.simplefilter("ignore")
+            from cupy.cuda import nccl
+    except ImportError as error:
+        raise DeviceError(f'NCCL is called through CuPy ({error}): pip install "minigrad-cuda[cuda13]"') from error
+    if not nccl.available:
+        raise DeviceError(
+            'libnccl cannot be loaded; no CuPy wheel contains it: pip install "minigrad-cuda[cuda13]" (or cuda12)'
+        )
+    return cupy, nccl
+
+
+def _words(error: BaseException) -> str:
+    return f"unknown status {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+
+
+# Kept until they are closed: where the last reference goes, CuPy destroys the communicator, which can block for ever.
+_OPEN: set[NcclCommunicator] = set()
+
+
+@atexit.register
+def _abort_all() -> None:
+    for communicator in list(_OPEN):
+        communicator._abort()
