@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,80 @@ PRESETS = {
 Step = Callable[[], float]
 
 
+def torch_gpt(preset: Preset) -> Any:
+    """The GPT-2 as a ``torch.nn.Module``, with the preset's weights; called with tokens and targets, it is the loss."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    C, heads = preset.n_embd, preset.n_head
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c_attn, self.c_proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            B, T, _ = x.shape
+            q, k, v = (t.view(B, T, heads, C // heads).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+    class MLP(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c_fc, self.c_proj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1, self.attn, self.ln_2, self.mlp = nn.LayerNorm(C), Attention(), nn.LayerNorm(C), MLP()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.attn(self.ln_1(x))
+            return x + self.mlp(self.ln_2(x))
+
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(preset.vocab_size, C), nn.Embedding(preset.block_size, C)
+            self.h = nn.ModuleList(Block() for _ in range(preset.n_layer))
+            self.ln_f = nn.LayerNorm(C)
+
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+            for block in self.h:
+                x = block(x)
+            logits = F.linear(self.ln_f(x), self.wte.weight)
+            return F.cross_entropy(logits.view(-1, preset.vocab_size), targets.view(-1))
+
+    model = GPT()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in preset.weights().items()})
+    return model
+
+
+def torch_adamw(model: Any) -> Any:
+    """The fused AdamW, with weight decay for matrices only."""
+    import torch
+
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+
+
+def minigrad_gpt(preset: Preset) -> Any:
+    """The GPT-2 of this library, with the preset's weights."""
+    from minigrad.models import GPT2, GPT2Config
+
+    model = GPT2(GPT2Config(preset.vocab_size, preset.block_size, preset.n_layer, preset.n_head, preset.n_embd))
+    model.load_state_dict(preset.weights())
+    return model
+
+
 class Minigrad:
     """This library."""
 
@@ -83,12 +158,10 @@ class Minigrad:
         """The version, and a function that makes one step and returns its loss."""
         import minigrad
         from minigrad.distributed import SimpleTrainer, TrainingConfig
-        from minigrad.models import GPT2, GPT2Config
         from minigrad.optim import AdamW, decay_groups
 
         minigrad.set_num_threads(threads)
-        model = GPT2(GPT2Config(preset.vocab_size, preset.block_size, preset.n_layer, preset.n_head, preset.n_embd))
-        model.load_state_dict(preset.weights())
+        model = minigrad_gpt(preset)
         optimizer = AdamW(decay_groups(model.named_parameters(), WEIGHT_DECAY), lr=LR, betas=BETAS)
         trainer = SimpleTrainer.with_optimizer(TrainingConfig(max_grad_norm=MAX_NORM), optimizer)
         tokens, targets = (minigrad.from_numpy(array) for array in preset.batch())
@@ -116,60 +189,10 @@ class TorchEager:
     def build(cls, preset: Preset, threads: int) -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
         import torch
-        from torch import nn
-        from torch.nn import functional as F
 
         torch.set_num_threads(threads)
-        C, heads = preset.n_embd, preset.n_head
-
-        class Attention(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.c_attn, self.c_proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                B, T, _ = x.shape
-                q, k, v = (t.view(B, T, heads, C // heads).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-                return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
-
-        class MLP(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.c_fc, self.c_proj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-
-        class Block(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.ln_1, self.attn, self.ln_2, self.mlp = nn.LayerNorm(C), Attention(), nn.LayerNorm(C), MLP()
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                x = x + self.attn(self.ln_1(x))
-                return x + self.mlp(self.ln_2(x))
-
-        class GPT(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.wte, self.wpe = nn.Embedding(preset.vocab_size, C), nn.Embedding(preset.block_size, C)
-                self.h = nn.ModuleList(Block() for _ in range(preset.n_layer))
-                self.ln_f = nn.LayerNorm(C)
-
-            def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-                x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
-                for block in self.h:
-                    x = block(x)
-                logits = F.linear(self.ln_f(x), self.wte.weight)
-                return F.cross_entropy(logits.view(-1, preset.vocab_size), targets.view(-1))
-
-        model = GPT()
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in preset.weights().items()})
-        decayed = [p for p in model.parameters() if p.dim() >= 2]
-        others = [p for p in model.parameters() if p.dim() < 2]
-        groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+        model = torch_gpt(preset)
+        optimizer = torch_adamw(model)
         tokens, targets = (torch.from_numpy(array) for array in preset.batch())
         forward = torch.compile(model) if cls.compiled else model
 
@@ -177,9 +200,9 @@ class TorchEager:
             loss = forward(tokens, targets)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
             optimizer.step()
-            return loss.item()
+            return float(loss.item())
 
         return torch.__version__, step
 
