@@ -6,7 +6,7 @@ python examples/sample.py runs/char-gpt --prompt "The " --chars 500 --temperatur
 
 from __future__ import annotations
 
-from char_gpt_run import latest_folder, load_run
+from char_run import latest_folder, load_run
 from command_line import Parser, UsageError, choose_device, run_cli
 
 import minigrad

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from char_gpt_run import Run, Settings, latest_folder, load_run, new_folder, save_run
+from char_run import Run, Settings, latest_folder, load_run, new_folder, save_run
 from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, how_to_run, run_cli
 from tqdm import tqdm
 
@@ -39,22 +39,23 @@ from minigrad.serialization import CheckpointError, list_checkpoints
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
 
 
-def main() -> int:
-    """Parse the flags, prepare the run, train it."""
-    parser = Parser(__doc__)
+def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> int:
+    """Parse the flags, prepare the run, train it. ``kind`` is the kind of model, and what its settings are."""
+    parser = Parser(description)
     parser.add_argument("--data", nargs="+", default=None, metavar="PATH", help="text files, folders, or: shakespeare")
     parser.add_argument("--out", default=None, metavar="FOLDER", help="folder of the run (default runs/char-gpt...)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
-    parser.add_settings(Settings)
+    parser.add_settings(kind)
     flags = vars(parser.parse())
     data, out, resume, threads = (flags.pop(name) for name in ("data", "out", "resume", "threads"))
     device = choose_device(flags.pop("device"))
     try:
         if threads is not None:
             minigrad.set_num_threads(threads)
-        run = prepare_resumed(data, out, device, flags) if resume else prepare_new(data, out, device, flags)
+        prepare = prepare_resumed if resume else prepare_new
+        run = prepare(kind, data, out, device, flags)
     except CheckpointError:
         raise
     except ValueError as error:  # settings out of range, and every kind of bad input
@@ -76,20 +77,24 @@ def load_text(data: list[str] | None, settings: Settings) -> Corpus:
     return load_corpus(source, min_characters=min_tokens(settings.block_size, settings.val_fraction))
 
 
-def prepare_new(data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]) -> TrainingRun:
+def prepare_new(
+    kind: type[Settings], data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]
+) -> TrainingRun:
     """A run from the start, in a folder of its own."""
-    settings = Settings(**flags)
+    settings = kind(**flags)
     settings.check()
     corpus = load_text(data, settings)
     tokenizer = CharTokenizer.from_text(corpus.text)
     model, trainer = settings.build(tokenizer.vocab_size, device)
     origin = {**corpus.metadata, "name": corpus.name, "data": data}
-    return TrainingRun(Run(new_folder(out), settings, origin, tokenizer, model, trainer), corpus)
+    return TrainingRun(Run(new_folder(out, kind.family), settings, origin, tokenizer, model, trainer), corpus)
 
 
-def prepare_resumed(data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]) -> TrainingRun:
+def prepare_resumed(
+    kind: type[Settings], data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]
+) -> TrainingRun:
     """The run of a checkpoint, on the same text."""
-    run = load_run(latest_folder(out), device, changes=flags)
+    run = load_run(latest_folder(out), device, changes=flags, kind=kind)
     corpus = load_text(run.origin["data"] if data is None else data, run.settings)
     if corpus.metadata["sha256"] != run.origin["sha256"]:
         trained = run.origin.get("name", "another one")
@@ -122,7 +127,7 @@ class TrainingRun:
         s, trainer, folder = self.settings, self.trainer, self.run.folder
         print(
             f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.run.tokenizer.vocab_size} different\n"
-            f"GPT: {self.model.num_parameters():,} parameters, {s.n_layer} layers, {s.n_head} heads, "
+            f"{s.label}: {self.model.num_parameters():,} parameters, {s.n_layer} layers, {s.n_head} heads, "
             f"{s.n_embd} channels, {self.tokens_per_step:,} tokens a step, {minigrad.get_num_threads()} threads"
         )
         if trainer.global_step >= s.steps:
@@ -166,7 +171,7 @@ class TrainingRun:
 
     def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
         """Mean cross-entropy of a batch, (B, T) tokens and (B, T) targets."""
-        device = self.model.wte.weight.device
+        device = self.model.device
         return self.model.loss(minigrad.from_numpy(x).to(device=device), minigrad.from_numpy(y).to(device=device))
 
     def after_step(self, metrics: TrainingMetrics, bar: Any) -> None:
@@ -200,7 +205,7 @@ class TrainingRun:
     def sample(self) -> str:
         """Some text of the model's own. Its random numbers are apart from the training's."""
         tokenizer = self.run.tokenizer
-        prompt = minigrad.tensor(tokenizer.encode(self.corpus.text[:1])[None], device=self.model.wte.weight.device)
+        prompt = minigrad.tensor(tokenizer.encode(self.corpus.text[:1])[None], device=self.model.device)
         out = self.model.generate(prompt, self.settings.sample_chars, top_k=40, seed=self.settings.seed)
         return tokenizer.decode(out.cpu().numpy()[0])
 

@@ -1,4 +1,4 @@
-"""What the character-GPT scripts share: the settings of a run, and runs on disk.
+"""What the scripts of the character models share: the settings of a run, and runs on disk.
 
 A run is a folder: ``metrics.jsonl``, ``loss.png`` (with matplotlib), and ``step-00000123/`` checkpoints that hold the
 weights, the trainer's state, the settings, the vocabulary and the random state.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from command_line import UsageError, flag
 
@@ -16,7 +16,7 @@ import minigrad
 from minigrad.data import CharTokenizer
 from minigrad.device import Device
 from minigrad.distributed import SimpleTrainer, TrainingConfig
-from minigrad.models import GPT2, GPT2Config
+from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
 from minigrad.serialization import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 
@@ -30,7 +30,11 @@ def setting(default: Any, help: str, fixed: bool = False) -> Any:
 
 @dataclasses.dataclass
 class Settings:
-    """Everything that decides a training run. The sizes are nanoGPT's for a CPU."""
+    """Everything that decides the training run of a GPT. The sizes are nanoGPT's for a CPU."""
+
+    family: ClassVar[str] = "gpt"
+    label: ClassVar[str] = "GPT"
+    script: ClassVar[str] = "train_char_gpt.py"
 
     steps: int = setting(6000, "optimizer steps")
     batch_size: int = setting(12, "sequences per micro-batch", fixed=True)
@@ -70,12 +74,15 @@ class Settings:
         if self.min_lr > self.lr:
             raise UsageError(f"--min-lr is {self.min_lr}, more than --lr, {self.lr}; give a smaller --min-lr as well")
 
-    def build(self, vocab_size: int, device: Device) -> tuple[GPT2, SimpleTrainer]:
+    def model(self, vocab_size: int) -> CausalLM:
+        """A new model; raises ValueError for sizes that do not fit together."""
+        sizes = (self.block_size, self.n_layer, self.n_head, self.n_embd)
+        return GPT2(GPT2Config(vocab_size, *sizes, dropout=self.dropout))
+
+    def build(self, vocab_size: int, device: Device) -> tuple[CausalLM, SimpleTrainer]:
         """A new model and its trainer; raises ValueError for settings that do not fit together."""
         minigrad.manual_seed(self.seed)
-        model = GPT2(
-            GPT2Config(vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd, dropout=self.dropout)
-        )
+        model = self.model(vocab_size)
         model.to(device=device)
         groups = decay_groups(model.named_parameters(), self.weight_decay)
         optimizer = AdamW(groups, lr=self.lr, betas=(0.9, self.beta2))
@@ -85,10 +92,32 @@ class Settings:
         return model, SimpleTrainer.with_optimizer(config, optimizer).with_lr_schedule(schedule)
 
 
+@dataclasses.dataclass
+class LlamaSettings(Settings):
+    """Everything that decides the training run of a Llama, of about as many weights."""
+
+    family: ClassVar[str] = "llama"
+    label: ClassVar[str] = "Llama"
+    script: ClassVar[str] = "train_llama_char.py"
+
+    n_kv_head: int = setting(2, "heads of keys and values, each for n_head / n_kv_head of queries", fixed=True)
+    n_inner: int = setting(344, "channels within the MLP", fixed=True)
+    rope_base: float = setting(10000.0, "base of the rotary positions", fixed=True)
+
+    def model(self, vocab_size: int) -> CausalLM:
+        """A new model; raises ValueError for sizes that do not fit together."""
+        heads = (self.n_head, self.n_kv_head)
+        sizes = (self.block_size, self.n_layer, *heads, self.n_embd, self.n_inner)
+        return Llama(LlamaConfig(vocab_size, *sizes, rope_base=self.rope_base, dropout=self.dropout))
+
+
+FAMILIES = {settings.family: settings for settings in (Settings, LlamaSettings)}
+
+
 # ---------------------------------------------------------------------- runs on disk
 
 
-def new_folder(chosen: str | None) -> Path:
+def new_folder(chosen: str | None, family: str) -> Path:
     """Where a new run goes: the folder that was asked for, new or empty, else runs/char-gpt, -2, -3 ..."""
     if chosen is not None:
         folder = Path(chosen)
@@ -102,10 +131,10 @@ def new_folder(chosen: str | None) -> Path:
                 "(nothing is overwritten)"
             )
         return folder
-    number, folder = 1, RUNS / "char-gpt"
+    number, folder = 1, RUNS / f"char-{family}"
     while folder.exists():
         number += 1
-        folder = RUNS / f"char-gpt-{number}"
+        folder = RUNS / f"char-{family}-{number}"
     return folder
 
 
@@ -128,7 +157,7 @@ class Run:
     settings: Settings
     origin: dict[str, Any]
     tokenizer: CharTokenizer
-    model: GPT2
+    model: CausalLM
     trainer: SimpleTrainer
 
 
@@ -140,6 +169,7 @@ def save_run(run: Run) -> Path:
         "step": run.trainer.global_step,
         "trainer": meta,
         "generator": minigrad.default_generator.state_dict(),
+        "family": run.settings.family,
         "settings": dataclasses.asdict(run.settings),
         "tokenizer": run.tokenizer.to_dict(),
         "corpus": run.origin,
@@ -147,10 +177,17 @@ def save_run(run: Run) -> Path:
     return save_checkpoint(run.folder, {"model": weights, "trainer": arrays}, state, keep=run.settings.keep)
 
 
-def load_run(folder: Path, device: Device, step: int | None = None, changes: dict[str, Any] | None = None) -> Run:
+def load_run(
+    folder: Path,
+    device: Device,
+    step: int | None = None,
+    changes: dict[str, Any] | None = None,
+    kind: type[Settings] | None = None,
+) -> Run:
     """Load a run from its newest checkpoint (or that of ``step``, or the one named), with some settings changed.
 
-    Raises CheckpointError for one that is damaged or not of a character GPT, UsageError for a change of what is fixed.
+    Raises CheckpointError for one that is damaged or not of a character model, UsageError for a change of what is fixed
+    and for a run of another ``kind``.
     """
     try:
         checkpoint = load_checkpoint(folder, step)
@@ -159,7 +196,10 @@ def load_run(folder: Path, device: Device, step: int | None = None, changes: dic
         raise CheckpointError(f"{error}{offer}", error.path, error.previous) from error
     state, tensors = checkpoint.state, checkpoint.tensors
     try:
-        settings = with_changes(Settings(**state["settings"]), changes or {})
+        fields, family = state["settings"], FAMILIES[state["family"]]
+        if kind not in (None, family):
+            raise UsageError(f"{folder} is a run of {family.script}: resume it with that script")
+        settings = with_changes(family(**fields), changes or {})
         tokenizer = CharTokenizer.from_dict(state["tokenizer"])
         origin = dict(state["corpus"], data=state["corpus"]["data"], sha256=state["corpus"]["sha256"])
         model, trainer = settings.build(tokenizer.vocab_size, device)
@@ -177,7 +217,7 @@ def load_run(folder: Path, device: Device, step: int | None = None, changes: dic
 
 def with_changes(settings: Settings, changes: dict[str, Any]) -> Settings:
     """The settings of a resumed run; raises UsageError for a change of one that is fixed."""
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(settings):
         old = getattr(settings, field.name)
         new = changes.get(field.name, old)
         if field.metadata["fixed"] and new != old:
