@@ -130,8 +130,9 @@ class Communicator(ABC):
     """A group of ``world_size`` ranks, of which this is number ``rank``.
 
     Collectives work in place on tensors of the communicator's device. Without ``async_op`` a method returns when its
-    result is there; with it, the returned ``Work`` tells when. Tensors must be C-contiguous; dtype and number of
-    elements must agree on all ranks. Writing into a tensor counts as an in-place change.
+    result is there; with it, the returned ``Work`` tells when. Tensors must be C-contiguous; dtype and shape of what is
+    sent must agree on all ranks (dtype and number of elements for ``send`` and ``recv``). Writing into a tensor counts
+    as an in-place change.
 
     ``timeout`` is the deadline of each operation, in seconds. ``step``, set by trainers, is named in errors.
 
@@ -236,10 +237,14 @@ class Communicator(ABC):
         All ranks must call it. ``color`` None takes part in no new group and returns None. The new communicator is
         closed by itself.
         """
-        if color is not None and (isinstance(color, bool) or not isinstance(color, int) or color < 0):
-            raise ValueError(f"split: color is {color!r}, expected an integer >= 0, or None to stay outside")
+        if color is not None and (isinstance(color, bool) or not isinstance(color, int) or not 0 <= color < 2**31):
+            raise ValueError(
+                f"split: color is {color!r}, expected an integer from 0 to {2**31 - 1}, or None for no group"
+            )
         if isinstance(key, bool) or not isinstance(key, int):
             raise TypeError(f"split: key is {key!r}, expected an integer")
+        if not -(2**31) <= key < 2**31:
+            raise ValueError(f"split: key is {key}, expected an integer of 32 bits")
         self._check_usable("split")
         return self._split(color, key)
 

@@ -368,6 +368,8 @@ def check_wrong_arguments(comm: Communicator) -> None:
         (ValueError, "nobody to exchange with", lambda: comm.recv(t, comm.rank)),
         (ValueError, "dest is", lambda: comm.send(t, n)),
         (ValueError, "color is -1", lambda: comm.split(-1)),
+        (ValueError, "color is 2147483648", lambda: comm.split(2**31)),
+        (ValueError, "key is 2147483648", lambda: comm.split(0, 2**31)),
         (TypeError, "key is 0.5", lambda: comm.split(0, 0.5)),  # type: ignore[arg-type]
     ]
     if n > 1:
