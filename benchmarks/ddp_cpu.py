@@ -1,0 +1,260 @@
+"""Time data-parallel training on CPU processes: our all-reduce and trainers beside PyTorch's Gloo and DDP.
+
+    python benchmarks/ddp_cpu.py
+    python benchmarks/ddp_cpu.py --ranks 2 --preset M --sequences 2 --json results.json
+
+Every rank is one process with one thread that holds all contenders. They take turns, so that whatever else the machine
+does meets all of them; what counts are ratios. PyTorch is left out where it is not installed.
+
+Two tables. First the all-reduce of float32 buffers, beside a copy within memory of the same size. Then a whole training
+step (forward, backward, all-reduce, AdamW, no clipping) of the same GPT, where "alone" is the step without other ranks:
+what a trainer takes longer than that is the communication that nothing hides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from train_step_contenders import LR, PRESETS, WEIGHT_DECAY, Preset, minigrad_gpt, torch_adamw, torch_gpt
+from train_step_cpu import cpu_name
+
+import minigrad
+from minigrad.distributed import (
+    BucketedTrainer,
+    Communicator,
+    DistributedTrainer,
+    FusedDistributedOptimizer,
+    FusedOptimizerConfig,
+    SimpleTrainer,
+    TrainingConfig,
+    all_gather_bytes,
+    init_process_group,
+    mean_over_ranks,
+)
+from minigrad.optim import AdamWConfig
+
+SIZES = {"4 KB": 4 * 2**10, "1 MB": 2**20, "25 MB": 25 * 2**20}
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+Turn = Callable[[], object]
+
+
+class Contest:
+    """Functions that take turns; each turn begins on all ranks at once and lasts until the slowest has ended."""
+
+    def __init__(self, comm: Communicator, turns: dict[str, Turn], repeats: int) -> None:
+        self.comm, self.turns, self.repeats = comm, turns, repeats
+        self.seconds: dict[str, list[float]] = {name: [] for name in turns}
+        self.hidden: dict[str, list[float]] = {name: [] for name in turns}
+
+    def play(self, rounds: int) -> None:
+        """One uncounted turn for each, then the rounds, every other one in reverse order."""
+        for number in range(-1, rounds):
+            for name in list(self.turns)[:: 1 if number % 2 == 0 else -1]:
+                self.comm.barrier()
+                stats = dataclasses.replace(self.comm.stats)
+                began = time.perf_counter()
+                for _ in range(self.repeats):
+                    self.turns[name]()
+                self.comm.barrier()
+                seconds = (time.perf_counter() - began) / self.repeats
+                if number >= 0:
+                    self.seconds[name].append(seconds)
+                    busy = self.comm.stats.busy_s - stats.busy_s
+                    self.hidden[name].append(1 - (self.comm.stats.waited_s - stats.waited_s) / busy if busy else 0.0)
+
+    def medians(self) -> dict[str, float]:
+        """Milliseconds of each, averaged over the ranks."""
+        mine = {name: 1e3 * statistics.median(values) for name, values in self.seconds.items()}
+        return mean_over_ranks(self.comm, mine)
+
+    def speed_against(self, name: str, other: str) -> float:
+        """The median over the rounds of other's time divided by name's."""
+        pairs = zip(self.seconds[other], self.seconds[name])
+        return mean_over_ranks(self.comm, {name: statistics.median(a / b for a, b in pairs)})[name]
+
+
+def connect_torch(comm: Communicator) -> Any:
+    """``torch.distributed`` with Gloo, one thread."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = all_gather_bytes(comm, f"tcp://127.0.0.1:{port}".encode())[0].decode()
+    dist.init_process_group("gloo", init_method=address, rank=comm.rank, world_size=comm.world_size)
+    return dist
+
+
+def time_all_reduce(comm: Communicator, dist: Any, rounds: int) -> dict[str, Any]:
+    """Milliseconds of each contender for each size."""
+    report: dict[str, Any] = {}
+    for label, size in SIZES.items():
+        ours = minigrad.zeros(size // 4)
+        source, target = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
+
+        def copy(target: np.ndarray = target, source: np.ndarray = source) -> None:
+            np.copyto(target, source)
+
+        turns: dict[str, Turn] = {"minigrad": lambda t=ours: comm.all_reduce(t), "memcpy": copy}  # type: ignore[misc]
+        if dist is not None:
+            import torch
+
+            theirs = torch.zeros(size // 4)
+            turns["gloo"] = lambda t=theirs: dist.all_reduce(t)  # type: ignore[misc]
+        contest = Contest(comm, turns, repeats=max(1, min(200, 2**24 // size)))
+        contest.play(rounds)
+        report[label] = {"milliseconds": contest.medians()}
+        if dist is not None:
+            report[label]["speed_against_gloo"] = contest.speed_against("minigrad", "gloo")
+    return report
+
+
+def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int) -> dict[str, Any]:
+    """Milliseconds per step of each trainer, and the share of our communication that was hidden."""
+    tokens, targets = (minigrad.from_numpy(array) for array in preset.batch())
+    config = TrainingConfig(LR, WEIGHT_DECAY, max_grad_norm=None)
+    fused = FusedOptimizerConfig(AdamWConfig(LR, weight_decay=WEIGHT_DECAY))
+
+    def ours(trainer: SimpleTrainer) -> Turn:
+        model = minigrad_gpt(preset)
+
+        def step() -> None:
+            loss = model.loss(tokens, targets)
+            trainer.step(model.named_parameters(), loss.backward(), loss.item())
+
+        def overlapped() -> None:
+            trainer.backward_and_step(model.loss(tokens, targets), model.named_parameters())  # type: ignore[attr-defined]
+
+        return overlapped if isinstance(trainer, BucketedTrainer) else step
+
+    turns = {
+        "alone": ours(SimpleTrainer(config)),
+        "DistributedTrainer": ours(DistributedTrainer(config, comm)),
+        "BucketedTrainer": ours(BucketedTrainer(config, comm)),
+        "FusedDistributedOptimizer": ours(FusedDistributedOptimizer(fused, comm)),
+    }
+    if dist is not None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        x, y = (torch.from_numpy(array) for array in preset.batch())
+
+        def theirs(model: Any) -> Turn:
+            optimizer = torch_adamw(model)
+
+            def step() -> None:
+                loss = model(x, y)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+
+            return step
+
+        turns["torch alone"] = theirs(torch_gpt(preset))
+        turns["torch DDP"] = theirs(DistributedDataParallel(torch_gpt(preset), gradient_as_bucket_view=True))
+    contest = Contest(comm, turns, repeats=1)
+    contest.play(rounds)
+    report: dict[str, Any] = {"milliseconds": contest.medians()}
+    trainers = [name for name in turns if name.endswith(("Trainer", "Optimizer"))]
+    report["hidden_share"] = mean_over_ranks(comm, {name: statistics.median(contest.hidden[name]) for name in trainers})
+    if dist is not None:
+        report["speed_against_torch_ddp"] = {name: contest.speed_against(name, "torch DDP") for name in trainers}
+    return report
+
+
+def work(args: argparse.Namespace) -> None:
+    """One rank: run both parts; rank 0 writes the report."""
+    preset = dataclasses.replace(PRESETS[args.preset], batch_size=args.sequences)
+    with init_process_group() as comm:
+        dist = connect_torch(comm) if HAS_TORCH else None
+        report = {
+            "ranks": comm.world_size,
+            "threads_per_rank": minigrad.get_num_threads(),
+            "model": dataclasses.asdict(preset),
+            "parameters": minigrad_gpt(preset).num_parameters(),
+            "all_reduce": time_all_reduce(comm, dist, 3 * args.rounds),
+            "step": time_steps(comm, dist, preset, args.rounds),
+            "load_average": os.getloadavg()[0],
+            "machine": {"cpu": cpu_name(), "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")},
+            "versions": {"minigrad": minigrad.__version__, "communicator": type(comm).__name__},
+        }
+        if dist is not None:
+            import torch
+
+            report["versions"]["torch"] = torch.__version__
+            comm.barrier()
+            dist.destroy_process_group()
+        if comm.rank == 0:
+            args.worker.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report as tables."""
+    print(
+        f"{report['ranks']} ranks with {report['threads_per_rank']} thread each, {report['machine']['cpu']}, "
+        f"load average at the end {report['load_average']:.1f}"
+    )
+    names = list(next(iter(report["all_reduce"].values()))["milliseconds"])
+    print(f"\n{'all-reduce, ms':>16}" + "".join(f"{name:>12}" for name in names))
+    for label, row in report["all_reduce"].items():
+        line = f"{label:>16}" + "".join(f"{row['milliseconds'][name]:12.3f}" for name in names)
+        ratio = row.get("speed_against_gloo")
+        print(line + (f"   {ratio:.2f} times Gloo's speed" if ratio else ""))
+    m, step = report["model"], report["step"]
+    print(f"\nGPT of {report['parameters']:,} parameters, {m['batch_size']} x {m['block_size']} tokens per rank")
+    print(f"{'step, ms':>28}{'':>12}hidden   speed / torch DDP's")
+    for name, ms in step["milliseconds"].items():
+        hidden = step["hidden_share"].get(name)
+        ratio = step.get("speed_against_torch_ddp", {}).get(name)
+        columns = (f"{100 * hidden:9.0f} %" if hidden is not None else "") + (f"{ratio:12.2f}" if ratio else "")
+        print(f"{name:>28}{ms:10.1f}{columns}")
+
+
+def main() -> None:
+    """Parse the flags, start the ranks, print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--preset", choices=list(PRESETS), default="M", help="the model (default M)")
+    parser.add_argument("--sequences", type=int, default=2, help="sequences per rank and step (default 2)")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path, help="write the report here as well")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # set for the ranks: where the report goes
+    args = parser.parse_args()
+    if args.worker is not None:
+        work(args)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "report.json")
+        launch = [sys.executable, "-m", "minigrad.distributed.launch", "-n", str(args.ranks), "--threads-per-rank", "1"]
+        flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
+        code = subprocess.run([*launch, __file__, *flags, "--worker", str(file)]).returncode
+        if code:
+            raise SystemExit(code)
+        report = json.loads(file.read_text())
+    if not HAS_TORCH:
+        print("PyTorch is not installed: nothing to compare with (pip install torch)")
+    show(report)
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
