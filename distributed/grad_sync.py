@@ -245,4 +245,4 @@ def _host(tensor: Tensor) -> Any:
 
 def _digest(p: Tensor) -> bytes:
     host = np.ascontiguousarray(p.device.kernels.to_host(p.data))
-    return hashlib.blake2b(memoryview(host.reshape(-1).view(np.uint8)), digest_size=16).digest()
+    return hashlib.blake2b(host.reshape(-1).view(np.uint8).data, digest_size=16).digest()
