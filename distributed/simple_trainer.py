@@ -209,7 +209,8 @@ class SimpleTrainer:
         if missing and not self._own_optimizer:
             raise ValueError(
                 f"parameters {', '.join(named[i][0] for i in missing[:5])}"
-                f"{f' ... ({len(missing)} in all)' if len(missing) > 5 else ''} require grad but are not in the optimizer, "
+                + (f" ... ({len(missing)} in all)" if len(missing) > 5 else "")
+                + " require grad but are not in the optimizer, "
                 "so they would never change; add them with optimizer.add_param_group, or freeze them"
             )
         if missing:
