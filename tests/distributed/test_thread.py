@@ -311,8 +311,8 @@ def check_schedule(plan: FaultPlan) -> dict[int, str]:
         assert sorted(errors) == list(range(WORLD)), "the last barrier needs every rank"
         for error in errors.values():
             assert isinstance(error, CommTimeoutError | PeerLostError | RankKilledError), repr(error)
-        if "kill" not in kinds:
-            assert all(isinstance(error, CommTimeoutError) for error in errors.values())
+        if "kill" not in kinds:  # who has timed out first may be missed by the others
+            assert any(isinstance(error, CommTimeoutError) for error in errors.values())
         elif "drop" not in kinds:
             assert any(isinstance(error, RankKilledError) for error in errors.values())
             assert not any(isinstance(error, CommTimeoutError) for error in errors.values())
