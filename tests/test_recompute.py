@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import gc
 import tracemalloc
 import weakref
@@ -15,7 +15,7 @@ import pytest
 import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.autograd import Function
-from minigrad.models import GPT2, GPT2Config
+from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
 from minigrad.nn import functional as F
 
 
@@ -269,16 +269,21 @@ def test_something_else_than_tensors() -> None:
 # ---------------------------------------------------------------------- memory
 
 
+def nodes_below(loss: Tensor) -> list[Function]:
+    nodes = [] if loss.node is None else [loss.node]
+    for node in nodes:  # grows
+        nodes += [e[0] for e in node.edges if e and isinstance(e[0], Function) and e[0] not in nodes]
+    return nodes
+
+
 def saved_bytes(loss: Tensor) -> int:
     """Bytes of all arrays that the nodes below a tensor keep, each piece of memory once."""
-    nodes, owners = [loss.node], {}
-    for node in nodes:
-        assert node is not None
+    owners = {}
+    for node in nodes_below(loss):
         for array in node.saved if isinstance(node.saved, tuple) else ():
             if isinstance(array, np.ndarray):
                 owner = array if array.base is None else array.base
                 owners[id(owner)] = owner.nbytes
-        nodes += [e[0] for e in node.edges if e and isinstance(e[0], Function) and e[0] not in nodes]
     return sum(owners.values())
 
 
@@ -303,15 +308,13 @@ def test_a_graph_is_freed_without_the_collector() -> None:
         gc.enable()
 
 
-CONFIG = GPT2Config(vocab_size=17, block_size=64, n_layer=6, n_head=2, n_embd=32, dropout=0.1)
+CONFIG = GPT2Config(vocab_size=17, block_size=64, n_layer=4, n_head=2, n_embd=16, dropout=0.1)
 
 
 def gpt_step(checkpoint_blocks: bool) -> tuple[GPT2, Tensor]:
     mg.manual_seed(0)
-    model = GPT2(CONFIG)
-    for block in model.h if checkpoint_blocks else ():
-        block.forward = functools.partial(mg.checkpoint, block.forward)
-    tokens = mg.randint(0, 17, (4, 64), generator=mg.Generator(1))
+    model = GPT2(dataclasses.replace(CONFIG, checkpoint_blocks=checkpoint_blocks))
+    tokens = mg.randint(0, 17, (2, 64), generator=mg.Generator(1))
     return model, model.loss(tokens, tokens)
 
 
@@ -333,6 +336,23 @@ def test_gpt_2_with_checkpointed_blocks() -> None:
         np.testing.assert_array_equal(a, b)
     assert saved[1] < 0.35 * saved[0]
     assert peaks[1] < 0.6 * peaks[0]
+
+
+def test_llama_with_checkpointed_blocks_and_generation_without() -> None:
+    config = LlamaConfig(7, 8, n_layer=2, n_head=2, n_kv_head=1, n_embd=8, n_inner=8, dropout=0.2)
+    tokens = mg.tensor([[1, 2, 3, 4]])
+    grads = []
+    for checkpoint_blocks in (False, True):
+        mg.manual_seed(0)
+        model = Llama(dataclasses.replace(config, checkpoint_blocks=checkpoint_blocks))
+        loss = model.loss(tokens, tokens)
+        kinds = {type(node.saved) for node in nodes_below(loss)}
+        assert (kinds != {tuple}) == checkpoint_blocks
+        store = loss.backward()
+        grads.append([store[p].numpy() for p in model.parameters()])
+        assert model.generate(tokens, 2, seed=0).shape == (1, 6)
+    for a, b in zip(*grads, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_a_checkpointed_module_with_frozen_and_trained_parts() -> None:
