@@ -68,11 +68,14 @@ class NcclCommunicator(Communicator):
     CollectiveMismatchError. Without it a disagreement ends in CommTimeoutError, or is not noticed at all if the sizes
     in bytes agree. Switch it off for programs that are known to agree and whose operations are small and many.
 
-    Messages between two ranks arrive in the order in which they are sent. Tags do not change that; one that does not
-    match is an error, with ``check``. ``send`` and ``recv`` with ``async_op`` are collected, and start together at the
-    next ``wait``, ``is_completed``, ``sync`` or collective, so that ranks may start them in any order.
+    All operations of a rank run in the order in which it starts them. Messages between two ranks must be received in
+    the order in which they are sent: tags do not pick one, and with ``check`` one that does not match is an error of
+    the receiver. ``send`` and ``recv`` with ``async_op`` are collected, and start together at the next ``wait``,
+    ``is_completed``, ``sync`` or collective, so that those among them may be started in any order.
 
-    AVG is NCCL's: each rank's values are scaled by 1 / world_size, then added.
+    The arithmetic is NCCL's: AVG scales each rank's values by 1 / world_size, then adds; MIN and MAX may lose a NaN.
+    A rank that is gone is mostly noticed by the deadline, because NCCL tells of lost network connections only, and
+    CommTimeoutError names it only for messages.
 
     Do not have operations of two communicators of one GPU under way at once: NCCL may deadlock (until the deadline).
     Call ``close``: a process that ends without it aborts, which the other ranks see as a lost peer.
@@ -226,9 +229,13 @@ class NcclCommunicator(Communicator):
     def _expired(self, call: Call, seconds: float) -> CommTimeoutError:
         first = self._under_way[0].calls[0] if self._under_way else call
         behind = "" if first is call else f"; the first operation that is not over is {first} ({first.sequence})"
+        peer = call.peer if call.name in ("send", "recv") else None
         return CommTimeoutError(
-            f"{call_header.describe(call)} was not over within {seconds:g} s{behind}. Another rank is stalled or gone, "
-            "or never made the call; NCCL cannot tell which",
+            f"{call_header.describe(call)} was not over within {seconds:g} s{behind}. "
+            + ("Another rank" if peer is None else f"Rank {peer}")
+            + " is stalled or gone, or never made the call"
+            + ("; NCCL cannot tell which one" if peer is None else ""),
+            ranks=[] if peer is None else [peer],
             **self._where(call),
         )
 

@@ -134,19 +134,21 @@ class Launch:
             raise self.job.error
         over = bool(self.end.done)  # before the headers are read
         for call, ranks, array in self._headers:
-            mine = call_header.pack(call).tobytes()
+            mine = call_header.pack(call)
             headers = array.get(stream=handles.side).reshape(-1, call_header.SIZE)
             there = {r: h for r, h in zip(ranks, headers) if call_header.whole(h)}
-            others = {r: call_header.text(h) for r, h in there.items() if h.tobytes() != mine}
-            if others or (over and len(there) < len(headers)):
-                said = "; ".join(f"rank {r} called {text}" for r, text in others.items())
+            odd = [r for r, h in there.items() if not call_header.agree(h, mine)]
+            if odd or (over and len(there) < len(headers)):
+                there[rank] = mine
+                said = "; ".join(f"rank {r} called {call_header.text(there[r])}" for r in sorted(there))
+                silent = [r for r in ranks if r not in there]
                 raise CollectiveMismatchError(
-                    f"this rank called {call_header.describe(call)}; {said or 'the others sent no description'}",
+                    said + (f"; {silent} did not say what they call" if silent else ""),
                     op=call.name,
                     sequence=call.sequence,
                     rank=rank,
                     step=call.step,
-                    ranks=list(others),
+                    ranks=odd,
                 )
 
     def settle(self, handles: Handles) -> None:

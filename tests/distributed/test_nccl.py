@@ -1,0 +1,499 @@
+"""NcclCommunicator on GPUs that are not there: what it asks of NCCL, in which order, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from communicator_suite import BREAKING, CHECKS, Check, break_by_other_message, check_send_and_recv
+from fake_nccl import FakeMachine, FakeStream
+
+from minigrad import Tensor
+from minigrad.device import CPU, Device, DeviceError
+from minigrad.distributed import (
+    CollectiveMismatchError,
+    CommError,
+    CommTimeoutError,
+    CommunicatorBrokenError,
+    NcclCommunicator,
+    PeerLostError,
+    ReduceOp,
+    RendezvousError,
+    nccl,
+    nccl_launch,
+)
+
+CUDA = Device("cuda:0")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    machine = FakeMachine()
+    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
+    monkeypatch.setattr(nccl_launch, "_pointer", lambda array: array.ctypes.data)
+    monkeypatch.setattr(nccl, "END_SECONDS", 0.5)
+    yield machine
+    machine.shut()
+
+
+def run(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:
+    """What ``fn`` returns on each of n ranks, or the exception it raised."""
+    identifier, out = machine.nccl.get_unique_id(), [None] * n
+    options = {"timeout": 10.0, "rendezvous_timeout": 10.0, **options}
+
+    def rank(number: int) -> None:
+        try:
+            with NcclCommunicator(n, number, CUDA, identifier, **options) as comm:
+                comm._device = CPU  # where the tensors of the fake are
+                out[number] = fn(comm)
+        except Exception as error:
+            out[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,), name=f"rank {number}", daemon=True) for number in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+    return out
+
+
+def good(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:
+    out = run(machine, n, fn, **options)
+    for value in out:
+        if isinstance(value, Exception):
+            raise value
+    return out
+
+
+def name_of(check: Check) -> str:
+    return check.__name__
+
+
+# ---------------------------------------------------------------------- what every communicator must do
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("check", [c for c in CHECKS if c is not check_send_and_recv], ids=name_of)
+def test_it_is_a_communicator(machine, check, n):
+    good(machine, n, check, timeout=30)
+
+
+# NCCL cannot name who is missing, nor tell at once who has left; nor does a sender learn what the receiver expected.
+# The tests below say what happens instead.
+NOT_NCCL = (
+    "break_by_silence",
+    "break_by_silence_in_a_message",
+    "break_by_close",
+    "break_by_exception",
+    "break_by_other_message",
+)
+
+
+@pytest.mark.parametrize("check", [c for c in BREAKING if c.__name__ not in NOT_NCCL], ids=name_of)
+def test_it_breaks_as_a_communicator_should(machine, check):
+    good(machine, 2, check, timeout=1.5)
+
+
+def test_a_message_of_another_size_is_an_error_of_the_receiver(machine):
+    sender, receiver = run(machine, 2, break_by_other_message, timeout=0.6)
+    assert receiver is None
+    assert isinstance(sender, CommTimeoutError) and sender.ranks == (1,)
+
+
+def test_who_did_not_send_is_named(machine):
+    def fn(comm):
+        if comm.rank == 1:
+            return time.sleep(0.5)
+        with pytest.raises(CommTimeoutError, match="Rank 1 is stalled") as caught:
+            comm.recv(Tensor(np.ones(3)), 1)
+        assert caught.value.ranks == (1,)
+        return None
+
+    good(machine, 2, fn, timeout=0.3)
+
+
+@pytest.mark.parametrize("how", ["silent", "closed", "exception"])
+def test_without_a_peer_every_operation_ends_by_its_deadline(machine, how):
+    def fn(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            if how == "exception":
+                raise ZeroDivisionError
+            if how == "silent":
+                time.sleep(1.0)
+            return None
+        comm.step = 5
+        began = time.monotonic()
+        with pytest.raises(CommTimeoutError, match="all_reduce.*operation 2.*rank 0, step 5.*within 0.4 s") as caught:
+            comm.all_reduce(Tensor(np.ones(3)))
+        assert time.monotonic() - began < 1.5 and caught.value.ranks == ()
+        with pytest.raises(CommunicatorBrokenError):
+            comm.barrier()
+        return "told"
+
+    assert run(machine, 2, fn, timeout=0.4)[0] == "told"
+    assert ("abort", 0) in machine.calls("abort")
+
+
+# ---------------------------------------------------------------------- what NCCL is asked for
+
+
+def test_arguments_of_each_call(machine):
+    def fn(comm):
+        for dtype, code in ((np.float32, 7), (np.float64, 8), (np.float16, 6), (ml_dtypes.bfloat16, 9)):
+            a = np.ones(6, dtype)
+            comm.all_reduce(Tensor.wrap(a), ReduceOp.AVG)
+            yield ("allReduce", 0, a.ctypes.data, a.ctypes.data, 6, code, 4)
+        for dtype, code in ((np.int32, 2), (np.int64, 4), (np.uint8, 1), (np.bool_, 1)):
+            a = np.ones(6, dtype)
+            comm.all_reduce(Tensor.wrap(a), ReduceOp.MAX)
+            yield ("allReduce", 0, a.ctypes.data, a.ctypes.data, 6, code, 2)
+        a, b = np.ones(4, np.float32), np.zeros(4, np.float32)
+        for op, code in ((ReduceOp.SUM, 0), (ReduceOp.PROD, 1), (ReduceOp.MIN, 3)):
+            comm.reduce_scatter(Tensor.wrap(a), Tensor.wrap(b), op)
+            yield ("reduceScatter", 0, a.ctypes.data, b.ctypes.data, 4, 7, code)
+        comm.broadcast(Tensor.wrap(a), 0)
+        yield ("broadcast", 0, a.ctypes.data, a.ctypes.data, 4, 7, 0)
+        comm.all_gather(Tensor.wrap(a), Tensor.wrap(b))
+        yield ("allGather", 0, a.ctypes.data, b.ctypes.data, 4, 7, 0)
+
+    (wanted,) = good(machine, 1, lambda comm: list(fn(comm)), check=False)
+    seen = machine.calls("allReduce", "reduceScatter", "broadcast", "allGather")
+    assert [call[:-1] for call in seen] == wanted
+    assert len({call[-1] for call in seen}) == 1  # one stream for all
+
+
+def test_groups(machine):
+    a, b = np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
+
+    def fn(comm):
+        send, recv = np.full(6, comm.rank, np.float32), np.zeros(6, np.float32)
+        comm.all_to_all(Tensor.wrap(send), Tensor.wrap(recv))
+        if comm.rank == 0:
+            works = [comm.recv(Tensor.wrap(b), 1, async_op=True), comm.send(Tensor.wrap(a), 1, async_op=True)]
+        else:
+            works = [comm.recv(Tensor(np.zeros(6, np.float32)), 0, async_op=True)]
+            works += [comm.send(Tensor(np.ones(6, np.float32)), 0, async_op=True)]
+        for work in works:
+            work.wait()
+        return send.ctypes.data, recv.ctypes.data
+
+    (send, recv), _ = good(machine, 2, fn, check=False)
+    mine = {thread for thread, name, what in machine.log if name == "use"}
+    assert len(mine) == 2
+    first = next(thread for thread, name, what in machine.log if name == "send" and what[0] == 0)
+    calls = [(name, *what[1:-1]) for thread, name, what in machine.log if thread == first and len(what) != 2]
+    calls = [call for call in calls if call[0] in ("groupStart", "groupEnd", "send", "recv")]
+    assert calls == [
+        ("groupStart",),
+        ("send", send, 3, 7, 0),
+        ("recv", recv, 3, 7, 0),
+        ("send", send + 12, 3, 7, 1),
+        ("recv", recv + 12, 3, 7, 1),
+        ("groupEnd",),
+        ("groupStart",),
+        ("recv", b.ctypes.data, 6, 7, 1),
+        ("send", a.ctypes.data, 6, 7, 1),
+        ("groupEnd",),
+    ]
+    assert b.tolist() == [1.0] * 6
+
+
+def test_a_barrier_moves_a_byte_and_nothing_is_asked_for_empty_tensors(machine):
+    def fn(comm):
+        comm.all_reduce(Tensor(np.zeros((0, 3))))
+        comm.all_to_all(Tensor(np.zeros(0)), Tensor(np.zeros(0)))
+        comm.barrier()
+
+    good(machine, 1, fn, check=False)
+    ((_, _, send, recv, count, dtype, _, _),) = machine.calls("allReduce")
+    assert (send, count, dtype) == (recv, 1, 1)
+    assert machine.calls("send", "recv") == []
+
+
+def test_with_check_a_header_goes_before_each_operation(machine):
+    def fn(comm):
+        comm.all_reduce(Tensor(np.ones(5)))
+        if comm.rank == 0:
+            comm.send(Tensor(np.ones(5)), 1, tag=3)
+        else:
+            comm.recv(Tensor(np.ones(5)), 0, tag=3)
+
+    good(machine, 2, fn)
+    first = [(name, what[3:5]) for _, name, what in machine.log if name in ("allGather", "allReduce") and what[0] == 0]
+    assert first == [("allGather", (128, 1)), ("allReduce", (5, 8))]
+    assert [what[2:4] for _, name, what in machine.log if name == "send"] == [(128, 1), (5, 8)]
+
+
+# ---------------------------------------------------------------------- streams, events, memory
+
+
+def test_it_waits_for_the_stream_that_computes_and_blocks_no_host(machine):
+    def fn(comm):
+        a = np.zeros(1000)
+        compute = FakeStream(machine)
+        with compute:
+            compute.enqueue(lambda: (time.sleep(0.2), a.__setitem__(..., comm.rank + 1.0)))
+            began = time.monotonic()
+            work = comm.all_reduce(Tensor.wrap(a), async_op=True)
+            assert time.monotonic() - began < 0.1
+            assert not work.is_completed()
+        work.wait()
+        return a[0]
+
+    assert good(machine, 2, fn) == [3.0, 3.0]
+
+
+def test_a_stream_can_be_made_to_wait_instead_of_the_host(machine):
+    def fn(comm):
+        a, seen = np.ones(1000), []
+        compute = FakeStream(machine)
+        if comm.rank == 1:
+            time.sleep(0.2)
+        with compute:
+            work = comm.all_reduce(Tensor.wrap(a), async_op=True)
+            began = time.monotonic()
+            work.wait_on_stream()
+            compute.enqueue(lambda: seen.append(a[0]))
+            assert time.monotonic() - began < 0.1
+        work.wait()
+        time.sleep(0.05)
+        return seen
+
+    assert good(machine, 2, fn) == [[2.0], [2.0]]
+
+
+def test_buffers_live_until_the_operation_is_over(machine):
+    def fn(comm):
+        if comm.rank == 1:
+            time.sleep(0.2)
+        a = np.ones(1000)
+        alive = weakref.ref(a)
+        comm.all_reduce(Tensor.wrap(a), async_op=True)
+        del a
+        before = alive() is not None
+        comm.sync()
+        time.sleep(0.05)
+        return before, alive() is None
+
+    assert good(machine, 2, fn)[0] == (True, True)
+
+
+def test_what_nobody_waits_for_is_let_go_by_later_operations(machine):
+    def fn(comm):
+        most = 0
+        for _ in range(50):
+            comm.all_reduce(Tensor(np.ones(3)), async_op=True)
+            time.sleep(0.002)
+            most = max(most, len(comm._under_way))
+        return most
+
+    assert max(good(machine, 2, fn)) < 25
+
+
+@pytest.mark.parametrize("order", ["send first", "recv first"])
+def test_both_may_send_before_they_receive(machine, order):
+    def fn(comm):
+        other, got = 1 - comm.rank, Tensor(np.zeros(4))
+        calls = [
+            lambda: comm.send(Tensor(np.full(4, 1.0 * comm.rank)), other, async_op=True),
+            lambda: comm.recv(got, other, async_op=True),
+        ]
+        works = [call() for call in (calls if order == "send first" else calls[::-1])]
+        for work in works:
+            work.wait()
+        return got.tolist()
+
+    assert good(machine, 2, fn) == [[1.0] * 4, [0.0] * 4]
+
+
+def test_messages_around_the_ring_keep_their_order(machine):
+    def fn(comm):
+        right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+        got = [Tensor(np.zeros(2, np.int64)) for _ in range(4)]
+        works = [comm.send(Tensor(np.array([comm.rank, i])), right, tag=i, async_op=True) for i in range(4)]
+        works += [comm.recv(t, left, tag=i, async_op=True) for i, t in enumerate(got)]
+        assert works[-1].is_completed() in (True, False)
+        comm.all_reduce(Tensor(np.ones(1)))
+        assert all(work.is_completed() for work in works)
+        for work in works:
+            work.wait()
+        return [t.tolist() for t in got]
+
+    assert good(machine, 3, fn) == [[[(r - 1) % 3, i] for i in range(4)] for r in range(3)]
+
+
+def test_a_tag_that_does_not_match_is_seen(machine):
+    def fn(comm):
+        if comm.rank == 0:
+            return comm.send(Tensor(np.ones(2)), 1, tag=4)
+        with pytest.raises(CollectiveMismatchError, match="rank 0 called send .* tag 4; rank 1 called recv .* tag 3"):
+            comm.recv(Tensor(np.ones(2)), 0, tag=3)
+        return None
+
+    good(machine, 2, fn)
+
+
+# ---------------------------------------------------------------------- beginning and end
+
+
+def test_a_missing_rank_ends_the_constructor(machine):
+    began = time.monotonic()
+    with pytest.raises(RendezvousError, match="not all of the 2 ranks .* within 0.3 s"):
+        NcclCommunicator(2, 0, CUDA, machine.nccl.get_unique_id(), rendezvous_timeout=0.3)
+    assert time.monotonic() - began < 1.0
+    machine.shut()  # the missing rank comes after all
+    deadline = time.monotonic() + 5
+    while ("abort", 0) not in machine.calls("abort"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_nccl_says_at_the_beginning_is_told(machine, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("unhandled cuda error")
+
+    monkeypatch.setattr(machine.nccl, "NcclCommunicator", fails)
+    with pytest.raises(RendezvousError, match="NCCL did not start on cuda:0: RuntimeError: unhandled cuda error"):
+        NcclCommunicator(1, 0, CUDA)
+
+
+class NcclError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(NcclError(6), PeerLostError), (NcclError(2), PeerLostError), (NcclError(1), CommError), (KeyError(9), CommError)],
+)
+def test_errors_in_the_background_end_the_wait(machine, error, kind):
+    def fn(comm):
+        if comm.rank == 1:
+            return time.sleep(0.6)
+        comm._handles.comm.async_error = error
+        began = time.monotonic()
+        with pytest.raises(kind, match="all_reduce .*NCCL failed") as caught:
+            comm.all_reduce(Tensor(np.ones(3)))
+        assert type(caught.value) is kind and time.monotonic() - began < 0.6
+        return None
+
+    good(machine, 2, fn)
+    assert ("abort", 0) in machine.calls("abort")
+
+
+def test_a_status_without_a_name_that_means_in_progress_is_no_error(machine):
+    def fn(comm):
+        comm._handles.comm.async_error = KeyError(7)
+        if comm.rank == 1:
+            time.sleep(0.5)
+        comm.barrier()
+
+    good(machine, 2, fn)
+
+
+def test_an_error_of_the_call_itself_is_raised_by_wait(machine, monkeypatch):
+    def fn(comm):
+        def fails(*_):
+            raise NcclError(5)
+
+        comm._handles.comm.allReduce = fails
+        work = comm.all_reduce(Tensor(np.ones(3)), async_op=True)
+        deadline = time.monotonic() + 5
+        while not work.is_completed():
+            assert time.monotonic() < deadline
+        with pytest.raises(CommError, match="status 5"):
+            work.wait()
+        with pytest.raises(CommunicatorBrokenError):
+            work.wait()
+
+    good(machine, 1, fn)
+
+
+def test_a_call_that_never_returns_is_bounded_too(machine):
+    def fn(comm):
+        stuck = threading.Event()
+        comm._handles.comm.allReduce = lambda *_: stuck.wait(20)
+        comm._handles.comm.abort = lambda: stuck.wait(20)
+        began = time.monotonic()
+        with pytest.raises(CommTimeoutError):
+            comm.all_reduce(Tensor(np.ones(3)))
+        comm.close()
+        assert time.monotonic() - began < 2.0
+        stuck.set()
+
+    good(machine, 1, fn, timeout=0.3)
+
+
+def test_the_first_operation_that_is_not_over_is_named(machine):
+    def fn(comm):
+        if comm.rank == 1:
+            return time.sleep(0.6)
+        comm.all_reduce(Tensor(np.ones(3)), async_op=True)
+        work = comm.all_reduce(Tensor(np.ones(4)), async_op=True)
+        with pytest.raises(CommTimeoutError, match=r"first operation that is not over is all_reduce\(sum\) of \(3,\)"):
+            work.wait()
+        return None
+
+    good(machine, 2, fn, timeout=0.3)
+
+
+def test_close_destroys_and_an_error_aborts(machine):
+    good(machine, 1, lambda comm: comm.barrier())
+    assert machine.calls("destroy", "abort") == [("destroy", 0)]
+    (error,) = run(machine, 1, lambda comm: 1 / 0)
+    assert isinstance(error, ZeroDivisionError)
+    assert machine.calls("destroy", "abort") == [("destroy", 0), ("abort", 0)]
+
+
+def test_what_was_never_closed_is_aborted_at_exit(machine):
+    comm = NcclCommunicator(1, 0, CUDA)
+    nccl._abort_all()
+    assert machine.calls("abort") == [("abort", 0)]
+    comm.close()
+    assert machine.calls("abort", "destroy") == [("abort", 0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((1, 0, CPU), "expected a CUDA device"),
+        ((2, 0, CUDA), "unique_id is None"),
+        ((2, 0, CUDA, b"short"), "expected 128 bytes"),
+        ((2, 2, CUDA, bytes(128)), "rank is 2"),
+    ],
+)
+def test_wrong_arguments(machine, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        NcclCommunicator(*arguments)
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="called through CuPy .*pip install"):
+        nccl.unique_id()
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=SimpleNamespace(available=False)))
+    with pytest.raises(DeviceError, match="libnccl .*pip install"):
+        nccl.unique_id()
+
+
+def test_the_codes_are_nccls():
+    module = pytest.importorskip("cupy.cuda.nccl", reason="CuPy is not installed")
+    if not module.available:
+        pytest.skip("NCCL is not installed")
+    for dtype, code in nccl_launch.DTYPES.items():
+        name = {"bool": "UINT8"}.get(str(dtype), str(dtype).upper())
+        assert code == getattr(module, f"NCCL_{name}")
+    for op, code in nccl_launch.OPS.items():
+        assert code == getattr(module, f"NCCL_{op.name}")
