@@ -27,6 +27,7 @@ from .faults import Fault, FaultPlan, RankKilledError
 from .fused_optimizer import FusedDistributedOptimizer, FusedOptimizerConfig
 from .grad_sync import (
     ReplicaMismatchError,
+    agree_on_settings,
     all_gather_bytes,
     all_reduce_grads,
     assert_replicas_identical,
@@ -71,6 +72,7 @@ __all__ = [
     "CommHook",
     "GradientBucketManager",
     "ReplicaMismatchError",
+    "agree_on_settings",
     "all_gather_bytes",
     "all_reduce_grads",
     "all_reduce_hook",

@@ -7,6 +7,7 @@ weights, the trainer's state, the settings, the vocabulary and the random state.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from minigrad.device import Device
 from minigrad.distributed import SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
-from minigrad.serialization import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from minigrad.serialization import Checkpoint, CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 
 RUNS = Path("runs")
 
@@ -79,8 +80,13 @@ class Settings:
         sizes = (self.block_size, self.n_layer, self.n_head, self.n_embd)
         return GPT2(GPT2Config(vocab_size, *sizes, dropout=self.dropout))
 
-    def build(self, vocab_size: int, device: Device) -> tuple[CausalLM, SimpleTrainer]:
-        """A new model and its trainer; raises ValueError for settings that do not fit together."""
+    def build(
+        self, vocab_size: int, device: Device, trainer: Callable[..., SimpleTrainer] = SimpleTrainer
+    ) -> tuple[CausalLM, SimpleTrainer]:
+        """A new model and its trainer, made by ``trainer(config, optimizer=..., schedule=...)``.
+
+        Raises ValueError for settings that do not fit together.
+        """
         minigrad.manual_seed(self.seed)
         model = self.model(vocab_size)
         model.to(device=device)
@@ -89,7 +95,7 @@ class Settings:
         config = TrainingConfig(max_grad_norm=self.grad_clip or None, grad_accum_steps=self.grad_accum)
         warmup = min(self.warmup, self.steps)
         schedule = CosineAnnealing(self.lr, self.min_lr, warmup_steps=warmup, total_steps=max(self.steps, warmup + 1))
-        return model, SimpleTrainer.with_optimizer(config, optimizer).with_lr_schedule(schedule)
+        return model, trainer(config, optimizer=optimizer, schedule=schedule)
 
 
 @dataclasses.dataclass
@@ -163,6 +169,12 @@ class Run:
 
 def save_run(run: Run) -> Path:
     """Save a checkpoint, with all that an exact resume needs; returns its folder."""
+    tensors, state = run_contents(run)
+    return save_checkpoint(run.folder, tensors, state, keep=run.settings.keep)
+
+
+def run_contents(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a checkpoint holds: tensors by file, and the rest as JSON values."""
     weights = {name: tensor.cpu().numpy() for name, tensor in run.model.state_dict().items()}
     arrays, meta = run.trainer.state_dict(run.model.named_parameters())
     state = {
@@ -174,7 +186,7 @@ def save_run(run: Run) -> Path:
         "tokenizer": run.tokenizer.to_dict(),
         "corpus": run.origin,
     }
-    return save_checkpoint(run.folder, {"model": weights, "trainer": arrays}, state, keep=run.settings.keep)
+    return {"model": weights, "trainer": arrays}, state
 
 
 def load_run(
@@ -194,7 +206,18 @@ def load_run(
     except CheckpointError as error:
         offer = "; to go on from that one, delete or rename the damaged folder" if error.previous else ""
         raise CheckpointError(f"{error}{offer}", error.path, error.previous) from error
-    state, tensors = checkpoint.state, checkpoint.tensors
+    return run_of(checkpoint, device, changes, kind)
+
+
+def run_of(
+    checkpoint: Checkpoint,
+    device: Device,
+    changes: dict[str, Any] | None = None,
+    kind: type[Settings] | None = None,
+    trainer: Callable[..., SimpleTrainer] = SimpleTrainer,
+) -> Run:
+    """The run that a checkpoint holds; errors as ``load_run``."""
+    state, tensors, folder = checkpoint.state, checkpoint.tensors, checkpoint.path.parent
     try:
         fields, family = state["settings"], FAMILIES[state["family"]]
         if kind not in (None, family):
@@ -202,9 +225,9 @@ def load_run(
         settings = with_changes(family(**fields), changes or {})
         tokenizer = CharTokenizer.from_dict(state["tokenizer"])
         origin = dict(state["corpus"], data=state["corpus"]["data"], sha256=state["corpus"]["sha256"])
-        model, trainer = settings.build(tokenizer.vocab_size, device)
+        model, made = settings.build(tokenizer.vocab_size, device, trainer)
         model.load_state_dict(tensors["model"])
-        trainer.load_state_dict(model.named_parameters(), tensors["trainer"], state["trainer"])
+        made.load_state_dict(model.named_parameters(), tensors["trainer"], state["trainer"])
         minigrad.default_generator.load_state_dict(state["generator"])
     except UsageError:
         raise
@@ -212,7 +235,7 @@ def load_run(
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         path = checkpoint.path
         raise CheckpointError(f"{path} is not a checkpoint of this script: {reason}", path) from error
-    return Run(checkpoint.path.parent, settings, origin, tokenizer, model, trainer)
+    return Run(folder, settings, origin, tokenizer, model, made)
 
 
 def with_changes(settings: Settings, changes: dict[str, Any]) -> Settings:
