@@ -45,6 +45,7 @@ class ThreadWork(Work):
             if not part.ended.wait(min(remaining(deadline), threading.TIMEOUT_MAX)):
                 self._owner.expire(part, self._owner.timeout if timeout is None else timeout)
             self._owner.stats.waited_s += max(0.0, part.ended_at - began)
+        self._owner.forget_ended()
         if part.failed:
             raise self._owner.failure_in(part.call)
 
@@ -93,7 +94,7 @@ class ThreadCommunicator(Communicator):
             arrives = fault.kind != "drop"
         key, ranks = self._place(call)
         work = ThreadWork(self, self._group.post(key, ranks, self._seat, call, send, arrives))
-        self._forget_ended()
+        self.forget_ended()
         self._started.append(work)
         if call.name == "barrier":
             self._sync()
@@ -113,11 +114,6 @@ class ThreadCommunicator(Communicator):
     def _sync(self) -> None:
         for work in list(self._started):
             work.wait()
-        self._forget_ended()
-
-    def _forget_ended(self) -> None:
-        while self._started and self._started[0].is_completed():
-            self._started.popleft()
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         mine = np.array([-1 if color is None else color, key], np.int64)
@@ -134,7 +130,7 @@ class ThreadCommunicator(Communicator):
     def _shut(self) -> None:
         error = self._error
         try:
-            if error is None and self._group.failure is None:
+            if error is None:
                 self._sync()
         finally:
             self._abandon(error if error is not None else self._error)
@@ -149,6 +145,11 @@ class ThreadCommunicator(Communicator):
                 child._abandon(error)
 
     # ------------------------------------------------------------------ for its work
+
+    def forget_ended(self) -> None:
+        """Let go of operations that have ended, and of their arrays."""
+        while self._started and self._started[0].is_completed():
+            self._started.popleft()
 
     def expire(self, part: Part, seconds: float) -> None:
         """The rank has waited ``seconds`` in vain."""
@@ -204,13 +205,18 @@ def run_threads(
                 ended.add(rank)
                 changed.notify_all()
 
-    for rank in range(n):
-        threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True).start()
-    with changed:
-        changed.wait_for(lambda: len(ended) == n or errors)
-        if errors:
-            changed.wait_for(lambda: len(ended) == n, timeout=min(timeout + GRACE, threading.TIMEOUT_MAX))
-        running = sorted(set(range(n)) - ended)
+    try:
+        for rank in range(n):
+            threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True).start()
+        with changed:
+            changed.wait_for(lambda: len(ended) == n or errors)
+            if errors:
+                changed.wait_for(lambda: len(ended) == n, timeout=min(timeout + GRACE, threading.TIMEOUT_MAX))
+            running = sorted(set(range(n)) - ended)
+    except BaseException as error:  # Ctrl-C: the ranks must not go on alone
+        for comm in comms:
+            comm._abandon(error)
+        raise
     if not errors:
         return [results[rank] for rank in range(n)]
     raise _first(errors, running)

@@ -91,10 +91,6 @@ class _Operation:
         self.running = 0
 
     @property
-    def complete(self) -> bool:
-        return len(self.parts) == len(self.ranks)
-
-    @property
     def missing(self) -> tuple[int, ...]:
         return tuple(r for r in self.ranks if r not in self.parts)
 
@@ -115,6 +111,15 @@ class _Operation:
         units = _units(calls, self.sends)
         self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in units if outs)
         self.tasks = deque(_blocks(first.op, units))
+
+    def end(self, failed: bool) -> None:
+        """Wake all ranks, and let go of their arrays: part and operation know each other."""
+        for part in self.all_parts:
+            part.end(failed)
+        self.parts.clear()
+        self.all_parts.clear()
+        self.sends.clear()
+        self.tasks.clear()
 
 
 def words_of(call: Call) -> str:
@@ -191,7 +196,7 @@ class Group:
                 if send is not None:
                     operation.sends[seat.rank] = send
             self._check_present(operation)
-            if self.failure is not None or not operation.complete:
+            if self.failure is not None or operation.missing:
                 return part
             if not operation.agrees():
                 self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
@@ -199,7 +204,7 @@ class Group:
             del self._incomplete[key]
             operation.prepare()
             self._queue.append(operation)
-            if operation.nbytes > SMALL_BYTES or len(self._queue) > 1:
+            if operation.nbytes > SMALL_BYTES:
                 self._call_helpers()
                 return part
         began = time.monotonic()
@@ -215,7 +220,7 @@ class Group:
             if part.ended.is_set():
                 return
             waiting = f"rank {part.seat.rank} waited {seconds:g} s in {words_of(part.call)}"
-            if operation.complete:
+            if not operation.missing:
                 self._fail(CommTimeoutError, f"{waiting}, which has begun but not ended", ())
             elif not operation.agrees():
                 self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
@@ -269,8 +274,7 @@ class Group:
         if self.failure is None:
             self.failure = Failure(kind, reason, tuple(ranks))
         for operation in self._incomplete.values():
-            for part in operation.all_parts:
-                part.end(failed=True)
+            operation.end(failed=True)
         self._incomplete.clear()
 
     # ------------------------------------------------------------------ working the queue off
@@ -290,10 +294,9 @@ class Group:
         with self._lock:
             operation.running -= 1
             if trouble is not None:
-                operation.tasks.clear()
-                self._fail(CommError, f"{words_of(operation.all_parts[0].call)} failed: {trouble}", ())
-                for part in operation.all_parts:
-                    part.end(failed=True)
+                if operation.all_parts:
+                    self._fail(CommError, f"{words_of(operation.all_parts[0].call)} failed: {trouble}", ())
+                operation.end(failed=True)
             self._retire()
         return True
 
@@ -312,10 +315,7 @@ class Group:
         ended = False
         while self._queue and not self._queue[0].tasks and not self._queue[0].running:
             ended = True
-            operation = self._queue.popleft()
-            operation.sends.clear()
-            for part in operation.all_parts:
-                part.end(failed=False)
+            self._queue.popleft().end(failed=False)
         if ended and self._queue:
             self._call_helpers()
 

@@ -605,8 +605,11 @@ def break_by_close(comm: Communicator) -> None:
     comm.barrier()
     gone = comm.world_size - 1
     if comm.rank == gone:
+        time.sleep(0.1)  # the first of the others is waiting already
         comm.close()
         return
+    if comm.rank == 1:
+        time.sleep(0.2)
     began = time.monotonic()
     error = expect_failure(comm, PeerLostError, lambda: comm.all_reduce(_ones(comm, 3)))
     assert isinstance(error, ConnectionError)

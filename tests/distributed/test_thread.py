@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -186,6 +189,51 @@ def test_no_threads_are_left():
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
+
+
+def test_an_interrupt_ends_the_ranks():
+    ended = []
+
+    def fn(comm: ThreadCommunicator) -> None:
+        try:
+            comm.barrier()
+            if comm.rank == 0:
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, which Python hands to the main thread
+            comm.recv(Tensor(np.ones(1)), 1 - comm.rank)
+        finally:
+            ended.append(comm.rank)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_threads(2, fn, timeout=30)
+    while len(ended) < 2 and time.monotonic() - began < 10:
+        time.sleep(0.01)
+    assert sorted(ended) == [0, 1]
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_arrays_are_let_go_of_when_an_operation_has_ended(size):
+    """Without the help of the garbage collector, which may come much later."""
+
+    def fn(comm: ThreadCommunicator) -> None:
+        tensors = [Tensor(np.ones(size)) for _ in range(2)]
+        arrays = [weakref.ref(t.data) for t in tensors]
+        work = comm.all_reduce(tensors[0], async_op=True)
+        comm.all_reduce(tensors[1])
+        work.wait()
+        comm.barrier()
+        del tensors, work
+        deadline = time.monotonic() + 5  # the thread that ended it may still be on its way out
+        while any(array() is not None for array in arrays) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert [array() for array in arrays] == [None, None]
+
+    gc.disable()
+    try:
+        run_threads(2, fn, timeout=30)
+    finally:
+        gc.enable()
 
 
 KERNELS = """
