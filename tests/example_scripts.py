@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -35,6 +38,13 @@ def run(script: str, *arguments: object, cwd: Path, **options: Any) -> subproces
         stdin=subprocess.DEVNULL,
         **options,
     )
+
+
+def load(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Any:
+    """The script's module, whose ``main()`` finds these arguments: in this process, which has loaded the kernels."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    return importlib.import_module(script.removesuffix(".py"))
 
 
 def content(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import example_scripts
 import pytest
+
+import minigrad
+
+
+@pytest.fixture
+def same_generator() -> Iterator[None]:
+    """Put the default generator back to where it was: a script's main seeds it."""
+    state = minigrad.default_generator.state_dict()
+    yield
+    minigrad.default_generator.load_state_dict(state)
 
 
 @pytest.fixture(scope="session")

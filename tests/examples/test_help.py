@@ -1,0 +1,30 @@
+"""Every script says what it is for and which flags it has, and misspelt flags are refused."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import pytest
+from example_scripts import EXAMPLES, load
+
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_is_the_docstring_and_the_flags(script, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        load(script, monkeypatch, "--help").main()
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / script).read_text("utf-8")))
+    assert docstring in shown
+    assert f"examples/{script}" in docstring  # how to run it
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_misspelt_flag_is_refused(script, monkeypatch):
+    module = load(script, monkeypatch, "--hepl")
+    usage_error = sys.modules["command_line"].UsageError
+    with pytest.raises(usage_error, match="unknown argument --hepl; did you mean --help|arguments are required"):
+        module.main()

@@ -1,0 +1,94 @@
+"""Two spirals: the accuracy is that of the network, and the drawing shows what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from example_scripts import load
+
+import minigrad
+
+SPIRALS = "mlp_classifier.py"
+pytestmark = pytest.mark.usefixtures("same_generator")
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def by_hand(model: Any, x: np.ndarray) -> np.ndarray:
+    """The classes, computed in float64 from the weights."""
+    w = {name: p.detach().numpy().astype(np.float64) for name, p in model.named_parameters()}
+    for layer in (0, 2):
+        x = np.tanh(x @ w[f"{layer}.weight"].T + w[f"{layer}.bias"])
+    return (x @ w["4.weight"].T + w["4.bias"]).argmax(1)
+
+
+def test_the_accuracy_is_that_of_new_points(monkeypatch, capsys):
+    spirals = load(SPIRALS, monkeypatch, "--steps", 150, "--points", 300, "--seed", 3)
+    seen: list[Any] = []
+    train = spirals.train
+    monkeypatch.setattr(spirals, "train", lambda *arguments: (seen.extend(arguments[:2]), train(*arguments))[1])
+    assert spirals.main() == 0
+    model, known = seen
+    rng = np.random.default_rng(3)
+    first, _ = spirals.two_spirals(300, 0.02, rng)
+    x, y = spirals.two_spirals(300, 0.02, rng)
+    assert np.array_equal(first, known) and not np.isin(x, known).any()
+    right = int((by_hand(model, x.astype(np.float64)) == y).sum())
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1].startswith(f"{right} of 300 new points right: {right / 3:.1f} % ")
+    assert 180 < right < 300  # it has learned something and not everything, so the number means something
+
+
+def test_it_learns_the_spirals(monkeypatch, capsys):
+    assert load(SPIRALS, monkeypatch, "--steps", 700, "--width", 0).main() == 0
+    (right,) = re.findall(r"^(\d+) of 400 new points right", capsys.readouterr().out, re.MULTILINE)
+    assert int(right) >= 380
+
+
+def test_the_drawing_is_what_the_network_says(monkeypatch):
+    spirals = load(SPIRALS, monkeypatch)
+
+    class Right(minigrad.nn.Module):
+        """Class 1 where x is above 0."""
+
+        def forward(self, x: minigrad.Tensor) -> minigrad.Tensor:
+            return minigrad.stack([x[:, 0] * 0, x[:, 0]], dim=1)
+
+    x = np.array([[-1, 1], [1, 1], [-1, -1], [-1, -1.05]], np.float32)
+    drawn = spirals.drawing(Right(), x, np.array([0, 1, 1, 0]), 8).splitlines()
+    assert drawn[:-1] == ["o...:::x", "....::::", "....::::", "!...::::"]  # a mistake is not hidden by what is right
+
+
+def test_the_points_are_two_spirals(monkeypatch):
+    spirals = load(SPIRALS, monkeypatch)
+    x, y = spirals.two_spirals(1000, 0.0, np.random.default_rng(0))
+    radius, angle = np.hypot(*x.T), np.arctan2(x[:, 1], x[:, 0])
+    turned = angle - 3.5 * np.pi * radius - np.pi * y
+    np.testing.assert_allclose(np.cos(turned), 1, atol=1e-4)
+    assert y.sum() == 500 and radius.max() <= 1
+
+
+def test_the_picture_is_drawn_or_said_to_be_missing(monkeypatch, capsys, tmp_path):
+    arguments = ("--steps", 1, "--points", 4, "--width", 0, "--png", "new/plane.png")
+    assert load(SPIRALS, monkeypatch, *arguments).main() == 0
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert "picture: new/plane.png" in capsys.readouterr().out
+        assert (tmp_path / "new/plane.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
+    assert load(SPIRALS, monkeypatch, *arguments).main() == 0
+    assert "no picture: matplotlib is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["steps", "points", "hidden", "noise", "seed", "width"])
+def test_values_out_of_range_are_refused(flag, monkeypatch):
+    spirals = load(SPIRALS, monkeypatch, f"--{flag}", -1)
+    with pytest.raises(spirals.UsageError, match=f"--{flag} is -1.*, expected at least"):
+        spirals.main()
