@@ -33,6 +33,7 @@ from .creation import (
     zeros_like,
 )
 from .device import Device, DeviceError
+from .drawing import draw
 from .dtypes import (
     bfloat16,
     bool_,
@@ -213,6 +214,7 @@ __all__ = [
     "diagonal",
     "div",
     "dot",
+    "draw",
     "einsum",
     "empty",
     "empty_like",

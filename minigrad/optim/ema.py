@@ -116,8 +116,8 @@ class EMA:
             if p.data.shape != average.shape or p.data.dtype != average.dtype or p.device is not self._devices[name]:
                 raise located(
                     ValueError(
-                        f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, its average {average.dtype} "
-                        f"of shape {tuple(average.shape)} on {self._devices[name]}; make a new EMA after such a change"
+                        f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, its average "
+                        f"{average.dtype} of shape {tuple(average.shape)} on {self._devices[name]}; make a new EMA after such a change"
                     )
                 )
 

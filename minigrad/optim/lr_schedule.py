@@ -338,6 +338,7 @@ def _check_order(schedule: LrSchedule, low: str, high: str) -> None:
     if getattr(schedule, low) > getattr(schedule, high):
         raise located(
             ValueError(
-                f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, {getattr(schedule, high)}"
+                f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, "
+                f"{getattr(schedule, high)}"
             )
         )

@@ -1,0 +1,127 @@
+"""The picture of a graph: every node and edge is in it, no boxes overlap, and edges run downwards."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import minigrad as mg
+from minigrad import Tensor, nn
+from minigrad.autograd import Function
+from minigrad.nn import functional as F
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def leaf(*shape: int) -> Tensor:
+    return mg.ones(*shape, requires_grad=True)
+
+
+def graph_of(tensor: Tensor) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """How often each kind of vertex, and each kind of edge, occurs below a tensor."""
+
+    def kind(vertex: object) -> str:
+        return type(vertex).__name__ if isinstance(vertex, Function) else "leaf"
+
+    vertices = [tensor if tensor.node is None else tensor.node]
+    edges: Counter[tuple[str, str]] = Counter()
+    for vertex in vertices:  # grows
+        for edge in vertex.edges if isinstance(vertex, Function) else ():
+            if edge is not None:
+                edges[kind(edge[0]), kind(vertex)] += 1
+                if not any(edge[0] is v for v in vertices):
+                    vertices.append(edge[0])
+    return Counter(map(kind, vertices)), edges
+
+
+def residual() -> Tensor:
+    x, w = leaf(2, 4), leaf(4, 4)
+    y = x
+    for _ in range(4):
+        y = y + (y @ w).relu() * x
+    return (y * x).sum()
+
+
+def classifier() -> Tensor:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    return F.cross_entropy(model(leaf(5, 4)), mg.tensor([0, 1, 2, 0, 1]))
+
+
+def wide() -> Tensor:
+    return mg.stack([leaf(2) * i for i in range(2, 9)]).sum()
+
+
+GRAPHS: list[Callable[[], Tensor]] = [residual, classifier, wide, lambda: leaf(3).exp().sum(), lambda: leaf(2)]
+
+
+@pytest.mark.parametrize("make", GRAPHS)
+def test_nodes_edges_and_layout(make: Callable[[], Tensor]) -> None:
+    tensor = make()
+    picture = ElementTree.fromstring(mg.draw(tensor))
+    boxes = {}
+    kinds = {}
+    for group in picture.iter(f"{SVG}g"):
+        rect, first = group.find(f"{SVG}rect"), group.find(f"{SVG}text")
+        assert rect is not None and first is not None
+        x, y, w, h = (float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
+        boxes[group.attrib["id"]] = (x, y, x + w, y + h)
+        kinds[group.attrib["id"]] = str(first.text)
+    vertices, edges = graph_of(tensor)
+    assert Counter(kinds.values()) == vertices
+    paths = [path for path in picture.iter(f"{SVG}path") if path.attrib.get("class") == "edge"]
+    drawn = Counter((kinds[path.attrib["data-from"]], kinds[path.attrib["data-to"]]) for path in paths)
+    assert drawn == edges
+    items = list(boxes.values())
+    for i, (ax, ay, bx, by) in enumerate(items):
+        for cx, cy, dx, dy in items[:i]:
+            assert bx < cx or dx < ax or by < cy or dy < ay
+    width, height = (float(picture.attrib[key]) for key in ("width", "height"))
+    assert all(min(ax, ay) > 0 and bx < width and by < height for ax, ay, bx, by in items)
+    for path in paths:
+        points = [float(n) for n in re.findall(r"-?\d+\.\d", path.attrib["d"])]
+        (ax, _, bx, bottom), (cx, top, dx, _) = boxes[path.attrib["data-from"]], boxes[path.attrib["data-to"]]
+        assert points[1] == pytest.approx(bottom, abs=0.11) and points[-1] == pytest.approx(top, abs=0.11)
+        assert ax <= points[0] <= bx and cx <= points[-2] <= dx
+        assert points[1::2] == sorted(points[1::2])
+        for x, y in zip(points[6::6], points[7::6], strict=True):  # bends keep clear of the boxes
+            assert not any(left < x < right and upper < y < lower for left, upper, right, lower in items)
+
+
+def texts(picture: str) -> list[str]:
+    return [str(text.text) for text in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+
+
+def test_labels() -> None:
+    model = nn.Linear(4, 2)
+    loss = F.mse_loss(model(mg.ones(3, 4)), mg.zeros(3, 2))
+    shown = texts(mg.draw(loss, model))
+    assert {"weight", "bias", "2×4 float32", "2 float32", "Linear", "3×2 float32", "scalar float32"} <= set(shown)
+    assert "leaf" not in shown
+    x = leaf(2)
+    y = x * 2
+    assert texts(mg.draw(y.sum(), {"a < b & c": x, "y": y}))[:2] == ["a < b & c", "2 float32"]
+    assert "y" in texts(mg.draw(y.sum(), [("y", y)])) and "Mul" in texts(mg.draw(y.sum(), [("y", y)]))
+
+
+def test_a_notebook_shows_it() -> None:
+    picture = mg.draw(leaf(2).sum())
+    assert isinstance(picture, str) and picture._repr_svg_() == picture and picture.startswith("<svg ")
+
+
+def test_the_same_graph_gives_the_same_picture() -> None:
+    assert mg.draw(residual()) == mg.draw(residual())
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"draw: a tensor of shape \(2,\) that does not require grad has no graph"):
+        mg.draw(mg.ones(2))
+    x = leaf(2)
+    for _ in range(10):
+        x = x.exp()
+    assert mg.draw(x, limit=11)
+    with pytest.raises(ValueError, match="more than 10 boxes"):
+        mg.draw(x, limit=10)
