@@ -32,7 +32,7 @@ class BytePairTokenizer:
     (Where a file sets `add_prefix_space`, the text comes back with that space.) The tokens are those of Hugging Face's
     `tokenizers` for the same file.
 
-    Make one with `train`, `from_file`, `from_gpt2_files` or `from_dict`.
+    Make one with `train`, `from_file`, `from_pretrained`, `from_gpt2_files` or `from_dict`.
 
     Args:
         definition: vocabulary, merges and rules, checked here.
@@ -112,6 +112,25 @@ class BytePairTokenizer:
             DataError: naming the file and the fault.
         """
         return bpe_files.located(path, lambda: cls(from_json(bpe_files.read_json(Path(path)))))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> BytePairTokenizer:
+        """Read the ``tokenizer.json`` of a model's folder in Hugging Face's format.
+
+        Raises:
+            DataError: there is none, or it is not byte-level BPE.
+        """
+        path = Path(folder) / "tokenizer.json"
+        only = "only byte-level BPE in a tokenizer.json is read, as of GPT-2, Llama 3 and SmolLM2"
+        if not path.exists():
+            others = [name for name in ("tokenizer.model", "vocab.txt", "vocab.json") if path.with_name(name).exists()]
+            kinds = {"tokenizer.model": " of SentencePiece", "vocab.txt": " of WordPiece"}
+            instead = f"; there is a {others[0]}{kinds.get(others[0], '')}" if others else ""
+            raise DataError(f"{path} is missing{instead}; {only}")
+        try:
+            return cls.from_file(path)
+        except DataError as error:
+            raise DataError(f"{error}; {only}") from error
 
     @classmethod
     def from_gpt2_files(

@@ -1,0 +1,119 @@
+"""Write text with any trained model: a run of these examples, or a local folder of GPT-2, Llama or SmolLM2.
+
+    python examples/generate.py                                  the run under runs/ that was saved last
+    python examples/generate.py FOLDER --prompt "Once upon" --tokens 100 --temperature 0.7 --top-p 0.95
+    python examples/generate.py FOLDER --temperature 0           the likeliest text
+
+FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json with byte-level BPE; or the checkpoints of
+train_char_gpt.py or train_llama_char.py. The text appears as it is written; into a file, a bar shows the progress. The
+last line, on stderr, is how fast it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from char_run import latest_folder, load_run
+from command_line import BAR, Parser, UsageError, choose_device, run_cli
+from pretrained_folder import is_pretrained, load_pretrained
+from tqdm import tqdm
+
+import minigrad
+from minigrad.data import BytePairTokenizer, CharTokenizer
+from minigrad.models.generation import stream
+
+
+def main() -> int:
+    """Load the model, continue the prompt, write the text while it is made."""
+    parser = Parser(__doc__)
+    parser.add_argument("folder", nargs="?", default=None, help="of a run, of a checkpoint, or of a published model")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens to write at most (default 200)")
+    add_sampling(parser)
+    args = parser.parse()
+    device = choose_device(args.device)
+    folder = latest_folder(args.folder)
+    tokenizer: BytePairTokenizer | CharTokenizer
+    if is_pretrained(folder):
+        if args.step is not None:
+            raise UsageError(f"--step is for runs; {folder} is a model's folder, without steps")
+        model, tokenizer = load_pretrained(folder, device)
+    else:
+        run = load_run(folder, device, args.step)
+        model, tokenizer = run.model, run.tokenizer
+    prompt = encode(tokenizer, args.prompt, model.config.bos_token_id)
+    options = {**sampling(args), "eos_token_id": model.config.eos_token_id}
+    piece = pieces(tokenizer)
+    started, count = time.perf_counter(), 0
+    with tqdm(total=args.tokens, bar_format=BAR, disable=True if sys.stdout.isatty() else None) as bar:
+        try:
+            written = stream(model, minigrad.tensor([prompt], device=device), args.tokens, **options)
+        except ValueError as error:
+            raise UsageError(error) from error
+        for index in prompt:
+            sys.stdout.write(piece(index, False))
+        for token in written:
+            sys.stdout.write(piece(int(token), False))
+            sys.stdout.flush()
+            bar.update()
+            count += 1
+    sys.stdout.write(piece(None, True) + "\n")
+    seconds = time.perf_counter() - started
+    print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.1f} tokens/s)", file=sys.stderr)
+    return 0
+
+
+def add_sampling(parser: Parser) -> None:
+    """The flags of every script that writes text."""
+    parser.add_argument("--prompt", default=None, help="text to continue (default: a new line)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 for the likeliest text (default 0.8)")
+    parser.add_argument("--top-k", type=int, default=None, help="choose among the k likeliest tokens")
+    parser.add_argument("--top-p", type=float, default=None, help="choose among the likeliest that make up p")
+    parser.add_argument("--seed", type=int, default=None, help="for the same text again (default: another each time)")
+    parser.add_argument(
+        "--step", type=int, default=None, help="the run's checkpoint of this step (default: the newest)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """What these flags say, as arguments of ``generate`` and ``stream``."""
+    seed = minigrad.fresh_seed() if args.seed is None else args.seed
+    return {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": seed}
+
+
+def encode(tokenizer: BytePairTokenizer | CharTokenizer, prompt: str | None, first: Any = None) -> list[int]:
+    """The tokens of the prompt, at least one. ``first`` is the token that begins a text, if there is one."""
+    if isinstance(tokenizer, BytePairTokenizer):
+        ids: list[int] = tokenizer.encode("\n" if prompt is None else prompt, template=True).tolist()
+        if not ids and isinstance(first, int) and first < tokenizer.vocab_size:
+            ids = [first]
+    else:
+        if prompt is None:  # a new line, unless the model knows none
+            prompt = "\n" if "\n" in tokenizer.characters else tokenizer.characters[0]
+        ids = tokenizer.encode(prompt).tolist()
+    if not ids:
+        raise UsageError("--prompt is empty; give at least one character")
+    return ids
+
+
+def pieces(tokenizer: BytePairTokenizer | CharTokenizer) -> Callable[[int | None, bool], str]:
+    """Turns tokens into text one at a time: a character whose bytes are spread over several comes with the last one."""
+    utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def piece(index: int | None, last: bool) -> str:
+        if index is not None and index >= tokenizer.vocab_size:  # models are made larger than their tokenizers
+            return "\ufffd"
+        if isinstance(tokenizer, BytePairTokenizer):
+            return utf8.decode(b"" if index is None else tokenizer.decode_bytes([index]), last)
+        return "" if index is None else tokenizer.decode([index])
+
+    return piece
+
+
+if __name__ == "__main__":
+    run_cli(main)

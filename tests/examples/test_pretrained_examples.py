@@ -1,0 +1,206 @@
+"""The scripts for published models: finetune_pretrained.py, and generate.py, which writes with runs as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from example_scripts import assert_refused, command, content, run
+
+import minigrad as mg
+from minigrad.data import BytePairTokenizer
+from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, from_pretrained
+
+FINETUNE, GENERATE = "finetune_pretrained.py", "generate.py"
+TEXT = "The quick brown fox jumps over the lazy dog — überall. " * 60
+SHORT = ("--text", "text.txt", "--steps", 30, "--batch-size", 2, "--block-size", 16, "--lr", 3e-3, "--warmup", 3)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny published GPT-2 and Llama, as their authors would have saved them, and a text."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    tokenizer = BytePairTokenizer.train(TEXT, 300, ["<|endoftext|>"])
+    mg.manual_seed(0)
+    V = tokenizer.vocab_size
+    for name, model in (
+        ("gpt2", GPT2(GPT2Config(V, 32, 1, 2, 16, eos_token_id=V - 1, bos_token_id=V - 1))),
+        ("llama", Llama(LlamaConfig(V + 5, 32, 1, 2, 1, 16, 24))),  # larger than its tokenizer, as many are
+    ):
+        model.save_pretrained(folder / name, max_shard_size="10KB")
+        tokenizer.save(folder / name / "tokenizer.json")
+    (folder / "gpt2" / "generation_config.json").write_text('{"eos_token_id": 0}')
+    return folder
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "home")
+    return tmp_path / "home"
+
+
+# ---------------------------------------------------------------------- fine-tuning
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_finetuning_learns_the_text_and_saves_the_same_kind_of_folder(home: Path, name: str) -> None:
+    before = content(home / name)
+    result = run(FINETUNE, name, *SHORT, cwd=home)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""  # no progress bar where nobody watches
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{name}: {'GPT2' if name == 'gpt2' else 'Llama'}, ") and "text.txt" in lines[0]
+    start, end = (float(word) for word in lines[1].split()[2:5:2])
+    assert lines[1].startswith("validation loss ") and "30 steps in " in lines[1]
+    assert lines[1].endswith(f"saved in finetuned/{name}")
+    assert 5 < start < 6.5 and end < start - 0.5  # ln(300) is 5.7
+    assert lines[2].startswith("next: python ") and lines[2].endswith(f"generate.py finetuned/{name}")
+
+    assert content(home / name) == before
+    saved = home / "finetuned" / name
+    old, new = from_pretrained(home / name), from_pretrained(saved)
+    assert new.config == old.config
+    assert not np.array_equal(new.embedding.weight.detach().numpy(), old.embedding.weight.detach().numpy())
+    for file in ("tokenizer.json", "generation_config.json"):
+        assert (saved / file).exists() == (home / name / file).exists()
+    assert (saved / "tokenizer.json").read_bytes() == (home / name / "tokenizer.json").read_bytes()
+    again = run(FINETUNE, name, *SHORT, "--steps", 1, cwd=home)
+    assert f"saved in finetuned/{name}-2" in again.stdout, again.stderr  # nothing is overwritten
+
+    written = run(GENERATE, f"finetuned/{name}", "--prompt", "The quick", "--tokens", 8, "--seed", 1, cwd=home)
+    assert written.returncode == 0 and written.stdout.startswith("The quick"), written.stderr
+
+
+def test_the_result_is_that_of_the_seed_alone(home: Path) -> None:
+    for out in ("a", "b"):
+        assert run(FINETUNE, "gpt2", *SHORT, "--steps", 3, "--dropout", 0.1, "--out", out, cwd=home).returncode == 0
+    assert (home / "a/model.safetensors").read_bytes() == (home / "b/model.safetensors").read_bytes()
+    assert json.loads((home / "a/config.json").read_text())["resid_pdrop"] == 0.1
+
+
+def test_time_ends_it_and_the_default_text_is_pythons(home: Path) -> None:
+    result = run(FINETUNE, "gpt2", "--minutes", 1e-9, "--out", "out", cwd=home)
+    assert result.returncode == 0, result.stderr
+    assert "pydoc (Python" in result.stdout and ", 1 steps in" in result.stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+def test_ctrl_c_saves_what_was_learned(home: Path) -> None:
+    arguments = ("gpt2", *SHORT, "--steps", 10**8, "--minutes", 100, "--out", "out")
+    process = subprocess.Popen(
+        command(FINETUNE, *arguments), cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # the model is loaded
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    if "KeyboardInterrupt" in err or process.returncode == 130:
+        pytest.fail(f"interrupted before the training began: {err}")
+    assert process.returncode == 0, err
+    assert "saved in out" in out and from_pretrained(home / "out").config.n_layer == 1
+
+
+# ---------------------------------------------------------------------- generation
+
+
+def text(*arguments: Any, cwd: Path) -> str:
+    result = run(GENERATE, *arguments, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1 and " tokens in " in lines[0] and lines[0].endswith(" tokens/s)"), result.stderr
+    return result.stdout.removesuffix("\n")
+
+
+def test_it_writes_what_the_model_generates(made: Path) -> None:
+    model = from_pretrained(made / "llama")
+    tokenizer = BytePairTokenizer.from_pretrained(made / "llama")
+    prompt = tokenizer.encode("The — fox").tolist()
+    options: dict[str, Any] = {"temperature": 1.5, "top_k": 250, "top_p": 0.9, "seed": 5}
+    ids = model.generate(mg.tensor([prompt]), 60, **options).tolist()[0]
+    want = b"".join(tokenizer.decode_bytes([i]) if i < tokenizer.vocab_size else b"\xef\xbf\xbd" for i in ids)
+    flags = ("--prompt", "The — fox", "--tokens", 60, "--temperature", 1.5, "--top-k", 250, "--top-p", 0.9, "--seed", 5)
+    assert text("llama", *flags, cwd=made) == want.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def test_seeds_and_greedy_text(made: Path) -> None:
+    flags = ("gpt2", "--tokens", 30)
+    assert text(*flags, "--seed", 1, cwd=made) == text(*flags, "--seed", 1, cwd=made) != text(*flags, cwd=made)
+    greedy = {text(*flags, "--temperature", 0, "--seed", seed, cwd=made) for seed in (1, 2)}
+    assert len(greedy) == 1
+
+
+def test_it_stops_at_the_end_of_the_text(home: Path) -> None:
+    model = from_pretrained(home / "gpt2")
+    tokens = mg.tensor([BytePairTokenizer.from_pretrained(home / "gpt2").encode("fox").tolist()])
+    third = model.generate(tokens, 3, temperature=1.0, seed=3).tolist()[0][-1]
+    config = json.loads((home / "gpt2/config.json").read_text())
+    (home / "gpt2/config.json").write_text(json.dumps({**config, "eos_token_id": [third]}))
+    result = run(GENERATE, "gpt2", "--prompt", "fox", "--tokens", 50, "--temperature", 1, "--seed", 3, cwd=home)
+    assert result.stderr.startswith(("1 tokens in", "2 tokens in", "3 tokens in")), result.stderr
+
+
+def test_it_writes_with_a_run_of_characters(finished: tuple[Path, Any]) -> None:
+    first = text("--prompt", "The ", "--tokens", 40, "--seed", 7, cwd=finished[0])  # finds the run by itself
+    sampled = run("sample.py", "--prompt", "The ", "--chars", 40, "--seed", 7, cwd=finished[0])
+    assert first == sampled.stdout.removesuffix("\n") and len(first) == 44
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "parts"),
+    [
+        (GENERATE, "gpt2 --tokens -1", ["max_new_tokens=-1"]),
+        (GENERATE, "gpt2 --temperature -1", ["temperature=-1"]),
+        (GENERATE, "llama --step 3", ["--step is for runs"]),
+        (GENERATE, "nowhere", ["nowhere is not a folder"]),
+        (GENERATE, "gpt2 --tmperature 1", ["did you mean --temperature?"]),
+        (FINETUNE, "nowhere", ["nowhere is not a folder"]),
+        (FINETUNE, "gpt2 --steps 0", ["--steps is 0"]),
+        (FINETUNE, "gpt2 --minutes 0", ["--minutes is 0"]),
+        (FINETUNE, "gpt2 --lr -1", ["-1"]),
+        (FINETUNE, "gpt2 --dropout 1", ["dropout=1.0"]),
+        (FINETUNE, "gpt2 --text missing.txt", ["missing.txt does not exist"]),
+        (FINETUNE, "gpt2 --out llama", ["--out llama exists", "nothing is overwritten"]),
+        (FINETUNE, "", ["folder"]),
+    ],
+)
+def test_bad_input_is_one_line_and_touches_nothing(home: Path, script: str, arguments: str, parts: list[str]) -> None:
+    before = content(home)
+    assert_refused(run(script, *arguments.split(), cwd=home), 2, *parts)
+    assert content(home) == before
+
+
+def test_tokenizers_that_are_not_byte_level_bpe(home: Path) -> None:
+    path = home / "gpt2/tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    only = "only byte-level BPE in a tokenizer.json is read"
+    path.write_text(json.dumps({**document, "pre_tokenizer": {"type": "Metaspace"}}))
+    assert_refused(run(GENERATE, "gpt2", cwd=home), 2, "gpt2/tokenizer.json", "Metaspace", only)
+    path.unlink()
+    (home / "gpt2/tokenizer.model").write_bytes(b"")
+    assert_refused(run(FINETUNE, "gpt2", cwd=home), 2, "is missing; there is a tokenizer.model of SentencePiece", only)
+    shutil.copyfile(home / "llama/tokenizer.json", path)
+    BytePairTokenizer.train(TEXT, 316, [f"<{i}>" for i in range(60)]).save(path)
+    assert_refused(run(GENERATE, "gpt2", cwd=home), 2, "the model knows", "do not belong together")
+
+
+@pytest.mark.parametrize("script", [GENERATE, FINETUNE])
+def test_help_lists_the_flags(tmp_path: Path, script: str) -> None:
+    result = run(script, "--help", cwd=tmp_path)
+    assert result.returncode == 0
+    shared = ("--seed", "--device")
+    own = ("--prompt", "--temperature", "--top-k", "--top-p", "--tokens")
+    for name in shared + (own if script == GENERATE else ("--text", "--out", "--steps", "--minutes", "--lr")):
+        assert name in result.stdout
