@@ -24,7 +24,7 @@ from typing import IO
 from . import rank_parent
 
 TIMED_OUT = 124  # timeout(1)'s code
-GRACE = 5.0  # seconds in which the other ranks may end by themselves after one has failed
+GRACE = 3.0  # seconds in which the other ranks may end by themselves after one has failed
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -40,13 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
     if threads is None:
         here = ranks if not hosts else max(slots for _, slots in hosts)
         threads = max(1, (os.cpu_count() or 1) // here)
-    program = ["-m", options.module] if options.module else []
+    program = ["-m", *options.module] if options.module else options.program
     try:
         mpirun = find_mpirun()
     except FileNotFoundError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
-    return Job(mpirun, ranks, hosts, threads, [*program, *options.program], options.timeout, options.grace).run()
+    return Job(mpirun, ranks, hosts, threads, program, options.timeout, options.grace).run()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
         "--threads-per-rank", type=positive, metavar="T", help="sets " + ", ".join(THREAD_VARIABLES) + " (default: "
         "the cores shared among the ranks of a host, at least 1)",
     )  # fmt: skip
-    out.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
+    out.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as `python -m` does"
+    )
     out.add_argument("program", nargs=argparse.REMAINDER, help="the script and its arguments")
     return out
 
@@ -140,7 +142,8 @@ class Job:
         self.mpirun, self.ranks, self.hosts, self.threads, self.program = mpirun, ranks, hosts, threads, program
         self.timeout, self.grace = timeout, grace
         self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
-        self.reported: set[int] = set()
+        self.ended: list[int] = []  # with code 0, before any failure
+        self.ending = False  # by the launcher's own hand: how ranks end now is not their fault
         self.stop: int | None = None  # the signal that the launcher got
         self.changed = threading.Event()
         self.printing = threading.Lock()
@@ -212,25 +215,25 @@ class Job:
         ]
         for reader in readers:
             reader.start()
-        while mpirun.poll() is None:
+        timed_out = False
+        while mpirun.poll() is None and not (self.stop or self.failures or timed_out):
             self.changed.wait(0.05)
-            late = deadline is not None and time.monotonic() > deadline
-            if self.stop or late or self.failures:
-                break
-        timed_out = not self.failures and not self.stop and mpirun.poll() is None
-        if self.failures and not self.stop:
-            until = time.monotonic() + self.grace
-            while mpirun.poll() is None and time.monotonic() < until and not self.stop:
-                time.sleep(0.02)
+            timed_out = deadline is not None and time.monotonic() > deadline
+        until = time.monotonic() + self.grace
+        while self.failures and mpirun.poll() is None and time.monotonic() < until and not self.stop:
+            time.sleep(0.02)
         killed = self._kill(mpirun)
-        for reader in readers:
+        for reader, source in zip(readers, (mpirun.stdout, mpirun.stderr)):
             reader.join(5.0)
+            if not reader.is_alive():
+                source.close()
         return self._verdict(mpirun.returncode, timed_out, killed)
 
     def _kill(self, mpirun: subprocess.Popen[bytes]) -> bool:
         """End mpirun, which ends its ranks, if it still runs; whether it did."""
         if mpirun.poll() is not None:
             return False
+        self.ending = True
         mpirun.send_signal(signal.SIGTERM)
         try:
             mpirun.wait(5.0)
@@ -246,8 +249,11 @@ class Job:
             others = [f"rank {r}: {describe(c)}" for r, c in self.failures[1:]]
             if others:
                 self._say("after that, " + "; ".join(others))
+            if self.ended:
+                self._say(f"before that, rank {', '.join(map(str, self.ended))} had ended with exit code 0")
         if killed and not self.stop:
-            left = ", ".join(str(r) for r in range(self.ranks) if r not in self.reported)
+            over = {rank for rank, _ in self.failures} | set(self.ended)
+            left = ", ".join(str(rank) for rank in range(self.ranks) if rank not in over)
             if left:
                 self._say(f"ended rank {left}, still running after {self.timeout if timed_out else self.grace:g} s")
         if self.stop:
@@ -264,7 +270,7 @@ class Job:
     # ------------------------------------------------------------------ output
 
     def _read(self, source: IO[bytes], target: IO[str]) -> None:
-        for raw in source:
+        for raw in source:  # ends when mpirun and all ranks have closed their side
             text = raw.decode(errors="replace").rstrip("\n")
             words = TAG.split(text)  # [before, rank, text, rank, text ...]; more than one if a line was not finished
             if words[0]:
@@ -277,10 +283,13 @@ class Job:
                     self._print(f"[{rank}] {said}", target)
 
     def _report(self, rank: int, code: int) -> None:
-        self.reported.add(rank)
-        if code and not self.stop:
+        if self.ending or rank in (known for known, _ in self.failures):
+            return
+        if code:
             self.failures.append((rank, code))
             self.changed.set()
+        elif not self.failures:
+            self.ended.append(rank)
 
     def _print(self, line: str, target: IO[str]) -> None:
         with self.printing:

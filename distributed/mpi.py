@@ -9,6 +9,7 @@ MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of 
 from __future__ import annotations
 
 import atexit
+import os
 import struct
 import sys
 import threading
@@ -29,6 +30,7 @@ from .comm_errors import (
 )
 from .communicator import DEFAULT_TIMEOUT, FINISHED, RENDEZVOUS_TIMEOUT, Call, Communicator, Work, check_seconds
 from .progress import Operation, Progress, Steps
+from .rank_parent import report_exit
 
 INLINE_BYTES = 4096  # a payload of at most this size travels with the header
 FAREWELL = 5.0  # seconds for which ``close`` waits for the other ranks' ``close``
@@ -36,7 +38,9 @@ GONE = 1.0  # seconds after which no message is expected any more from a rank th
 HEADER_TAG, ALARM_TAG, DATA_TAG, FIRST_PEER_TAG = 0, 1, 2, 8
 TAGS = 2**18  # for each group; ``send`` and ``recv`` use four for each of their 2**15
 
-_ALARM = struct.Struct("=qq368s")  # kind, the rank to blame or -1, what happened
+_ALARM = struct.Struct(
+    "=qqq360s"
+)  # kind, the first collective that misses the rank, whom to blame or -1, what happened
 _ALARM_KINDS: tuple[type[CommError], ...] = (PeerLostError, CommTimeoutError, CollectiveMismatchError, RendezvousError)
 _CLOSED = -1  # the kind of alarm that is none: the rank has closed its communicator
 
@@ -77,10 +81,14 @@ class MpiCommunicator(Communicator):
         runtime.contexts[wire.py2f()] = context
         self._mail = exchange.Mail(wire, members, rank, self._tag + DATA_TAG)
         self._peers = self._mail.peers
-        self._collectives = 0
+        self._collectives = 0  # begun so far
+        self._under_way = False  # the last of them has not ended
         self._owner_thread = threading.get_ident()
         self._told = False  # the others know that this rank has failed
         self._gone: dict[int, float] = {}  # ranks that have closed, and when that was noticed
+        self._failed: dict[
+            int, tuple[int, tuple[type[CommError], str, int]]
+        ] = {}  # alarms: since which collective; error
         self._kept: list[Any] = []  # what MPI may still write to after a failure
         size = mpi_header.SIZE + INLINE_BYTES
         self._inbox = {p: np.empty(size, np.uint8) for p in self._peers}
@@ -112,6 +120,8 @@ class MpiCommunicator(Communicator):
 
     def _collective(self, call: Call) -> Steps:
         self._collectives += 1
+        self._under_way = True
+        self.idle(call)  # a rank may have lost patience before this one came
         header = mpi_header.pack(self._collectives, call)
         sent = call.recv if call.name == "broadcast" else call.send
         inline = sent is not None and sent.nbytes <= INLINE_BYTES
@@ -132,6 +142,7 @@ class MpiCommunicator(Communicator):
             exchange.at_once(self._rank, call, [x[: sent.nbytes].view(sent.dtype) for x in got])
         elif call.name in exchange.PAYLOAD:
             yield from exchange.PAYLOAD[call.name](self._mail, call)
+        self._under_way = False
 
     def _between_two(self, call: Call) -> Steps:
         peer = call.peer
@@ -139,6 +150,7 @@ class MpiCommunicator(Communicator):
         base, sends = self._tag + FIRST_PEER_TAG + 4 * call.tag, call.name == "send"
         theirs = np.empty(mpi_header.SIZE, np.uint8)
         mine = np.frombuffer(mpi_header.pack(0, call), np.uint8)
+        self.idle(call)
         outgoing, incoming = self._mail.tagged(base + (not sends)), self._mail.tagged(base + sends)
         yield outgoing.send(mine, peer) + incoming.recv(theirs, peer)
         same = slice(16, 32)  # dtype and number of elements
@@ -175,29 +187,29 @@ class MpiCommunicator(Communicator):
             f"the ranks called different operations: {words}", **self._where(call), ranks=other
         )
 
-    def idle(self, operation: Operation) -> None:
+    def idle(self, call: Call) -> None:
         """Look whether another rank has sent an alarm; raises the error that this one gets from it."""
-        now = time.monotonic()
+        between_two = call.name in ("send", "recv")
         for p, request in self._alarm_requests.items():
-            if p in self._gone:
-                if operation.call.peer == p and operation.call.name in ("send", "recv") and now > self._gone[p] + GONE:
-                    raise PeerLostError(
-                        f"rank {p} has closed its communicator or ended its program",
-                        **self._where(operation.call),
-                        ranks=(p,),
-                    )
-                continue
-            if not request.Test():
-                continue
-            self._gone[p] = now
-            kind, blamed, text = _ALARM.unpack(self._alarms[p].tobytes())
-            if kind == _CLOSED:
-                continue
-            raise _ALARM_KINDS[kind](
-                f"rank {p} has failed: {text.rstrip(bytes(1)).decode(errors='replace')}",
-                **self._where(operation.call),
-                ranks=(p if blamed < 0 else blamed,),
-            )
+            if p not in self._gone and p not in self._failed:
+                if not request.Test():
+                    continue
+                self._read_alarm(p)
+            if p in self._failed:
+                first, (kind, text, blamed) = self._failed[p]
+                if between_two or self._collectives >= first:
+                    raise kind(f"rank {p} has failed: {text}", **self._where(call), ranks=(blamed,))
+            elif between_two and call.peer == p and time.monotonic() > self._gone[p] + GONE:
+                reason = f"rank {p} has closed its communicator or ended its program"
+                raise PeerLostError(reason, **self._where(call), ranks=(p,))
+
+    def _read_alarm(self, p: int) -> None:
+        kind, first, blamed, text = _ALARM.unpack(self._alarms[p].tobytes())
+        if kind == _CLOSED:
+            self._gone[p] = time.monotonic()
+        else:
+            words = text.rstrip(bytes(1)).decode(errors="replace")
+            self._failed[p] = first, (_ALARM_KINDS[kind], words, p if blamed < 0 else blamed)
 
     def late(self, operation: Operation, missing: list[int], seconds: float) -> CommTimeoutError:
         """The error for an operation that took longer than ``seconds``."""
@@ -250,10 +262,11 @@ class MpiCommunicator(Communicator):
         error = self._error
         kind = next((i for i, known in enumerate(_ALARM_KINDS) if isinstance(error, known)), 0)
         blamed = error.ranks[0] if isinstance(error, CommError) and error.ranks else -1
-        self._send_alarms(kind, blamed, f"{type(error).__name__}: {error}")
+        first = self._collectives + (not self._under_way)
+        self._send_alarms(kind, first, blamed, f"{type(error).__name__}: {error}")
 
-    def _send_alarms(self, kind: int, blamed: int, text: str) -> None:
-        words = np.frombuffer(_ALARM.pack(kind, blamed, text.encode()[:368]), np.uint8)
+    def _send_alarms(self, kind: int, first: int, blamed: int, text: str) -> None:
+        words = np.frombuffer(_ALARM.pack(kind, first, blamed, text.encode()[:360]), np.uint8)
         try:
             requests = [self._wire.Isend(words, self._members[p], self._tag + ALARM_TAG) for p in self._peers]
             self._kept += [words, *requests]
@@ -309,11 +322,17 @@ class MpiCommunicator(Communicator):
             self._progress.run(farewell)
         except CommError as error:
             self._kept.append(error)
+            if isinstance(error, CommTimeoutError):
+                self._error = None  # the others are still busy; MPI_Finalize will wait for them
+                for request in self._alarm_requests.values():
+                    request.Cancel()
+                for header in self._headers:
+                    header.Cancel()
         else:
             self._runtime.communicators.remove(self)
 
     def _close_steps(self, call: Call) -> Steps:
-        self._send_alarms(_CLOSED, -1, "")
+        self._send_alarms(_CLOSED, 0, -1, "")
         self._told = True
         yield from self._collective(call)
         yield [(request, p) for p, request in self._alarm_requests.items() if p not in self._gone]
@@ -365,6 +384,8 @@ class _Runtime:
     def _main_thread_died(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._previous_hooks[0](kind, error, trace)
         self.crashed = True
+        if "MINIGRAD_LAUNCH" in os.environ:  # be the first to report, before those who only hear of it
+            report_exit(self.mpi.COMM_WORLD.Get_rank(), 1)
         self._fail_all(error, None)
 
     def _thread_died(self, died: threading.ExceptHookArgs) -> None:

@@ -82,11 +82,7 @@ def read(data: bytes | bytearray | memoryview) -> Header:
 
 
 def differences(headers: dict[int, Header]) -> str:
-    """All ranks' calls in words, equal ones together: ``ranks 0, 2 called barrier; rank 1 called ...``."""
-    calls: dict[str, list[int]] = {}
-    for rank, header in sorted(headers.items()):
-        calls.setdefault(f"{header.call} (operation {header.sequence})", []).append(rank)
+    """All ranks' calls in words: ``rank 0 called barrier (operation 7); rank 1 called ...``."""
     return "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} called {call}"
-        for call, ranks in calls.items()
+        f"rank {rank} called {header.call} (operation {header.sequence})" for rank, header in sorted(headers.items())
     )

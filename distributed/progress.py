@@ -33,7 +33,7 @@ class Owner(Protocol):
     timeout: float
     stats: Any
 
-    def idle(self, operation: Operation) -> None:
+    def idle(self, call: Call) -> None:
         """Nothing has arrived for a while: raise if something is known that makes waiting senseless."""
 
     def broke(self, operation: Operation, error: BaseException) -> BaseException:
@@ -214,7 +214,7 @@ class Progress:
             if time.monotonic() > operation.deadline:
                 raise operation.owner.late(operation, operation.missing(), operation.allowed)
             if pause is None or pause.long:
-                operation.owner.idle(operation)
+                operation.owner.idle(operation.call)
         except Exception as error:
             operation.finish(operation.owner.broke(operation, error))
             return True

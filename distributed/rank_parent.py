@@ -22,15 +22,20 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
 
 
+def report_exit(rank: int | str, code: int) -> None:
+    """Tell the launcher how a rank ended; of several reports the first counts."""
+    os.write(2, f"{MARK}{rank} {code}\n".encode())
+
+
 def main(arguments: list[str]) -> int:
     """Run the command, report its end; returns its code if that is 0."""
     rank = os.environ.get(arguments[0], "?")
     die_with_parent()
-    child = subprocess.Popen(arguments[1:], preexec_fn=die_with_parent)
+    child = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, frame: child.send_signal(received))
     code = child.wait()
-    os.write(2, f"{MARK}{rank} {code}\n".encode())
+    report_exit(rank, code)
     if code:
         # Under ULFM mpirun tells the other ranks of a death by signal, not of an exit code.
         os.kill(os.getpid(), signal.SIGKILL)

@@ -60,8 +60,8 @@ def run_ranks(
     options: tuple[str, ...] = (),
     env: dict[str, str] | None = None,
 ) -> RanksResult:
-    """Run ``program`` on ``n`` ranks under the launcher: a path, source text (anything with a line break), or a function
-    that needs nothing around it and gets ``arguments`` as strings. After ``timeout`` seconds all ranks are killed.
+    """Run ``program`` on ``n`` ranks under the launcher: a path, source text (anything with a line break), or a
+    function that needs nothing around it and gets ``arguments`` as strings. After ``timeout`` seconds all are killed.
 
     Each rank turns warnings into errors, as the tests do.
     """

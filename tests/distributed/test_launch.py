@@ -1,0 +1,167 @@
+"""The launcher: every rank's lines, the first failure's code, and nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ranks import requires_mpi, run_ranks
+
+from minigrad.distributed import launch
+
+pytestmark = requires_mpi
+
+WHO = 'import os, sys, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'  # ranks without MPI start fast
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def alive(mark: str) -> list[str]:
+    """The processes whose command line holds ``mark``."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if mark in command:
+            found.append(f"{folder.name}: {command}")
+    return found
+
+
+def wait_until_gone(mark: str, seconds: float = 8.0) -> None:
+    until = time.monotonic() + seconds
+    while (left := alive(mark)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left, "\n".join(left)
+
+
+def test_lines_arguments_and_threads():
+    """Whole lines with their rank before them, on the stream that they were written to; arguments pass unchanged."""
+    program = WHO + (
+        "for i in range(300):\n"
+        "    print(rank, i, 'x' * (37 * (i % 50)), 'end')\n"
+        "    if i % 10 == 0: print('err', i, file=sys.stderr)\n"
+        "print(sys.argv[1:])\n"
+        "print(os.environ['NUMBA_NUM_THREADS'], os.environ['OMP_NUM_THREADS'], sys.stdin.read() == '')\n"
+        "sys.stdout.write('no line break')\n"
+    )
+    result = run_ranks(3, program, "--steps", "a b", "-n", options=("--threads-per-rank", "3"))
+    assert result.returncode == 0, result.text
+    for rank in range(3):
+        lines = result.lines(rank)
+        assert lines[:300] == [f"{rank} {i} {'x' * (37 * (i % 50))} end" for i in range(300)]
+        assert lines[300:] == ["['--steps', 'a b', '-n']", "3 3 True", "no line break"]
+        assert result.errors(rank).splitlines() == [f"err {i}" for i in range(0, 300, 10)]
+
+
+def test_a_module(tmp_path):
+    (tmp_path / "some_module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    out = subprocess.run(
+        [sys.executable, "-m", "minigrad.distributed.launch", "-n", "1", "-m", "some_module", "-x", "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (out.returncode, out.stdout) == (0, "[0] __main__ ['-x', '1']\n"), out.stderr
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "words"),
+    [
+        ("sys.exit(3)", 3, "exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
+        ("os.abort()", 134, "killed by SIGABRT"),
+        ("1 / 0", 1, "exit code 1"),
+    ],
+)
+def test_the_first_failure_is_named_and_the_rest_is_ended(act, code, words):
+    program = WHO + f"if rank == 1:\n    {act}\nprint('waits')\ntime.sleep(100)\n"
+    result = run_ranks(3, program, options=("--grace", "0.5"))
+    assert result.returncode == code, result.text
+    assert f"launch: rank 1 failed first: {words}" in result.stderr
+    assert "launch: ended rank 0, 2, still running after 0.5 s" in result.stderr
+    assert result.seconds < 15
+
+
+def test_later_failures_do_not_hide_the_first():
+    program = WHO + "time.sleep(0.2 + 0.6 * (rank != 2))\nsys.exit(10 + rank)\n"
+    result = run_ranks(3, program)
+    assert result.returncode == 12, result.text
+    assert "rank 2 failed first: exit code 12" in result.stderr
+    assert "rank 0: exit code 10" in result.stderr
+
+
+def test_the_job_ends_after_its_timeout():
+    result = run_ranks(2, WHO + "time.sleep(100)\n", timeout=2.0)
+    assert result.returncode == launch.TIMED_OUT, result.text
+    assert "ended rank 0, 1, still running after 2 s" in result.stderr
+    assert result.seconds < 15
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_signal_to_the_launcher_ends_all_ranks(tmp_path, number):
+    """Even SIGKILL leaves no process; a rank that ignores SIGTERM is killed too."""
+    before = shared_memory()
+    program = tmp_path / f"rank_that_waits_{number.name}.py"
+    program.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\ntime.sleep(99)\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", str(program)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert job.stdout is not None
+    assert {job.stdout.readline(), job.stdout.readline()} == {"[0] up\n", "[1] up\n"}
+    began = time.monotonic()
+    job.send_signal(number)
+    _, err = job.communicate(timeout=30)
+    wait_until_gone(str(program))
+    assert time.monotonic() - began < 12
+    if number is signal.SIGKILL:
+        return  # nobody is left to tidy up
+    assert job.returncode == 128 + number
+    assert f"got {number.name} and ended all ranks" in err
+    assert not {name for name in shared_memory() - before if name.startswith("minigrad-launch")}
+
+
+def test_what_is_missing_is_said(monkeypatch, capsys):
+    def nothing(name: str) -> None:
+        raise launch.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(launch.importlib.metadata, "distribution", nothing)
+    assert launch.main(["-n", "2", "x.py"]) == 2
+    assert 'pip install "minigrad-cuda[mpi]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "-n N"),
+        (["-n", "0", "x.py"], "not >= 1"),
+        (["-n", "2"], "name a script"),
+        (["--hosts", "a:b", "x.py"], "'a:b' is no host name"),
+        (["-n", "2", "--timeout", "-1", "x.py"], "not > 0"),
+    ],
+)
+def test_wrong_command_lines(arguments, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        launch.main(arguments)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_hosts_become_mpiruns():
+    hosts = launch.parse_hosts("a,b:2")
+    job = launch.Job(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
+    command = " ".join(job.command())
+    assert "--host a:1,b:2" in command
+    assert "-n 3 " in command
+    assert "-x NUMBA_NUM_THREADS" in command
+    assert "OMPI_MCA_btl" not in job.environment("scratch")  # between hosts Open MPI chooses the network
