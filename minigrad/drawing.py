@@ -47,8 +47,8 @@ def draw(
     """The graph below a tensor as SVG text: leaves that require grad above, ``tensor`` at the bottom.
 
     Each box gives shape and dtype. ``names`` gives names to tensors: a mapping, pairs as ``module.named_parameters()``
-    gives, or a module. Inputs that do not require grad are not part of the graph. A notebook shows the result as a picture;
-    ``pathlib.Path("graph.svg").write_text(picture)`` keeps it.
+    gives, or a module. Inputs that do not require grad are not part of the graph. A notebook shows the result as a
+    picture; ``pathlib.Path("graph.svg").write_text(picture)`` keeps it.
 
     Raises ValueError for a tensor that does not require grad, and for a graph of more than ``limit`` boxes.
     """

@@ -103,7 +103,7 @@ def test_labels() -> None:
     assert "leaf" not in shown
     x = leaf(2)
     y = x * 2
-    assert texts(mg.draw(y.sum(), {"a < b & c": x, "y": y}))[:2] == ["a < b & c", "2 float32"]
+    assert {"a < b & c", "y"} <= set(texts(mg.draw(y.sum(), {"a < b & c": x, "y": y})))
     assert "y" in texts(mg.draw(y.sum(), [("y", y)])) and "Mul" in texts(mg.draw(y.sum(), [("y", y)]))
 
 

@@ -117,7 +117,8 @@ class EMA:
                 raise located(
                     ValueError(
                         f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, its average "
-                        f"{average.dtype} of shape {tuple(average.shape)} on {self._devices[name]}; make a new EMA after such a change"
+                        f"{average.dtype} of shape {tuple(average.shape)} on {self._devices[name]}; "
+                        "make a new EMA after such a change"
                     )
                 )
 
