@@ -1,0 +1,291 @@
+"""One small model, and one way to train it in one process and on several ranks, for the tests of the trainers.
+
+A ``Scenario`` says which rows of the batch each rank has in each micro-batch, and which parts of the model it uses.
+``alone`` trains on the whole batch with a SimpleTrainer; ``train`` is what each rank runs; ``assert_same_run``
+compares. Everything follows from seeds, so ranks that are processes can do all of it by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from minigrad import GradStore, Tensor, nn
+from minigrad.distributed import (
+    BucketedTrainer,
+    CommHook,
+    Communicator,
+    DistributedTrainer,
+    FusedDistributedOptimizer,
+    FusedOptimizerConfig,
+    SimpleTrainer,
+    TrainingConfig,
+    TrainingMetrics,
+    all_reduce_hook,
+    run_threads,
+)
+from minigrad.dtypes import finfo
+from minigrad.optim import AdamWConfig, LrSchedule, Optimizer
+
+KINDS = ("distributed", "bucketed", "fused")
+ROWS = 12
+LR = 0.02
+EVERYTHING = frozenset({"side", "gain"})
+
+
+class Net(nn.Module):
+    """tanh(x W + b), plus optional parts, times a head; ``unused`` never has a gradient. x and y are (rows, 5)."""
+
+    def __init__(self, dtype: Any = np.float64, seed: int = 0, tied: bool = False, mixed: bool = False) -> None:
+        super().__init__()
+        rng = np.random.default_rng(seed)
+
+        def parameter(*shape: int, dtype: Any = dtype) -> nn.Parameter:
+            return nn.Parameter(Tensor(np.asarray(rng.standard_normal(shape), dtype)))
+
+        other = np.float64 if mixed else dtype
+        self.embed = parameter(5, 6)
+        self.bias = parameter(6, dtype=other)
+        self.unused = parameter(3)
+        self.side = parameter(6, 6)
+        self.gain = parameter(dtype=other)
+        self.head: nn.Parameter | None = None if tied else parameter(6, 5)
+
+    def forward(self, x: Tensor, parts: frozenset[str] = EVERYTHING) -> Tensor:
+        h = (x @ self.embed + self.bias).tanh()
+        if "side" in parts:
+            h = h + h @ self.side
+        if "gain" in parts:
+            h = h * self.gain
+        return h @ (self.embed.T if self.head is None else self.head)
+
+    def loss(self, x: Tensor, y: Tensor, parts: frozenset[str] = EVERYTHING) -> Tensor:
+        return ((self(x, parts) - y) ** 2).mean()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has in one micro-batch."""
+
+    rows: tuple[int, ...]
+    parts: frozenset[str] = EVERYTHING
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``steps[step][rank]`` are the rank's micro-batches in the window that makes that step."""
+
+    steps: tuple[tuple[tuple[Share, ...], ...], ...]
+    dtype: Any = np.float64
+    tied: bool = False
+    mixed: bool = False
+    frozen: tuple[str, ...] = ()
+    clip: float | None = None
+    accum: int = 1
+    schedule: LrSchedule | None = None
+    ends: str = "full"  # or "no_sync", or "flush": how a window comes to its end
+
+    @property
+    def world(self) -> int:
+        return len(self.steps[0])
+
+    def net(self, seed: int = 0) -> Net:
+        net = Net(self.dtype, seed, self.tied, self.mixed)
+        for name, p in net.named_parameters():
+            p.requires_grad_(name not in self.frozen)
+        return net
+
+    def batch(self, step: int, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        rng = np.random.default_rng([7, step])
+        x, y = rng.standard_normal((2, ROWS, 5)).astype(self.dtype)
+        return Tensor(x[list(rows)]), Tensor(y[list(rows)])
+
+
+def shares(world: int, steps: int = 3, accum: int = 1, sizes: Sequence[int] | None = None) -> Any:
+    """Windows that deal the rows out: ``sizes[rank]`` each (default: equally many), in ``accum`` micro-batches."""
+    cuts = np.cumsum([ROWS // world] * world if sizes is None else sizes)
+    ranks = [np.arange(begin, end) for begin, end in zip([0, *cuts[:-1]], cuts)]
+    window = tuple(tuple(Share(tuple(int(i) for i in part)) for part in np.array_split(rows, accum)) for rows in ranks)
+    return (window,) * steps
+
+
+@dataclass(frozen=True)
+class Record:
+    """How things are after a step: arrays by the parameter's name; moments with the count of updates."""
+
+    metrics: TrainingMetrics
+    weights: dict[str, np.ndarray]
+    moments: dict[str, tuple[int, np.ndarray, np.ndarray]]
+
+    def bits(self) -> Any:
+        return (
+            repr(self.metrics),
+            {name: array.tobytes() for name, array in self.weights.items()},
+            {name: (t, m.tobytes(), v.tobytes()) for name, (t, m, v) in self.moments.items()},
+        )
+
+
+def record(trainer: SimpleTrainer, net: nn.Module, metrics: TrainingMetrics | None) -> Record:
+    assert metrics is not None
+    moments = {}
+    for name, p in net.named_parameters():
+        state = trainer.optimizer.state.get(p.id)
+        if state is not None:
+            moments[name] = state.step, state.arrays["exp_avg"].copy(), state.arrays["exp_avg_sq"].copy()
+    return Record(metrics, weights_of(net), moments)
+
+
+def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.data.copy() for name, p in net.named_parameters()}
+
+
+def state_bits(trainer: SimpleTrainer, net: nn.Module) -> Any:
+    """All that a step may change, to the last bit."""
+    arrays, meta = trainer.state_dict(net.named_parameters())
+    return (
+        {name: p.data.tobytes() for name, p in net.named_parameters()},
+        {name: array.tobytes() for name, array in arrays.items()},
+        meta,
+    )
+
+
+def alone(scenario: Scenario) -> list[Record]:
+    """One process, which has the whole batch at once."""
+    net = scenario.net()
+    trainer = SimpleTrainer(TrainingConfig(LR, max_grad_norm=scenario.clip), schedule=scenario.schedule)
+    records = []
+    for step, window in enumerate(scenario.steps):
+        everyone = [share for rank in window for share in rank if share.rows]
+        total = sum(len(share.rows) for share in everyone)
+        parts = [net.loss(*scenario.batch(step, s.rows), s.parts) * (len(s.rows) / total) for s in everyone]
+        loss = parts[0]
+        for part in parts[1:]:
+            loss = loss + part
+        records.append(record(trainer, net, trainer.step(net.named_parameters(), loss.backward(), loss.item())))
+    return records
+
+
+def make_trainer(
+    kind: str,
+    comm: Communicator,
+    clip: float | None = None,
+    accum: int = 1,
+    bucket: int = 200,
+    schedule: LrSchedule | None = None,
+    hook: CommHook = all_reduce_hook,
+    lr: float = LR,
+    optimizer: Optimizer | None = None,
+) -> DistributedTrainer:
+    if kind == "fused":
+        assert optimizer is None
+        fused = FusedOptimizerConfig(AdamWConfig(lr=lr), bucket, clip, accum)
+        return FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
+    cls = {"distributed": DistributedTrainer, "bucketed": BucketedTrainer}[kind]
+    config = TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
+    return cls(config, comm, optimizer, schedule, bucket_size_bytes=bucket, hook=hook)
+
+
+def feed(
+    trainer: SimpleTrainer, net: nn.Module, loss: Tensor | None, weight: float = 1.0, named: Any = None
+) -> TrainingMetrics | None:
+    """One micro-batch, in the way that is the trainer's own; none at all if ``loss`` is None."""
+    params = list(net.named_parameters()) if named is None else named
+    if loss is None:
+        assert isinstance(trainer, DistributedTrainer)
+        return trainer.step(params, GradStore(), 0.0, weight=0.0)
+    if isinstance(trainer, BucketedTrainer):
+        return trainer.backward_and_step(loss, params, weight)
+    if isinstance(trainer, DistributedTrainer):
+        return trainer.step(params, loss.backward(), loss.item(), weight)
+    return trainer.step(params, loss.backward(), loss.item())
+
+
+def train(
+    comm: Communicator,
+    kind: str,
+    scenario: Scenario,
+    bucket: int = 200,
+    hook: CommHook = all_reduce_hook,
+    on_trainer: Callable[[DistributedTrainer], None] = lambda trainer: None,
+) -> list[Record]:
+    """One rank's part. The ranks start with different weights, and pass their parameters in different orders."""
+    net = scenario.net(seed=comm.rank)
+    trainer = make_trainer(kind, comm, scenario.clip, scenario.accum, bucket, scenario.schedule, hook)
+    trainer.broadcast_params(net.named_parameters())
+    on_trainer(trainer)
+    records = []
+    for step, window in enumerate(scenario.steps):
+        mine = window[comm.rank]
+        metrics = None
+        for i, share in enumerate(mine):
+            assert metrics is None
+            named = list(net.named_parameters())
+            turn = (comm.rank + step) % len(named)
+            named = named[turn:] + named[:turn]
+            loss = net.loss(*scenario.batch(step, share.rows), share.parts) if share.rows else None
+            if scenario.ends == "no_sync" and i + 1 < len(mine):
+                with trainer.no_sync():
+                    metrics = feed(trainer, net, loss, len(share.rows), named)
+            else:
+                metrics = feed(trainer, net, loss, len(share.rows), named)
+        if scenario.ends == "flush":
+            assert metrics is None
+            metrics = trainer.flush(net.named_parameters())
+        trainer.assert_replicas_identical(net.named_parameters())
+        records.append(record(trainer, net, metrics))
+    return records
+
+
+def run(kind: str, scenario: Scenario, bucket: int = 200, **options: Any) -> list[Record]:
+    """All ranks as threads; checks that they agree to the last bit after every step, and returns what rank 0 has."""
+    results = run_threads(scenario.world, lambda comm: train(comm, kind, scenario, bucket, **options), timeout=30)
+    for rank, records in enumerate(results):
+        for step, (mine, first) in enumerate(zip(records, results[0])):
+            assert mine.bits() == first.bits(), f"rank {rank} differs from rank 0 after step {step + 1}"
+    return results[0]
+
+
+def assert_same_run(got: list[Record], want: list[Record], tolerance: float = 1e-12) -> None:
+    """The same numbers, but for ``tolerance`` times the array's scale (or 1, if that is more)."""
+    assert len(got) == len(want)
+    for a, b in zip(got, want):
+        assert (a.metrics.step, a.metrics.lr) == (b.metrics.step, b.metrics.lr)
+        assert math.isclose(a.metrics.loss, b.metrics.loss, rel_tol=tolerance)
+        assert (a.metrics.grad_norm is None) == (b.metrics.grad_norm is None)
+        if a.metrics.grad_norm is not None and b.metrics.grad_norm is not None:
+            assert math.isclose(a.metrics.grad_norm, b.metrics.grad_norm, rel_tol=tolerance)
+        assert a.weights.keys() == b.weights.keys() and a.moments.keys() == b.moments.keys()
+        for name, array in b.weights.items():
+            assert_close(a.weights[name], array, tolerance, f"{name} after step {a.metrics.step}")
+        for name, (count, *moments) in b.moments.items():
+            assert a.moments[name][0] == count, name
+            for mine, array in zip(a.moments[name][1:], moments):
+                assert_close(mine, array, tolerance, f"a moment of {name} after step {a.metrics.step}")
+
+
+def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float, what: str) -> None:
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), what
+    scale = max(1.0, float(np.abs(want).max(initial=0.0)))
+    worst = float(np.abs(got - want).max(initial=0.0))
+    assert worst <= tolerance * scale, f"{what}: differs by {worst}, at a scale of {scale}"
+
+
+def distance(got: list[Record], want: list[Record]) -> float:
+    """The largest difference of a weight, in units of the weights' scale."""
+    last, exact = got[-1].weights, want[-1].weights
+    return max(
+        float(np.abs(last[name].astype(np.float64) - array).max()) / max(1.0, float(np.abs(array).max()))
+        for name, array in exact.items()
+    )
+
+
+def in_float64(scenario: Scenario) -> Scenario:
+    return replace(scenario, dtype=np.float64, mixed=False)
+
+
+def epsilon(scenario: Scenario) -> float:
+    return float(finfo(np.dtype(scenario.dtype)).eps)

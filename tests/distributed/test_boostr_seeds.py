@@ -1,0 +1,142 @@
+"""The nine tests that boostr 0.1.0 has for ``DistributedTrainer`` and ``FusedDistributedOptimizer``, with its values.
+
+Like there, the world has one rank. What it takes several ranks to see is in test_boostr_defects.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from minigrad import GradStore, Tensor, TensorId
+from minigrad.distributed import (
+    DistributedTrainer,
+    FusedDistributedOptimizer,
+    FusedOptimizerConfig,
+    NoOpCommunicator,
+    ThreadCommunicator,
+    TrainingConfig,
+    run_threads,
+)
+
+
+def parameter(values: list[float]) -> Tensor:
+    return Tensor(np.array(values, np.float32), requires_grad=True)
+
+
+def gradient(p: Tensor, values: list[float]) -> GradStore:
+    grads = GradStore()
+    grads.insert(p, Tensor(np.array(values, np.float32)))
+    return grads
+
+
+# ---------------------------------------------------------------------- DistributedTrainer
+
+
+def test_distributed_trainer_creation():
+    config = TrainingConfig(learning_rate=1e-3, weight_decay=0.01, grad_accum_steps=1, max_grad_norm=1.0)
+    trainer = DistributedTrainer(config, NoOpCommunicator())
+    assert trainer.global_step == 0
+
+
+def test_distributed_trainer_broadcast_noop():
+    config = TrainingConfig(learning_rate=1e-3, weight_decay=0.01, grad_accum_steps=1, max_grad_norm=None)
+    trainer = DistributedTrainer(config, NoOpCommunicator())
+    t = Tensor(np.array([1.0, 2.0], np.float32))
+    params: dict[TensorId, Tensor] = {t.id: t}
+    trainer.broadcast_params(params)
+    assert t.tolist() == [1.0, 2.0]
+
+
+def test_distributed_trainer_step():
+    config = TrainingConfig(learning_rate=1e-4, weight_decay=0.0, grad_accum_steps=1, max_grad_norm=None)
+    trainer = DistributedTrainer(config, NoOpCommunicator())
+    param = parameter([1.0, 2.0])
+    metrics = trainer.step({param.id: param}, gradient(param, [0.1, 0.2]), 0.5)
+    assert metrics is not None
+    assert metrics.step == 1
+    assert (metrics.loss, metrics.grad_norm, metrics.lr) == (0.5, None, 1e-4)
+    # The first step of AdamW is lr in the direction of the sign, but for eps.
+    np.testing.assert_allclose(param.data, [1.0 - 1e-4, 2.0 - 1e-4], rtol=2e-7)
+
+
+def test_distributed_trainer_grad_accumulation():
+    config = TrainingConfig(learning_rate=1e-4, weight_decay=0.0, grad_accum_steps=2, max_grad_norm=None)
+    trainer = DistributedTrainer(config, NoOpCommunicator())
+    param = parameter([1.0, 2.0])
+    params = {param.id: param}
+    assert trainer.step(params, gradient(param, [0.1, 0.2]), 0.5) is None  # still accumulating
+    assert param.tolist() == [1.0, 2.0]
+    metrics = trainer.step(params, gradient(param, [0.3, 0.4]), 0.6)
+    assert metrics is not None
+    assert metrics.step == 1
+    assert metrics.loss == 0.55
+    moment = trainer.optimizer.state[param.id].arrays["exp_avg"]
+    np.testing.assert_allclose(moment, [0.1 * 0.2, 0.1 * 0.3], rtol=1e-6)  # (1 - beta1) times the mean gradient
+
+
+def test_distributed_trainer_send_sync():
+    """Rust's ``Send + Sync``: a trainer made in one thread is used in others, one after the other."""
+    for world in (1, 2):
+        comms = ThreadCommunicator.group(world, timeout=20)
+        params = [parameter([1.0, 2.0]) for _ in comms]
+        trainers = [DistributedTrainer(TrainingConfig(), comm) for comm in comms]
+        results: list[Any] = []
+
+        def step(rank: int, params: Any = params, trainers: Any = trainers, results: Any = results) -> None:
+            results.append(trainers[rank].step([params[rank]], gradient(params[rank], [0.1, 0.2]), 0.5))
+
+        for turn in range(2):
+            threads = [threading.Thread(target=step, args=(rank,)) for rank in range(world)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            assert [metrics.step for metrics in results[-world:]] == [turn + 1] * world
+        for comm in comms:
+            comm.close()
+
+
+# ---------------------------------------------------------------------- FusedDistributedOptimizer
+
+
+def test_fused_optimizer_single_device():
+    opt = FusedDistributedOptimizer(FusedOptimizerConfig(), NoOpCommunicator())
+    param = parameter([1.0, 2.0, 3.0])
+    opt.step({param.id: param}, gradient(param, [0.1, 0.2, 0.3]))
+    assert opt.timestep == 1
+    assert param.tolist() != [1.0, 2.0, 3.0]
+    decayed = np.array([1.0, 2.0, 3.0]) * (1 - 1e-3 * 0.01)
+    np.testing.assert_allclose(param.data, decayed - 1e-3, rtol=2e-7)
+
+
+def test_fused_optimizer_no_grads():
+    opt = FusedDistributedOptimizer(FusedOptimizerConfig(), NoOpCommunicator())
+    opt.step({}, GradStore())
+    assert opt.timestep == 1  # counted even with no matching gradients
+
+
+def test_fused_optimizer_bucket_building():
+    # 16 bytes are 4 floats: the first gradient fits, the second begins another bucket.
+    def num_buckets(comm: ThreadCommunicator, size: int = 16) -> int:
+        opt = FusedDistributedOptimizer(FusedOptimizerConfig(bucket_size_bytes=size), comm)
+        params = [parameter([0.0] * 4), parameter([0.0] * 4)]
+        grads = gradient(params[0], [1.0] * 4)
+        grads.insert(params[1], Tensor(np.full(4, 2.0, np.float32)))
+        opt.step(params, grads)
+        return opt.num_buckets
+
+    assert run_threads(2, num_buckets, timeout=20) == [2, 2]
+    assert run_threads(2, lambda comm: num_buckets(comm, 32), timeout=20) == [1, 1]
+    assert run_threads(2, lambda comm: num_buckets(comm, 31), timeout=20) == [2, 2]
+
+
+def test_fused_optimizer_set_lr():
+    opt = FusedDistributedOptimizer(FusedOptimizerConfig(), NoOpCommunicator())
+    opt.set_lr(0.01)
+    assert opt.optimizer.lr == 0.01
+    param = parameter([1.0])
+    metrics = opt.step([param], gradient(param, [0.1]))
+    assert metrics is not None and metrics.lr == 0.01

@@ -1,0 +1,279 @@
+"""What the ranks exchange beside gradients: lists of parameters, bytes, means, values; and whether they are equal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigrad import GradStore, Tensor
+from minigrad.distributed import (
+    CollectiveMismatchError,
+    Fault,
+    FaultPlan,
+    NoOpCommunicator,
+    ReplicaMismatchError,
+    ThreadCommunicator,
+    all_gather_bytes,
+    all_reduce_grads,
+    assert_replicas_identical,
+    broadcast_params,
+    mean_over_ranks,
+    run_threads,
+)
+from minigrad.distributed.grad_sync import Window, agree_on_params, agree_on_settings, exchange_window
+from minigrad.dtypes import SUPPORTED, bfloat16
+
+WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
+
+
+def tensor(*shape: int, fill: float = 0.0, dtype: Any = np.float32) -> Tensor:
+    return Tensor(np.full(shape, fill).astype(dtype), requires_grad=np.dtype(dtype).kind in "fV")
+
+
+# ---------------------------------------------------------------------- bytes and numbers
+
+
+@WORLDS
+@pytest.mark.parametrize("lengths", [(0, 0, 0, 0), (1, 0, 5, 300), (0, 0, 0, 7), (4, 4, 4, 4)])
+def test_all_gather_bytes(world, lengths):
+    want = [bytes((31 * r + i) % 256 for i in range(lengths[r])) for r in range(world)]
+    for got in run_threads(world, lambda comm: all_gather_bytes(comm, want[comm.rank]), timeout=20):
+        assert got == want
+
+
+@WORLDS
+def test_mean_over_ranks_is_weighted_and_the_same_bits_everywhere(world):
+    rng = np.random.default_rng(world)
+    values, weights = rng.standard_normal((world, 2)) * 1e3, rng.integers(0, 5, world) + 1.0
+    weights[-1] = 0.0 if world > 2 else 2.0
+    if world > 2:
+        values[-1, 0] = math.nan  # of weight 0: not looked at
+
+    def body(comm: ThreadCommunicator) -> dict[str, float]:
+        loss, accuracy = values[comm.rank]
+        return mean_over_ranks(comm, {"loss": loss, "accuracy": accuracy}, float(weights[comm.rank]))
+
+    results = run_threads(world, body, timeout=20)
+    assert all(result == results[0] for result in results)
+    used = weights > 0
+    want = (weights[used, None] * values[used]).sum(0) / weights.sum()
+    np.testing.assert_allclose([results[0]["loss"], results[0]["accuracy"]], want, rtol=1e-14)
+
+
+def test_mean_over_ranks_refuses_other_keys_and_weights_that_are_all_0():
+    def body(comm: ThreadCommunicator) -> None:
+        with pytest.raises(ValueError, match=r"rank 1 passes the values \['b'\], rank 0 \['a'\]"):
+            mean_over_ranks(comm, {"ab"[comm.rank]: 1.0})
+        with pytest.raises(ValueError, match="the weights of all ranks are 0"):
+            mean_over_ranks(comm, {"a": 1.0}, 0.0)
+        with pytest.raises(ValueError, match="weight is -1"):
+            mean_over_ranks(comm, {"a": 1.0}, -1)
+        assert mean_over_ranks(comm, {"a": float(comm.rank)}) == {"a": 0.5}
+        assert math.isnan(mean_over_ranks(comm, {"a": math.nan})["a"])
+
+    run_threads(2, body, timeout=20)
+
+
+@WORLDS
+@pytest.mark.parametrize("params", [0, 1, 8, 9, 70])
+def test_windows_arrive_as_they_were_sent(world, params):
+    rng = np.random.default_rng(params)
+    sent = [
+        Window(
+            float(rng.standard_normal()),
+            float(r),
+            r,
+            math.inf if r == 1 else 0.1 * r,
+            10.0**-r,
+            [bool(b) for b in rng.integers(0, 2, params)],
+        )
+        for r in range(world)
+    ]
+    for got in run_threads(world, lambda comm: exchange_window(comm, sent[comm.rank]), timeout=20):
+        assert got == sent
+
+
+# ---------------------------------------------------------------------- agreeing
+
+
+def test_agree_on_settings_names_the_first_rank_that_differs():
+    def body(comm: ThreadCommunicator) -> None:
+        agree_on_settings(comm, {"size": 1, "name": "x"})
+        with pytest.raises(CollectiveMismatchError, match="size is 3 on rank 2, 1 on rank 0") as e:
+            agree_on_settings(comm, {"size": 3 if comm.rank == 2 else 1, "name": "x"})
+        assert (e.value.rank, e.value.ranks) == (comm.rank, (2,))
+        with pytest.raises(CollectiveMismatchError, match="more is 1 on rank 1, None on rank 0"):
+            agree_on_settings(comm, {"size": 1, **({"more": 1} if comm.rank == 1 else {})})
+
+    run_threads(3, body, timeout=20)
+
+
+@WORLDS
+def test_agree_on_params_takes_the_order_of_rank_0(world):
+    names = ["d", "a", "c", "b"]
+
+    def body(comm: ThreadCommunicator) -> Any:
+        tensors = {name: tensor(i + 1) for i, name in enumerate(names)}
+        mine = names[comm.rank :] + names[: comm.rank]
+        agreed = agree_on_params(comm, ((name, tensors[name]) for name in mine))
+        assert all(tensors[name] is p for name, p in agreed)
+        operations = comm.stats.operations
+        assert agree_on_params(comm, []) == []
+        assert comm.stats.operations == operations + 2  # hashes only: the lengths, and the hashes themselves
+        return [name for name, _ in agreed]
+
+    assert run_threads(world, body, timeout=20) == [names] * world
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ([("a", tensor(2)), ("c", tensor(3))], r'rank 1 has \["c".*, rank 0 has \["b".*2 parameters against 2'),
+        ([("a", tensor(2))], r"rank 1 has no such parameter, rank 0 has \[\"b\".*1 parameters against 2"),
+        ([], r"rank 1 has no such parameter, rank 0 has \[\"a\".*0 parameters against 2"),
+        ([("a", tensor(2)), ("b", tensor(3)), ("z", tensor())], r"rank 1 has \[\"z\".*, rank 0 has no such parameter"),
+        ([("a", tensor(2)), ("b", tensor(3, 1))], r"rank 1 has .*\[3, 1\].*rank 0 has .*\[3\]"),
+        ([("a", tensor(2)), ("b", tensor(3, dtype=np.float64))], r"rank 1 has .*float64.*rank 0 has .*float32"),
+        ([("a", tensor(2)), ("b", tensor(3).detach())], r"rank 1 has .*frozen.*rank 0 has .*trained"),
+    ],
+)
+def test_agree_on_params_names_the_first_difference_on_all_ranks(odd, words):
+    def body(comm: ThreadCommunicator) -> None:
+        params = odd if comm.rank == 1 else [("a", tensor(2)), ("b", tensor(3))]
+        for function in (agree_on_params, broadcast_params, assert_replicas_identical):
+            with pytest.raises(CollectiveMismatchError, match=words) as e:
+                function(comm, params)
+            assert e.value.ranks == (1,)
+
+    run_threads(3, body, timeout=20)
+
+
+def test_two_parameters_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two parameters have the name 'a'; names must differ"):
+        agree_on_params(NoOpCommunicator(), [("a", tensor(1)), ("a", tensor(2))])
+
+
+# ---------------------------------------------------------------------- equal values
+
+
+@WORLDS
+def test_broadcast_gives_all_ranks_the_roots_bits(world):
+    def body(comm: ThreadCommunicator) -> None:
+        for root in range(world):
+            backing = Tensor(np.full((4, 3), comm.rank, np.float32))
+            view = backing[1:3]  # written through to what it is a view of
+            params = [("view", view), ("empty", tensor(0)), ("scalar", tensor(fill=comm.rank))]
+            params += [(str(dtype), tensor(2, fill=comm.rank % 2, dtype=dtype)) for dtype in SUPPORTED]
+            versions = [p._version.count for _, p in params]
+            broadcast_params(comm, params[comm.rank :] + params[: comm.rank], root)
+            for _, p in params[2:]:
+                np.testing.assert_array_equal(p.data.astype(np.float64), root % 2 if p.shape else root)
+            np.testing.assert_array_equal(backing.data[1:3], root)
+            np.testing.assert_array_equal(backing.data[[0, 3]], comm.rank)
+            if world > 1:  # an in-place change, of which autograd must know
+                assert all(p._version.count > old for (_, p), old in zip(params, versions))
+            assert_replicas_identical(comm, params)
+
+    run_threads(world, body, timeout=20)
+
+
+def test_broadcast_refuses_a_root_that_there_is_not_and_memory_it_cannot_write_to():
+    def body(comm: ThreadCommunicator) -> None:
+        with pytest.raises(ValueError, match="root is 2, expected a rank from 0 to 1"):
+            broadcast_params(comm, [tensor(2)], root=2)
+        with pytest.raises(ValueError, match="not contiguous"):
+            broadcast_params(comm, [tensor(2, 3).detach().T])
+
+    run_threads(2, body, timeout=20)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_replicas_that_differ_are_named_with_the_minority(world):
+    def body(comm: ThreadCommunicator) -> None:
+        same = [("first", tensor(3)), ("second", tensor(2, 2, fill=1.0)), ("third", tensor(fill=-1.0))]
+        assert_replicas_identical(comm, same)
+        comm.step = 12
+        odd = world - 1
+        if comm.rank == odd:
+            same[1][1].data.view(np.uint32)[1, 0] ^= 1  # one bit
+            same[2][1].data[...] = 5.0
+        with pytest.raises(ReplicaMismatchError, match=rf"'second' \(2, 2\) float32 differ: rank {odd} .*step 12") as e:
+            assert_replicas_identical(comm, reversed(same) if comm.rank == 1 and world > 2 else same)
+        assert (e.value.name, e.value.ranks) == ("second", (odd,))
+
+    run_threads(world, body, timeout=20)
+
+
+def test_values_that_only_look_equal_differ():
+    def body(comm: ThreadCommunicator) -> None:
+        with pytest.raises(ReplicaMismatchError):
+            assert_replicas_identical(comm, [tensor(3, fill=-0.0 if comm.rank else 0.0)])
+        assert_replicas_identical(comm, [tensor(3, fill=math.nan)])  # the same NaN
+        assert_replicas_identical(comm, [tensor(0), tensor(2, 0)])
+
+    run_threads(2, body, timeout=20)
+
+
+@pytest.mark.parametrize("bit", [0, 31, 32 * 6 - 1])
+def test_one_bit_that_flips_on_the_way_is_found(bit):
+    # The broadcast is the third operation (after two that compare hashes); what arrives from rank 0 is not what it has.
+    def body(comm: ThreadCommunicator) -> None:
+        params = [("w", tensor(2, 3, fill=comm.rank + 1.0)), ("b", tensor(2, fill=comm.rank + 1.0))]
+        broadcast_params(comm, params)
+        with pytest.raises(ReplicaMismatchError) as e:
+            assert_replicas_identical(comm, params)
+        assert (e.value.name, e.value.ranks) == ("w", (0,))  # the others have the same wrong copy
+
+    run_threads(3, body, timeout=20, fault=FaultPlan([Fault("flip", rank=0, call=3, bit=bit)]))
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+@WORLDS
+@pytest.mark.parametrize("bucket", [1, 16, 10**6])
+def test_all_reduce_grads_is_the_mean_over_ranks(world, bucket):
+    shapes = {"a": (3,), "b": (2, 2), "c": (), "none": (2,), "frozen": (4,)}
+
+    def grad_of(rank: int, name: str) -> np.ndarray | None:
+        present = {"a": True, "b": rank % 2 == 0, "c": rank == world - 1, "none": False, "frozen": False}[name]
+        seed = [rank, *name.encode()]
+        return np.asarray(np.random.default_rng(seed).standard_normal(shapes[name])) if present else None
+
+    def body(comm: ThreadCommunicator) -> dict[str, np.ndarray | None]:
+        params = {name: tensor(*shape, dtype=np.float64) for name, shape in shapes.items()}
+        params["frozen"].requires_grad_(False)
+        grads, other = GradStore(), tensor(1)
+        for name, p in params.items():
+            grad = grad_of(comm.rank, name)
+            if grad is not None:
+                grads.insert(p, Tensor(grad))
+        grads.insert(other, tensor(1, fill=7.0))  # of none of the parameters
+        named = list(params.items())
+        reduced = all_reduce_grads(comm, grads, named[comm.rank :] + named[: comm.rank], bucket)
+        if world == 1:
+            assert reduced is grads
+        else:
+            assert other not in reduced
+        return {name: None if p not in reduced else reduced[p].data.copy() for name, p in named}
+
+    for got in run_threads(world, body, timeout=20):
+        for name, array in got.items():
+            parts = [g for g in (grad_of(r, name) for r in range(world)) if g is not None]
+            if not parts:
+                assert array is None
+            else:
+                np.testing.assert_allclose(array, sum(parts) / world, rtol=1e-14)
+
+
+def test_all_reduce_grads_of_bfloat16():
+    def body(comm: ThreadCommunicator) -> None:
+        p = tensor(2, dtype=bfloat16)
+        grads = GradStore()
+        grads.insert(p, tensor(2, fill=1.0 + comm.rank, dtype=bfloat16))
+        assert all_reduce_grads(comm, grads, [p])[p].tolist() == [1.5, 1.5]
+
+    run_threads(2, body, timeout=20)

@@ -1,0 +1,439 @@
+"""What goes wrong on one rank is raised on all: nothing is half done, and where it can, training goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from data_parallel import (
+    KINDS,
+    Net,
+    Scenario,
+    feed,
+    make_trainer,
+    shares,
+    state_bits,
+    train,
+)
+
+from minigrad import GradStore, Tensor
+from minigrad.distributed import (
+    BFloat16Compression,
+    BucketedTrainer,
+    CollectiveMismatchError,
+    CommError,
+    CommTimeoutError,
+    DistributedTrainer,
+    Fault,
+    FaultPlan,
+    FusedDistributedOptimizer,
+    FusedOptimizerConfig,
+    NonFiniteLossError,
+    PeerLostError,
+    RankKilledError,
+    ReplicaMismatchError,
+    ThreadCommunicator,
+    TrainingConfig,
+    run_threads,
+)
+from minigrad.dtypes import bfloat16
+from minigrad.optim import SGD, AdamW, AdamWConfig, Lambda, NonFiniteGradientError
+
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+SCENARIO = Scenario(shares(3, steps=9, accum=2))
+
+
+def good(comm: ThreadCommunicator, net: Net, step: int, micro: int) -> Tensor:
+    return net.loss(*SCENARIO.batch(step, SCENARIO.steps[step][comm.rank][micro].rows))
+
+
+def nan_loss(net: Net, loss: Tensor) -> Tensor:
+    return loss.detach() * math.nan + net.bias.sum() * 0.0
+
+
+def inf_loss(net: Net, loss: Tensor) -> Tensor:
+    return loss + math.inf
+
+
+def nan_grad(net: Net, loss: Tensor) -> Tensor:
+    """The same loss; the root's derivative at 0 is infinite, and the square's is 0."""
+    return loss + ((net.side - net.side.detach()) ** 2).sqrt().sum()
+
+
+def inf_grad(net: Net, loss: Tensor) -> Tensor:
+    return loss + (net.side - net.side.detach()).sqrt().sum()
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("micro", [0, 1])
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (nan_loss, NonFiniteLossError),
+        (inf_loss, NonFiniteLossError),
+        (nan_grad, NonFiniteGradientError),
+        (inf_grad, NonFiniteGradientError),
+    ],
+)
+def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, clip, micro, spoil, error):
+    def body(comm: ThreadCommunicator, spoiled: int | None) -> Any:
+        net = SCENARIO.net()
+        trainer = make_trainer(kind, comm, clip, accum=2, schedule=Lambda(lambda step: 0.1 / (1 + step)))
+        for step in range(4):
+            before = state_bits(trainer, net)
+            for i in range(2):
+                loss = good(comm, net, step, i)
+                if step == spoiled and (comm.rank, i) == (1, micro):
+                    loss = spoil(net, loss)
+                if step != spoiled:
+                    feed(trainer, net, loss)
+                elif i == 0:
+                    assert feed(trainer, net, loss) is None  # also a bad one: the others cannot know yet
+                else:
+                    with pytest.raises(error, match=f"step {step + 1}"):
+                        feed(trainer, net, loss)
+            if step == spoiled:
+                assert state_bits(trainer, net) == before  # no weight, moment or count; and the window is empty
+                for i in range(2):  # the same window again, without the fault
+                    metrics = feed(trainer, net, good(comm, net, step, i))
+                assert metrics is not None and metrics.step == step + 1
+        return state_bits(trainer, net)
+
+    want = run_threads(3, partial(body, spoiled=None), timeout=30)
+    for spoiled in (0, 2):
+        assert run_threads(3, partial(body, spoiled=spoiled), timeout=30) == want
+
+
+def test_errors_name_the_ranks_and_values():
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer("distributed", comm)
+        with pytest.raises(NonFiniteLossError, match="the loss of step 1 is nan on rank 2; no weight was changed") as e:
+            feed(trainer, net, good(comm, net, 0, 0) * (math.nan if comm.rank == 2 else 1.0))
+        assert e.value.step == 1
+        fused = make_trainer("fused", comm)
+        with pytest.raises(NonFiniteGradientError, match="step 1: the gradient norm is inf on rank 1; no weight"):
+            loss = good(comm, net, 0, 0)
+            feed(fused, net, inf_grad(net, loss) if comm.rank == 1 else loss)
+
+    run_threads(3, body, timeout=30)
+
+
+# ---------------------------------------------------------------------- sums that overflow
+
+
+@pytest.mark.parametrize("hook", [None, BFloat16Compression()])
+@pytest.mark.parametrize(("dtype", "huge"), [(np.float32, 2e38), (bfloat16, 2e38), (np.float16, 4e4)])
+def test_the_fused_optimizer_notices_that_a_sum_overflows_before_it_updates(dtype, huge, hook):
+    def body(comm: ThreadCommunicator) -> None:
+        params = [Tensor(np.ones(4), dtype=dtype).requires_grad_(), Tensor(np.ones(4), dtype=dtype).requires_grad_()]
+        config = FusedOptimizerConfig(bucket_size_bytes=8)
+        options = {} if hook is None else {"hook": hook}
+        trainer = FusedDistributedOptimizer(config, comm, **options)
+
+        def step(size: float) -> Any:
+            grads = GradStore()
+            for i, p in enumerate(params):
+                grads.insert(p, Tensor(np.full(4, size if i == 0 else 0.5), dtype=dtype))
+            return trainer.step(params, grads, 1.0)
+
+        assert step(huge / 1e3) is not None  # large, but the sum is not
+        before = [p.data.tobytes() for p in params]
+        with pytest.raises(NonFiniteGradientError, match="step 2: the gradient norm is .*over all ranks"):
+            step(huge)
+        assert [p.data.tobytes() for p in params] == before and trainer.timestep == 1
+        assert step(1.0) is not None and trainer.timestep == 2
+
+    run_threads(2, body, timeout=30)
+
+
+# ---------------------------------------------------------------------- ranks that differ
+
+
+def own_hook(communicator, bucket):
+    raise AssertionError("never called")
+
+
+Make = Callable[[ThreadCommunicator, bool], Any]
+
+
+def config_of(**changes: Any) -> Make:
+    return lambda comm, odd: DistributedTrainer(TrainingConfig(**(changes if odd else {})), comm)
+
+
+DIFFERENT: dict[str, tuple[Make, str]] = {
+    "lr": (config_of(learning_rate=0.5), "the configuration.*learning_rate=0.5"),
+    "decay": (config_of(weight_decay=0.5), "the configuration.*weight_decay=0.5"),
+    "clip": (config_of(max_grad_norm=None), "the configuration.*max_grad_norm=None"),
+    "accum": (config_of(grad_accum_steps=2), "the configuration.*grad_accum_steps=2"),
+    "bucket": (
+        lambda comm, odd: DistributedTrainer(None, comm, bucket_size_bytes=100 + odd),
+        "bucket_size_bytes is 101 on rank 1, 100 on rank 0",
+    ),
+    "hook": (
+        lambda comm, odd: DistributedTrainer(None, comm, **({"hook": own_hook} if odd else {})),
+        "the hook is 'own_hook' on rank 1",
+    ),
+    "class": (
+        lambda comm, odd: (BucketedTrainer if odd else DistributedTrainer)(None, comm),
+        "the trainer is 'BucketedTrainer' on rank 1, 'DistributedTrainer' on rank 0",
+    ),
+    "betas": (
+        lambda comm, odd: FusedDistributedOptimizer(
+            FusedOptimizerConfig(AdamWConfig(beta2=0.95 if odd else 0.999)), comm
+        ),
+        "the optimizer's options.*0.95",
+    ),
+    "optimizer": (
+        lambda comm, odd: DistributedTrainer(None, comm, SGD(lr=0.1) if odd else AdamW(lr=0.1)),
+        "the optimizer is 'SGD' on rank 1, 'AdamW' on rank 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_settings_that_differ_are_named_on_all_ranks(what):
+    make, words = DIFFERENT[what]
+
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make(comm, comm.rank == 1)
+        if trainer.optimizer.param_groups == [] and what == "optimizer":
+            trainer.optimizer.add_param_group({"params": list(net.named_parameters())})
+        before = [p.data.tobytes() for p in net.parameters()]
+        for _ in range(2):  # still so when it is tried again
+            with pytest.raises(CollectiveMismatchError, match=f"the ranks' settings differ: {words}") as e:
+                trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
+            assert (e.value.ranks, e.value.rank, e.value.step) == ((1,), comm.rank, 1)
+        assert [p.data.tobytes() for p in net.parameters()] == before
+
+    run_threads(3, body, timeout=30)
+
+
+def test_a_rank_that_resumed_elsewhere_is_found():
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer("distributed", comm)
+        if comm.rank == 2:
+            arrays, meta = trainer.state_dict(net.named_parameters())
+            trainer.load_state_dict(net.named_parameters(), arrays, {**meta, "global_step": 7})
+        with pytest.raises(CollectiveMismatchError, match="the global step is 7 on rank 2, 0 on rank 0"):
+            feed(trainer, net, good(comm, net, 0, 0))
+
+    run_threads(3, body, timeout=30)
+
+
+def renamed(net: Net) -> Any:
+    return [("other" if name == "side" else name, p) for name, p in net.named_parameters()]
+
+
+def one_less(net: Net) -> Any:
+    return list(net.named_parameters())[:-1]
+
+
+def reshaped(net: Net) -> Any:
+    net.side = type(net.side)(Tensor(np.zeros((6, 7))))
+    return net.named_parameters()
+
+
+def retyped(net: Net) -> Any:
+    net.side = type(net.side)(Tensor(np.zeros((6, 6), np.float32)))
+    return net.named_parameters()
+
+
+def frozen(net: Net) -> Any:
+    net.side.requires_grad_(False)
+    return net.named_parameters()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (renamed, 'rank 1 has .*"other".*rank 0 has .*"side"'),
+        (one_less, 'rank 1 has no such parameter, rank 0 has .*"head".*5 parameters against 6'),
+        (reshaped, r"rank 1 has .*\[6, 7\].*rank 0 has .*\[6, 6\]"),
+        (retyped, "rank 1 has .*float32.*rank 0 has .*float64"),
+        (frozen, "rank 1 has .*frozen.*rank 0 has .*trained"),
+    ],
+)
+def test_parameters_that_differ_are_named_on_all_ranks(change, words):
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer("fused", comm)
+        grads = good(comm, net, 0, 0).backward()
+        with pytest.raises(CollectiveMismatchError, match=f"the ranks' parameters differ: {words}") as e:
+            trainer.step(change(net) if comm.rank == 1 else net.named_parameters(), grads, 1.0)
+        assert e.value.ranks == (1,)
+        before = state_bits(trainer, net) if comm.rank != 1 else None
+        assert trainer.global_step == 0 and (before is None or before[1] == {})
+
+    run_threads(3, body, timeout=30)
+
+
+@ALL_KINDS
+def test_values_that_differ_at_the_first_step_are_named(kind):
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        if comm.rank == 2:
+            net.gain.data[...] = np.nextafter(net.gain.data, np.inf)
+        trainer = make_trainer(kind, comm)
+        with pytest.raises(ReplicaMismatchError, match=r"'gain' \(\) float64 differ: rank 2 .*broadcast_params") as e:
+            feed(trainer, net, good(comm, net, 0, 0))
+        assert (e.value.name, e.value.ranks) == ("gain", (2,))
+        trainer.broadcast_params(net.named_parameters())
+        assert feed(trainer, net, good(comm, net, 0, 0)) is not None
+
+    run_threads(3, body, timeout=30)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("how", ["set_lr", "schedule"])
+def test_learning_rates_that_differ_later_are_named_and_change_nothing(kind, how):
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        rate = Lambda(lambda step: 0.25 if comm.rank == 1 and step == 1 else 0.125)
+        trainer = make_trainer(kind, comm, schedule=rate if how == "schedule" else None, lr=0.125)
+        feed(trainer, net, good(comm, net, 0, 0))
+        if how == "set_lr" and comm.rank == 1:
+            trainer.optimizer.set_lr(0.25)
+        before = {name: p.data.tobytes() for name, p in net.named_parameters()}
+        with pytest.raises(CollectiveMismatchError, match="the learning rate is 0.25 on rank 1, 0.125 on rank 0") as e:
+            feed(trainer, net, good(comm, net, 1, 0))
+        assert e.value.step == 2
+        assert {name: p.data.tobytes() for name, p in net.named_parameters()} == before and trainer.global_step == 1
+        if how == "set_lr":
+            trainer.optimizer.set_lr(0.125)
+            assert feed(trainer, net, good(comm, net, 1, 0)) is not None
+            trainer.assert_replicas_identical(net.named_parameters())
+
+    run_threads(3, body, timeout=30)
+
+
+# ---------------------------------------------------------------------- mistakes of one rank's program
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "3", True, None])
+def test_a_wrong_weight_is_refused_before_anything_is_sent(kind, weight):
+    def body(comm: ThreadCommunicator) -> Any:
+        net = SCENARIO.net()
+        trainer = make_trainer(kind, comm, accum=2)
+        for i in range(4):
+            if comm.rank == 1:
+                operations = comm.stats.operations
+                with pytest.raises(ValueError, match="weight is .*expected a finite number >= 0"):
+                    feed(trainer, net, good(comm, net, i, 0), weight)
+                assert comm.stats.operations == operations
+            feed(trainer, net, good(comm, net, i, 0), 2.0)  # the others wait meanwhile
+        return state_bits(trainer, net)
+
+    def right(comm: ThreadCommunicator) -> Any:
+        net = SCENARIO.net()
+        trainer = make_trainer(kind, comm, accum=2)
+        for i in range(4):
+            feed(trainer, net, good(comm, net, i, 0), 2.0)
+        return state_bits(trainer, net)
+
+    assert run_threads(3, body, timeout=30) == run_threads(3, right, timeout=30)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_window_in_which_all_weights_are_0_is_no_step(kind, world):
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer(kind, comm, accum=2)
+        before = state_bits(trainer, net)
+        assert feed(trainer, net, good(comm, net, 0, 0), 0.0) is None
+        with pytest.raises(ValueError, match="step 1: the micro-batches of all ranks have weight 0"):
+            feed(trainer, net, good(comm, net, 0, 1), 0)
+        assert state_bits(trainer, net) == before
+        assert feed(trainer, net, good(comm, net, 0, 0)) is None
+        assert feed(trainer, net, good(comm, net, 0, 1)) is not None
+
+    run_threads(world, body, timeout=30)
+
+
+@pytest.mark.parametrize("kind", ["distributed", "fused"])
+@pytest.mark.parametrize("wrong", [np.ones((6, 7)), np.ones((6, 6), np.float32)], ids=["shape", "dtype"])
+def test_a_gradient_that_does_not_fit_is_refused_before_anything_is_sent(kind, wrong):
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer(kind, comm)
+        feed(trainer, net, good(comm, net, 0, 0))
+        if comm.rank == 1:
+            grads = good(comm, net, 1, 0).backward()
+            grads.insert(net.side, Tensor(wrong))
+            with pytest.raises(ValueError, match="the gradient of parameter side has shape"):
+                trainer.step(net.named_parameters(), grads, 1.0)
+        assert feed(trainer, net, good(comm, net, 1, 0)) is not None
+        trainer.assert_replicas_identical(net.named_parameters())
+
+    run_threads(3, body, timeout=30)
+
+
+@pytest.mark.parametrize("micro", [0, 1])
+def test_a_loss_that_has_no_backward_drops_the_bucketed_window_on_all_ranks(micro):
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer("bucketed", comm, accum=2)
+        if micro:
+            feed(trainer, net, good(comm, net, 0, 0))
+        with pytest.raises((RuntimeError, ValueError)):
+            feed(trainer, net, net(SCENARIO.batch(0, (0, 1))[0]))  # not a scalar
+        assert state_bits(trainer, net)[2]["window"]["current_step"] == 0
+        feed(trainer, net, good(comm, net, 0, 0))
+        assert feed(trainer, net, good(comm, net, 0, 1)) is not None
+
+    run_threads(2, body, timeout=30)
+
+
+# ---------------------------------------------------------------------- ranks that die
+
+
+def operations_of_two_steps(kind: str) -> int:
+    def body(comm: ThreadCommunicator) -> int:
+        train(comm, kind, Scenario(shares(3, steps=2)), 200)
+        return comm.stats.operations
+
+    return run_threads(3, body, timeout=30)[0]
+
+
+@ALL_KINDS
+def test_a_rank_that_dies_at_any_operation_is_noticed_by_all_others(kind):
+    scenario = Scenario(shares(3, steps=2))
+    calls = operations_of_two_steps(kind)
+    steps = set()
+    for call in range(1, calls + 1):
+        plan = FaultPlan([Fault("kill", rank=1, call=call)])
+        with pytest.raises(RankKilledError) as e:
+            run_threads(3, lambda comm: train(comm, kind, scenario), timeout=30, fault=plan)
+        errors = e.value.rank_errors  # type: ignore[attr-defined]
+        assert sorted(errors) == [0, 1, 2]
+        for rank in (0, 2):
+            error = errors[rank]
+            assert isinstance(error, PeerLostError), error
+            assert (error.rank, error.ranks) == (rank, (1,))
+            assert f"{error.op} (operation {error.sequence}), rank {rank}" in str(error)
+            steps.add(error.step)
+    assert steps == {None, 1, 2}  # None: in broadcast_params, before the first step
+
+
+@ALL_KINDS
+def test_a_rank_whose_message_is_lost_is_noticed_within_the_deadline(kind):
+    last = operations_of_two_steps(kind)  # the check of the weights after step 2; before it the window, and the buckets
+    for call in (last - 3, last - 4):
+        plan = FaultPlan([Fault("drop", rank=1, call=call)])
+        with pytest.raises(CommError) as e:
+            run_threads(3, lambda comm: train(comm, kind, Scenario(shares(3, steps=2))), timeout=0.2, fault=plan)
+        errors = e.value.rank_errors  # type: ignore[attr-defined]
+        assert sorted(errors) == [0, 1, 2]
+        assert any(isinstance(error, CommTimeoutError) for error in errors.values())
+        for error in errors.values():
+            assert isinstance(error, CommTimeoutError | PeerLostError)
+            assert error.op and error.sequence and error.step == 2

@@ -1,0 +1,411 @@
+"""N ranks are one process: the trainers for several ranks against a SimpleTrainer that has the whole batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from data_parallel import (
+    EVERYTHING,
+    KINDS,
+    LR,
+    ROWS,
+    Record,
+    Scenario,
+    Share,
+    alone,
+    assert_close,
+    assert_same_run,
+    distance,
+    epsilon,
+    feed,
+    in_float64,
+    make_trainer,
+    record,
+    run,
+    shares,
+    state_bits,
+    train,
+    weights_of,
+)
+
+from minigrad import GradStore, Tensor, nn
+from minigrad.distributed import (
+    BucketedTrainer,
+    FaultPlan,
+    NoOpCommunicator,
+    SimpleTrainer,
+    ThreadCommunicator,
+    TrainingConfig,
+    assert_replicas_identical,
+    run_threads,
+)
+from minigrad.dtypes import bfloat16, float16
+from minigrad.optim import SGD, CosineAnnealing
+
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+SIZES = [(5, 7), (12, 0), (0, 1, 11), (3, 0, 8, 1)]  # 0: the rank has no samples
+ONE = (Share(tuple(range(6))),)
+TWO = (Share(tuple(range(6, 12))),)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("accum", [1, 4])
+@pytest.mark.parametrize(("world", "bucket"), [(1, 200), (2, 16), (3, 200), (4, 16), (4, 25 * 2**20)])
+def test_ranks_are_one_process(kind, world, accum, clip, bucket):
+    scenario = Scenario(shares(world, accum=accum), clip=clip, accum=accum)
+    assert_same_run(run(kind, scenario, bucket), alone(scenario))
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("accum", [1, 3])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_unequal_shards_count_by_their_samples(kind, sizes, accum):
+    scenario = Scenario(shares(len(sizes), accum=accum, sizes=sizes), clip=0.3, accum=accum)
+    assert_same_run(run(kind, scenario), alone(scenario))
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("sizes", [(6, 6), (5, 0, 7)], ids=str)
+def test_float32_ranks_round_no_worse_than_one_process(kind, sizes):
+    # No fixed multiple of epsilon bounds AdamW: it divides gradients by their size, so a rounded tiny one may turn an
+    # update round. What can be asked is that ranks are as near to exact numbers as one process in float32 is.
+    scenario = Scenario(shares(len(sizes), steps=8, sizes=sizes), dtype=np.float32, clip=1.0)
+    exact = alone(in_float64(scenario))
+    bound = 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
+    assert distance(run(kind, scenario), exact) <= bound < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["distributed", "bucketed"])
+def test_float32_with_a_linear_optimizer_keeps_a_fixed_bound(kind):
+    # SGD's update is linear in the gradient: each of 5 steps adds lr * (the gradient's rounding, of some 30 operations,
+    # each of at most epsilon / 2 times values below 20), so 5 * 0.02 * 30 * 20 * epsilon / 2 = 30 epsilon.
+    scenario = Scenario(shares(3, steps=5), dtype=np.float32)
+
+    def own(comm: ThreadCommunicator) -> dict[str, np.ndarray]:
+        net = scenario.net()
+        trainer = make_trainer(kind, comm, optimizer=SGD(net.named_parameters(), lr=LR, momentum=0.5))
+        for step, window in enumerate(scenario.steps):
+            share = window[comm.rank][0]
+            feed(trainer, net, net.loss(*scenario.batch(step, share.rows)), len(share.rows))
+        return weights_of(net)
+
+    net = in_float64(scenario).net()
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), SGD(net.named_parameters(), lr=LR, momentum=0.5))
+    for step in range(5):
+        x, y = scenario.batch(step, range(ROWS))
+        feed(trainer, net, net.loss(x.to(np.float64), y.to(np.float64)))
+    (weights, *_), start = run_threads(3, own, timeout=30), weights_of(scenario.net())
+    for name, p in net.named_parameters():
+        assert_close(weights[name].astype(np.float64), p.data, 30 * epsilon(scenario), name)
+        assert name == "unused" or not np.array_equal(weights[name], start[name])
+
+
+# ---------------------------------------------------------------------- parameters
+
+
+def using(*by_rank: str) -> tuple[tuple[Share, ...], ...]:
+    """A window in which rank r uses the parts named in ``by_rank[r]``: of side and gain, by first letters."""
+    cuts = np.array_split(np.arange(ROWS), len(by_rank))
+    return tuple(
+        (Share(tuple(int(i) for i in rows), frozenset(part for part in EVERYTHING if part[0] in letters)),)
+        for rows, letters in zip(cuts, by_rank)
+    )
+
+
+PRESENCE = {
+    "on one rank": (using("sg", "g"), using("sg", "g")),
+    "on another rank each step": (using("s", "g", ""), using("", "s", "g"), using("g", "", "s")),
+    "on no rank at times": (using("sg", "sg"), using("g", "g"), using("", ""), using("sg", "s")),
+    "on no rank at first": (using("", "", "", ""), using("", "", "s", ""), using("g", "", "", "")),
+    "on no rank ever": (using("s", "s"), using("s", "s"), using("s", "s")),
+}
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("pattern", PRESENCE)
+def test_parameters_that_are_not_always_used(kind, pattern, clip):
+    # assert_same_run compares moments and counts too: a parameter that no rank used is not even decayed.
+    scenario = Scenario(PRESENCE[pattern], clip=clip)
+    records = run(kind, scenario)
+    assert_same_run(records, alone(scenario))
+    assert "unused" not in records[-1].moments
+    if pattern == "on no rank at times":
+        assert records[1].weights["side"].tobytes() == records[0].weights["side"].tobytes()
+        assert records[1].weights["gain"].tobytes() != records[0].weights["gain"].tobytes()
+        assert [r.moments["side"][0] for r in records] == [1, 1, 1, 2]
+
+
+@ALL_KINDS
+def test_a_part_used_in_one_micro_batch_of_one_rank(kind):
+    plain, side = frozenset({"gain"}), EVERYTHING
+    window = (
+        (Share((0, 1), side), Share((2,), plain), Share((3, 4, 5), plain)),
+        (Share((6,), plain), Share((7, 8), plain), Share((9, 10, 11), plain)),
+    )
+    scenario = Scenario((window,) * 3, accum=3, clip=0.3)
+    assert_same_run(run(kind, scenario), alone(scenario))
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("bucket", [16, 10**6])
+@pytest.mark.parametrize("change", [{"tied": True}, {"frozen": ("side", "bias")}, {"dtype": np.float32, "mixed": True}])
+def test_tied_frozen_and_mixed_parameters(kind, bucket, change):
+    scenario = replace(Scenario(shares(3, accum=2, sizes=(5, 4, 3)), accum=2, clip=0.3), **change)
+    records = run(kind, scenario, bucket)
+    if scenario.mixed:
+        assert {array.dtype.name for array in records[0].weights.values()} == {"float32", "float64"}
+        exact = alone(in_float64(scenario))
+        assert distance(records, exact) <= 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
+    else:
+        assert_same_run(records, alone(scenario))
+    for name in scenario.frozen:
+        assert name not in records[-1].moments
+        assert np.array_equal(records[-1].weights[name], dict(scenario.net().named_parameters())[name].data)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
+    scenario = Scenario(shares(3, steps=4), dtype=dtype)
+    records = run(kind, scenario)  # which compares the ranks
+    exact = alone(in_float64(scenario))
+    assert distance(records, exact) <= 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
+
+
+@ALL_KINDS
+def test_parameters_may_be_frozen_and_join_between_steps(kind):
+    def body(comm: ThreadCommunicator) -> list[Record]:
+        net = Scenario(shares(2)).net()
+        trainer = make_trainer(kind, comm) if comm.world_size > 1 else SimpleTrainer(TrainingConfig(LR, 0.01, None))
+        records = []
+        for step in range(4):
+            net.side.requires_grad_(step != 1)
+            net.bias.requires_grad_(step >= 2)
+            cut = np.array_split(np.arange(ROWS), comm.world_size)[comm.rank]
+            loss = net.loss(*Scenario(shares(2)).batch(step, cut))
+            records.append(record(trainer, net, feed(trainer, net, loss)))
+        return records
+
+    (want,) = run_threads(1, body, timeout=30)
+    for got in run_threads(2, body, timeout=30):
+        assert_same_run([replace(r, metrics=replace(r.metrics, grad_norm=None)) for r in got], want)
+
+
+# ---------------------------------------------------------------------- windows and schedules
+
+
+@ALL_KINDS
+def test_the_schedule_is_followed(kind):
+    schedule = CosineAnnealing(0.05, 0.001, warmup_steps=2, total_steps=5)
+    scenario = Scenario(shares(2, steps=6), schedule=schedule)
+    records = run(kind, scenario)
+    assert_same_run(records, alone(scenario))
+    assert [r.metrics.lr for r in records] == [schedule.get_lr(i) for i in range(6)]
+
+
+@ALL_KINDS
+def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
+    scenario = Scenario(shares(2, accum=3), ends="no_sync", clip=0.3)
+    assert_same_run(run(kind, scenario), alone(scenario))
+
+    def body(comm: ThreadCommunicator) -> None:
+        net = scenario.net()
+        trainer = make_trainer(kind, comm)
+        feed(trainer, net, net.loss(*scenario.batch(0, (1, 2))))
+        for step in range(2):
+            before = comm.stats.operations
+            with trainer.no_sync():
+                with trainer.no_sync():
+                    assert feed(trainer, net, net.loss(*scenario.batch(0, (1, 2)))) is None
+                assert feed(trainer, net, net.loss(*scenario.batch(1, (1, 2)))) is None  # nested ones end one by one
+            assert comm.stats.operations == before
+            metrics = feed(trainer, net, net.loss(*scenario.batch(2, (1, 2))))
+            assert metrics is not None and metrics.step == step + 2
+            assert comm.stats.operations == before + trainer.num_buckets + 1  # once per window, and one small record
+
+    run_threads(2, body, timeout=30)
+
+
+@ALL_KINDS
+def test_flush_ends_windows_of_unequal_length(kind):
+    window = (
+        (Share((0, 1)),),
+        (Share((2, 3, 4)), Share((5,)), Share((6, 7))),
+        (),
+        (Share((8, 9, 10, 11)), Share(())),
+    )
+    scenario = Scenario((window,) * 3, accum=5, ends="flush", clip=0.3)
+    assert_same_run(run(kind, scenario), alone(scenario))
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("world", [1, 3])
+def test_flush_without_any_window_is_no_step(kind, world):
+    def body(comm: ThreadCommunicator) -> None:
+        net = Scenario(shares(1)).net()
+        trainer = make_trainer(kind, comm)
+        before = state_bits(trainer, net)
+        assert trainer.flush(net.named_parameters()) is None
+        assert feed(trainer, net, net.loss(*Scenario(shares(1)).batch(0, (1, 2)))) is not None
+        assert state_bits(trainer, net) != before
+        assert trainer.flush(net.named_parameters()) is None
+        assert trainer.global_step == 1
+
+    run_threads(world, body, timeout=30)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("communicator", [NoOpCommunicator, lambda: ThreadCommunicator.group(1)[0]])
+@pytest.mark.parametrize(("accum", "clip"), [(1, None), (2, 0.3)])
+def test_a_world_of_one_is_a_simple_trainer_bit_for_bit(kind, accum, clip, communicator):
+    scenario = Scenario(shares(1, steps=4, accum=accum), dtype=np.float32, clip=clip, accum=accum)
+    net, other = scenario.net(), scenario.net()
+    trainer = make_trainer(kind, communicator(), clip, accum)
+    simple = SimpleTrainer(TrainingConfig(LR, 0.01, clip, accum))
+    trainer.broadcast_params(net.named_parameters())
+    for step, window in enumerate(scenario.steps):
+        for share in window[0]:
+            x, y = scenario.batch(step, share.rows)
+            got, want = feed(trainer, net, net.loss(x, y)), feed(simple, other, other.loss(x, y))
+            assert got == want
+    assert state_bits(trainer, net) == state_bits(simple, other)
+    assert (trainer.global_step, trainer.num_buckets, trainer.communicator.stats.operations) == (4, 0, 0)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("world", [1, 2])
+def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
+    scenario = Scenario(shares(2))
+
+    def body(comm: ThreadCommunicator, factor: float, empty: bool) -> dict[str, np.ndarray]:
+        net = scenario.net()
+        trainer = make_trainer(kind, comm, accum=3 if empty else 2, clip=0.3)
+        for step in range(2):
+            feed(trainer, net, net.loss(*scenario.batch(step, (0, 1, comm.rank + 2))), 3.0 * factor)
+            if empty:  # the mean over no rows: NaN, with gradients that are NaN
+                nothing = net.loss(*scenario.batch(step, (0,))) * math.nan
+                assert feed(trainer, net, nothing, 0.0) is None
+            metrics = feed(trainer, net, net.loss(*scenario.batch(step, (4 + comm.rank,))), factor)
+            assert metrics is not None
+        return weights_of(net)
+
+    first = run_threads(world, partial(body, factor=1.0, empty=False), timeout=30)[0]
+    for factor, empty in [(0.001, False), (1.0, True), (1e9, True)]:
+        again = run_threads(world, partial(body, factor=factor, empty=empty), timeout=30)[0]
+        for name, array in first.items():
+            assert_close(again[name], array, 1e-12, name)
+
+
+# ---------------------------------------------------------------------- starting, stopping, stalling
+
+
+def test_buffers_and_weights_are_broadcast_from_any_root():
+    class Normed(nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(Tensor(np.full(3, float(seed), np.float32)))
+            self.register_buffer("mean", Tensor(np.full((2, 2), 10.0 * seed, np.float32)))
+            self.register_buffer("count", Tensor(np.asarray(seed, np.int64)))
+
+    def body(comm: ThreadCommunicator) -> list[float]:
+        net = Normed(comm.rank)
+        trainer = make_trainer("distributed", comm)
+        trainer.broadcast_params(net.named_parameters(), root=2)
+        trainer.broadcast_params(net.named_buffers(), root=1)
+        assert_replicas_identical(comm, [*net.named_parameters(), *net.named_buffers()])
+        return [float(net.weight.data[0]), float(net.mean.data[1, 1]), int(net.count.data)]
+
+    assert run_threads(3, body, timeout=30) == [[2.0, 10.0, 1]] * 3
+
+
+@ALL_KINDS
+def test_delays_change_no_bit(kind):
+    scenario = Scenario(shares(3, accum=2, sizes=(5, 4, 3)), accum=2)
+    want = run(kind, scenario, 100)
+    for seed in range(3):
+        plan = FaultPlan.random(seed, 3, calls=30, count=25, kinds=["delay"], max_delay=0.004)
+        for records in run_threads(3, lambda comm: train(comm, kind, scenario, 100), timeout=30, fault=plan):
+            assert [r.bits() for r in records] == [r.bits() for r in want]
+
+
+@ALL_KINDS
+def test_what_rank_0_saves_all_ranks_go_on_with_bit_for_bit(kind):
+    scenario = Scenario(shares(2, steps=4, accum=2), accum=2)
+
+    def steps(comm, trainer, net, which):
+        for step in which:
+            for share in scenario.steps[step][comm.rank]:
+                feed(trainer, net, net.loss(*scenario.batch(step, share.rows)))
+
+    def first(comm: ThreadCommunicator):
+        net = scenario.net()
+        trainer = make_trainer(kind, comm, accum=2)
+        steps(comm, trainer, net, range(2))
+        saved = trainer.state_dict(net.named_parameters()), weights_of(net)
+        feed(trainer, net, net.loss(*scenario.batch(2, scenario.steps[2][comm.rank][0].rows)))
+        with pytest.raises(RuntimeError, match="the window has 1 of 2 micro-batches"):
+            trainer.state_dict(net.named_parameters())
+        feed(trainer, net, net.loss(*scenario.batch(2, scenario.steps[2][comm.rank][1].rows)))
+        steps(comm, trainer, net, range(3, 4))
+        return saved, state_bits(trainer, net)
+
+    (saved, bits), _ = run_threads(2, first, timeout=30)
+
+    def second(comm: ThreadCommunicator):
+        net = scenario.net(seed=5)
+        for name, p in net.named_parameters():
+            p.data[...] = saved[1][name]
+        trainer = make_trainer(kind, comm, accum=2)
+        trainer.load_state_dict(net.named_parameters(), *saved[0])
+        steps(comm, trainer, net, range(2, 4))
+        return state_bits(trainer, net)
+
+    assert run_threads(2, second, timeout=30) == [bits] * 2
+
+
+def test_a_bucketed_trainer_takes_gradients_that_are_there_already_as_well():
+    scenario = Scenario(shares(2))
+    want = run("distributed", scenario)
+
+    def body(comm: ThreadCommunicator) -> list[Record]:
+        net = scenario.net()
+        trainer = make_trainer("bucketed", comm)
+        assert isinstance(trainer, BucketedTrainer)
+        records = []
+        for step, window in enumerate(scenario.steps):
+            share = window[comm.rank][0]
+            loss = net.loss(*scenario.batch(step, share.rows))
+            params = list(net.named_parameters())
+            if (step + comm.rank) % 2:  # ranks may even do it differently
+                metrics = trainer.step(params, loss.backward(), loss.item(), 6)
+            else:
+                metrics = trainer.backward_and_step(loss, params, 6)
+            records.append(record(trainer, net, metrics))
+        return records
+
+    for records in run_threads(2, body, timeout=30):
+        assert [r.bits() for r in records] == [r.bits() for r in want]
+
+
+def test_without_a_loss_the_metrics_have_none():
+    def body(comm: ThreadCommunicator) -> list[float]:
+        net = Scenario(shares(2)).net()
+        trainer = make_trainer("fused", comm, accum=2)
+        losses = []
+        for given in [(None, None), (1.0, 2.0), (None, 2.0), (1.0, None)]:
+            for loss in given:
+                metrics = trainer.step(net.named_parameters(), GradStore(), loss)  # type: ignore[arg-type]
+            losses.append(metrics.loss)
+        trainer.step(net.named_parameters(), GradStore(), None)  # type: ignore[arg-type]
+        losses.append(trainer.flush(net.named_parameters()).loss)
+        return losses
+
+    for world in (1, 2):
+        for losses in run_threads(world, body, timeout=30):
+            np.testing.assert_array_equal(losses, [math.nan, 1.5, math.nan, math.nan, math.nan])
