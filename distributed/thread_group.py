@@ -11,6 +11,7 @@ one.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -97,7 +98,7 @@ class _Operation:
     def agrees(self) -> bool:
         calls = [part.call for part in self.parts.values()]
         if any(call.name in ("send", "recv") for call in calls):
-            return len({(call.dtype, int(np.prod(call.shape))) for call in calls}) <= 1
+            return len({(call.dtype, math.prod(call.shape)) for call in calls}) <= 1
         return len({str(call) for call in calls}) <= 1
 
     def who_called_what(self) -> str:
