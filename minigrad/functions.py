@@ -124,9 +124,9 @@ def ceil(x: Tensor) -> Tensor:
     return x.ceil()
 
 
-def round(x: Tensor) -> Tensor:
-    """Nearest integer, halves to even."""
-    return x.round()
+def round(x: Tensor, *, decimals: int = 0) -> Tensor:
+    """Nearest integer (or number of so many ``decimals``), halves to even."""
+    return x.round(decimals=decimals)
 
 
 def trunc(x: Tensor) -> Tensor:
@@ -139,14 +139,14 @@ def clone(x: Tensor) -> Tensor:
     return x.clone()
 
 
-def add(x: Tensor, other: Any) -> Tensor:
-    """x + other."""
-    return x.add(other)
+def add(x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    """x + alpha * other."""
+    return x.add(other, alpha=alpha)
 
 
-def sub(x: Tensor, other: Any) -> Tensor:
-    """x - other."""
-    return x.sub(other)
+def sub(x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    """x - alpha * other."""
+    return x.sub(other, alpha=alpha)
 
 
 def mul(x: Tensor, other: Any) -> Tensor:
@@ -154,9 +154,9 @@ def mul(x: Tensor, other: Any) -> Tensor:
     return x.mul(other)
 
 
-def div(x: Tensor, other: Any) -> Tensor:
-    """x / other."""
-    return x.div(other)
+def div(x: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """x / other; rounded down with ``rounding_mode="floor"``, towards 0 with "trunc"."""
+    return x.div(other, rounding_mode=rounding_mode)
 
 
 def remainder(x: Tensor, other: Any) -> Tensor:
@@ -179,7 +179,7 @@ def pow(x: Tensor, exponent: Any) -> Tensor:
     return x.pow(exponent)
 
 
-def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """Values limited to [min, max]; None does not limit."""
     return x.clamp(min, max)
 
@@ -295,14 +295,14 @@ def bitwise_xor(x: Tensor, other: Any) -> Tensor:
 # Reduction ------------------------------------------------------------------------------------------------------------
 
 
-def sum(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """Sum over ``dim`` (default all)."""
-    return x.sum(dim, keepdim)
+    return x.sum(dim, keepdim, dtype=dtype)
 
 
-def mean(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """Mean over ``dim`` (default all)."""
-    return x.mean(dim, keepdim)
+    return x.mean(dim, keepdim, dtype=dtype)
 
 
 def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -370,12 +370,12 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return x.argmin(dim, keepdim)
 
 
-def max(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """The largest value, or along ``dim`` the pair (values, indices)."""
     return x.max(dim, keepdim)
 
 
-def min(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """The smallest value, or along ``dim`` the pair (values, indices)."""
     return x.min(dim, keepdim)
 
@@ -572,3 +572,141 @@ def dot(x: Tensor, other: Tensor) -> Tensor:
 def outer(x: Tensor, vec2: Tensor) -> Tensor:
     """The matrix of all products x[i] * vec2[j] of two vectors."""
     return x.outer(vec2)
+
+
+# Further names --------------------------------------------------------------------------------------------------------
+
+
+def subtract(x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    """x - alpha * other."""
+    return x.subtract(other, alpha=alpha)
+
+
+def multiply(x: Tensor, other: Any) -> Tensor:
+    """x * other."""
+    return x.multiply(other)
+
+
+def divide(x: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """``div``."""
+    return x.divide(other, rounding_mode=rounding_mode)
+
+
+def true_divide(x: Tensor, other: Any) -> Tensor:
+    """x / other."""
+    return x.true_divide(other)
+
+
+def floor_divide(x: Tensor, other: Any) -> Tensor:
+    """x // other."""
+    return x.floor_divide(other)
+
+
+def negative(x: Tensor) -> Tensor:
+    """-x."""
+    return x.negative()
+
+
+def absolute(x: Tensor) -> Tensor:
+    """Absolute value."""
+    return x.absolute()
+
+
+def clip(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """``clamp``."""
+    return x.clip(min, max)
+
+
+def clamp_min(x: Tensor, min: Any) -> Tensor:
+    """Values limited from below."""
+    return x.clamp_min(min)
+
+
+def clamp_max(x: Tensor, max: Any) -> Tensor:
+    """Values limited from above."""
+    return x.clamp_max(max)
+
+
+def bitwise_left_shift(x: Tensor, other: Any) -> Tensor:
+    """x << other, of integers."""
+    return x.bitwise_left_shift(other)
+
+
+def bitwise_right_shift(x: Tensor, other: Any) -> Tensor:
+    """x >> other, of integers."""
+    return x.bitwise_right_shift(other)
+
+
+def moveaxis(x: Tensor, source: Dim, destination: Dim) -> Tensor:
+    """``movedim``."""
+    return x.moveaxis(source, destination)
+
+
+def swapdims(x: Tensor, dim0: int, dim1: int) -> Tensor:
+    """``transpose``."""
+    return x.swapdims(dim0, dim1)
+
+
+def ravel(x: Tensor) -> Tensor:
+    """All dimensions as one."""
+    return x.ravel()
+
+
+def t(x: Tensor) -> Tensor:
+    """A matrix transposed (a view)."""
+    return x.t()
+
+
+def unflatten(x: Tensor, dim: int, sizes: Any) -> Tensor:
+    """One dimension as several of the given sizes."""
+    return x.unflatten(dim, sizes)
+
+
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """A view of ``length`` places of a dimension from ``start`` on."""
+    return x.narrow(dim, start, length)
+
+
+def select(x: Tensor, dim: int, index: int) -> Tensor:
+    """A view of one place of a dimension, without it."""
+    return x.select(dim, index)
+
+
+def isclose(x: Tensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    """Where |x - other| <= atol + rtol |other|."""
+    return x.isclose(other, rtol, atol, equal_nan)
+
+
+def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
+    """How many values over ``dim`` are not 0."""
+    return x.count_nonzero(dim)
+
+
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    """The values where the bool ``mask`` holds, as a vector."""
+    return x.masked_select(mask)
+
+
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """The values of ``source``, in order, where the bool ``mask`` holds, else x."""
+    return x.masked_scatter(mask, source)
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
+    return x.index_add(dim, index, source, alpha=alpha)
+
+
+def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """x + weight * (end - x)."""
+    return x.lerp(end, weight)
+
+
+def allclose(x: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    """Whether ``isclose`` holds everywhere."""
+    return x.allclose(other, rtol, atol, equal_nan)
+
+
+def equal(x: Tensor, other: Tensor) -> bool:
+    """Whether shape and all values are equal."""
+    return x.equal(other)

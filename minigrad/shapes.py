@@ -85,6 +85,15 @@ def expanded_shape(shape: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, .
     return new
 
 
+def broadcast(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to which two shapes broadcast; ValueError if they do not."""
+    n = max(len(x), len(y))
+    x, y = (1,) * (n - len(x)) + x, (1,) * (n - len(y)) + y
+    if any(a != b and 1 not in (a, b) for a, b in zip(x, y, strict=True)):
+        raise ValueError(f"shapes {x} and {y} do not broadcast")
+    return tuple(b if a == 1 else a for a, b in zip(x, y, strict=True))
+
+
 def moved_order(source: Dim, destination: Dim, ndim: int) -> tuple[int, ...]:
     """The order of dimensions after ``source`` has moved to ``destination`` and the others have closed up."""
     lists = [[d] if isinstance(d, int) else list(d or ()) for d in (source, destination)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import dlpack, dtypes, printing, shapes
 from .autograd import BackwardHook, TensorCore, backward, is_grad_enabled
+from .derived import DerivedMethods
 from .device import CPU, Device
 from .errors import located
 from .grad_store import GradStore, TensorId
@@ -31,7 +32,7 @@ class ValuesAndIndices(NamedTuple):
     indices: Tensor
 
 
-class _Casts(TensorCore):
+class _Casts(DerivedMethods):
     """Methods named like Python's types; apart, because in Tensor's own annotations these names mean the types."""
 
     __slots__ = ()
@@ -382,21 +383,28 @@ class Tensor(_Casts):
     def __abs__(self) -> Tensor:
         return elementwise.Abs.apply(self)
 
-    def add(self, other: Any) -> Tensor:
-        """self + other."""
-        return self + other
+    def add(self, other: Any, *, alpha: float = 1) -> Tensor:
+        """self + alpha * other."""
+        return self + (other if alpha == 1 else self._operand(other) * alpha)
 
-    def sub(self, other: Any) -> Tensor:
-        """self - other."""
-        return self - other
+    def sub(self, other: Any, *, alpha: float = 1) -> Tensor:
+        """self - alpha * other."""
+        return self - (other if alpha == 1 else self._operand(other) * alpha)
 
     def mul(self, other: Any) -> Tensor:
         """self * other."""
         return self * other
 
-    def div(self, other: Any) -> Tensor:
-        """self / other."""
-        return self / other
+    def div(self, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+        """self / other; rounded down with ``rounding_mode="floor"``, towards 0 with "trunc"."""
+        if rounding_mode not in (None, "floor", "trunc"):
+            raise located(ValueError(f"div: rounding_mode={rounding_mode!r}; expected None, 'floor' or 'trunc'"))
+        if rounding_mode is None:
+            return self / other
+        y = self // other
+        if rounding_mode == "floor":
+            return y
+        return (self / other).trunc() if y.is_floating_point() else y + ((y < 0) & (self % other != 0))
 
     def pow(self, exponent: Any) -> Tensor:
         """self ** exponent."""
@@ -494,21 +502,23 @@ class Tensor(_Casts):
         """Smallest integer not below."""
         return elementwise.Ceil.apply(self)
 
-    def round(self) -> Tensor:
-        """Nearest integer, halves to even."""
-        return elementwise.Round.apply(self)
+    def round(self, *, decimals: int = 0) -> Tensor:
+        """Nearest integer (or number of so many ``decimals``), halves to even."""
+        scale = 10.0**decimals
+        return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
 
     def trunc(self) -> Tensor:
         """Integer part."""
         return elementwise.Trunc.apply(self)
 
-    def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
-        """Values limited to [min, max]; None does not limit."""
+    def clamp(self, min: Any = None, max: Any = None) -> Tensor:
+        """Values limited to [min, max], numbers or tensors; None does not limit."""
         if min is None and max is None:
             raise located(ValueError("clamp: expected min, max or both"))
         low, high = (None if bound is None else self._operand(bound) for bound in (min, max))
         if isinstance(low, TensorCore) or isinstance(high, TensorCore):
-            raise located(TypeError("clamp: min and max are numbers; for tensors use .maximum(low).minimum(high)"))
+            x = self if low is None else self.where((self >= low) | self.isnan(), low)
+            return x if high is None else x.where((x <= high) | x.isnan(), high)
         x = self._cast(dtypes.result_dtype([self.data, *(bound for bound in (low, high) if bound is not None)]))
         return elementwise.Clamp.apply(x, low=low, high=high)
 
@@ -544,9 +554,13 @@ class Tensor(_Casts):
     # ------------------------------------------------------------------ comparison
 
     def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
+        if other is None:
+            return NotImplemented
         return comparison.Eq.apply(self, self._operand(other))
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
+        if other is None:
+            return NotImplemented
         return comparison.Ne.apply(self, self._operand(other))
 
     def __lt__(self, other: Any) -> Tensor:
@@ -574,6 +588,18 @@ class Tensor(_Casts):
         return comparison.BitwiseXor.apply(_bits("^", self), _bits("^", self._operand(other)))
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return comparison.LeftShift.apply(_bits("<<", self), _bits("<<", self._operand(other)))
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return comparison.LeftShift.apply(_bits("<<", self._operand(other)), _bits("<<", self))
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return comparison.RightShift.apply(_bits(">>", self), _bits(">>", self._operand(other)))
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return comparison.RightShift.apply(_bits(">>", self._operand(other)), _bits(">>", self))
 
     def bitwise_not(self) -> Tensor:
         """~self, of integers or bool."""
@@ -629,13 +655,21 @@ class Tensor(_Casts):
 
     # ------------------------------------------------------------------ reduction
 
-    def sum(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
-        """Sum over ``dim`` (default all); integers and bool give int64."""
+    def sum(
+        self, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None, keepdims: bool = False
+    ) -> Tensor:
+        """Sum over ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64."""
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        return reduce.Sum.apply(self, axes=axes, keepdim=keepdim or keepdims)
+        x = self if dtype is None else self.to(dtype)
+        y = reduce.Sum.apply(x, axes=axes, keepdim=keepdim or keepdims)
+        return y if dtype is None else y.to(dtype)
 
-    def mean(self, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False) -> Tensor:
-        """Mean over ``dim`` (default all); floating tensors only."""
+    def mean(
+        self, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None, keepdims: bool = False
+    ) -> Tensor:
+        """Mean over ``dim`` (default all), cast to ``dtype`` first; floating tensors only."""
+        if dtype is not None:
+            return self.to(dtype).mean(dim, keepdim, axis=axis, keepdims=keepdims)
         if not self.is_floating_point():
             raise located(TypeError(f"mean of {self.dtype} values is no integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
@@ -680,15 +714,22 @@ class Tensor(_Casts):
         axis: Dim = None,
         keepdims: bool = False,
     ) -> Tensor:
-        """Euclidean norm over ``dim`` (default all), the only ``p`` there is; its gradient is 0 where it is 0."""
-        if p not in (2, "fro"):
-            raise located(
-                ValueError(f"norm: p={p!r}; only the Euclidean norm, p=2, exists (dim is the second argument)")
-            )
+        """(sum |x|^p)^(1/p) over ``dim`` (default all); for infinite p the largest (smallest) |x|, for p = 0 the number
+        of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
+        """
         if not self.is_floating_point():
             raise located(TypeError(f"norm of {self.dtype} values is no integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        return reduce.Norm.apply(self, axes=axes, keepdim=keepdim or keepdims)
+        keep = keepdim or keepdims
+        if p in (2, "fro"):
+            return reduce.Norm.apply(self, axes=axes, keepdim=keep)
+        if isinstance(p, str):
+            raise located(ValueError(f"norm: p={p!r}; expected a number or 'fro' (dim is the second argument)"))
+        if p == 0:
+            return (self != 0).sum(axes, keep).to(self.dtype)
+        if math.isinf(p):
+            return self.abs().amax(axes, keep) if p > 0 else self.abs().amin(axes, keep)
+        return self.abs().sum(axes, keep) if p == 1 else (self.abs() ** p).sum(axes, keep) ** (1 / p)
 
     def logsumexp(self, dim: Dim, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))) over ``dim``, without overflow."""
@@ -702,13 +743,23 @@ class Tensor(_Casts):
         """Smallest value over ``dim``; ties share the gradient evenly."""
         return reduce.AMin.apply(self, axes=self._nonempty("amin", dim, axis), keepdim=keepdim or keepdims)
 
-    def max(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
-        """The largest value, or along ``dim`` the pair (values, indices); the first of equals gets the gradient."""
+    def max(self, dim: Any = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+        """The largest value, along ``dim`` the pair (values, indices), or ``maximum`` with a tensor.
+
+        Along ``dim`` the first of equals gets the gradient.
+        """
+        if isinstance(dim, Tensor):
+            return self.maximum(dim)
         found = shapes.one_dim(dim, axis, self.ndim)
         return self.amax() if found is None else self._select(self.argmax(found, keepdim=True), found, keepdim)
 
-    def min(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
-        """The smallest value, or along ``dim`` the pair (values, indices); the first of equals gets the gradient."""
+    def min(self, dim: Any = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+        """The smallest value, along ``dim`` the pair (values, indices), or ``minimum`` with a tensor.
+
+        Along ``dim`` the first of equals gets the gradient.
+        """
+        if isinstance(dim, Tensor):
+            return self.minimum(dim)
         found = shapes.one_dim(dim, axis, self.ndim)
         return self.amin() if found is None else self._select(self.argmin(found, keepdim=True), found, keepdim)
 
@@ -744,8 +795,9 @@ class Tensor(_Casts):
 
     def cumsum(self, dim: int) -> Tensor:
         """Sums of the first 1, 2, ... values along ``dim``."""
+        dim = shapes.normalize_dim(dim, self.ndim)
         x = self if self.is_floating_point() else self.long()
-        return reduce.CumSum.apply(x, axis=shapes.normalize_dim(dim, self.ndim)) if self.ndim else x.clone()
+        return reduce.CumSum.apply(x, axis=dim) if self.ndim else x.clone()
 
     def prod(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
         """Product along ``dim`` (default all); integers and bool give int64. The gradient is right at zeros too."""
@@ -757,8 +809,9 @@ class Tensor(_Casts):
 
     def cumprod(self, dim: int) -> Tensor:
         """Products of the first 1, 2, ... values along ``dim``; the gradient is right at zeros too."""
+        dim = shapes.normalize_dim(dim, self.ndim)
         x = self if self.is_floating_point() else self.long()
-        return reduce.CumProd.apply(x, axis=shapes.normalize_dim(dim, self.ndim)) if self.ndim else x.clone()
+        return reduce.CumProd.apply(x, axis=dim) if self.ndim else x.clone()
 
     def nansum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over ``dim`` of what is not NaN."""
@@ -941,6 +994,8 @@ class Tensor(_Casts):
             raise located(ValueError(f"chunk: {chunks} chunks; expected at least 1"))
         self._needs_dimension("chunk")
         total = self.shape[shapes.normalize_dim(dim, self.ndim)]
+        if not total:
+            return self.split([0] * chunks, dim)
         return self.split(max(-(-total // chunks), 1), dim)
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
@@ -960,6 +1015,9 @@ class Tensor(_Casts):
         first, where, basic = parse_index(where)
         x = self if first is None else indexing.Index.apply(self, where=first, basic=True)
         return indexing.Index.apply(x, where=where, basic=basic)
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any().item())
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.ndim:
@@ -1016,14 +1074,14 @@ class Tensor(_Casts):
         source = scatter_source("scatter_add", self, axis, index, self._operand(src))
         return indexing.ScatterAdd.apply(self, source, index, axis=axis)
 
-    def argsort(self, dim: int = -1, descending: bool = False) -> Tensor:
-        """Indices (int64) that sort along ``dim``; stable, NaN last (first if descending)."""
+    def argsort(self, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+        """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""
         if not self.ndim:
             return self.reshape(1).argsort(dim).reshape(())
         return indexing.ArgSort.apply(self, axis=shapes.normalize_dim(dim, self.ndim), descending=descending)
 
-    def sort(self, dim: int = -1, descending: bool = False) -> ValuesAndIndices:
-        """(values, indices) sorted along ``dim``; stable."""
+    def sort(self, dim: int = -1, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
+        """(values, indices) sorted along ``dim``; stable even if not asked."""
         order = self.argsort(dim, descending)
         return ValuesAndIndices(self.gather(dim, order), order)
 

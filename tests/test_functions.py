@@ -56,9 +56,24 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {  # after the (3, 2) matrix, where ther
     "mv": (np.ones(2),),
     "dot": (VECTOR,),
     "outer": (VECTOR,),
+    **dict.fromkeys(("subtract", "multiply", "divide", "true_divide", "floor_divide"), (np.full((3, 2), 2.0),)),
+    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), (INDEX,)),
+    **dict.fromkeys(("moveaxis", "swapdims", "select"), (0, 1)),
+    **dict.fromkeys(("isclose", "allclose", "equal"), (np.eye(3, 2),)),
+    "clip": (0.5, 1.0),
+    "clamp_min": (1.0,),
+    "clamp_max": (1.0,),
+    "unflatten": (0, (3, 1)),
+    "narrow": (0, 1, 2),
+    "count_nonzero": (1,),
+    "masked_select": (INDEX > 0,),
+    "masked_scatter": (INDEX > 0, np.arange(9.0)),
+    "index_add": (0, np.array([2, 0]), np.ones((2, 2))),
+    "lerp": (np.ones((3, 2)), 0.25),
 }
+SHIFTS = ("bitwise_left_shift", "bitwise_right_shift")
 FIRST: dict[str, np.ndarray] = {
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), np.arange(6).reshape(3, 2)),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", *SHIFTS), np.arange(6).reshape(3, 2)),
     "bmm": np.ones((3, 1, 2)),
     "dot": VECTOR,
     "outer": VECTOR,
@@ -67,7 +82,7 @@ MATRIX = np.array([[0.5, 2.0], [1.0, 0.25], [3.5, 1.75]])
 
 
 def flat(y: Any) -> list[Any]:
-    return [x.tolist() for x in y] if isinstance(y, tuple) else [y.tolist()]
+    return [x.tolist() for x in y] if isinstance(y, tuple) else [y if isinstance(y, bool) else y.tolist()]
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))

@@ -19,7 +19,6 @@ add = np.add
 sub = quiet(np.subtract)
 mul = np.multiply
 div = quiet(np.true_divide)
-pow = quiet(np.power)
 neg = np.negative
 abs = np.abs
 square = np.square
@@ -62,6 +61,15 @@ def remainder(x: Any, y: Any) -> Any:
     """x - y floor(x / y), of the sign of y. ZeroDivisionError for an integer 0 in y."""
     _divisor(x, y)
     return np.remainder(x, y)
+
+
+@quiet
+def pow(x: Any, y: Any) -> Any:
+    """x ** y. Of integers with a negative exponent in y the integer part: 0, or 1 and -1 for these."""
+    if not (isinstance(y, np.ndarray) and y.dtype.kind == "i" and np.result_type(x, y).kind == "i" and (y < 0).any()):
+        return np.power(x, y)
+    odd = np.where(y % 2 == 1, x, 1)
+    return np.where(y < 0, np.where(np.abs(x) == 1, odd, 0), np.power(x, np.maximum(y, 0)))
 
 
 def add_into(x: np.ndarray, y: Any) -> None:

@@ -141,6 +141,24 @@ class BitwiseXor(Bitwise):
         return self.kernels.comparison.bitwise_xor(x, y)
 
 
+class LeftShift(Bitwise):
+    """x << y, that is x 2^y without the bits that leave the dtype."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.kernels.comparison.left_shift(x, y)
+
+
+class RightShift(Bitwise):
+    """x >> y, that is floor(x / 2^y)."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.kernels.comparison.right_shift(x, y)
+
+
 class BitwiseNot(Bitwise):
     """~x, bit by bit: -x - 1 for a signed integer, not x for bool."""
 

@@ -270,6 +270,7 @@ class Abs(Function):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("abs", x)
         self.saved = (x,)
         return self.kernels.elementwise.abs(x)
 
@@ -543,6 +544,7 @@ class Relu(Function):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("relu", x)
         y = self.kernels.elementwise.relu(x)
         self.saved = (y,)
         return y
@@ -603,6 +605,7 @@ class Floor(StepFunction):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("floor", x)
         return self.kernels.elementwise.floor(x)
 
 
@@ -612,6 +615,7 @@ class Ceil(StepFunction):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("ceil", x)
         return self.kernels.elementwise.ceil(x)
 
 
@@ -621,6 +625,7 @@ class Round(StepFunction):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("round", x)
         return self.kernels.elementwise.round(x)
 
 
@@ -630,4 +635,5 @@ class Trunc(StepFunction):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("trunc", x)
         return self.kernels.elementwise.trunc(x)

@@ -107,6 +107,11 @@ class ArgMin(Function):
         return self.kernels.reduce.argmin(x, axis, keepdim)
 
 
+def _truth(kernels: Any, y: Any, x: Any) -> Any:
+    """bool, but uint8 for uint8, as in PyTorch, where that was the dtype of masks."""
+    return kernels.elementwise.cast(y, x.dtype) if x.dtype.kind == "u" else y
+
+
 class AnyOf(Function):
     """Whether any value over the axes is true; no gradient."""
 
@@ -114,7 +119,7 @@ class AnyOf(Function):
     differentiable = False
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        return self.kernels.reduce.any(x, axes, keepdim)
+        return _truth(self.kernels, self.kernels.reduce.any(x, axes, keepdim), x)
 
 
 class AllOf(Function):
@@ -124,7 +129,7 @@ class AllOf(Function):
     differentiable = False
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        return self.kernels.reduce.all(x, axes, keepdim)
+        return _truth(self.kernels, self.kernels.reduce.all(x, axes, keepdim), x)
 
 
 class Var(Reduction):

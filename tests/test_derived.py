@@ -1,0 +1,178 @@
+"""Methods made of other methods, and keywords that PyTorch's users expect: PyTorch's values, dtypes and gradients."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+
+INPUTS = {
+    "decimals": np.array([[1.25, -2.5, 0.0], [3.75, 2.0, -0.5]]),
+    "special": np.array([np.nan, np.inf, -np.inf, -0.0]),
+    "ints": np.arange(-3, 9).reshape(3, 4),
+    "uint8": np.array([[1, 2], [250, 0]], np.uint8),
+    "bool": np.array([[True, False], [True, True]]),
+    "empty": np.zeros((0, 3)),
+    "columns of nothing": np.zeros((2, 0), np.float32),
+    "0-d": np.float32(1.5),
+}
+CALLS: dict[str, Callable[[Any], Any]] = {
+    **{f"{name} method": lambda x, n=name: getattr(x, n)(1) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "add alpha": lambda x: x.add(x, alpha=2),
+    "add number alpha": lambda x: x.add(3, alpha=2),
+    "sub alpha": lambda x: x.sub(x, alpha=2),
+    "div floor": lambda x: x.div(2, rounding_mode="floor"),
+    "div trunc": lambda x: x.div(2, rounding_mode="trunc"),
+    "div trunc negative": lambda x: x.div(-2, rounding_mode="trunc"),
+    "floor_divide": lambda x: x.floor_divide(2),
+    "round decimals": lambda x: x.round(decimals=1),
+    "sum dtype": lambda x: x.sum(0, dtype=torch.float64 if isinstance(x, torch.Tensor) else mg.float64),
+    "mean dtype": lambda x: x.mean(dtype=torch.float32 if isinstance(x, torch.Tensor) else mg.float32),
+    "norm 1": lambda x: x.norm(1),
+    "norm inf": lambda x: x.norm(float("inf"), dim=0),
+    "norm -inf": lambda x: x.norm(float("-inf"), dim=-1),
+    "norm 0": lambda x: x.norm(0, dim=-1, keepdim=True),
+    "norm 3": lambda x: x.norm(3, dim=-1),
+    "any": lambda x: x.any(),
+    "all of rows": lambda x: x.all(-1),
+    "clamp tensors": lambda x: x.clamp(x * 0 - 1, x * 0 + 1),
+    "clamp min tensor": lambda x: x.clamp(min=x * 0 + 1),
+    "clip": lambda x: x.clip(0, 2),
+    "max of two": lambda x: x.max(x * 0 + 1),
+    "min of two": lambda x: x.min(x * 0 + 1),
+    "chunk": lambda x: x.chunk(3, -1),
+    "chunk rows": lambda x: x.chunk(2),
+    "sort stable": lambda x: x.sort(dim=-1, descending=True, stable=True),
+    "cumsum of no dimension": lambda x: x.cumsum(2),
+    "t": lambda x: x.t(),
+    "unflatten": lambda x: x.unflatten(0, (-1, 1)),
+    "narrow": lambda x: x.narrow(0, 1, 1),
+    "narrow from the end": lambda x: x.narrow(-1, -2, 2),
+    "select": lambda x: x.select(-1, 1),
+    "ravel": lambda x: x.ravel(),
+    "expand_as": lambda x: x[:1].expand_as(x),
+    "type_as": lambda x: x.type_as(x > 0),
+    "half": lambda x: x.half(),
+    "isclose": lambda x: x.isclose(x + 1e-7),
+    "isclose nan": lambda x: x.isclose(x, equal_nan=True),
+    "allclose": lambda x: x.allclose(x),
+    "equal": lambda x: x.equal(x * 1),
+    "unequal shapes": lambda x: x.equal(x[None]),
+    "count_nonzero": lambda x: x.count_nonzero(),
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "masked_scatter": lambda x: x.masked_scatter(x > 0, x.flatten()),
+    "left shift": lambda x: x << 2,
+    "right shift": lambda x: x >> 1,
+    "reflected shift": lambda x: 1 << (x * 0 + 2),
+    "None": lambda x: x == None,  # noqa: E711
+    "not None": lambda x: x != None,  # noqa: E711
+    "in": lambda x: 2 in x,
+    "integer powers": lambda x: (x * 0 - 1) ** x,
+    "powers of 2": lambda x: 2**x,
+    "new_zeros": lambda x: x.new_zeros(2, 3),
+    "new_full": lambda x: x.new_full((2,), 3),
+    "abs": lambda x: x.abs(),
+    "relu": lambda x: x.relu(),
+    "round": lambda x: x.round(),
+    "pow_": lambda x: x.clone().pow_(2),
+    "remainder_": lambda x: x.clone().remainder_(2),
+    "floor_divide_": lambda x: x.clone().floor_divide_(2),
+    "clamp_": lambda x: x.clone().clamp_(0, 2),
+    "exp_": lambda x: x.clone().exp_(),
+    "neg_": lambda x: x.clone().neg_(),
+    "relu_": lambda x: x.clone().relu_(),
+    "lerp_": lambda x: x.clone().lerp_(x * 3, 0.25),
+    **{
+        f"{name}=": lambda x, n=name: getattr(operator, f"i{n}")(x.clone(), 2)
+        for name in ("floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+    },
+}
+DIFFERENT = {  # on purpose: integers and bool are numbers, also where PyTorch declines them; no number wraps around
+    *(("round decimals", kind) for kind in ("ints", "uint8", "bool")),
+    ("add alpha", "bool"),
+    ("sub alpha", "bool"),
+    ("div trunc negative", "uint8"),
+    *(("isclose", kind) for kind in ("ints", "uint8", "bool")),
+}
+
+
+def outcome(call: Callable[[Any], Any], x: Any) -> Any:
+    try:
+        with np.errstate(all="ignore"):
+            y = call(x)
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ArithmeticError):
+        return "refused"
+    return list(y) if isinstance(y, tuple) else [y]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_pytorchs_values_and_dtypes(name: str) -> None:
+    for kind, array in INPUTS.items():
+        if (name, kind) in DIFFERENT:
+            continue
+        ours, theirs = outcome(CALLS[name], mg.tensor(array)), outcome(CALLS[name], torch.tensor(array))
+        if theirs == "refused":
+            assert ours == "refused", (kind, ours)
+            continue
+        assert ours != "refused", f"{kind}: PyTorch gives {theirs}"
+        assert len(ours) == len(theirs), kind
+        for y, z in zip(ours, theirs, strict=True):
+            if isinstance(z, bool):
+                assert y is z, kind
+                continue
+            assert f"torch.{y.dtype}" == str(z.dtype) and y.shape == tuple(z.shape), (kind, y, z)
+            np.testing.assert_allclose(y.numpy(), z.numpy(), rtol=1e-6, err_msg=kind)
+
+
+SMOOTH = [
+    name
+    for name in CALLS
+    if name != "norm 0" and name.startswith(("norm ", "clamp ", "add", "sub", "masked", "narrow", "select"))
+]
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, "index_add", "lerp", "max of two"])
+def test_pytorchs_gradients(name: str) -> None:
+    array = np.array([[1.25, -2.5, 0.75], [3.75, 2.0, -0.5]])
+    extra = {
+        "index_add": lambda x: x.index_add(0, _like(x, [1, 1]), x * 2, alpha=3),
+        "lerp": lambda x: x.lerp(x * x, x),
+    }
+    call = {**CALLS, **extra}[name]
+    x, z = mg.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
+    weight = 1 + np.arange(call(mg.tensor(array)).numel())
+    (call(x).flatten() * mg.tensor(weight)).sum().backward()
+    grad = (call(x).flatten() * mg.tensor(weight)).sum().backward()[x]
+    (call(z).flatten() * torch.tensor(weight)).sum().backward()
+    np.testing.assert_allclose(grad.numpy(), z.grad.numpy(), rtol=1e-12)
+
+
+def _like(x: Any, values: Any) -> Any:
+    return torch.tensor(values) if isinstance(x, torch.Tensor) else mg.tensor(values)
+
+
+def test_refusals() -> None:
+    x = mg.ones(2, 3)
+    with pytest.raises(ValueError, match="rounding_mode='up'; expected None, 'floor' or 'trunc'"):
+        x.div(2, rounding_mode="up")
+    with pytest.raises(ValueError, match="p='nuc'; expected a number or 'fro'"):
+        x.norm("nuc")
+    with pytest.raises(ValueError, match="2 places from 2 on are not in dimension 1"):
+        x.narrow(1, 2, 2)
+    with pytest.raises(ValueError, match="expected at most two dimensions"):
+        mg.ones(1, 2, 3).t()
+    with pytest.raises(TypeError, match="<< is for integers"):
+        x << 1
+    with pytest.raises(RuntimeError, match="changes a tensor in place where gradients are recorded"):
+        mg.ones(2, requires_grad=True).exp_()
+    y = mg.ones(2)
+    z = y
+    y //= 2
+    assert z is y and z.tolist() == [0, 0] and z.version == 1
