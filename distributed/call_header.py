@@ -1,7 +1,7 @@
 """What a rank is about to do, in 128 bytes: sent along with an operation, it lets the others see a disagreement.
 
-A header is a hash of all that must agree (16 bytes), the operation in words for people (96), and a check sum (16), which
-tells a header from memory that it has not reached yet.
+A header is a hash of all that must agree (16 bytes), the operation in words for people (96), and a check sum (16),
+which tells a header from memory that it has not reached yet.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ _TEXT = 2048  # bytes of a message to people
 _NAMED = 128  # missing ranks that it names
 _PENDING = 128  # connections that have not proved themselves; one more and the oldest is closed
 _HANDSHAKE_SECONDS = 5.0
+_PATIENCE = 1.0  # seconds after the deadline in which rank 0 may still say who is missing
 _REPORT_SECONDS = 0.5  # how often those who have joined hear who is missing
 _JOINED, _MISSING, _ERROR, _VALUE, _RESULT = b"J", b"M", b"E", b"V", b"R"
 
@@ -52,7 +53,8 @@ class Store:
 
     ``secret`` (text or bytes, at least 16 bytes) is the same on all ranks. It may be left out only where the address is
     this machine's loopback; then any user of this machine could join. ``timeout`` is one deadline in seconds over
-    everything that the store does. Rank 0 listens on the interface of ``address`` alone.
+    everything that the store does; those who have joined give rank 0 one more second to tell them who is missing.
+    Rank 0 listens on the interface of ``address`` alone.
 
     Raises RendezvousError, naming the missing ranks as far as rank 0 could still tell this one.
     """
@@ -141,7 +143,8 @@ class Store:
                         if key.fileobj is listener:
                             self._welcome(listener, pending, selector)
                         elif isinstance(key.data, _Guest):
-                            self._hear(key.data, pending, selector)
+                            if key.fileobj in pending:  # not pushed out by a newer one just now
+                                self._hear(key.data, pending, selector)
                         else:  # one that has joined says nothing until all are here: it has left
                             self._give_up([key.data], "left the rendezvous")
             finally:
@@ -308,8 +311,10 @@ class Store:
         connection.sendall(client + who + _mac(self._key, b"proof", nonce, client, who))
         channel = _Channel(connection, _mac(self._key, b"session", nonce, client, who), first=False)
         self._channels[0] = channel
-        while self._next(channel, _TEXT + 1)[0] != _JOINED:
-            """Hear who is missing until all are here."""
+        kind = self._next(channel, _TEXT + 1)[0]
+        self._deadline += _PATIENCE
+        while kind != _JOINED:
+            kind = self._next(channel, _TEXT + 1)[0]
 
     def _contribute(self, value: bytes) -> list[bytes]:
         channel = self._channels[0]

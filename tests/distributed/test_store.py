@@ -1,0 +1,407 @@
+"""Store: ranks meet, strangers do not get in, and nobody waits longer than the deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minigrad.distributed import RendezvousError, Store, store
+
+SECRET = "a secret of more than sixteen bytes"
+LOCAL = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind((LOCAL, 0))
+        return s.getsockname()[1]
+
+
+def meet(
+    ranks: Any, world_size: int, port: int, fn: Callable[[Store], Any] | None = None, **options: Any
+) -> dict[int, Any]:
+    """What each rank gets, or the exception it raised; ``options`` may be functions of the rank."""
+    out: dict[int, Any] = {}
+
+    def one(rank: int) -> None:
+        chosen = {key: value(rank) if callable(value) else value for key, value in options.items()}
+        try:
+            with Store(rank, world_size, LOCAL, port, **{"timeout": 10.0, **chosen}) as s:
+                out[rank] = (fn or (lambda s: s.all_gather(b"value %d" % rank)))(s)
+        except Exception as error:
+            out[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a rank hangs"
+    return out
+
+
+def everywhere(world_size: int) -> dict[int, list[bytes]]:
+    return {rank: [b"value %d" % r for r in range(world_size)] for rank in range(world_size)}
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to the store, as soon as it listens."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            s = socket.create_connection((LOCAL, port), 5)
+            if s.getsockname() != s.getpeername():
+                return s
+            s.close()
+        except OSError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def read(s: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (part := s.recv(size - len(data))):
+        data += part
+    return data
+
+
+GREETING = len(store._MAGIC) + store._NONCE
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_all_get_the_values_of_all_in_order(world_size):
+    def fn(s: Store) -> Any:
+        first = s.all_gather(b"")
+        return first, s.all_gather(os.urandom(0) + bytes([world_size]) * store.MAX_VALUE), s.all_gather(b"x")
+
+    want = [b""] * world_size, [bytes([world_size]) * store.MAX_VALUE] * world_size, [b"x"] * world_size
+    assert meet(range(world_size), world_size, free_port(), fn) == dict.fromkeys(range(world_size), want)
+    with Store(0, 1, LOCAL, free_port()) as s, pytest.raises(ValueError, match="at most 4096"):
+        s.all_gather(bytes(4097))
+
+
+def test_ranks_come_in_any_order():
+    port, out = free_port(), {}
+
+    def late(rank: int) -> None:
+        time.sleep(0.1 * (3 - rank))
+        out.update(meet([rank], 4, port))
+
+    threads = [threading.Thread(target=late, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert out == everywhere(4)
+
+
+def test_missing_ranks_are_named_to_all():
+    began = time.monotonic()
+    out = meet([0, 1, 4], 5, free_port(), timeout=0.8)
+    assert time.monotonic() - began < 2
+    for error in out.values():
+        assert isinstance(error, RendezvousError) and error.ranks == (2, 3)
+        assert "ranks 2, 3 of 5 did not come to 127.0.0.1:" in str(error) and "within 0.8 s" in str(error)
+
+
+def test_those_who_give_up_first_know_who_is_missing_too():
+    out = meet([0, 1], 3, free_port(), timeout=lambda rank: 2.5 if rank == 0 else 0.5)
+    assert out[1].ranks == (2,) and "rank 2 of 3 did not come" in str(out[1])
+    assert out[0].ranks == (1,) and "left" in str(out[0])  # and rank 0 does not wait for its own deadline
+
+
+def test_a_missing_rank_0_is_named():
+    (error,) = meet([1], 2, free_port(), timeout=0.3).values()
+    assert error.ranks == (0,) and error.rank == 1 and "rank 0 was not found" in str(error) and "refused" in str(error)
+
+
+def test_a_rank_that_sends_nothing_is_named():
+    def fn(s: Store) -> Any:
+        return time.sleep(1.0) if s._rank == 1 else s.all_gather(b"")
+
+    out = meet(range(3), 3, free_port(), fn, timeout=0.6)
+    for rank in (0, 2):
+        assert out[rank].ranks == (1,) and "rank 1 of 3 joined, but sent nothing within 0.6 s" in str(out[rank])
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_rank_that_leaves_is_noticed_at_once(gone):
+    began = time.monotonic()
+    out = meet(range(3), 3, free_port(), lambda s: s._rank != gone and s.all_gather(b""))
+    assert time.monotonic() - began < 3
+    for rank in {0, 1, 2} - {gone}:
+        assert isinstance(out[rank], RendezvousError) and out[rank].ranks == (gone,) and "left" in str(out[rank])
+
+
+def test_a_rank_that_exists_already_is_refused_and_the_others_go_on():
+    port, out = free_port(), {}
+
+    def second() -> None:
+        out["second"] = meet([1], 3, port, secret=SECRET)[1]
+        out.update(meet([2], 3, port, secret=SECRET))
+
+    thread = threading.Thread(target=lambda: (time.sleep(0.3), second()))
+    thread.start()
+    out.update(meet([0, 1], 3, port, secret=SECRET))
+    thread.join(20)
+    assert isinstance(out.pop("second"), RendezvousError)
+    assert out == everywhere(3)
+
+
+def test_another_idea_of_the_world_is_told_to_both():
+    port, out = free_port(), {}
+    other = threading.Thread(target=lambda: out.update(meet([2], 4, port, timeout=1.0)))
+    other.start()
+    out.update(meet([0], 2, port, timeout=1.0))
+    other.join(10)
+    words = "it says that there are 4 ranks, rank 0 was told 2"
+    assert words in str(out[2]) and out[0].ranks == (1,) and "refused" in str(out[0]) and words in str(out[0])
+
+
+def test_an_occupied_port_is_told_by_rank_0():
+    with socket.socket() as s:
+        s.bind((LOCAL, 0))
+        s.listen()
+        (error,) = meet([0], 2, s.getsockname()[1]).values()
+    assert "rank 0 cannot listen" in str(error) and "choose another port" in str(error)
+
+
+def test_rank_0_listens_on_the_one_interface():
+    port = free_port()
+    thread = threading.Thread(target=lambda: meet([0], 2, port, timeout=0.5))
+    thread.start()
+    connected(port).close()
+    with socket.socket() as s, pytest.raises(OSError, match="refused"):
+        s.connect(("127.0.0.2", port))
+    thread.join(5)
+
+
+# ---------------------------------------------------------------------- strangers
+
+
+def test_four_ranks_join_among_junk_and_silence():
+    """Three hundred connections of junk, sixty silent ones, and some that announce a gigabyte: joined in five seconds,
+    without memory for any of it."""
+    port, stop, silent = free_port(), threading.Event(), []
+    out: dict[int, Any] = {}
+    first = threading.Thread(target=lambda: out.update(meet([0], 4, port, secret=SECRET)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    first.start()
+    silent += [connected(port) for _ in range(60)]
+    slow = [connected(port) for _ in range(10)]
+
+    def junk(seed: int) -> None:
+        shapes = (os.urandom(40), os.urandom(5000), struct.pack(">Q", 2**40) * 20, b"GET / HTTP/1.1\r\n\r\n", b"")
+        for i in range(100):
+            try:
+                with socket.create_connection((LOCAL, port), 5) as s:
+                    s.sendall(shapes[(seed + i) % len(shapes)])
+            except OSError:
+                if stop.is_set():
+                    return
+
+    def drip() -> None:
+        while not stop.wait(0.05):
+            for s in slow:
+                with contextlib.suppress(OSError):
+                    s.send(b"x")
+
+    others = [threading.Thread(target=junk, args=(seed,), daemon=True) for seed in range(3)]
+    others.append(threading.Thread(target=drip, daemon=True))
+    for thread in others:
+        thread.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    out.update(meet([1, 2, 3], 4, port, secret=SECRET))
+    first.join(20)
+    seconds = time.monotonic() - began
+    stop.set()
+    for thread in others:
+        thread.join(20)
+    for s in silent + slow:
+        s.close()
+    assert out == everywhere(4)
+    assert seconds < 5
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 10_000 * (1024 if sys.platform == "darwin" else 1)
+
+
+def test_too_many_strangers_push_each_other_out(monkeypatch):
+    monkeypatch.setattr(store, "_PENDING", 8)
+    port, out = free_port(), {}
+    thread = threading.Thread(target=lambda: out.update(meet([0], 2, port)))
+    thread.start()
+    crowd = [connected(port) for _ in range(30)]
+    for s in crowd:
+        s.settimeout(5)
+    closed = sum(read(s, GREETING + 1) == b"" or len(s.recv(1)) == 0 for s in crowd[:20])
+    assert closed == 20
+    out.update(meet([1], 2, port))
+    thread.join(10)
+    assert out[0] == out[1] == [b"value 0", b"value 1"]
+    for s in crowd:
+        s.close()
+
+
+def test_a_silent_stranger_is_shown_out(monkeypatch):
+    monkeypatch.setattr(store, "_HANDSHAKE_SECONDS", 0.3)
+    port = free_port()
+    thread = threading.Thread(target=lambda: meet([0], 2, port, timeout=2.0))
+    thread.start()
+    with connected(port) as s:
+        s.settimeout(5)
+        assert len(read(s, GREETING)) == GREETING
+        began = time.monotonic()
+        assert s.recv(1) == b""
+        assert time.monotonic() - began < 1.5
+    thread.join(10)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_key_does_not_get_in(wrong):
+    out = meet([0, 1], 2, free_port(), timeout=0.8, secret=lambda rank: SECRET + "!" * (rank == wrong))
+    assert out[0].ranks == (1,) and out[1].ranks == (0,)
+    assert "is the secret the same?" in str(out[1])
+
+
+def test_who_does_not_know_the_secret_cannot_play_rank_0():
+    """It accepts every proof, and answers in the right form with a key of its own."""
+    with socket.create_server((LOCAL, 0)) as server:
+
+        def impostor() -> None:
+            connection, _ = server.accept()
+            with connection:
+                nonce = os.urandom(store._NONCE)
+                connection.sendall(store._MAGIC + nonce)
+                read(connection, store._PROOF)
+                channel = store._Channel(connection, bytes(32), first=True)
+                channel.send(b"J", time.monotonic() + 5)
+                channel.send(b"R" + struct.pack(">I", 3) + b"bad" + struct.pack(">I", 0), time.monotonic() + 5)
+
+        thread = threading.Thread(target=impostor, daemon=True)
+        thread.start()
+        (error,) = meet([1], 2, server.getsockname()[1], timeout=0.6, secret=SECRET).values()
+        assert isinstance(error, RendezvousError)
+        thread.join(5)
+
+
+def test_a_recorded_handshake_is_worth_nothing():
+    """What rank 1 said to one meeting is said again to the next."""
+    real, proxy = free_port(), socket.create_server((LOCAL, 0))
+    spoken = b""
+
+    def relay() -> None:
+        nonlocal spoken
+        inside, _ = proxy.accept()
+        with inside, connected(real) as outside:
+            inside.sendall(read(outside, GREETING))
+            spoken = read(inside, store._PROOF)
+            outside.sendall(spoken)
+            inside.settimeout(2)
+            outside.settimeout(0.05)
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline:
+                for source, target in ((outside, inside), (inside, outside)):
+                    source.settimeout(0.05)
+                    try:
+                        if not (data := source.recv(65536)):
+                            return
+                        target.sendall(data)
+                    except OSError:
+                        pass
+
+    out: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=relay, daemon=True),
+        threading.Thread(target=lambda: out.update(meet([1], 2, proxy.getsockname()[1], secret=SECRET)), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    out.update(meet([0], 2, real, secret=SECRET))
+    for thread in threads:
+        thread.join(10)
+    proxy.close()
+    assert out[0] == out[1] == [b"value 0", b"value 1"] and len(spoken) == store._PROOF
+
+    port = free_port()
+    host = threading.Thread(target=lambda: out.update(meet([0], 2, port, secret=SECRET, timeout=1.0)))
+    host.start()
+    with connected(port) as s:
+        s.settimeout(5)
+        read(s, GREETING)
+        s.sendall(spoken)
+        assert s.recv(1) == b""  # shown out
+    host.join(10)
+    assert out[0].ranks == (1,)
+
+
+def test_messages_cannot_be_changed_repeated_or_lengthened():
+    a, b = socket.socketpair()
+    deadline = time.monotonic() + 5
+    with a, b:
+        key = os.urandom(32)
+        sender, frame = store._Channel(a, key, first=True), b""
+        frame = sender._frame(b"Vhello")
+        for bad, words in (
+            (frame[:-1] + b"?", "not authentic"),
+            (struct.pack(">I", 2**31) + frame[4:], "2147483648 bytes was announced, at most 100"),
+            (struct.pack(">I", 0) + frame[4:], "0 bytes"),
+        ):
+            a.sendall(bad)
+            with pytest.raises(ConnectionAbortedError, match=words):
+                store._Channel(b, key, first=False).receive(100, deadline)
+            b.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                b.recv(1000)
+        receiver = store._Channel(b, key, first=False)
+        a.sendall(frame + frame)
+        assert receiver.receive(100, deadline) == (b"V", b"hello")
+        with pytest.raises(ConnectionAbortedError, match="not authentic"):
+            receiver.receive(100, deadline)
+        a.sendall(frame)
+        with pytest.raises(ConnectionAbortedError, match="not authentic"):  # turned round
+            store._Channel(b, key, first=True).receive(100, deadline)
+
+
+# ---------------------------------------------------------------------- secrets and arguments
+
+
+def test_off_loopback_a_secret_is_needed():
+    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1.*needs a secret: set MINIGRAD_RENDEZVOUS_SECRET"):
+        Store(1, 2, "192.0.2.1", 29500, timeout=0.1)
+    with pytest.raises(RendezvousError, match="15 bytes, at least 16"):
+        Store(1, 2, LOCAL, 29500, secret="x" * 15, timeout=0.1)
+
+
+def test_text_and_bytes_are_the_same_secret():
+    out = meet([0, 1], 2, free_port(), secret=lambda rank: SECRET if rank else SECRET.encode())
+    assert out[0] == [b"value 0", b"value 1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0, 0, LOCAL, 1), "world_size is 0"),
+        ((2, 2, LOCAL, 1), "rank is 2"),
+        ((0, 2, LOCAL, 0), "port is 0"),
+        ((0, 2, LOCAL, 65536), "port is 65536"),
+        ((0, 2, "no.such.host.invalid", 1), "cannot be resolved"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    with pytest.raises(RendezvousError, match=words):
+        Store(*arguments, timeout=0.1)
