@@ -296,18 +296,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one run of the tests")
     args = parser.parse_args()
-    rng = random.Random(args.seed)
     stems = args.stems or sorted(path.stem for path in (ROOT / "minigrad/ops").glob("*.py"))
 
     plan: list[Break] = []
     for stem in stems:
-        for all_breaks in breaks_of(Path(f"minigrad/ops/{stem}.py"), backward_functions).values():
+        for name, all_breaks in breaks_of(Path(f"minigrad/ops/{stem}.py"), backward_functions).items():
             count = min(args.per_backward or len(all_breaks), len(all_breaks))
-            plan += rng.sample(all_breaks, count)
+            plan += random.Random(f"{args.seed} {stem} {name}").sample(all_breaks, count)
         kernel_file = Path(f"minigrad/cpu_kernels/{stem}.py")
         if args.per_kernel_file and (ROOT / kernel_file).is_file():
             everywhere = [b for made in breaks_of(kernel_file, kernel_functions).values() for b in made]
-            plan += rng.sample(everywhere, min(args.per_kernel_file, len(everywhere)))
+            count = min(args.per_kernel_file, len(everywhere))
+            plan += random.Random(f"{args.seed} {stem}").sample(everywhere, count)
 
     noticed, survivors, right = 0, [], set()
     with tempfile.TemporaryDirectory() as name:
