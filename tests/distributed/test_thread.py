@@ -191,6 +191,21 @@ def test_no_threads_are_left():
     assert threading.active_count() <= before
 
 
+def test_a_failure_meets_a_rank_at_its_next_call_at_once():
+    first, second = ThreadCommunicator.group(2, timeout=30)
+    first.timeout = 0.1
+    with pytest.raises(CommTimeoutError) as caught:
+        first.barrier()
+    began = time.monotonic()
+    with pytest.raises(CommTimeoutError) as met:
+        second.all_reduce(Tensor(np.ones(3)))
+    assert time.monotonic() - began < 10
+    assert caught.value.ranks == met.value.ranks == (1,)
+    assert (met.value.op, met.value.rank) == ("all_reduce", 1)
+    first.close()
+    second.close()
+
+
 def test_an_interrupt_ends_the_ranks():
     ended = []
 
