@@ -276,6 +276,28 @@ def test_operation_kernel_and_test_have_one_name():
     assert not broken, "\n".join(broken)
 
 
+def unchecked(test: str) -> bool:
+    """Whether an operation's tests leave out the harness: every check on every Op, parametrised."""
+    calls = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
+    given = [ast.unparse(argument) for call in calls for argument in call.args[:2]]
+    return not {"'check'", "CHECKS", "'op'", "OPS"} <= set(given)
+
+
+def test_every_operation_goes_through_the_harness():
+    files = [ROOT / f"tests/ops/test_{stem}.py" for stem in sorted(stems(ROOT / "minigrad/ops"))]
+    assert files
+    broken = [path.name for path in files if unchecked(path.read_text(encoding="utf-8"))]
+    assert not broken, f"without the checks of tests/harness.py: {broken}"
+
+
+def test_an_injected_test_without_the_harness_is_caught():
+    both = '@parametrize("check", CHECKS)\n@parametrize("op", OPS)\ndef test_op(op, check): ...'
+    assert not unchecked(both)
+    assert unchecked(both.replace("CHECKS", "[check_values]"))
+    assert unchecked(both.replace('("op", OPS)', "()"))
+    assert unchecked("def test_values(): ...")
+
+
 def test_an_injected_stray_file_is_caught():
     good = ({"gelu"}, {"gelu", "jit"}, {"gelu"}, {"jit"})
     assert mismatched_stems(*good) == []

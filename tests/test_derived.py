@@ -131,11 +131,8 @@ def test_pytorchs_values_and_dtypes(name: str) -> None:
             np.testing.assert_allclose(y.numpy(), z.numpy(), rtol=1e-6, err_msg=kind)
 
 
-SMOOTH = [
-    name
-    for name in CALLS
-    if name != "norm 0" and name.startswith(("norm ", "clamp ", "add", "sub", "masked", "narrow", "select"))
-]
+GROUPS = ("norm ", "clamp ", "add", "sub", "masked", "narrow", "select")
+SMOOTH = [name for name in CALLS if name != "norm 0" and name.startswith(GROUPS)]
 
 
 @pytest.mark.parametrize("name", [*SMOOTH, "index_add", "lerp", "max of two"])

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .. import shapes
+from ..creation import one_hot as one_hot
 from ..dtypes import bool_
 from ..errors import located
 from ..ops import activation, attention, elementwise, matmul
@@ -81,10 +83,28 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """Borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ..."""
-    if mode != "constant":
-        raise located(ValueError(f"pad: mode={mode!r}; only 'constant' exists"))
-    return x.pad(pad, value)
+    """Borders: ``pad`` is (before, after) of the last dimension, then of the last but one, ...
+
+    ``mode`` "constant" puts ``value`` there; "reflect" mirrors at the first and last element, "replicate" repeats them,
+    "circular" goes on at the other end. Only "constant" may remove elements, by negative numbers.
+    """
+    if mode == "constant":
+        return x.pad(pad, value)
+    if mode not in PAD_MODES:
+        raise located(ValueError(f"pad: mode={mode!r}; expected 'constant', 'reflect', 'replicate' or 'circular'"))
+    for dim, (before, after) in enumerate(shapes.pad_widths(pad, x.shape)):
+        n = x.shape[dim]
+        most = {"reflect": n - 1, "circular": n}.get(mode, max(before, after) if n else 0)
+        if min(before, after) < 0 or max(before, after) > max(most, 0):
+            raise located(ValueError(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}"))
+        if before or after:
+            places = np.pad(np.arange(n), (before, after), PAD_MODES[mode])
+            x = x.index_select(dim, Tensor(places, device=x.device))
+    return x
+
+
+PAD_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+"""PyTorch's names, and NumPy's."""
 
 
 def softmax(x: Tensor, dim: int) -> Tensor:

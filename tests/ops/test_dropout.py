@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import host
+from harness import CHECKS, check_name, host, unary
 
 import minigrad as mg
 import minigrad.nn.functional as F
+
+
+def kept(shape):
+    """Where the draw of ``dropped`` keeps an element of an input of that shape."""
+    return host(dropped(mg.ones(shape))) != 0
+
+
+def dropped(x):
+    return F.dropout(x, 0.4, generator=mg.Generator(5))
+
+
+OPS = [unary("dropout", dropped, lambda x: np.where(kept(x.shape), x / 0.6, 0))]  # PyTorch draws other masks
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_name)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_op(op, check, device):
+    check(op, device)
 
 
 def drop(x, p, seed=3):

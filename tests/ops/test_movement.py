@@ -279,3 +279,26 @@ def test_wrong_arguments_of_roll_repeat_pad_and_movedim_are_named(device):
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+@needs_torch
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+@pytest.mark.parametrize("widths", [(1, 2), (0, 2, 2, 1), (2, 0)])
+def test_borders_from_the_inside_are_pytorchs(mode, widths, device):
+    array = np.arange(2 * 3 * 4 * 3).reshape(2, 3, 4, 3)[:, :, :, : 3 if len(widths) == 4 else 4].astype(np.float64)
+    array = array if len(widths) == 4 else array[0]
+    x = mg.tensor(array, device=device, requires_grad=True)
+    z = torch.tensor(array, requires_grad=True)
+    y, t = F.pad(x, widths, mode=mode), torch.nn.functional.pad(z, widths, mode=mode)
+    np.testing.assert_array_equal(host(y), t.detach().numpy())
+    weight = np.arange(y.numel(), dtype=np.float64).reshape(y.shape)
+    t.backward(torch.tensor(weight))
+    np.testing.assert_array_equal(host(y.backward(mg.tensor(weight, device=device))[x]), z.grad.numpy())
+
+
+@pytest.mark.parametrize(("mode", "widths"), [("reflect", (3, 0)), ("circular", (0, 4)), ("replicate", (-1, 0))])
+def test_borders_that_the_inside_cannot_give(mode, widths, device):
+    with pytest.raises(ValueError, match=f"pad: {mode} by "):
+        F.pad(mg.ones(1, 2, 3, device=device), widths, mode=mode)
+    with pytest.raises(ValueError, match="mode='mirror'; expected 'constant', 'reflect'"):
+        F.pad(mg.ones(1, 2, 3, device=device), (1, 1), mode="mirror")
