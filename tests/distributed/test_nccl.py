@@ -39,7 +39,8 @@ def machine(monkeypatch):
     machine = FakeMachine()
     monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
     monkeypatch.setattr(nccl_launch, "_pointer", lambda array: array.ctypes.data)
-    monkeypatch.setattr(nccl, "END_SECONDS", 0.5)
+    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
+    monkeypatch.setattr(nccl, "_PEEK_SECONDS", 0.05)
     yield machine
     machine.shut()
 
@@ -81,7 +82,7 @@ def name_of(check: Check) -> str:
 # ---------------------------------------------------------------------- what every communicator must do
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("check", [c for c in CHECKS if c is not check_send_and_recv], ids=name_of)
 def test_it_is_a_communicator(machine, check, n):
     good(machine, n, check, timeout=30)
@@ -100,11 +101,11 @@ NOT_NCCL = (
 
 @pytest.mark.parametrize("check", [c for c in BREAKING if c.__name__ not in NOT_NCCL], ids=name_of)
 def test_it_breaks_as_a_communicator_should(machine, check):
-    good(machine, 2, check, timeout=1.5)
+    good(machine, 2, check, timeout=0.8)
 
 
 def test_a_message_of_another_size_is_an_error_of_the_receiver(machine):
-    sender, receiver = run(machine, 2, break_by_other_message, timeout=0.6)
+    sender, receiver = run(machine, 2, break_by_other_message, timeout=0.3)
     assert receiver is None
     assert isinstance(sender, CommTimeoutError) and sender.ranks == (1,)
 
@@ -112,13 +113,13 @@ def test_a_message_of_another_size_is_an_error_of_the_receiver(machine):
 def test_who_did_not_send_is_named(machine):
     def fn(comm):
         if comm.rank == 1:
-            return time.sleep(0.5)
+            return time.sleep(0.3)
         with pytest.raises(CommTimeoutError, match="Rank 1 is stalled") as caught:
             comm.recv(Tensor(np.ones(3)), 1)
         assert caught.value.ranks == (1,)
         return None
 
-    good(machine, 2, fn, timeout=0.3)
+    good(machine, 2, fn, timeout=0.15)
 
 
 @pytest.mark.parametrize("how", ["silent", "closed", "exception"])
@@ -129,18 +130,18 @@ def test_without_a_peer_every_operation_ends_by_its_deadline(machine, how):
             if how == "exception":
                 raise ZeroDivisionError
             if how == "silent":
-                time.sleep(1.0)
+                time.sleep(0.5)
             return None
         comm.step = 5
         began = time.monotonic()
-        with pytest.raises(CommTimeoutError, match="all_reduce.*operation 2.*rank 0, step 5.*within 0.4 s") as caught:
+        with pytest.raises(CommTimeoutError, match="all_reduce.*operation 2.*rank 0, step 5.*within 0.2 s") as caught:
             comm.all_reduce(Tensor(np.ones(3)))
         assert time.monotonic() - began < 1.5 and caught.value.ranks == ()
         with pytest.raises(CommunicatorBrokenError):
             comm.barrier()
         return "told"
 
-    assert run(machine, 2, fn, timeout=0.4)[0] == "told"
+    assert run(machine, 2, fn, timeout=0.2)[0] == "told"
     assert ("abort", 0) in machine.calls("abort")
 
 
@@ -380,12 +381,12 @@ class NcclError(RuntimeError):
 def test_errors_in_the_background_end_the_wait(machine, error, kind):
     def fn(comm):
         if comm.rank == 1:
-            return time.sleep(0.6)
+            return time.sleep(0.3)
         comm._handles.comm.async_error = error
         began = time.monotonic()
         with pytest.raises(kind, match="all_reduce .*NCCL failed") as caught:
             comm.all_reduce(Tensor(np.ones(3)))
-        assert type(caught.value) is kind and time.monotonic() - began < 0.6
+        assert type(caught.value) is kind and time.monotonic() - began < 0.3
         return None
 
     good(machine, 2, fn)
@@ -396,7 +397,7 @@ def test_a_status_without_a_name_that_means_in_progress_is_no_error(machine):
     def fn(comm):
         comm._handles.comm.async_error = KeyError(7)
         if comm.rank == 1:
-            time.sleep(0.5)
+            time.sleep(0.2)
         comm.barrier()
 
     good(machine, 2, fn)
@@ -438,14 +439,14 @@ def test_a_call_that_never_returns_is_bounded_too(machine):
 def test_the_first_operation_that_is_not_over_is_named(machine):
     def fn(comm):
         if comm.rank == 1:
-            return time.sleep(0.6)
+            return time.sleep(0.3)
         comm.all_reduce(Tensor(np.ones(3)), async_op=True)
         work = comm.all_reduce(Tensor(np.ones(4)), async_op=True)
         with pytest.raises(CommTimeoutError, match=r"first operation that is not over is all_reduce\(sum\) of \(3,\)"):
             work.wait()
         return None
 
-    good(machine, 2, fn, timeout=0.3)
+    good(machine, 2, fn, timeout=0.15)
 
 
 def test_close_destroys_and_an_error_aborts(machine):
