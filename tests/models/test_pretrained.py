@@ -151,6 +151,16 @@ def test_bfloat16_is_read_exactly() -> None:
     np.testing.assert_array_equal(model.lm_head.weight.detach().numpy(), halves.view("<f4").reshape(61, 16))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_a_model_of_another_dtype_is_saved_as_it_is(dtype: str, tmp_path: Path) -> None:
+    model = from_pretrained(GOLDEN / "smollm2", dtype=dtype)
+    model.save_pretrained(tmp_path)
+    assert {str(t.dtype) for t in safetensors_header(tmp_path / "model.safetensors").tensors.values()} == {dtype}
+    again = from_pretrained(tmp_path, dtype=dtype)
+    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+        assert p.dtype == q.dtype == dtype and p.detach().numpy().tobytes() == q.detach().numpy().tobytes()
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -219,6 +219,9 @@ def test_grouped_query_attention_refuses_other_heads() -> None:
     for n_kv_head in (0, 2, 4):
         with pytest.raises(ValueError, match=f"n_head=3 is not a multiple of n_kv_head={n_kv_head}"):
             GroupedQueryAttention(C, 3, n_kv_head)
+    for head_size in (0, 3, -2):
+        with pytest.raises(ValueError, match=f"head_size={head_size}; rotation needs an even number of channels"):
+            GroupedQueryAttention(C, 3, head_size=head_size)
 
 
 def test_swiglu() -> None:

@@ -86,6 +86,23 @@ def test_positions_may_be_fractions(device):
     np.testing.assert_allclose(host(y), reference(host(x), np.array([0.5, -1.5])), rtol=1e-12)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_frequencies_of_ones_own(interleaved, device):
+    """They replace those of the base, pair by pair; the gradient is the rotation back."""
+    rng = np.random.default_rng(0)
+    x = mg.tensor(rng.standard_normal((5, 6)), device=device, requires_grad=True)
+    positions, frequencies = mg.arange(5, device=device), (0.3, 0.0, 2.0)
+    y = F.rope(x, positions, interleaved=interleaved, frequencies=frequencies)
+    for j, frequency in enumerate(frequencies):
+        pair = [2 * j, 2 * j + 1] if interleaved else [j, j + 3]
+        z = host(x.detach())[:, pair] @ [1, 1j] * np.exp(1j * frequency * np.arange(5))
+        np.testing.assert_allclose(host(y.detach())[:, pair], np.stack([z.real, z.imag], -1), rtol=1e-12, atol=1e-12)
+    same = F.rope(x, positions, 100.0, interleaved)
+    again = F.rope(x, positions, 7.0, interleaved, [100.0 ** (-2 * j / 6) for j in range(3)])
+    np.testing.assert_allclose(host(again.detach()), host(same.detach()), rtol=1e-12, atol=1e-12)
+    assert mg.gradcheck(lambda x: F.rope(x, positions, interleaved=interleaved, frequencies=frequencies), [x])
+
+
 def test_errors(device):
     x = mg.ones(2, 3, 4, device=device)
     with pytest.raises(ValueError, match=r"rope: x of shape \(2, 3, 3\); expected \(..., D\) with an even D"):
@@ -97,3 +114,5 @@ def test_errors(device):
         F.rope(x, mg.ones(3, device=device) > 0)
     with pytest.raises(TypeError, match="rope expects a floating tensor, not int64"):
         F.rope(x.long(), mg.arange(3, device=device))
+    with pytest.raises(ValueError, match=r"rope: frequencies of shape \(3,\) .* expected D / 2 of them"):
+        F.rope(x, mg.arange(3, device=device), frequencies=[1.0, 2.0, 3.0])
