@@ -35,17 +35,13 @@ class BucketedTrainer(DistributedTrainer):
             return self.step(params, loss.backward(), loss.item(), weight)
         named = self._agree(params)
         buckets = self._bucket_manager(named)
-        try:
+        with self._dropping_on_error(buckets):
             loss.backward(hook=_Filler(buckets, self._accumulator, weight))
             for _, p in reversed(named):  # those with gradients in earlier micro-batches only
                 earlier = self._accumulator.pop(p)
                 if earlier is not None:
                     buckets.mark_grad_ready(p.id, earlier)
             self._accumulator.add(GradStore(), loss.item(), weight=weight)
-        except Exception:  # some of the window's sums are in the buckets already
-            self._accumulator.reset()
-            buckets.reset()
-            raise
         return self._reduce_and_update(named, buckets, 0.0)
 
 

@@ -138,10 +138,21 @@ class DistributedTrainer(SimpleTrainer):
         sums = {p.id: self._accumulator.pop(p) for p in _trained(named)}
         norm = self._local_norm([grad for grad in sums.values() if grad is not None])
         buckets = self._bucket_manager(named)
-        for id, grad in reversed(sums.items()):
-            if grad is not None:
-                buckets.mark_grad_ready(id, grad)
+        with self._dropping_on_error(buckets):
+            for id, grad in reversed(sums.items()):
+                if grad is not None:
+                    buckets.mark_grad_ready(id, grad)
         return self._reduce_and_update(named, buckets, norm)
+
+    @contextlib.contextmanager
+    def _dropping_on_error(self, buckets: GradientBucketManager) -> Iterator[None]:
+        """While the window's sums go into the buckets: drop all of it if a hook or communication fails."""
+        try:
+            yield
+        except Exception:
+            self._accumulator.reset()
+            buckets.reset()
+            raise
 
     def _reduce_and_update(self, named: Named, buckets: GradientBucketManager, norm: float) -> TrainingMetrics | None:
         """End the window, whose sums are in the buckets: divide them by the weight that all ranks have together.
