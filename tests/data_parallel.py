@@ -8,6 +8,7 @@ compares. Everything follows from seeds, so ranks that are processes can do all 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from minigrad.distributed import (
     SimpleTrainer,
     TrainingConfig,
     TrainingMetrics,
+    Work,
     all_reduce_hook,
     run_threads,
 )
@@ -34,7 +36,12 @@ from minigrad.optim import AdamWConfig, LrSchedule, Optimizer
 KINDS = ("distributed", "bucketed", "fused")
 ROWS = 12
 LR = 0.02
+WAIT = 10.0  # seconds after which an event that should have come is missing
 EVERYTHING = frozenset({"side", "gain"})
+
+
+def parameters(*shapes: tuple[int, ...], dtype: Any = np.float32) -> list[Tensor]:
+    return [Tensor(np.zeros(shape, dtype), requires_grad=True) for shape in shapes]
 
 
 class Net(nn.Module):
@@ -289,3 +296,35 @@ def in_float64(scenario: Scenario) -> Scenario:
 
 def epsilon(scenario: Scenario) -> float:
     return float(finfo(np.dtype(scenario.dtype)).eps)
+
+
+class Watched:
+    """A CommHook that notes ``("launch", i)`` and ``("arrived", i)``, and lets bucket i arrive only when ``gates[i]``
+    is open."""
+
+    def __init__(self, buckets: int, gates: dict[int, threading.Event] | None = None) -> None:
+        self.events: list[Any] = []
+        self.launched = [threading.Event() for _ in range(buckets)]
+        self.gates = gates or {}
+        self.count = 0
+
+    def __call__(self, communicator: Communicator, bucket: Tensor) -> Work:
+        number = self.count % len(self.launched)
+        self.count += 1
+        self.events.append(("launch", number))
+        self.launched[number].set()
+        return WatchedWork(self, number, all_reduce_hook(communicator, bucket))
+
+
+class WatchedWork(Work):
+    def __init__(self, owner: Watched, number: int, work: Work) -> None:
+        self.owner, self.number, self.work = owner, number, work
+
+    def is_completed(self) -> bool:
+        return self.work.is_completed()
+
+    def wait(self, timeout: float | None = None) -> None:
+        gate = self.owner.gates.get(self.number)
+        assert gate is None or gate.wait(WAIT), f"bucket {self.number} waits for something that never comes"
+        self.work.wait(timeout)
+        self.owner.events.append(("arrived", self.number))
