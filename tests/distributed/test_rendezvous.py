@@ -1,0 +1,346 @@
+"""discover_place and init_process_group: who this process is, and which communicator it gets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_nccl import FakeMachine
+
+import minigrad.cuda_kernels
+from minigrad import Tensor
+from minigrad.device import CPU, Device, DeviceError
+from minigrad.distributed import (
+    NcclCommunicator,
+    NoOpCommunicator,
+    Place,
+    RendezvousError,
+    discover_place,
+    init_process_group,
+    nccl,
+    nccl_launch,
+    rendezvous,
+    run_threads,
+)
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+PMI = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2"}
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1"}
+LAUNCHED = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_",
+    "OMPI_",
+    "PMI",
+    "MPI_",
+    "SLURM_",
+    "TORCHELASTIC",
+    "MINIGRAD_R",
+)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_launched_this(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(LAUNCHED):
+            monkeypatch.delenv(name)
+
+
+# ---------------------------------------------------------------------- who this process is
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, Place(0, 1, 0, "single")),
+        (TORCHRUN, Place(3, 8, 1, "torchrun", False, "node0", 29400)),
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, Place(3, 8, 1, "torchrun", False, "node0", 29401)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, Place(0, 1, None, "torchrun")),
+        (OPEN_MPI, Place(1, 4, 0, "Open MPI", True)),
+        ({**OPEN_MPI, "PMIX_RANK": "1"}, Place(1, 4, 0, "Open MPI", True)),
+        (PMI, Place(2, 3, 2, "PMI", True)),
+        (SLURM, Place(5, 6, 1, "Slurm", True)),
+        ({**SLURM, "PMIX_RANK": "5"}, Place(5, 6, 1, "PMIx", True)),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "9"}, Place(5, 6, 1, "Slurm", True)),
+        ({**SLURM, "SLURM_STEP_ID": "4294967291"}, Place(0, 1, 0, "single")),  # the batch script
+        ({k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}, Place(0, 1, 0, "single")),  # salloc's shell
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, Place(0, 1, 0, "single")),
+        ({**SLURM, **TORCHRUN}, Place(3, 8, 1, "torchrun", False, "node0", 29400)),  # srun torchrun
+        ({**OPEN_MPI, "RANK": "1", "WORLD_SIZE": "4"}, Place(1, 4, None, "torchrun", True)),
+        ({"MASTER_ADDR": "", "MASTER_PORT": "29400"}, Place(0, 1, 0, "single", False, None, 29400)),
+    ],
+)
+def test_the_nearest_launcher_tells(environ, place):
+    assert discover_place(environ=environ) == place
+
+
+def test_arguments_come_first():
+    place = discover_place(1, 2, 0, "other", 77, environ=TORCHRUN)
+    assert place == Place(1, 2, 0, "arguments", False, "other", 77)
+    assert discover_place(1, 4, environ=OPEN_MPI).mpi
+    assert not discover_place(0, 4, environ=OPEN_MPI).mpi
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 is set, but RANK is not"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 is set, but RANK is not"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK=8 contradicts WORLD_SIZE=8"),
+        ({**TORCHRUN, "LOCAL_RANK": "8"}, "LOCAL_RANK=8 contradicts WORLD_SIZE=8"),
+        ({**TORCHRUN, "WORLD_SIZE": "0", "RANK": "0"}, "WORLD_SIZE=0, expected at least 1"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK='-1' is no number"),
+        ({**TORCHRUN, "RANK": ""}, "RANK='' is no number"),
+        ({**TORCHRUN, "RANK": "1.0"}, r"RANK='1\.0' is no number"),
+        ({**TORCHRUN, "WORLD_SIZE": "²"}, "WORLD_SIZE='²' is no number"),
+        ({**TORCHRUN, "WORLD_SIZE": "9" * 50}, "WORLD_SIZE='9.* is no number"),
+        ({**TORCHRUN, "MASTER_PORT": "x"}, "MASTER_PORT='x' is no number"),
+        ({**TORCHRUN, "MASTER_PORT": "65535", "TORCHELASTIC_RUN_ID": "x"}, "port is 65536"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 is set, but OMPI_COMM_WORLD_RANK is not"),
+        ({"PMI_RANK": "2"}, "PMI_RANK=2 is set, but PMI_SIZE is not"),
+        ({"PMIX_RANK": "2"}, "PMIX_RANK=2 is set, but SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}, "SLURM_PROCID=2 is set, but SLURM_STEP_NUM_TASKS or"),
+        ({**SLURM, "SLURM_PROCID": "6"}, "SLURM_PROCID=6 contradicts SLURM_STEP_NUM_TASKS=6"),
+    ],
+)
+def test_half_a_statement_and_nonsense_are_errors(environ, words):
+    with pytest.raises(RendezvousError, match=words):
+        discover_place(environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rank": 0}, "rank=0 and world_size=None: pass both"),
+        ({"world_size": 2}, "pass both"),
+        ({"rank": 2, "world_size": 2}, "rank=2 contradicts world_size=2"),
+        ({"rank": -1, "world_size": 2}, "rank=-1 contradicts"),
+        ({"rank": 0, "world_size": True}, "world_size is True"),
+        ({"rank": "0", "world_size": 2}, "rank is '0'"),
+        ({"master_port": 0}, "port is 0"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    with pytest.raises(RendezvousError, match=words):
+        discover_place(**arguments, environ={})
+
+
+# ---------------------------------------------------------------------- which communicator it gets
+
+
+def set_environ(monkeypatch, environ: dict[str, str]) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def mpi(monkeypatch):
+    """In place of MPI: what was asked for, and the rank and world that it finds."""
+    found = SimpleNamespace(rank=1, world_size=4, timeouts=[], closed=False)
+    found.close = lambda: setattr(found, "closed", True)
+
+    def make(timeout, rendezvous_timeout):
+        found.timeouts.append((timeout, rendezvous_timeout))
+        return found
+
+    monkeypatch.setattr("minigrad.distributed.mpi.MpiCommunicator", make)
+    return found
+
+
+def test_alone_it_is_no_operation(mpi):
+    for backend in (None, "noop"):
+        comm = init_process_group(backend, timeout=5.0)
+        assert type(comm) is NoOpCommunicator and comm.timeout == 5.0
+    assert type(init_process_group(device="cuda")) is NoOpCommunicator  # it serves any device
+    assert mpi.timeouts == []
+
+
+def test_an_mpi_launcher_leads_to_mpi(mpi, monkeypatch):
+    set_environ(monkeypatch, OPEN_MPI)
+    assert init_process_group(timeout=5.0, rendezvous_timeout=3.0) is mpi
+    ((timeout, rendezvous_timeout),) = mpi.timeouts
+    assert timeout == 5.0 and 2.5 < rendezvous_timeout <= 3.0
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI, PMI, SLURM])
+@pytest.mark.parametrize("arguments", [{"backend": "noop"}, {"rank": 0, "world_size": 1}])
+def test_several_ranks_never_become_one(mpi, monkeypatch, environ, arguments):
+    set_environ(monkeypatch, environ)
+    with pytest.raises(RendezvousError, match="speaks of|started"):
+        init_process_group(**arguments)
+
+
+@pytest.mark.parametrize("found", [(0, 1), (1, 8), (0, 4)])
+def test_mpi_must_see_the_world_that_the_launcher_made(mpi, monkeypatch, found):
+    set_environ(monkeypatch, OPEN_MPI)
+    mpi.rank, mpi.world_size = found
+    with pytest.raises(RendezvousError, match=r"Open MPI says rank 1 of 4, MPI says rank . of .*distributed\.launch"):
+        init_process_group()
+    assert mpi.closed
+
+
+@pytest.mark.parametrize("backend", [None, "mpi"])
+def test_torchrun_on_the_cpu_is_told_how_to_start_mpi(mpi, monkeypatch, backend):
+    set_environ(monkeypatch, TORCHRUN)
+    with pytest.raises(RendezvousError, match=r"torchrun speaks of 8 ranks .*python -m minigrad\.distributed\.launch"):
+        init_process_group(backend)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "words"),
+    [("mpi", "cuda", "serves the CPU"), ("nccl", "cpu", "serves CUDA"), ("nccl", CPU, "serves CUDA")],
+)
+def test_backend_and_device_must_fit(monkeypatch, backend, device, words):
+    set_environ(monkeypatch, OPEN_MPI)
+    with pytest.raises(RendezvousError, match=words):
+        init_process_group(backend, device=device)
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match="backend is 'gloo', expected one of 'noop', 'mpi', 'nccl'"):
+        init_process_group("gloo")
+    with pytest.raises(DeviceError):
+        init_process_group(device="tpu")
+    with pytest.raises(ValueError, match="rendezvous_timeout"):
+        init_process_group(rendezvous_timeout=0)
+
+
+# ---------------------------------------------------------------------- NCCL
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Four GPUs, and NCCL, that are not there."""
+    machine = FakeMachine()
+    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
+    monkeypatch.setattr(nccl_launch, "_pointer", lambda array: array.ctypes.data)
+    monkeypatch.setattr(minigrad.cuda_kernels, "driver", lambda: minigrad.cuda_kernels.Driver((13, 0), 4))
+    for index in range(4):
+        monkeypatch.setitem(Device(f"cuda:{index}").__dict__, "kernels", object())
+    yield machine
+    machine.shut()
+
+
+def ranks(n: int, **options: Any) -> list[Any]:
+    out: list[Any] = [None] * n
+
+    def one(rank: int) -> None:
+        try:
+            with init_process_group("nccl", rank=rank, world_size=n, local_rank=rank, timeout=10.0, **options) as comm:
+                device, comm._device = comm.device, CPU
+                tensor = Tensor(np.array([rank]))
+                comm.all_reduce(tensor)
+                out[rank] = (type(comm), str(device), comm.rank, tensor.tolist())
+        except Exception as error:
+            out[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return out
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_nccl_ranks_meet_at_the_masters_address(gpus, monkeypatch, device):
+    monkeypatch.setenv("MINIGRAD_RENDEZVOUS_SECRET", "sixteen bytes or more")
+    out = ranks(3, master_addr="127.0.0.1", master_port=free_port(), device=device, rendezvous_timeout=10.0)
+    assert out == [(NcclCommunicator, f"cuda:{rank}", rank, [3]) for rank in range(3)]
+
+
+def test_a_rank_without_a_gpu_strands_nobody(gpus, monkeypatch):
+    monkeypatch.delitem(Device("cuda:1").__dict__, "kernels")
+    monkeypatch.setattr(minigrad.cuda_kernels, "availability", lambda: (False, "the driver is too old"))
+    out = ranks(3, master_addr="127.0.0.1", master_port=free_port(), rendezvous_timeout=10.0)
+    for error in out:
+        assert isinstance(error, RendezvousError) and error.ranks == (1,)
+        assert "rank 1 on cuda:1: DeviceError: " in str(error) and "the driver is too old" in str(error)
+
+
+def test_missing_ranks_are_named_within_the_deadline(gpus):
+    with pytest.raises(RendezvousError, match="rank 1 of 2 did not come to 127.0.0.1") as caught:
+        init_process_group(
+            "nccl", rank=0, world_size=2, local_rank=0, master_addr="127.0.0.1", master_port=free_port(),
+            rendezvous_timeout=0.3,
+        )  # fmt: skip
+    assert caught.value.ranks == (1,)
+
+
+def test_nccl_ranks_may_meet_through_mpi(gpus):
+    def fn(comm):
+        values = rendezvous.all_gather_bytes(comm, b"+" + bytes(128) if comm.rank == 0 else b"+")
+        place = Place(comm.rank, 2, comm.rank, "Open MPI", True)
+        with rendezvous._nccl(
+            lambda value: rendezvous.all_gather_bytes(comm, value), place, Device("cuda:0"), 1e12, 10.0
+        ) as made:
+            return len(values[0]), made.rank, made.world_size
+
+    assert run_threads(2, fn, timeout=10) == [(129, 0, 2), (129, 1, 2)]
+
+
+def test_nccl_without_a_place_to_meet(gpus):
+    with pytest.raises(RendezvousError, match="set MASTER_ADDR"):
+        init_process_group("nccl", rank=0, world_size=2, local_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("gpu_count", "local_rank", "device", "want"),
+    [
+        (4, 2, None, "cuda:2"),
+        (4, 2, "cuda", "cuda:2"),
+        (4, 2, "cuda:1", "cuda:1"),
+        (4, 2, Device("cuda:0"), "cuda:0"),
+        (1, 2, "cuda", "cuda:0"),  # the launcher shows each process its own
+        (4, None, "cuda:3", "cuda:3"),
+        (4, None, None, "Set LOCAL_RANK"),
+        (2, 2, None, "shows 2 GPUs"),
+    ],
+)
+def test_which_gpu(gpus, monkeypatch, gpu_count, local_rank, device, want):
+    monkeypatch.setattr(minigrad.cuda_kernels, "driver", lambda: minigrad.cuda_kernels.Driver((13, 0), gpu_count))
+    place = Place(2, 8, local_rank, "torchrun")
+    if want.startswith("cuda"):
+        assert str(rendezvous._gpu(device, place)) == want
+    else:
+        with pytest.raises(RendezvousError, match=want):
+            rendezvous._gpu(device, place)
+
+
+def test_without_a_driver(monkeypatch):
+    def fails():
+        raise OSError("no NVIDIA driver")
+
+    monkeypatch.setattr(minigrad.cuda_kernels, "driver", fails)
+    with pytest.raises(RendezvousError, match="needs an NVIDIA GPU: no NVIDIA driver"):
+        init_process_group("nccl")
+
+
+# ---------------------------------------------------------------------- processes of their own
+
+
+def test_nothing_optional_is_imported():
+    code = (
+        "import sys, minigrad.distributed as d; d.init_process_group(); "
+        "print(sorted({'cupy', 'mpi4py', 'torch'} & set(sys.modules)))"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHED)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environ)
+    assert run.stdout.strip() == "[]", run.stderr
