@@ -1,6 +1,6 @@
 """Train a small vision transformer to read digits, which this script draws itself: nothing is downloaded.
 
-    python examples/train_vit_digits.py              half a minute
+    python examples/train_vit_digits.py              less than a minute
     python examples/train_vit_digits.py --noise 0.6  digits that are hard to read for you, too
 
 A vision transformer (Dosovitskiy et al. 2020) is a GPT without the mask: an image is cut into patches, each patch is a

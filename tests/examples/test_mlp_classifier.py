@@ -57,14 +57,14 @@ def test_the_drawing_is_what_the_network_says(monkeypatch):
     spirals = load(SPIRALS, monkeypatch)
 
     class Right(minigrad.nn.Module):
-        """Class 1 where x is above 0."""
+        """Class 1 above the falling diagonal."""
 
         def forward(self, x: minigrad.Tensor) -> minigrad.Tensor:
-            return minigrad.stack([x[:, 0] * 0, x[:, 0]], dim=1)
+            return minigrad.stack([x[:, 0] * 0, x.sum(1)], dim=1)
 
-    x = np.array([[-1, 1], [1, 1], [-1, -1], [-1, -1.05]], np.float32)
+    x = np.array([[-1, 0.9], [1, 1], [-1, -1], [-1, -1.05]], np.float32)
     drawn = spirals.drawing(Right(), x, np.array([0, 1, 1, 0]), 8).splitlines()
-    assert drawn[:-1] == ["o...:::x", "....::::", "....::::", "!...::::"]  # a mistake is not hidden by what is right
+    assert drawn[:-1] == ["o::::::x", "...:::::", ".....:::", "!......:"]  # a mistake is not hidden by what is right
 
 
 def test_the_points_are_two_spirals(monkeypatch):
