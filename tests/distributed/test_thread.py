@@ -452,6 +452,27 @@ def test_a_flip_changes_one_bit_and_not_the_senders_array():
         assert mine == [1, 1] and everyone == [1, 1, 1, -1]
 
 
+def test_a_killed_rank_is_gone_from_all_its_groups():
+    noticed = threading.Event()
+
+    def fn(comm: ThreadCommunicator) -> None:
+        sub = comm.split(0)
+        assert sub is not None
+        if comm.rank == 0:
+            with pytest.raises(PeerLostError, match="rank 1 was killed in barrier"):
+                comm.barrier()
+            noticed.set()
+        else:
+            with pytest.raises(RankKilledError):
+                sub.barrier()
+            assert noticed.wait(10)  # without an exception that leaves a block, and without close
+            for mine in (comm, sub):
+                with pytest.raises(CommunicatorBrokenError):
+                    mine.barrier()
+
+    run_threads(2, fn, 30, FaultPlan([Fault("kill", rank=1, call=2)]))
+
+
 def test_a_delay_delays():
     began = time.monotonic()
     run_threads(2, lambda comm: comm.barrier(), 30, FaultPlan([Fault("delay", 0, 1, seconds=0.2)]))
