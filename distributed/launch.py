@@ -142,7 +142,8 @@ class Job:
         self.mpirun, self.ranks, self.hosts, self.threads, self.program = mpirun, ranks, hosts, threads, program
         self.timeout, self.grace = timeout, grace
         self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
-        self.ended: list[int] = []  # with code 0, before any failure
+        self.victims: set[int] = set()  # ranks that failed because they lost another
+        self.ended: list[int] = []  # with code 0
         self.ending = False  # by the launcher's own hand: how ranks end now is not their fault
         self.stop: int | None = None  # the signal that the launcher got
         self.changed = threading.Event()
@@ -244,13 +245,15 @@ class Job:
 
     def _verdict(self, code: int, timed_out: bool, killed: bool) -> int:
         if self.failures:
+            # A victim may be gone before the rank that it lost has ended.
+            self.failures.sort(key=lambda failure: failure[0] in self.victims)
             rank, first = self.failures[0]
             self._say(f"rank {rank} failed first: {describe(first)}")
             others = [f"rank {r}: {describe(c)}" for r, c in self.failures[1:]]
             if others:
                 self._say("after that, " + "; ".join(others))
-            if self.ended:
-                self._say(f"before that, rank {', '.join(map(str, self.ended))} had ended with exit code 0")
+            if self.ended and self.victims.issuperset(r for r, _ in self.failures):
+                self._say(f"but rank {', '.join(map(str, self.ended))} ended with exit code 0, and others missed it")
         if killed and not self.stop:
             over = {rank for rank, _ in self.failures} | set(self.ended)
             left = ", ".join(str(rank) for rank in range(self.ranks) if rank not in over)
@@ -278,17 +281,20 @@ class Job:
             for rank, said in zip(words[1::2], words[2::2]):
                 said, mark, report = said.partition(rank_parent.MARK)
                 if mark:
-                    self._report(*map(int, report.split()))
+                    self._report(*report.split())
                 if said or not mark:
                     self._print(f"[{rank}] {said}", target)
 
-    def _report(self, rank: int, code: int) -> None:
-        if self.ending or rank in (known for known, _ in self.failures):
+    def _report(self, name: str, what: str) -> None:
+        rank = int(name)
+        if what == rank_parent.VICTIM:
+            self.victims.add(rank)
+        elif self.ending:
             return
-        if code:
-            self.failures.append((rank, code))
+        elif int(what):
+            self.failures.append((rank, int(what)))
             self.changed.set()
-        elif not self.failures:
+        else:
             self.ended.append(rank)
 
     def _print(self, line: str, target: IO[str]) -> None:

@@ -9,6 +9,7 @@ MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import struct
 import sys
@@ -29,8 +30,8 @@ from .comm_errors import (
     RendezvousError,
 )
 from .communicator import DEFAULT_TIMEOUT, FINISHED, RENDEZVOUS_TIMEOUT, Call, Communicator, Work, check_seconds
-from .progress import Operation, Progress, Steps
-from .rank_parent import report_exit
+from .progress import Messages, Operation, Progress, Steps
+from .rank_parent import VICTIM, report
 
 INLINE_BYTES = 4096  # a payload of at most this size travels with the header
 FAREWELL = 5.0  # seconds for which ``close`` waits for the other ranks' ``close``
@@ -223,7 +224,9 @@ class MpiCommunicator(Communicator):
     def broke(self, operation: Operation, error: BaseException) -> BaseException:
         """Refuse further work, tell the other ranks, end what is under way; returns the error to raise."""
         if self._error is None:
-            self._error = self._translated(operation.call, error)
+            self._error = self._translated(operation.call, operation.messages, error)
+            if isinstance(self._error, PeerLostError) and "MINIGRAD_LAUNCH" in os.environ:
+                report(self._runtime.mpi.COMM_WORLD.Get_rank(), VICTIM)
         self._kept.append(operation)
         for other in self._progress.pending(self):
             if other is not operation:
@@ -232,18 +235,26 @@ class MpiCommunicator(Communicator):
         self._tell()
         return self._error
 
-    def _translated(self, call: Call, error: BaseException) -> BaseException:
+    def _translated(self, call: Call, messages: Messages, error: BaseException) -> BaseException:
         """A CommError from one of MPI."""
         mpi = self._runtime.mpi
         if not isinstance(error, mpi.Exception):
             return error
-        lost: list[int] = []
-        if error.Get_error_class() in self._runtime.failures:
-            lost = self._failed_ranks()
+        lost = self._failed_ranks() or self._failing(messages)
         who = f"the process of rank {', '.join(map(str, lost))} is gone" if lost else "MPI reports"
         out = PeerLostError(f"{who}: {error}", **self._where(call), ranks=lost)
         out.__cause__ = error
         return out
+
+    def _failing(self, messages: Messages) -> list[int]:
+        """The ranks at the other end of messages that ended with an error."""
+        failing = set()
+        for request, rank in messages:
+            try:
+                request.Test()
+            except self._runtime.mpi.Exception:
+                failing.add(rank)
+        return sorted(failing)
 
     def _failed_ranks(self) -> list[int]:
         mpi = self._runtime.mpi
@@ -367,13 +378,11 @@ class _Runtime:
         self.ours = not mpi.Is_initialized()
         if self.ours:
             try:
-                self.progress.call(lambda: mpi.Init_thread(mpi.THREAD_MULTIPLE), timeout)
+                self.progress.call(lambda: _init(mpi), timeout)
             except TimeoutError as error:
                 raise RendezvousError(f"MPI did not start within {timeout:g} s; a rank is missing") from error
         if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
             raise RuntimeError("MPI was started without support for threads; let MpiCommunicator start it")
-        names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-        self.failures = {getattr(mpi, name) for name in names if hasattr(mpi, name)}
         self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
         _check_world(mpi)
         self._previous_hooks = sys.excepthook, threading.excepthook
@@ -384,8 +393,6 @@ class _Runtime:
     def _main_thread_died(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._previous_hooks[0](kind, error, trace)
         self.crashed = True
-        if "MINIGRAD_LAUNCH" in os.environ:  # be the first to report, before those who only hear of it
-            report_exit(self.mpi.COMM_WORLD.Get_rank(), 1)
         self._fail_all(error, None)
 
     def _thread_died(self, died: threading.ExceptHookArgs) -> None:
@@ -420,7 +427,7 @@ class _Runtime:
             longest = max((comm.timeout for comm in self.communicators), default=DEFAULT_TIMEOUT)
             if self.ours:
                 try:
-                    self.progress.call(mpi.Finalize, longest)
+                    self.progress.call(_library(mpi).MPI_Finalize, longest)
                 except TimeoutError:
                     print(f"MPI_Finalize did not end within {longest:g} s", file=sys.stderr)
         elif not self.ours:
@@ -444,6 +451,19 @@ def _import_mpi() -> Any:
             'mpi4py finds no MPI library that it can load: pip install "minigrad-cuda[mpi]", which brings Open MPI'
         ) from error
     return MPI
+
+
+def _library(mpi: Any) -> ctypes.CDLL:
+    """The C library below mpi4py, which keeps the interpreter lock while it starts and ends MPI; ctypes does not."""
+    return ctypes.CDLL(mpi.__file__)
+
+
+def _init(mpi: Any) -> None:
+    """Start MPI, which waits for all ranks."""
+    provided = ctypes.c_int()
+    code = _library(mpi).MPI_Init_thread(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(provided))
+    if code:
+        raise RendezvousError(f"MPI did not start: error {code}")
 
 
 def _check_world(mpi: Any) -> None:

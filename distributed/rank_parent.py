@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 
-MARK = "\x1eminigrad rank "  # begins a report on stderr: ... RANK RETURNCODE, negative for a signal
+MARK = "\x1eminigrad rank "  # begins a report on stderr: RANK RETURNCODE (negative for a signal), or RANK VICTIM
+VICTIM = "victim"  # reported by a rank that is about to fail because another one has
 PR_SET_PDEATHSIG = 1
 
 
@@ -22,9 +23,9 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
 
 
-def report_exit(rank: int | str, code: int) -> None:
-    """Tell the launcher how a rank ended; of several reports the first counts."""
-    os.write(2, f"{MARK}{rank} {code}\n".encode())
+def report(rank: int | str, what: int | str) -> None:
+    """Tell the launcher how a rank ended, or that it is a VICTIM."""
+    os.write(2, f"{MARK}{rank} {what}\n".encode())
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, frame: child.send_signal(received))
     code = child.wait()
-    report_exit(rank, code)
+    report(rank, code)
     if code:
         # Under ULFM mpirun tells the other ranks of a death by signal, not of an exit code.
         os.kill(os.getpid(), signal.SIGKILL)

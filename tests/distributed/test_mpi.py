@@ -1,0 +1,214 @@
+"""MpiCommunicator with real processes: what all engines must do, and what is special to this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ranks import requires_mpi, run_ranks
+
+pytestmark = requires_mpi
+
+# Everything that 2, 3 and 4 ranks must do, in one launch each. SLOW and BREAKING: as the suite has them.
+SUITE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import communicator_suite as suite
+from minigrad.distributed import MpiCommunicator
+
+comm = MpiCommunicator(timeout=30)
+for check in suite.CHECKS + (suite.SLOW_CHECKS if sys.argv[2] == "slow" else []):
+    check(comm)
+for check in suite.BREAKING:
+    check(suite.in_a_group_of_its_own(comm))
+comm.close()
+print("passed")
+"""
+
+# Bits: one rank's result is everybody's, and that of adding in order of rank, whatever the size and the path it takes.
+BITS = """
+import hashlib
+import numpy as np
+import minigrad
+from minigrad.distributed import MpiCommunicator, ReduceOp
+from minigrad.dtypes import SUPPORTED, is_floating, bool_
+from minigrad.distributed.combine import combine
+from minigrad.distributed.exchange import BLOCK_BYTES
+
+comm = MpiCommunicator(timeout=30)
+W, rank = comm.world_size, comm.rank
+
+def part(r, n, dtype):
+    rng = np.random.default_rng([n, r])
+    if dtype == bool_:
+        return rng.random(n) < 0.5
+    if not is_floating(dtype):
+        return rng.integers(0, 200, n).astype(dtype)
+    x = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)).astype(dtype)
+    x[:: max(1, n // 7)] = [np.nan, np.inf, -np.inf, 0.0, -0.0][n % 5]
+    return x
+
+def everyone(x):
+    mine = np.frombuffer(hashlib.sha256(x.tobytes()).digest(), np.uint8)
+    out = minigrad.zeros(W, 32, dtype=minigrad.uint8)
+    comm.all_gather(minigrad.tensor(mine), out)
+    return out.numpy()
+
+edge = W * BLOCK_BYTES
+for dtype in SUPPORTED:
+    ops = [ReduceOp.MIN, ReduceOp.MAX] if dtype == bool_ else [ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX]
+    if is_floating(dtype):
+        ops.append(ReduceOp.AVG)
+    few = 4096 // dtype.itemsize
+    blocks = [edge // dtype.itemsize + 5] if dtype in (minigrad.float32, minigrad.bfloat16) else []
+    for n in (3, 1023, few, few + 1, *blocks):
+        for op in ops if n < few else ops[:1]:
+            parts = [part(r, n, dtype) for r in range(W)]
+            want = np.empty(n, dtype)
+            combine(op, [p.copy() for p in parts], [want])
+            x = minigrad.Tensor.wrap(parts[rank].copy())
+            comm.all_reduce(x, op)
+            hashes = everyone(x.data)
+            assert (hashes == hashes[0]).all(), (dtype, op, n)
+            assert x.data.tobytes() == want.tobytes(), (dtype, op, n)
+            if n * W < 10**5:
+                whole = [np.concatenate([part(100 * r + j, n, dtype) for j in range(W)]) for r in range(W)]
+                combine(op, [w[rank * n : (rank + 1) * n] for w in whole], [want])
+                y = minigrad.Tensor.wrap(np.zeros(n, dtype))
+                comm.reduce_scatter(minigrad.Tensor.wrap(whole[rank]), y, op)
+                assert y.data.tobytes() == want.tobytes(), (dtype, op, n)
+comm.close()
+print("passed")
+"""
+
+# What runs beside what.
+BESIDE = """
+import time
+import numpy as np
+import minigrad
+from minigrad.distributed import MpiCommunicator
+from minigrad.distributed import exchange
+
+exchange.MESSAGE_BYTES = 1 << 16  # several messages for each call
+comm = MpiCommunicator(timeout=20)
+W, rank = comm.world_size, comm.rank
+right, left = (rank + 1) % W, (rank - 1) % W
+
+# Messages to both sides and collectives at once, received in another order than they were sent.
+out = [minigrad.tensor(np.full(50_000 + t, 10.0 * rank + t)) for t in range(4)]
+got = [minigrad.zeros(50_000 + t, dtype=minigrad.float64) for t in range(4)]
+total = minigrad.ones(300_000)
+works = [comm.send(out[t], right, tag=t, async_op=True) for t in range(4)]
+works.append(comm.all_reduce(total, async_op=True))
+works += [comm.recv(got[t], left, tag=t, async_op=True) for t in (2, 0, 3, 1)]
+comm.sync()
+assert all(work.is_completed() for work in works)
+for t in range(4):
+    assert (got[t].numpy() == 10.0 * left + t).all()
+assert (total.numpy() == W).all()
+
+# Two messages of one tag keep their order.
+a, b = minigrad.zeros(3), minigrad.zeros(3)
+works = [comm.send(minigrad.tensor([v, v, v]), right, async_op=True) for v in (1.0, 2.0)]
+comm.recv(a, left)
+comm.recv(b, left)
+assert a.tolist() == [1, 1, 1] and b.tolist() == [2, 2, 2]
+comm.sync()
+
+# Large parts in several messages.
+n = 40_000
+whole = minigrad.zeros(W * n, dtype=minigrad.float64)
+comm.all_gather(minigrad.tensor(np.full(n, float(rank))), whole)
+assert (whole.numpy().reshape(W, n) == np.arange(W)[:, None]).all()
+swapped = minigrad.zeros(W, n, dtype=minigrad.float64)
+comm.all_to_all(minigrad.tensor(np.arange(W * n).reshape(W, n) + 0.5 * rank), swapped)
+assert (swapped.numpy() == np.arange(n) + n * rank + 0.5 * np.arange(W)[:, None]).all()
+
+# Groups of groups, and two communicators, side by side.
+other = MpiCommunicator(timeout=20)
+half = comm.split(rank % 2, key=-rank)
+again = half.split(0)
+tensors = [minigrad.full((70_000,), 1.0 + rank) for _ in range(4)]
+works = [c.all_reduce(t, async_op=True) for c, t in zip((comm, other, half, again), tensors)]
+for work in works:
+    work.wait()
+everybody, mine = sum(range(1, W + 1)), sum(r + 1 for r in range(W) if r % 2 == rank % 2)
+assert [float(t.numpy()[-1]) for t in tensors] == [everybody, everybody, mine, mine]
+assert again.rank == half.rank == [r for r in range(W - 1, -1, -1) if r % 2 == rank % 2].index(rank)
+assert comm.split(None if rank else 0) is None or rank == 0
+
+# The communication runs while this thread computes, and the statistics say so.
+for c in (again, half, other):
+    c.close()
+comm.barrier()
+before = comm.stats.busy_s, comm.stats.waited_s
+work = comm.all_reduce(minigrad.zeros(1_000_000), async_op=True)
+until = time.monotonic() + 10
+while not work.is_completed():
+    assert time.monotonic() < until
+    time.sleep(0.001)
+work.wait()
+assert comm.stats.busy_s > before[0] and comm.stats.waited_s - before[1] < 0.01
+assert comm.stats.hidden_share > 0
+comm.close()
+print("passed")
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_it_is_a_communicator(ranks):
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    result = run_ranks(ranks, SUITE, tests, "slow" if ranks == 2 else "quick", timeout=120)
+    assert result.returncode == 0, result.text
+    assert all(result.lines(rank)[-1] == "passed" for rank in range(ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_ranks_hold_the_bits_of_the_sum_in_order_of_rank(ranks):
+    result = run_ranks(ranks, BITS, timeout=120)
+    assert result.returncode == 0, result.text
+    assert all(result.lines(rank) == ["passed"] for rank in range(ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_operations_side_by_side(ranks):
+    result = run_ranks(ranks, BESIDE, timeout=60)
+    assert result.returncode == 0, result.text
+    assert all(result.lines(rank) == ["passed"] for rank in range(ranks))
+
+
+def run_alone(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, timeout=60,
+        env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_an_mpirun_of_another_mpi_is_refused():
+    """MPICH's mpirun starts processes that Open MPI takes for worlds of one."""
+    out = run_alone(
+        "from minigrad.distributed import MpiCommunicator, RendezvousError\n"
+        "try:\n    MpiCommunicator()\nexcept RendezvousError as error:\n    print(error)\n",
+        PMI_RANK="1", PMI_SIZE="2", OMPI_MCA_btl="self",
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    assert "PMI started 2 ranks" in out.stdout and "sees only this one" in out.stdout
+
+
+@pytest.mark.parametrize(
+    ("hide", "error", "words"),
+    [("mpi4py", "ModuleNotFoundError", "minigrad-cuda[mpi]"), ("mpi4py.MPI", "RuntimeError", "no MPI library")],
+)
+def test_what_is_missing_is_said(hide, error, words):
+    out = run_alone(
+        f"import sys\nsys.modules[{hide!r}] = None\nfrom minigrad.distributed import MpiCommunicator\nMpiCommunicator()"
+    )
+    assert out.returncode == 1
+    assert out.stderr.splitlines()[-1].startswith(error) and words in out.stderr.splitlines()[-1]
+
+
+def test_the_import_needs_no_mpi():
+    out = run_alone("import sys, minigrad.distributed\nassert 'mpi4py' not in sys.modules")
+    assert out.returncode == 0, out.stderr
