@@ -17,12 +17,15 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from .device import Device
 from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
 from .errors import located, user_line
 from .grad_store import GradStore, TensorId, next_id
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,6 +100,7 @@ class Version:
     """Counts the in-place changes of one piece of memory; shared by a tensor and its views."""
 
     __slots__ = ("count",)
+    count: int
 
     def __init__(self) -> None:
         self.count = 0
@@ -186,7 +190,7 @@ class Function:
     device: Device
     kernels: Any
     needs: tuple[bool, ...]
-    saved: Any  # a tuple of arrays; within the engine also what stands in for them
+    saved: tuple[Any, ...]
     edges: tuple[tuple[Any, tuple[int, ...], Any] | None, ...]
     half: Any  # the dtype that results are rounded to, or None
     order: int
@@ -206,7 +210,7 @@ class Function:
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
 
     @classmethod
-    def apply(cls, *inputs: Any, **params: Any) -> Any:
+    def apply(cls, *inputs: Any, **params: Any) -> Tensor:
         """Run the op on tensors (and other values) and return a Tensor that remembers how it was made."""
         # This runs for every operation, so it is one loop, and what is rare is asked last.
         arrays: list[Any] = []
@@ -251,7 +255,7 @@ class Function:
         if node.half is not None and out.dtype == float32:
             out = kernels.elementwise.cast(out, node.half)
 
-        y = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
+        y: Tensor = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
         shared = cls.is_view and kernels.may_share_memory(out, arrays[0])
         y._init(out, device, inputs[0]._version if shared else None)
         if True in needs and _grad_mode.enabled and cls.differentiable and out.dtype.kind in "fV":

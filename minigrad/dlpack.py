@@ -43,6 +43,8 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
 class Relay:
     """Stands for an array of another library; bfloat16 it hands on as uint16, and remembers that it did."""
 
+    is_bfloat16: bool
+
     def __init__(self, x: Any) -> None:
         self._x = x
         self.is_bfloat16 = False

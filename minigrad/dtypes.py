@@ -13,14 +13,14 @@ import numpy as np
 
 from .errors import located
 
-bfloat16 = np.dtype(ml_dtypes.bfloat16)
-float16 = np.dtype(np.float16)
-float32 = np.dtype(np.float32)
-float64 = np.dtype(np.float64)
-int32 = np.dtype(np.int32)
-int64 = np.dtype(np.int64)
-uint8 = np.dtype(np.uint8)
-bool_ = np.dtype(np.bool_)
+bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+float16: np.dtype[Any] = np.dtype(np.float16)
+float32: np.dtype[Any] = np.dtype(np.float32)
+float64: np.dtype[Any] = np.dtype(np.float64)
+int32: np.dtype[Any] = np.dtype(np.int32)
+int64: np.dtype[Any] = np.dtype(np.int64)
+uint8: np.dtype[Any] = np.dtype(np.uint8)
+bool_: np.dtype[Any] = np.dtype(np.bool_)
 SUPPORTED = (float32, float64, float16, bfloat16, int64, int32, uint8, bool_)
 
 _default = float32

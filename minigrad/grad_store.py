@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 # One counter numbers tensors and graph nodes of the process, so ids also tell the order of creation.
-next_id = itertools.count(1).__next__
+next_id: Callable[[], int] = itertools.count(1).__next__
 
 
 class TensorId(int):

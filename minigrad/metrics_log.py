@@ -28,6 +28,8 @@ class JsonLinesLog:
         OSError: naming the file.
     """
 
+    path: Path
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)

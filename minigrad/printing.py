@@ -24,7 +24,7 @@ class PrintOptions:
     sci_mode: bool | None = None
 
 
-options = PrintOptions()
+options: PrintOptions = PrintOptions()
 PROFILES = {
     "default": PrintOptions(),
     "short": PrintOptions(precision=2, edgeitems=2),

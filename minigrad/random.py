@@ -22,6 +22,8 @@ class Generator:
     ``seed`` is an integer in [0, 2**64). ``state_dict`` and ``load_state_dict`` save and restore it.
     """
 
+    offset: int
+
     def __init__(self, seed: int = 0) -> None:
         self._lock = threading.Lock()
         self.manual_seed(seed)
@@ -61,7 +63,7 @@ class Generator:
         return f"Generator(seed={self.seed}, offset={self.offset})"
 
 
-default_generator = Generator()
+default_generator: Generator = Generator()
 
 
 class _Source(threading.local):

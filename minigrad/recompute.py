@@ -44,7 +44,7 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
                 "expected a tensor, or a tuple, list or dict of tensors"
             )
         )
-    recomputation = _Recomputation(fn, inputs, kwargs, draws, outputs, start)
+    recomputation: Any = _Recomputation(fn, inputs, kwargs, draws, outputs, start)
     for node in recomputation.region(outputs, start):
         if node.saved:
             node.saved, node._versions = recomputation, ()
@@ -132,13 +132,15 @@ class _Recomputation(Deferred):
         pairs = self._match(outputs, start)
         inner = {}
         for new, old in pairs.items():
-            if old.saved is self:  # not one that an earlier backward has released
+            standing: Any = old.saved
+            if standing is self:  # not one that an earlier backward has released
                 old.saved, old._versions, new.saved = new.saved, new._versions, ()
                 if isinstance(old.saved, _Recomputation):
                     inner[id(old.saved)] = old.saved
         for nested in inner.values():
             nested.move(pairs)
-        if node.saved is self:
+        standing = node.saved
+        if standing is self:
             raise located(
                 RuntimeError(
                     f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way "

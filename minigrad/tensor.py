@@ -70,7 +70,6 @@ class Tensor(_Casts):
     """
 
     __slots__ = ()
-    __hash__ = object.__hash__
     __array_priority__ = 1000  # ndarray + Tensor asks the Tensor
 
     def __init__(
@@ -160,6 +159,9 @@ class Tensor(_Casts):
         if not self.shape:
             raise located(TypeError("len() of a 0-d tensor"))
         return self.shape[0]
+
+    def __hash__(self) -> int:  # by identity, though == is elementwise
+        return object.__hash__(self)
 
     def __repr__(self) -> str:
         return printing.represent(self)
@@ -587,7 +589,14 @@ class Tensor(_Casts):
     def __xor__(self, other: Any) -> Tensor:
         return comparison.BitwiseXor.apply(_bits("^", self), _bits("^", self._operand(other)))
 
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+    def __rand__(self, other: Any) -> Tensor:
+        return self & other
+
+    def __ror__(self, other: Any) -> Tensor:
+        return self | other
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return self ^ other
 
     def __lshift__(self, other: Any) -> Tensor:
         return comparison.LeftShift.apply(_bits("<<", self), _bits("<<", self._operand(other)))

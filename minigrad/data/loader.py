@@ -38,6 +38,8 @@ class EpochBatches:
         DataError: the tokens are too few, or an argument is out of range.
     """
 
+    sampler: EpochSampler
+
     def __init__(
         self,
         tokens: npt.NDArray[Any],

@@ -56,6 +56,9 @@ class EpochSampler:
         DataError: an argument is out of range.
     """
 
+    epoch: int
+    position: int
+
     def __init__(
         self, n: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
     ) -> None:

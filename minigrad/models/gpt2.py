@@ -74,6 +74,12 @@ class GPT2(CausalLM):
     hub_prefix = "transformer."
     hub_buffers = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
     hub_transposed = re.compile(r"h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight")  # Conv1D's
+    wte: nn.Embedding
+    wpe: nn.Embedding
+    drop: nn.Dropout
+    h: nn.ModuleList
+    ln_f: nn.LayerNorm
+    lm_head: nn.Linear | None
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)

@@ -42,6 +42,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 class HubConfig:
     """The fields of one ``config.json``; errors are `CheckpointError` and name the file."""
 
+    path: Path
+    values: Any
+
     def __init__(self, folder: Path) -> None:
         self.path = folder / CONFIG
         if not folder.is_dir():

@@ -123,6 +123,11 @@ class LlamaConfig:
 class LlamaBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): (B, T, C) -> (B, T, C)."""
 
+    input_layernorm: nn.RMSNorm
+    self_attn: nn.GroupedQueryAttention
+    post_attention_layernorm: nn.RMSNorm
+    mlp: nn.SwiGLU
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         c = config
@@ -158,6 +163,10 @@ class Llama(CausalLM):
     hub_prefix = "model."
     hub_buffers = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
     hub_transposed = re.compile(r"(?!)")  # none
+    embed_tokens: nn.Embedding
+    layers: nn.ModuleList
+    norm: nn.RMSNorm
+    lm_head: nn.Linear | None
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)

@@ -18,6 +18,10 @@ class Linear(Module):
     """y = x W^T + b: (..., in_features) -> (..., out_features). Weight (out, in); initialised as in PyTorch, uniform
     in +-1 / sqrt(in_features)."""
 
+    in_features: int
+    out_features: int
+    weight: Parameter
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = None) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -40,6 +44,10 @@ class Linear(Module):
 class Embedding(Module):
     """A table of vectors: integer indices of any shape -> (*shape, embedding_dim). Initialised standard normal."""
 
+    num_embeddings: int
+    embedding_dim: int
+    weight: Parameter
+
     def __init__(self, num_embeddings: int, embedding_dim: int, *, dtype: Any = None) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -57,6 +65,11 @@ class Embedding(Module):
 
 class LayerNorm(Module):
     """Normalise over the last dimensions, of sizes ``normalized_shape``, then scale and shift (weight 1, bias 0)."""
+
+    normalized_shape: tuple[int, ...]
+    eps: float
+    weight: Parameter
+    bias: Parameter | None
 
     def __init__(
         self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5, bias: bool = True, *, dtype: Any = None
@@ -77,6 +90,10 @@ class LayerNorm(Module):
 
 class RMSNorm(Module):
     """Divide by the root mean square over the last dimensions, of sizes ``normalized_shape``, then scale (weight 1)."""
+
+    normalized_shape: tuple[int, ...]
+    eps: float | None
+    weight: Parameter | None
 
     def __init__(
         self,
@@ -101,6 +118,12 @@ class RMSNorm(Module):
 
 class GroupNorm(Module):
     """Normalise groups of neighbouring channels of each sample, then scale and shift (weight 1, bias 0)."""
+
+    num_groups: int
+    num_channels: int
+    eps: float
+    weight: Parameter | None
+    bias: Parameter | None
 
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = None
@@ -132,6 +155,12 @@ class BatchNorm1d(Module):
     newest; None averages all batches equally); in evaluation by these averages. Without ``track_running_stats`` always
     by those of the batch.
     """
+
+    num_features: int
+    eps: float
+    momentum: float | None
+    weight: Parameter | None
+    bias: Parameter | None
 
     def __init__(
         self,

@@ -23,6 +23,8 @@ class KVCache:
     Generation feeds one new token at a time; the cache spares computing all earlier ones again.
     """
 
+    length: int
+
     def __init__(self, batch: int, n_head: int, max_tokens: int, head_size: int, like: Tensor) -> None:
         shape = (batch, n_head, max_tokens, head_size)
         self._keys = empty(shape, dtype=like.dtype, device=like.device)
@@ -74,6 +76,13 @@ class SelfAttention(Module):
     One projection makes queries, keys and values. Dropout acts on the attention probabilities and on the output.
     """
 
+    n_head: int
+    dropout: float
+    is_causal: bool
+    c_attn: Linear
+    c_proj: Linear
+    resid_dropout: Dropout
+
     def __init__(
         self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True, is_causal: bool = False
     ) -> None:
@@ -118,6 +127,17 @@ class GroupedQueryAttention(Module):
     Heads have ``head_size`` channels, n_embd / n_head by default. Dropout acts on the attention probabilities. A cache
     for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
     """
+
+    n_head: int
+    n_kv_head: int
+    head_size: int
+    dropout: float
+    rope_base: float
+    rope_frequencies: Sequence[float] | None
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
 
     def __init__(
         self,
@@ -167,6 +187,11 @@ class GroupedQueryAttention(Module):
 class MLP(Module):
     """Linear to ``hidden`` channels (4 C by default), GELU (tanh form), linear back: (B, T, C) -> (B, T, C)."""
 
+    c_fc: Linear
+    gelu: GELU
+    c_proj: Linear
+    dropout: Dropout
+
     def __init__(self, n_embd: int, dropout: float = 0.0, bias: bool = True, hidden: int | None = None) -> None:
         super().__init__()
         hidden = 4 * n_embd if hidden is None else hidden
@@ -187,6 +212,10 @@ class SwiGLU(Module):
     weights of ``MLP``.
     """
 
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
     def __init__(self, n_embd: int, hidden: int | None = None, bias: bool = False) -> None:
         super().__init__()
         hidden = round(8 * n_embd / 3) if hidden is None else hidden
@@ -205,6 +234,11 @@ class Block(Module):
     Attention is causal, as in GPT-2; with ``is_causal`` False each token sees all, as in a vision transformer.
     ``eps`` is that of the norms, ``hidden`` the channels within the MLP.
     """
+
+    ln_1: LayerNorm
+    attn: SelfAttention
+    ln_2: LayerNorm
+    mlp: MLP
 
     def __init__(
         self,

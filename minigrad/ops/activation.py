@@ -11,6 +11,7 @@ class LeakyRelu(FloatFunction):
     """y = x where x > 0, else slope x;  dx = dy where x > 0, else slope dy."""
 
     __slots__ = ("slope",)
+    slope: float
 
     def forward(self, x: Any, *, slope: float) -> Any:
         self.slope = slope
@@ -29,6 +30,7 @@ class Elu(FloatFunction):
     """
 
     __slots__ = ("alpha",)
+    alpha: float
 
     def forward(self, x: Any, *, alpha: float) -> Any:
         self.alpha = alpha
@@ -43,6 +45,8 @@ class Softplus(FloatFunction):
     """y = log(1 + e^(beta x)) / beta, or x where beta x > threshold;  dx = dy / (1 + e^(-beta x)), or dy."""
 
     __slots__ = ("beta", "threshold")
+    beta: float
+    threshold: float
 
     def forward(self, x: Any, *, beta: float, threshold: float) -> Any:
         self.beta, self.threshold = beta, threshold

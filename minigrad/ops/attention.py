@@ -16,6 +16,7 @@ class ScaledDotProductAttention(Function):
 
     __slots__ = ("options",)
     promotes = True
+    options: tuple[Any, ...]
 
     def forward(self, q: Any, k: Any, v: Any, *, options: tuple[Any, ...]) -> Any:
         self.options = options  # causal, scale, dropout_p, seed, offset
@@ -34,6 +35,7 @@ class PackedAttention(Function):
     """
 
     __slots__ = ("options",)
+    options: tuple[Any, ...]
 
     def forward(self, qkv: Any, *, options: tuple[Any, ...]) -> Any:
         self.options = options

@@ -16,6 +16,8 @@ class BatchNorm(Function):
 
     __slots__ = ("of_batch", "shape")
     promotes = True
+    of_batch: bool
+    shape: Any
 
     def forward(self, x: Any, weight: Any, bias: Any, *, mean: Any, var: Any, eps: float, of_batch: bool) -> Any:
         self.shape, self.of_batch = x.shape, of_batch

@@ -14,6 +14,7 @@ class CrossEntropy(Function):
     """
 
     __slots__ = ("options",)
+    options: tuple[Any, ...]
 
     def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...]) -> Any:
         self.options = options

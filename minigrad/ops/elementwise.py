@@ -137,6 +137,7 @@ class PowScalar(Function):
 
     __slots__ = ("n",)
     promotes = True
+    n: float
 
     def forward(self, x: Any, n: float) -> Any:
         _refuse_bool("**", x)
@@ -237,6 +238,7 @@ class Clamp(Function):
     """y = min(max(x, low), high);  dx = dy where low <= x <= high."""
 
     __slots__ = ("bounds",)
+    bounds: tuple[float | None, float | None]
 
     def forward(self, x: Any, *, low: float | None, high: float | None) -> Any:
         self.bounds = (low, high)

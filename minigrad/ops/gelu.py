@@ -14,6 +14,7 @@ class Gelu(Function):
     """
 
     __slots__ = ("approximate",)
+    approximate: str
 
     def forward(self, x: Any, *, approximate: str) -> Any:
         self.approximate = approximate

@@ -15,6 +15,7 @@ class GroupNorm(Function):
 
     __slots__ = ("shape",)
     promotes = True
+    shape: Any
 
     def forward(self, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
         self.shape = x.shape

@@ -14,6 +14,8 @@ class Index(Function):
     widens = False
     is_view = True
     adds_in_place = True
+    basic: bool
+    where: Any
 
     def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
         if self.needs[0]:
@@ -36,6 +38,7 @@ class Gather(Function):
     __slots__ = ("axis",)
     widens = False
     adds_in_place = True
+    axis: int
 
     def forward(self, x: Any, indices: Any, *, axis: int) -> Any:
         self.axis = axis
@@ -54,6 +57,7 @@ class Scatter(Function):
 
     __slots__ = ("axis",)
     widens = False
+    axis: int
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
         self.axis = axis
@@ -79,6 +83,7 @@ class ScatterAdd(Function):
     """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
 
     __slots__ = ("axis",)
+    axis: int
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
         self.axis = axis

@@ -16,6 +16,7 @@ class LayerNorm(Function):
 
     __slots__ = ("shape",)
     promotes = True
+    shape: Any
 
     def forward(self, x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
         self.shape = x.shape

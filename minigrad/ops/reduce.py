@@ -136,6 +136,7 @@ class Var(Reduction):
     """y = sum((x - mean)^2) / (n - correction);  dx = 2 (x - mean) dy / (n - correction)."""
 
     __slots__ = ("divisor",)
+    divisor: Any
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         self.axes, self.shape = axes, x.shape
@@ -220,6 +221,7 @@ class CumSum(Function):
     """y_i = x_1 + ... + x_i along an axis;  dx_i = dy_i + ... + dy_n."""
 
     __slots__ = ("axis",)
+    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis
@@ -248,6 +250,7 @@ class CumProd(Function):
     """y_i = x_1 ... x_i along an axis;  dx_i = sum over j >= i of dy_j times the product of x_1 ... x_j without x_i."""
 
     __slots__ = ("axis",)
+    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis

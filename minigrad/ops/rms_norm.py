@@ -16,6 +16,7 @@ class RMSNorm(Function):
 
     __slots__ = ("shape",)
     promotes = True
+    shape: Any
 
     def forward(self, x: Any, weight: Any, *, eps: float) -> Any:
         self.shape = x.shape

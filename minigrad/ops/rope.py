@@ -12,6 +12,7 @@ class Rope(Function):
     dx = R^T dy, the rotation back."""
 
     __slots__ = ("interleaved",)
+    interleaved: bool
 
     def forward(self, x: Any, positions: Any, *, base: float, interleaved: bool, frequencies: Any = None) -> Any:
         self.interleaved = interleaved

@@ -12,6 +12,7 @@ class Softmax(Function):
 
     __slots__ = ("axis",)
     floats = True
+    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis
@@ -28,6 +29,7 @@ class LogSoftmax(Function):
 
     __slots__ = ("axis",)
     floats = True
+    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis

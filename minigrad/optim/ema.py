@@ -39,6 +39,10 @@ class EMA:
     TensorFlow's.
     """
 
+    decay: float
+    warmup: bool
+    updates: int
+
     def __init__(self, module: Module, decay: float = 0.999, warmup: bool = False) -> None:
         self.decay = check_range(decay, "decay", 0.0, 1.0)
         if not isinstance(warmup, bool):

@@ -53,6 +53,8 @@ class Optimizer(ABC):
     """
 
     state_arrays: tuple[str, ...] = ()
+    defaults: dict[str, Any]
+    timestep: int
     """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
