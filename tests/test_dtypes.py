@@ -81,3 +81,14 @@ def test_no_values_no_dtype() -> None:
     assert dtypes.as_dtype(float) == mg.float32
     with pytest.raises(TypeError, match="unsupported dtype None"):
         dtypes.as_dtype(None)
+
+
+def test_bfloat16_promotes_as_in_pytorch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+    half = mg.ones(2, dtype="bfloat16")
+    for name in (*NAMES, "bfloat16"):
+        other = mg.ones(2, dtype=name)
+        expected = str(torch.promote_types(torch.bfloat16, getattr(torch, name))).removeprefix("torch.")
+        assert str((half + other).dtype) == str((other + half).dtype) == expected, name
+    assert (half * 2.5).dtype == (2 + half).dtype == (half + mg.tensor(1.0)).dtype == mg.bfloat16
+    assert (half + mg.ones(1, dtype="float16")).dtype == mg.float32

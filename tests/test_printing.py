@@ -200,3 +200,11 @@ def test_the_table_for_notebooks() -> None:
     rows = _Text(mg.arange(10_000).reshape(100, 100)._repr_html_()).rows
     assert len(rows) == 7 and rows[3] == ["..."]
     assert rows[0] == ["0", "1", "2", "...", "97", "98", "99"] and rows[6][-1] == "9999"
+
+
+@needs_torch
+def test_a_note_goes_to_a_new_line_where_pytorchs_does() -> None:
+    for linewidth in range(20, 70):
+        mg.set_printoptions(linewidth=linewidth)
+        torch.set_printoptions(linewidth=linewidth)
+        assert repr(mg.tensor([1.5, 2.5], requires_grad=True)) == repr(torch.tensor([1.5, 2.5], requires_grad=True))

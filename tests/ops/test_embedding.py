@@ -90,3 +90,11 @@ def test_errors(device):
         F.embedding(w, i)
     with pytest.raises(ValueError, match=r"weight of shape \(3,\); expected \(num, dim\)"):
         F.embedding(i, w[:, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_width_gradients_of_a_tied_weight_add_up(dtype, device):
+    weight = mg.ones(3, 2, dtype=dtype, device=device, requires_grad=True)
+    x = F.embedding(mg.tensor([0, 0, 2], device=device), weight)
+    loss = x.sum() + (weight * 4).sum() + F.embedding(mg.tensor([0], device=device), weight).sum()
+    assert loss.backward()[weight].tolist() == [[7, 7], [4, 4], [5, 5]]
