@@ -26,7 +26,8 @@ class Job:
             self.result = function()
         except Exception as error:
             self.error = error
-        self.ended.set()
+        finally:
+            self.ended.set()
 
 
 class CallThread:
@@ -50,11 +51,3 @@ class CallThread:
         while (item := self._jobs.get()) is not None:
             item[0].run(item[1])
             del item  # and with it the arrays that the function refers to
-
-
-def call_bounded(function: Callable[[], Any], seconds: float) -> Job:
-    """Call it in a thread of its own, and wait for it at most so long."""
-    job = Job()
-    threading.Thread(target=job.run, args=(function,), name="bounded call", daemon=True).start()
-    job.wait(seconds)
-    return job

@@ -26,7 +26,7 @@ import numpy as np
 from minigrad.device import Device, DeviceError
 
 from . import call_header
-from .call_thread import CallThread, call_bounded
+from .call_thread import CallThread
 from .comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
 from .communicator import (
     DEFAULT_TIMEOUT,
@@ -115,6 +115,7 @@ class NcclCommunicator(Communicator):
         self._under_way: deque[Launch] = deque()
         self._collecting: Launch | None = None
         self._thread = CallThread(f"NCCL rank {self._rank} of {self._world_size}")
+        self._ender = CallThread("end of NCCL")  # made now, because a process that is ending starts no more threads
         job = self._thread.submit(lambda: self._connect(connect))
         if not job.wait(seconds):
             self._error = RendezvousError(
@@ -128,6 +129,7 @@ class NcclCommunicator(Communicator):
             self._closed = True
             self._thread.submit(lambda: job.result.comm.abort() if job.result else None)  # should it come too late
             self._thread.stop()
+            self._ender.stop()
             raise self._error from job.error
         self._handles: Handles = job.result
         _OPEN.add(self)
@@ -288,7 +290,8 @@ class NcclCommunicator(Communicator):
     def _end(self, how: str) -> None:
         comm, self._handles.comm = self._handles.comm, None
         if comm is not None:  # both may wait for peers that are gone
-            call_bounded(getattr(comm, how), END_SECONDS)
+            self._ender.submit(getattr(comm, how)).wait(END_SECONDS)
+            self._ender.stop()
 
 
 class NcclWork(Work):

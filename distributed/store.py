@@ -162,6 +162,8 @@ class Store:
                 listener.bind(name)
                 listener.listen(4096)
                 listener.setblocking(False)
+                if name[0] not in self._place:  # what the name means to rank 0 is worth knowing if nobody comes
+                    self._place += f" ({name[0]})"
                 return listener
             except OSError as error:
                 problems.append(f"{name[0]}: {error}")

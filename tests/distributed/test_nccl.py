@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -463,6 +466,28 @@ def test_what_was_never_closed_is_aborted_at_exit(machine):
     assert machine.calls("abort") == [("abort", 0)]
     comm.close()
     assert machine.calls("abort", "destroy") == [("abort", 0)]
+
+
+ENDS_WITHOUT_CLOSE = """
+import threading
+from fake_nccl import FakeMachine
+from minigrad.device import Device
+from minigrad.distributed import nccl, nccl_launch
+machine = FakeMachine()
+nccl._load = lambda: (machine.cupy, machine.nccl)
+nccl_launch._pointer = lambda array: array.ctypes.data
+comm = nccl.NcclCommunicator(1, 0, Device("cuda:0"))
+comm._handles.comm.abort = lambda: print("aborted", flush=True)
+comm.barrier()
+"""
+
+
+def test_a_process_that_ends_without_close_aborts():
+    tests = str(Path(__file__).resolve().parents[1])
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", ENDS_WITHOUT_CLOSE]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "aborted\n", "")
 
 
 @pytest.mark.parametrize(
