@@ -70,7 +70,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 def finfo(dtype: np.dtype[Any]) -> Any:
     """``numpy.finfo`` that knows bfloat16: ``eps``, ``max``, ``min``, ..."""
-    return ml_dtypes.finfo(dtype)
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes' has no types
 
 
 def category(dtype: np.dtype[Any]) -> int:
