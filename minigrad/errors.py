@@ -12,13 +12,13 @@ import sys
 from typing import TypeVar
 
 E = TypeVar("E", bound=Exception)
-PACKAGE = __name__.partition(".")[0]
+OURS = (__name__.partition(".")[0], "functools", "contextlib")  # the latter two call us back between our own frames
 
 
 def user_line() -> str | None:
     """``file:line: source`` of the call that led into minigrad, or None where there is none."""
     frame = sys._getframe(1)
-    while str(frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE:
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in OURS:
         if frame.f_back is None:
             return None
         frame = frame.f_back

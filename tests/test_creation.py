@@ -177,7 +177,7 @@ def test_cat_and_stack() -> None:
         mg.cat([mg.tensor(1.0)])
     with pytest.raises(ValueError, match="Cat"):
         mg.cat([x, mg.ones(2, 4)])
-    with pytest.raises(ValueError, match="shapes differ"):
+    with pytest.raises(ValueError, match="differ; cat joins them"):
         mg.stack([x, y])
     with pytest.raises(IndexError):
         mg.cat([x, x], dim=2)

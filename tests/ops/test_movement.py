@@ -201,7 +201,7 @@ def test_cat_and_stack_say_what_does_not_fit(device):
     x, y = mg.ones(2, 3, device=device), mg.ones(2, 2, device=device)
     with pytest.raises(ValueError, match=r"(?s)^Cat: .*\(2, 3\) float32.*\(2, 2\) float32"):
         mg.cat([x, y])
-    with pytest.raises(ValueError, match=r"stack: shapes differ: \[\(2, 3\), \(2, 2\)\]"):
+    with pytest.raises(ValueError, match=r"stack: shapes \[\(2, 3\), \(2, 2\)\] differ"):
         mg.stack([x, y])
     with pytest.raises(ValueError, match="use stack"):
         mg.cat([x.sum(), y.sum()])
