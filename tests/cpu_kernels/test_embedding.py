@@ -56,6 +56,12 @@ def test_strided_inputs():
         embedding.backward_into(dy, indices, ours.T)
 
 
+def test_half_width_gradients_are_added_to_what_is_there():
+    dweight = np.full((3, 2), 4.0, np.float16)
+    embedding.backward_into(np.ones((2, 2), np.float16), np.array([1, 1]), dweight)
+    np.testing.assert_array_equal(dweight, [[4, 4], [6, 6], [4, 4]])
+
+
 def test_nan_stays_in_its_row():
     weight, indices, dy = inputs(6, 6, (20,), np.float32)
     dy[3, 2] = np.nan

@@ -199,7 +199,7 @@ def test_the_same_tensor_twice(device):
 
 def test_cat_and_stack_say_what_does_not_fit(device):
     x, y = mg.ones(2, 3, device=device), mg.ones(2, 2, device=device)
-    with pytest.raises(ValueError, match=r"(?s)^Cat: .*\(2, 3\) float32.*\(2, 2\) float32"):
+    with pytest.raises(ValueError, match=r"cat: shapes \[\(2, 3\), \(2, 2\)\]; only the sizes of dim 0"):
         mg.cat([x, y])
     with pytest.raises(ValueError, match=r"stack: shapes \[\(2, 3\), \(2, 2\)\] differ"):
         mg.stack([x, y])
