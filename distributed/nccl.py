@@ -298,7 +298,8 @@ class NcclWork(Work):
     """An operation on the communicator's stream."""
 
     def __init__(self, owner: NcclCommunicator, call: Call, launch: Launch) -> None:
-        self._owner, self._call, self._launch = owner, call, launch
+        self._owner, self._launch = owner, launch
+        self._call: Call | None = call
         self._deadline = launch.began + owner.timeout
 
     def is_completed(self) -> bool:
@@ -313,11 +314,13 @@ class NcclWork(Work):
         The deadline is the communicator's ``timeout`` after the start, or ``timeout`` seconds from now. An error aborts
         the communicator.
         """
-        if timeout is None:
-            self._owner._finish(self._launch, self._call, self._deadline, self._owner.timeout)
-        else:
-            deadline = time.monotonic() + check_seconds("timeout", timeout)
-            self._owner._finish(self._launch, self._call, deadline, timeout)
+        deadline, seconds = self._deadline, self._owner.timeout
+        if timeout is not None:
+            seconds = check_seconds("timeout", timeout)
+            deadline = time.monotonic() + seconds
+        if self._call is not None:
+            self._owner._finish(self._launch, self._call, deadline, seconds)
+            self._call = None  # and with it the tensors
 
     def wait_on_stream(self) -> None:
         """Let CuPy's current stream go on only after the operation; the host waits until NCCL has taken it at most.
