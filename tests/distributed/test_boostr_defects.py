@@ -19,6 +19,7 @@ from minigrad.distributed import (
     DistributedTrainer,
     FusedDistributedOptimizer,
     FusedOptimizerConfig,
+    GradientBucketManager,
     ThreadCommunicator,
     Work,
     all_reduce_hook,
@@ -258,6 +259,17 @@ def test_defect_08_transposed_gradients_are_taken_as_they_are_meant(kind, accum)
     run_threads(2, body, timeout=30)
 
 
+def test_defect_08_transposed_gradients_enter_a_bucket_as_they_are_meant():
+    def body(comm: ThreadCommunicator) -> None:
+        (p,) = parameters((3, 4))
+        manager = GradientBucketManager([p], comm)
+        values = np.arange(12, dtype=np.float32).reshape(4, 3) * (1 + comm.rank)
+        manager.mark_grad_ready(p.id, Tensor(values).T)
+        np.testing.assert_array_equal(manager.wait_and_unflatten()[p].data, np.arange(12).reshape(4, 3).T * 1.5)
+
+    run_threads(2, body, timeout=30)
+
+
 @ALL_KINDS
 def test_defect_09_a_bucket_with_an_unused_parameter_is_reduced_all_the_same(kind):
     def body(comm: ThreadCommunicator) -> list[bytes]:
@@ -376,15 +388,21 @@ def test_defect_14_nothing_is_kept_lost_or_half_counted(kind):
     def body(comm: ThreadCommunicator) -> None:
         params = parameters((2,), (3,))
         trainer = make_trainer(kind, comm, accum=3)
-        trainer.step(params, store(params, [1.0, 1.0]), 1.0)
         window = trainer._accumulator
-        before = window.current_step, window.weight, window._loss_sum, [s.tolist() for s in window._sums.values()]
-        wrong = store(params, [1.0, 1.0])
-        wrong.insert(params[1], Tensor(np.ones(4, np.float32)))
-        with pytest.raises(ValueError, match="has shape"):
-            trainer.step(params, wrong, 100.0)
-        after = window.current_step, window.weight, window._loss_sum, [s.tolist() for s in window._sums.values()]
-        assert after == before
+
+        def counted() -> Any:
+            sums = [total.tolist() for total in window._sums.values()]
+            return window.current_step, window.weight, window._loss_sum, sums
+
+        for _ in range(2):  # as the first micro-batch of a window, and as its second
+            before = counted()
+            wrong = store(params, [1.0, 1.0])
+            wrong.insert(params[1], Tensor(np.ones(4, np.float32)))
+            with pytest.raises(ValueError, match="has shape"):
+                trainer.step(params, wrong, 100.0)
+            assert counted() == before
+            if not window.current_step:
+                trainer.step(params, store(params, [1.0, 1.0]), 1.0)
         metrics = trainer.flush(params)  # a window that the data did not fill
         assert metrics is not None and (metrics.step, metrics.loss) == (1, 1.0)
         assert (window.current_step, window._sums) == (0, {})
@@ -393,6 +411,10 @@ def test_defect_14_nothing_is_kept_lost_or_half_counted(kind):
         assert manager is not None
         assert sum(flat.data.nbytes for flat in manager.flat_buffers()) == sum(p.data.nbytes for p in params)
         assert all(bucket.work is None for bucket in manager._buckets)
+        for _ in range(3):  # nor is anything of it in the next window
+            metrics = trainer.step(params, store(params, [1.0, None]), 3.0)
+        assert metrics is not None and (metrics.step, metrics.loss) == (2, 3.0)
+        assert [trainer.optimizer.state[p.id].step for p in params] == [2, 1]
 
     run_threads(2, body, timeout=30)
 
