@@ -220,6 +220,7 @@ class FakeComm:
         self.machine, self.world, self.rank = machine, world, rank
         self.numbers, self.splits = itertools.count(), itertools.count()
         self.gone = False
+        self.under_way = 0
         self.async_error: Exception | None = None
         machine.note("NcclCommunicator", world.size, rank)
 
@@ -255,6 +256,7 @@ class FakeComm:
 
     def commSplit(self, color: int, key: int) -> FakeComm | None:
         self.machine.note("commSplit", color, key)
+        assert self.under_way == 0, "NCCL may deadlock if a communicator is split while it works"
         made: dict[int, FakeComm] = {}
 
         def part(posts: dict[int, Any]) -> None:
@@ -304,7 +306,11 @@ class FakeComm:
         assert getattr(self.machine.local, "group", None) is None, "a collective inside a group"
         key = ("op", next(self.numbers))
         post = (name, what, view(send, send_count, dtype), view(recv, recv_count, dtype))
-        on.enqueue(lambda: self.meet(key, post, move))
+        self.under_way += 1
+        on.enqueue(lambda: (self.meet(key, post, move), self.ended()))
+
+    def ended(self) -> None:
+        self.under_way -= 1
 
     def message(self, name, buffer, count, dtype, peer, stream):
         self.machine.note(name, self.rank, buffer, count, dtype, peer, stream)

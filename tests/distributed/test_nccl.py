@@ -456,6 +456,17 @@ def test_the_first_operation_that_is_not_over_is_named(machine):
     good(machine, 2, fn, timeout=0.15)
 
 
+def test_a_communicator_is_split_when_it_is_idle(machine):
+    def fn(comm):
+        if comm.rank == 1:
+            time.sleep(0.1)
+        work = comm.all_reduce(Tensor(np.ones(3)), async_op=True)
+        comm.split(0).close()
+        return work.is_completed()
+
+    assert good(machine, 2, fn) == [True, True]
+
+
 def test_close_destroys_and_an_error_aborts(machine):
     good(machine, 1, lambda comm: comm.barrier())
     assert machine.calls("destroy", "abort") == [("destroy", 0)]
