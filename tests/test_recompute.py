@@ -227,6 +227,16 @@ def test_a_change_in_place_before_backward(which: str) -> None:
         y.backward()
 
 
+def test_a_change_in_place_after_the_second_run() -> None:
+    x = leaf(3)
+    y = mg.checkpoint(lambda x: (x * x).exp(), x).sum()
+    y.backward(retain_graph=True)
+    with mg.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="a tensor that Mul needs for its gradient was changed in place"):
+        y.backward()
+
+
 def test_the_result_may_be_changed_and_the_error_leaves_no_trace() -> None:
     x = leaf(3)
     fail = [False, True, False]
