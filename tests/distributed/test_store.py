@@ -193,9 +193,10 @@ def test_rank_0_listens_on_the_one_interface():
 # ---------------------------------------------------------------------- strangers
 
 
-def test_four_ranks_join_among_junk_and_silence():
+def test_four_ranks_join_among_junk_and_silence(monkeypatch):
     """Three hundred connections of junk, sixty silent ones, and some that announce a gigabyte: joined in five seconds,
     without memory for any of it."""
+    monkeypatch.setattr(store, "_PENDING", 32)  # so that they also push each other out
     port, stop, silent = free_port(), threading.Event(), []
     out: dict[int, Any] = {}
     first = threading.Thread(target=lambda: out.update(meet([0], 4, port, secret=SECRET)))
@@ -247,7 +248,7 @@ def test_too_many_strangers_push_each_other_out(monkeypatch):
     thread.start()
     crowd = [connected(port) for _ in range(30)]
     for s in crowd:
-        s.settimeout(5)
+        s.settimeout(2)  # less than a handshake may take
     closed = sum(read(s, GREETING + 1) == b"" or len(s.recv(1)) == 0 for s in crowd[:20])
     assert closed == 20
     out.update(meet([1], 2, port))
@@ -269,6 +270,22 @@ def test_a_silent_stranger_is_shown_out(monkeypatch):
         assert s.recv(1) == b""
         assert time.monotonic() - began < 0.7
     thread.join(10)
+
+
+def test_a_connection_to_itself_is_not_rank_0(monkeypatch):
+    """TCP lets a client that dials a free port of its own machine meet itself."""
+    port = free_port()
+
+    def itself(*_: object) -> socket.socket:
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind((LOCAL, port))
+        s.connect((LOCAL, port))
+        return s
+
+    monkeypatch.setattr(socket, "create_connection", itself)
+    with pytest.raises(RendezvousError, match="nobody listens"):
+        Store(1, 2, LOCAL, port, timeout=0.2)
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
