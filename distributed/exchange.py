@@ -16,7 +16,7 @@ from .combine import combine
 from .communicator import Call
 from .progress import Messages, Steps
 
-BLOCK_BYTES = 1 << 19  # of one owner's block in a reduction
+BLOCK_BYTES = 1 << 20  # of one owner's block in a reduction
 MESSAGE_BYTES = 1 << 26  # of one message elsewhere; far below the 2 GiB that an MPI count can name
 
 
@@ -69,9 +69,11 @@ def all_reduce(mail: Mail, call: Call) -> Steps:
         parts = [mine if p == mail.rank else scratch[p, : mine.size] for p in range(mail.size)]
         messages = [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.recv(parts[p], p)]
         yield last + messages
-        result = scratch[mail.rank, : mine.size]
-        combine(call.op, parts, [result])
-        mine[...] = result
+        if mail.rank < 2:  # its own values are used up in the first addition, element by element
+            combine(call.op, parts, [mine])
+        else:
+            combine(call.op, parts, [scratch[mail.rank, : mine.size]])
+            mine[...] = scratch[mail.rank, : mine.size]
         last = [m for p in mail.peers for m in mail.send(mine, p) + mail.recv(blocks[p], p)]
     yield last
 

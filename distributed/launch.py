@@ -8,6 +8,7 @@ Mirrors torchrun and mpirun.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.metadata
 import os
 import re
@@ -25,6 +26,7 @@ from . import rank_parent
 
 TIMED_OUT = 124  # timeout(1)'s code
 GRACE = 3.0  # seconds in which the other ranks may end by themselves after one has failed
+SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -179,7 +181,9 @@ class Job:
     def run(self) -> int:
         """Start, wait, clean up; the exit code."""
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        scratch = tempfile.mkdtemp(prefix="minigrad-launch-", dir=memory)
+        sweep(memory or tempfile.gettempdir())
+        scratch = tempfile.mkdtemp(prefix=SCRATCH, dir=memory)
+        held = lock(scratch)
         old = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
@@ -199,6 +203,8 @@ class Job:
                 self._kill(mpirun)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+            if held is not None:
+                os.close(held)
             for number, handler in old.items():
                 signal.signal(number, handler)
 
@@ -304,6 +310,28 @@ class Job:
 
     def _say(self, line: str) -> None:
         self._print(f"launch: {line}", sys.stderr)
+
+
+def lock(folder: str) -> int | None:
+    """An open file that holds the folder's lock as long as this process lives; None if another has it."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def sweep(parent: str) -> None:
+    """Remove what launchers have left that were killed: their folders' locks are free."""
+    for folder in Path(parent).glob(SCRATCH + "*"):
+        try:
+            if time.time() - folder.stat().st_mtime > 60 and (file := lock(str(folder))) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(file)
+        except OSError:
+            continue  # it is another user's, or its launcher has just removed it
 
 
 def describe(code: int) -> str:

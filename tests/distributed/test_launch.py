@@ -157,6 +157,20 @@ def test_wrong_command_lines(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
+    for name in ("dead", "alive", "young"):
+        (tmp_path / f"{launch.SCRATCH}{name}").mkdir()
+        (tmp_path / f"{launch.SCRATCH}{name}" / "segment").write_text("x")
+    (tmp_path / "other").mkdir()
+    held = launch.lock(str(tmp_path / f"{launch.SCRATCH}alive"))
+    assert held is not None
+    for name in ("dead", "alive"):
+        os.utime(tmp_path / f"{launch.SCRATCH}{name}", (1, 1))
+    launch.sweep(str(tmp_path))
+    os.close(held)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{launch.SCRATCH}alive", f"{launch.SCRATCH}young", "other"}
+
+
 def test_hosts_become_mpiruns():
     hosts = launch.parse_hosts("a,b:2")
     job = launch.Job(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
