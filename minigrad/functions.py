@@ -49,6 +49,11 @@ def log2(x: Tensor) -> Tensor:
     return x.log2()
 
 
+def log10(x: Tensor) -> Tensor:
+    """Logarithm to base 10."""
+    return x.log10()
+
+
 def log1p(x: Tensor) -> Tensor:
     """log(1 + x), exact for small x."""
     return x.log1p()
@@ -92,6 +97,51 @@ def tan(x: Tensor) -> Tensor:
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent."""
     return x.tanh()
+
+
+def sinh(x: Tensor) -> Tensor:
+    """Hyperbolic sine."""
+    return x.sinh()
+
+
+def cosh(x: Tensor) -> Tensor:
+    """Hyperbolic cosine."""
+    return x.cosh()
+
+
+def asin(x: Tensor) -> Tensor:
+    """Inverse sine."""
+    return x.asin()
+
+
+def acos(x: Tensor) -> Tensor:
+    """Inverse cosine."""
+    return x.acos()
+
+
+def atan(x: Tensor) -> Tensor:
+    """Inverse tangent."""
+    return x.atan()
+
+
+def asinh(x: Tensor) -> Tensor:
+    """Inverse hyperbolic sine."""
+    return x.asinh()
+
+
+def acosh(x: Tensor) -> Tensor:
+    """Inverse hyperbolic cosine."""
+    return x.acosh()
+
+
+def atanh(x: Tensor) -> Tensor:
+    """Inverse hyperbolic tangent."""
+    return x.atanh()
+
+
+def atan2(x: Tensor, other: Tensor) -> Tensor:
+    """The angle of the points with y = x and x = other."""
+    return x.atan2(other)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -162,6 +212,11 @@ def div(x: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
 def remainder(x: Tensor, other: Any) -> Tensor:
     """x % other, of the sign of ``other``."""
     return x.remainder(other)
+
+
+def fmod(x: Tensor, other: Any) -> Tensor:
+    """The remainder of a division that rounds towards 0, of the sign of x."""
+    return x.fmod(other)
 
 
 def maximum(x: Tensor, other: Any) -> Tensor:

@@ -20,7 +20,7 @@ from .device import CPU, Device
 from .errors import located
 from .grad_store import GradStore, TensorId
 from .indices import check_range, parse_index, repeated_positions, scatter_source
-from .ops import comparison, elementwise, indexing, matmul, movement, reduce, softmax
+from .ops import comparison, elementwise, indexing, matmul, movement, reduce, softmax, trigonometry
 from .random import Generator, draw
 from .shapes import Dim
 
@@ -416,6 +416,10 @@ class Tensor(_Casts):
         """self % other, of the sign of ``other``."""
         return self % other
 
+    def fmod(self, other: Any) -> Tensor:
+        """The remainder of a division that rounds towards 0, of the sign of self."""
+        return elementwise.FMod.apply(self, self._operand(other))
+
     def neg(self) -> Tensor:
         """-self."""
         return -self
@@ -443,6 +447,10 @@ class Tensor(_Casts):
     def log2(self) -> Tensor:
         """Logarithm to base 2."""
         return elementwise.Log2.apply(self)
+
+    def log10(self) -> Tensor:
+        """Logarithm to base 10."""
+        return elementwise.Log10.apply(self)
 
     def log1p(self) -> Tensor:
         """log(1 + self), exact for small values."""
@@ -475,6 +483,42 @@ class Tensor(_Casts):
     def tan(self) -> Tensor:
         """Tangent."""
         return elementwise.Tan.apply(self)
+
+    def sinh(self) -> Tensor:
+        """Hyperbolic sine."""
+        return trigonometry.Sinh.apply(self)
+
+    def cosh(self) -> Tensor:
+        """Hyperbolic cosine."""
+        return trigonometry.Cosh.apply(self)
+
+    def asin(self) -> Tensor:
+        """Inverse sine, in [-pi / 2, pi / 2]."""
+        return trigonometry.Asin.apply(self)
+
+    def acos(self) -> Tensor:
+        """Inverse cosine, in [0, pi]."""
+        return trigonometry.Acos.apply(self)
+
+    def atan(self) -> Tensor:
+        """Inverse tangent, in (-pi / 2, pi / 2)."""
+        return trigonometry.Atan.apply(self)
+
+    def atan2(self, other: Tensor) -> Tensor:
+        """The angle, in [-pi, pi], of the points with y = self and x = other."""
+        return trigonometry.Atan2.apply(self, self._operand(other))
+
+    def asinh(self) -> Tensor:
+        """Inverse hyperbolic sine."""
+        return trigonometry.Asinh.apply(self)
+
+    def acosh(self) -> Tensor:
+        """Inverse hyperbolic cosine, of values of at least 1."""
+        return trigonometry.Acosh.apply(self)
+
+    def atanh(self) -> Tensor:
+        """Inverse hyperbolic tangent, of values in [-1, 1]."""
+        return trigonometry.Atanh.apply(self)
 
     def erf(self) -> Tensor:
         """Error function."""

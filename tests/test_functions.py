@@ -24,7 +24,9 @@ FUNCTIONS = {
 INDEX = np.array([[0, 1], [1, 0], [1, 1]])
 VECTOR = np.array([0.5, -1.5, 2.0])
 ARGUMENTS: dict[str, tuple[Any, ...]] = {  # after the (3, 2) matrix, where there are any
-    **dict.fromkeys(("add", "sub", "mul", "div", "remainder", "maximum", "minimum", "pow"), (np.full((3, 2), 2.0),)),
+    **dict.fromkeys(
+        ("add", "sub", "mul", "div", "remainder", "fmod", "atan2", "maximum", "minimum", "pow"), (np.full((3, 2), 2.0),)
+    ),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), (np.ones((3, 2)),)),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), (np.eye(3, 2),)),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (INDEX,)),
@@ -73,6 +75,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {  # after the (3, 2) matrix, where ther
 }
 SHIFTS = ("bitwise_left_shift", "bitwise_right_shift")
 FIRST: dict[str, np.ndarray] = {
+    **dict.fromkeys(("asin", "acos", "atanh"), np.array([[0.5, -0.25]])),
+    "acosh": np.array([[1.5, 2.0]]),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", *SHIFTS), np.arange(6).reshape(3, 2)),
     "bmm": np.ones((3, 1, 2)),
     "dot": VECTOR,

@@ -28,6 +28,7 @@ from . import (
     sgd,
     softmax,
     threads,
+    trigonometry,
 )
 from .storage import (
     Array,
@@ -85,5 +86,6 @@ __all__ = [
     "softmax",
     "threads",
     "to_host",
+    "trigonometry",
     "zeros",
 ]

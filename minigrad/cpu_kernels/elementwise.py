@@ -27,6 +27,7 @@ exp = quiet(np.exp)
 exp2 = quiet(np.exp2)
 log = quiet(np.log)
 log2 = quiet(np.log2)
+log10 = quiet(np.log10)
 log1p = quiet(np.log1p)
 expm1 = quiet(np.expm1)
 sqrt = quiet(np.sqrt)
@@ -61,6 +62,13 @@ def remainder(x: Any, y: Any) -> Any:
     """x - y floor(x / y), of the sign of y. ZeroDivisionError for an integer 0 in y."""
     _divisor(x, y)
     return np.remainder(x, y)
+
+
+@quiet
+def fmod(x: Any, y: Any) -> Any:
+    """x - y trunc(x / y), of the sign of x. ZeroDivisionError for an integer 0 in y."""
+    _divisor(x, y)
+    return np.fmod(x, y)
 
 
 @quiet

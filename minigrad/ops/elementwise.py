@@ -109,6 +109,23 @@ class Remainder(Arithmetic):
         return dz, k.neg(k.mul(dz, k.floor_div(*self.saved)))
 
 
+class FMod(Arithmetic):
+    """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        _refuse_bool("fmod", x, y)
+        self.saved = (x, y) if self.needs[1] else ()
+        return self.kernels.elementwise.fmod(x, y)
+
+    def backward(self, dz: Any) -> Any:
+        if not self.needs[1]:
+            return dz, None
+        k = self.kernels.elementwise
+        return dz, k.neg(k.mul(dz, k.trunc(k.div(*self.saved))))
+
+
 class Pow(Arithmetic):
     """z = x^y;  dx = y x^(y-1) dz (0 where y = 0), dy = z log(x) dz (0 where x = 0 and y >= 0)."""
 
@@ -372,6 +389,20 @@ class Log2(FloatFunction):
     def backward(self, dy: Any) -> Any:
         k = self.kernels.elementwise
         return k.div(dy, k.mul(self.saved[0], math.log(2)))
+
+
+class Log10(FloatFunction):
+    """y = log(x) / log(10);  dx = dy / (x log(10))."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        return self.kernels.elementwise.log10(x)
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels.elementwise
+        return k.div(dy, k.mul(self.saved[0], math.log(10)))
 
 
 class Log1p(FloatFunction):
