@@ -287,11 +287,11 @@ def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
         net = scenario.net()
         trainer = make_trainer(kind, comm, accum=3 if empty else 2, clip=0.3)
         for step in range(2):
-            feed(trainer, net, net.loss(*scenario.batch(step, (0, 1, comm.rank + 2))), 3.0 * factor)
-            if empty:  # the mean over no rows: NaN, with gradients that are NaN
-                nothing = net.loss(*scenario.batch(step, (0,))) * math.nan
-                assert feed(trainer, net, nothing, 0.0) is None
-            metrics = feed(trainer, net, net.loss(*scenario.batch(step, (4 + comm.rank,))), factor)
+            batches = [((0, 1, comm.rank + 2), 3.0 * factor, 1.0), ((4 + comm.rank,), factor, 1.0)]
+            if empty:  # the mean over no rows: NaN, with gradients that are NaN; on rank 1 at the end of the window
+                batches.insert(1 + comm.rank, ((0,), 0.0, math.nan))
+            for rows, weight, times in batches:
+                metrics = feed(trainer, net, net.loss(*scenario.batch(step, rows)) * times, weight)
             assert metrics is not None
         return weights_of(net)
 

@@ -1,0 +1,92 @@
+"""The decisive properties of the trainers once more, with ranks that are processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ranks import requires_mpi, run_ranks
+
+pytestmark = requires_mpi
+
+TRAINING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import pytest
+from data_parallel import KINDS, Scenario, alone, assert_same_run, feed, make_trainer, shares, state_bits, train
+from minigrad.distributed import MpiCommunicator, NonFiniteLossError, all_gather_bytes
+
+comm = MpiCommunicator(timeout=30)
+W = comm.world_size
+sizes = {2: (5, 7), 4: (1, 6, 0, 5)}[W]
+scenarios = [
+    Scenario(shares(W, steps=2, sizes=sizes)),
+    Scenario(shares(W, steps=2, accum=3, sizes=sizes), accum=3, clip=0.3, tied=True),
+    Scenario(shares(W, steps=2, accum=2), accum=2, ends="no_sync", frozen=("bias",)),
+]
+exact = [alone(scenario) for scenario in scenarios]
+for kind in KINDS:
+    for scenario, want in zip(scenarios, exact):
+        for bucket in (16, 10**6):
+            records = train(comm, kind, scenario, bucket)
+            assert_same_run(records, want)
+            bits = all_gather_bytes(comm, repr([r.bits() for r in records]).encode())
+            assert bits == [bits[0]] * W, f"{kind}: the ranks differ"
+
+    # A loss that is not finite on the last rank stops all of them, and they go on.
+    net, scenario = scenarios[0].net(), Scenario(shares(W, steps=3))
+    trainer = make_trainer(kind, comm)
+    for step in range(3):
+        before = state_bits(trainer, net)
+        batch = scenario.batch(step, scenario.steps[step][comm.rank][0].rows)
+        if step == 1:
+            with pytest.raises(NonFiniteLossError, match=f"the loss of step 2 is nan on rank {W - 1}"):
+                feed(trainer, net, net.loss(*batch) * (float("nan") if comm.rank == W - 1 else 1.0))
+            assert state_bits(trainer, net) == before
+        assert feed(trainer, net, net.loss(*batch)).step == step + 1
+        trainer.assert_replicas_identical(net.named_parameters())
+comm.close()
+print("passed")
+"""
+
+DEATH = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from data_parallel import Scenario, feed, make_trainer, shares
+from minigrad.distributed import CommError, CommTimeoutError, MpiCommunicator, PeerLostError
+
+comm = MpiCommunicator(timeout=20)
+scenario = Scenario(shares(comm.world_size, steps=4))
+net = scenario.net(seed=comm.rank)
+trainer = make_trainer(sys.argv[2], comm)
+trainer.broadcast_params(net.named_parameters())
+try:
+    for step in range(4):
+        loss = net.loss(*scenario.batch(step, scenario.steps[step][comm.rank][0].rows))
+        if step == 2 and comm.rank == 1:
+            print("dies", flush=True)
+            os._exit(7)
+        feed(trainer, net, loss)
+except (PeerLostError, CommTimeoutError) as error:
+    print(type(error).__name__, error.op, error.sequence, "on rank", error.rank, "in step", error.step, flush=True)
+    raise
+"""
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_processes_are_one_process(n):
+    result = run_ranks(n, TRAINING, TESTS, timeout=100)
+    assert result.returncode == 0, result.text
+    assert [result.lines(rank) for rank in range(n)] == [["passed"]] * n
+
+
+@pytest.mark.parametrize("kind", ["bucketed", "fused"])
+def test_a_process_that_dies_within_a_step_is_noticed(kind):
+    result = run_ranks(2, DEATH, TESTS, kind, timeout=60)
+    assert result.returncode != 0
+    assert result.lines(1) == ["dies"], result.text
+    (noticed,) = result.lines(0)
+    assert re.fullmatch(r"(PeerLostError|CommTimeoutError) \w+ \d+ on rank 0 in step 3", noticed), result.text
