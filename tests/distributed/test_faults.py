@@ -165,6 +165,26 @@ print("done")
     assert result.lines(0) == result.lines(1) == ["done"]
 
 
+def test_a_failure_is_told_at_once():
+    """Rank 1 waits with a long deadline for rank 0, which gives up after a short one and lives on."""
+    program = """
+import time
+import minigrad
+from minigrad.distributed import CommError, MpiCommunicator
+comm = MpiCommunicator(timeout=40)
+comm.barrier()
+comm.timeout = 40 if comm.rank else 0.5
+began = time.monotonic()
+try:
+    comm.recv(minigrad.ones(3), 1) if comm.rank == 0 else comm.barrier()
+except CommError as error:
+    print(type(error).__name__, time.monotonic() - began < 3)
+    time.sleep(4)
+"""
+    result = run_ranks(2, program)
+    assert result.lines(0) == result.lines(1) == ["CommTimeoutError True"], result.text
+
+
 def test_a_rank_that_never_comes():
     program = """
 import os, time
