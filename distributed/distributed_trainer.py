@@ -162,9 +162,9 @@ class DistributedTrainer(SimpleTrainer):
         trained, accumulator = _trained(named), self._accumulator
         weight, count = accumulator.weight, accumulator.current_step
         _, loss = accumulator.flush() or (None, 0.0)
-        lr = self._optimizer.lr if self._schedule is None else self._schedule.get_lr(self._global_step)
-        mine = Window(loss, weight, count, norm, lr, [buckets.is_ready(p.id) for p in trained])
         try:
+            lr = self._optimizer.lr if self._schedule is None else self._schedule.get_lr(self._global_step)
+            mine = Window(loss, weight, count, norm, lr, [buckets.is_ready(p.id) for p in trained])
             buckets.launch_rest()
             windows = exchange_window(self._communicator, mine)
             if not any(window.count for window in windows):

@@ -7,6 +7,7 @@ wait in vain, and fail, if nothing overlapped.
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import weakref
 from typing import Any
@@ -36,6 +37,7 @@ from minigrad import Function, GradStore, Tensor
 from minigrad.distributed import (
     BFloat16Compression,
     GradientBucketManager,
+    NonFiniteLossError,
     NoOpCommunicator,
     ThreadCommunicator,
     all_reduce_hook,
@@ -272,6 +274,20 @@ def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order(
         assert [manager.wait_and_unflatten()[p].item() for p in params[:1]] == [1.0]
 
     run_threads(3, body, timeout=30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(kind):
+    def body(comm: ThreadCommunicator) -> None:
+        params = parameters((4,), (4,))
+        watched = Watched(2)
+        trainer = make_trainer(kind, comm, bucket=16, hook=watched)
+        bad = math.nan if comm.rank == 1 else 1.0
+        with pytest.raises(NonFiniteLossError):
+            feed(trainer, minigrad.nn.Module(), (params[0] * params[1]).sum() + bad, 1.0, params)
+        assert watched.events == [("launch", 0), ("launch", 1), ("arrived", 0), ("arrived", 1)]
+
+    run_threads(2, body, timeout=30)
 
 
 # ---------------------------------------------------------------------- what memory is held

@@ -41,7 +41,7 @@ from minigrad.distributed import (
     run_threads,
 )
 from minigrad.dtypes import bfloat16
-from minigrad.optim import SGD, AdamW, AdamWConfig, Lambda, NonFiniteGradientError
+from minigrad.optim import SGD, AdamW, AdamWConfig, Constant, Lambda, NonFiniteGradientError
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 SCENARIO = Scenario(shares(3, steps=9, accum=2))
@@ -107,6 +107,21 @@ def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, cli
     want = run_threads(3, partial(body, spoiled=None), timeout=30)
     for spoiled in (0, 2):
         assert run_threads(3, partial(body, spoiled=spoiled), timeout=30) == want
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("spoil", [nan_loss, inf_loss])
+def test_a_world_of_one_refuses_a_loss_that_is_not_finite_at_once(kind, spoil):
+    comm = ThreadCommunicator.group(1)[0]
+    net = SCENARIO.net()
+    trainer = make_trainer(kind, comm, accum=2)
+    feed(trainer, net, good(comm, net, 0, 0))
+    feed(trainer, net, good(comm, net, 0, 1))
+    before = state_bits(trainer, net)
+    feed(trainer, net, good(comm, net, 1, 0))
+    with pytest.raises(NonFiniteLossError, match="the loss of step 2 is"):
+        feed(trainer, net, spoil(net, good(comm, net, 1, 1)))
+    assert state_bits(trainer, net) == before
 
 
 def test_errors_name_the_ranks_and_values():
@@ -389,6 +404,31 @@ def test_a_loss_that_has_no_backward_drops_the_bucketed_window_on_all_ranks(micr
         assert state_bits(trainer, net)[2]["window"]["current_step"] == 0
         feed(trainer, net, good(comm, net, 0, 0))
         assert feed(trainer, net, good(comm, net, 0, 1)) is not None
+
+    run_threads(2, body, timeout=30)
+
+
+@ALL_KINDS
+def test_a_schedule_that_fails_leaves_a_trainer_that_works(kind):
+    class Failing(Constant):
+        def get_lr(self, step: int) -> float:
+            if broken[0]:
+                raise ZeroDivisionError("the schedule's own")
+            return super().get_lr(step)
+
+    broken = [True]
+
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer(kind, comm, schedule=Failing(0.1))
+        before = state_bits(trainer, net)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                feed(trainer, net, good(comm, net, 0, 0))
+            assert state_bits(trainer, net) == before
+        comm.barrier()
+        broken[0] = False
+        assert feed(trainer, net, good(comm, net, 0, 0)) is not None
 
     run_threads(2, body, timeout=30)
 
