@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import dtypes, shapes
 from .autograd import TensorCore
+from .derived_indexing import IndexingMethods
 
 if TYPE_CHECKING:
     from .tensor import Tensor
 
 
-class DerivedMethods(TensorCore):
+class DerivedMethods(IndexingMethods):
     """See the module; ``self`` is a Tensor."""
 
     __slots__ = ()
@@ -187,25 +188,6 @@ class DerivedMethods(TensorCore):
     def count_nonzero(self: Any, dim: shapes.Dim = None) -> Tensor:
         """How many values over ``dim`` (default all) are not 0."""
         return (self != 0).sum(dim)
-
-    def masked_select(self: Any, mask: Tensor) -> Tensor:
-        """The values where the bool ``mask`` holds, as a vector; the two broadcast."""
-        shape = shapes.broadcast(self.shape, mask.shape)
-        return self.expand(*shape)[mask.expand(*shape)]
-
-    def masked_scatter(self: Any, mask: Tensor, source: Tensor) -> Tensor:
-        """The values of ``source``, in order, where the bool ``mask`` holds, else self."""
-        chosen = mask.expand(*self.shape)
-        place = (chosen.reshape(-1).cumsum(0) - 1).clamp(min=0)
-        if not chosen.any():
-            return self.clone()
-        return source.reshape(-1).index_select(0, place).reshape(self.shape).where(chosen, self)
-
-    def index_add(self: Any, dim: builtins.int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-        """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
-        at = shapes.normalize_dim(dim, self.ndim)
-        places = index.reshape(*(-1 if i == at else 1 for i in range(self.ndim))).expand(*source.shape)
-        return self.scatter_add(at, places, source if alpha == 1 else source * alpha)
 
     def lerp(self: Any, end: Tensor, weight: Any) -> Tensor:
         """self + weight * (end - self)."""

@@ -71,6 +71,10 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {  # after the (3, 2) matrix, where ther
     "masked_select": (INDEX > 0,),
     "masked_scatter": (INDEX > 0, np.arange(9.0)),
     "index_add": (0, np.array([2, 0]), np.ones((2, 2))),
+    "index_copy": (0, np.array([2, 0]), np.ones((2, 2))),
+    "index_fill": (0, np.array([2, -3]), 7.0),
+    "index_put": ((np.array([2, 0]), np.array([1, 0])), np.array([7.0, 8.0])),
+    "scatter_reduce": (0, INDEX, np.ones((3, 2)), "amax"),
     "lerp": (np.ones((3, 2)), 0.25),
 }
 SHIFTS = ("bitwise_left_shift", "bitwise_right_shift")
@@ -85,6 +89,12 @@ FIRST: dict[str, np.ndarray] = {
 MATRIX = np.array([[0.5, 2.0], [1.0, 0.25], [3.5, 1.75]])
 
 
+def convert(tensor: Any, x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(convert(tensor, part) for part in x)
+    return tensor(x) if isinstance(x, np.ndarray) else x
+
+
 def flat(y: Any) -> list[Any]:
     return [x.tolist() for x in y] if isinstance(y, tuple) else [y if isinstance(y, bool) else y.tolist()]
 
@@ -94,8 +104,8 @@ def test_function_is_pytorchs(name):
     if torch is None:
         pytest.skip("PyTorch is not installed: nothing to compare with")
     arguments = (FIRST.get(name, MATRIX), *ARGUMENTS.get(name, ()))
-    ours = [mg.tensor(x) if isinstance(x, np.ndarray) else x for x in arguments]
-    theirs = [torch.tensor(x) if isinstance(x, np.ndarray) else x for x in arguments]
+    ours = [convert(mg.tensor, x) for x in arguments]
+    theirs = [convert(torch.tensor, x) for x in arguments]
     for x, y in zip(flat(getattr(mg, name)(*ours)), flat(getattr(torch, name)(*theirs)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12)
 

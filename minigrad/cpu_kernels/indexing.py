@@ -42,6 +42,18 @@ def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     x[_grid(indices, axis)] = y
 
 
+def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
+    """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place, one after the other.
+
+    f is the product, the larger or the smaller one for ``reduce`` "prod", "amax" or "amin"; NaN stays.
+    """
+    with np.errstate(all="ignore"):
+        REDUCTIONS[reduce].at(x, _grid(indices, axis), y)
+
+
+REDUCTIONS = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
+
+
 def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
     """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
     order = np.arange(indices.size).reshape(indices.shape)

@@ -97,6 +97,66 @@ class ScatterAdd(Function):
         return dy, dsource, None
 
 
+class ScatterProd(Function):
+    """y = x, but y[i][indices[i][j]] *= source[i][j] (along an axis);  each gets dy times the product of the others.
+
+    That is the product of all that are not 0, divided by itself, unless another one is 0.
+    """
+
+    __slots__ = ("axis",)
+    axis: int
+
+    def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
+        self.axis = axis
+        self.saved = (x, source, indices)
+        y = self.kernels.copy(x)
+        self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        x, source, indices = self.saved
+        k, c, i = self.kernels.elementwise, self.kernels.comparison, self.kernels.indexing
+        x_zero, source_zero = (k.cast(c.eq(v, 0), x.dtype) for v in (x, source))
+        x_part, source_part = k.add(x, x_zero), k.add(source, source_zero)  # 1 for 0
+        product, zeros = self.kernels.copy(x_part), self.kernels.copy(x_zero)
+        i.scatter_reduce(product, self.axis, indices, source_part, "prod")
+        i.scatter_add(zeros, self.axis, indices, source_zero)
+        dx = dsource = None
+        if self.needs[0]:
+            dx = k.mul(dy, k.select(c.eq(zeros, x_zero), k.div(product, x_part)))
+        if self.needs[1]:
+            dy, product, zeros = (i.gather(v, self.axis, indices) for v in (dy, product, zeros))
+            dsource = k.mul(dy, k.select(c.eq(zeros, source_zero), k.div(product, source_part)))
+        return dx, dsource, None
+
+
+class ScatterExtremum(Function):
+    """y = x, but y[i][indices[i][j]] = the larger (smaller) one of itself and source[i][j];  dy to those that it is.
+
+    Those that tie share it evenly, as in ``AMax``.
+    """
+
+    __slots__ = ("axis",)
+    axis: int
+
+    def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
+        self.axis = axis
+        y = self.kernels.copy(x)
+        self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
+        self.saved = (x, source, indices, y)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        x, source, indices, y = self.saved
+        k, eq, i = self.kernels.elementwise, self.kernels.comparison.eq, self.kernels.indexing
+        attained = k.cast(eq(x, y), x.dtype)
+        source_attained = k.cast(eq(source, i.gather(y, self.axis, indices)), x.dtype)
+        ties = self.kernels.copy(attained)
+        i.scatter_add(ties, self.axis, indices, source_attained)
+        share = k.div(dy, ties)
+        return k.mul(share, attained), k.mul(i.gather(share, self.axis, indices), source_attained), None
+
+
 class ArgSort(Function):
     """Indices that sort x along an axis, stably; no gradient."""
 

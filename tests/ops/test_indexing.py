@@ -42,6 +42,41 @@ def scatter_add(x, i, y):
     return found
 
 
+REDUCE = {"sum": np.sum, "prod": np.prod, "mean": np.mean, "amax": np.max, "amin": np.min}
+
+
+def scatter_reduce(x, i, y, reduce, include_self):
+    """Along dimension 1: each place's values in a list, reduced as a whole."""
+    lists = {at: [x[at]] if include_self else [] for at in np.ndindex(x.shape)}
+    for at in np.ndindex(i.shape):
+        lists[(at[0], i[at])].append(y[at])
+    found = [REDUCE[reduce](v) if v else x[at] for at, v in lists.items()]
+    return np.array(found, x.dtype).reshape(x.shape)
+
+
+def reducing(reduce, include_self):
+    def run(x, i, y):
+        return x.scatter_reduce(1, i, y, reduce, include_self=include_self)
+
+    op = scattering(
+        f"scatter_{reduce}{'' if include_self else '_without_self'}",
+        run,
+        lambda x, i, y: scatter_reduce(x, i, y, reduce, include_self),
+        integers(0, 4),
+    )
+    apart = distinct(0.5, 2.5), integers(0, 4), distinct(-2.75, -0.25)  # no source is near another or near x
+    return Op(**{**vars(op), "domains": apart, "rounding": 64, "half_rounding": 2})
+
+
+def index_put(x, where, y, accumulate=False):
+    found = x.copy()
+    if accumulate:
+        np.add.at(found, where, y)
+    else:
+        found[where] = y
+    return found
+
+
 def scattering(name, run, reference, places):
     shapes = [((3, 4), (3, 4), (3, 4)), ((3, 4), (2, 3), (3, 4)), ((2, 4), (2, 0), (2, 1)), ((0, 4), (0, 2), (0, 2))]
 
@@ -94,6 +129,55 @@ OPS = [
     ),
     scattering("scatter", lambda x, i, y: x.scatter(1, i, y), scatter, places),
     scattering("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), scatter_add, integers(0, 4)),
+    *(reducing(reduce, include_self) for reduce in REDUCE for include_self in (True, False)),
+    Op(
+        "index_put",
+        lambda x, i, y: x.index_put((i, i), y),
+        lambda x, i, y: index_put(x, (i, i), y),
+        lambda x, i, y: x.index_put((i, i), y),
+        [((4, 4), (3,), (3,)), ((4, 4, 2), (3,), (3, 2)), ((4, 4, 2), (2,), (2,)), ((4, 4), (0,), (0,))],
+        (NORMAL, lambda rng, shape: rng.permutation(4)[: shape[0]], NORMAL),
+    ),
+    Op(
+        "index_put_accumulate",
+        lambda x, i, y: x.index_put((i,), y, accumulate=True),
+        lambda x, i, y: index_put(x, (i,), y, accumulate=True),
+        lambda x, i, y: x.index_put((i,), y, accumulate=True),
+        [((4,), (6,), (6,)), ((4, 3), (2, 2), (3,)), ((4, 3), (5,), ())],
+        (NORMAL, integers(0, 4), NORMAL),
+    ),
+    Op(
+        "index_copy",
+        lambda x, i, y: x.index_copy(1, i, y),
+        lambda x, i, y: index_put(x, (slice(None), i), y),
+        lambda x, i, y: x.index_copy(1, i, y),
+        [((3, 4), (2,), (3, 2)), ((2, 4, 3), (4,), (2, 4, 3)), ((2, 4), (0,), (2, 0))],
+        (NORMAL, lambda rng, shape: rng.permutation(4)[: shape[0]], NORMAL),
+    ),
+    Op(
+        "index_fill",
+        lambda x, i: x.index_fill(1, i, 3),
+        lambda x, i: index_put(x, (slice(None), i), 3),
+        lambda x, i: x.index_fill(1, i, 3),
+        [((3, 4), (2,)), ((2, 4, 3), (9,)), ((2, 4), (0,))],
+        (NORMAL, integers(-4, 4)),
+    ),
+    Op(
+        "index_fill_tensor",
+        lambda x, i, y: x.index_fill(0, i, y),
+        lambda x, i, y: index_put(x, (i,), y),
+        lambda x, i, y: x.index_fill(0, i, y),
+        [((4, 2), (3,), ()), ((4,), (2,), ())],
+        (NORMAL, lambda rng, shape: rng.permutation(4)[: shape[0]], NORMAL),
+    ),
+    Op(
+        "diag_of_vector",
+        lambda x: x.diag(-1),
+        lambda x: np.diag(x, -1),
+        lambda x: x.diag(-1),
+        [((3,),), ((1,),)],
+    ),
+    Op("diag_of_matrix", lambda x: x.diag(1), lambda x: np.diag(x, 1), lambda x: x.diag(1), [((3, 4),), ((3, 2),)]),
     Op(
         "scatter_number",
         lambda x, i: x.scatter(0, i, 1.5),
@@ -442,3 +526,99 @@ def test_assignment_to_a_0d_index_beside_an_array(device):
     assert x.tolist() == [[0, 5, 7], [0, 5, 0]]
     x[mg.tensor(1, device=device)].fill_(1.0)  # a view, as with a number
     assert x.tolist() == [[0, 5, 7], [1, 1, 1]]
+
+
+@needs_torch
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", REDUCE)
+def test_scatter_reduce_of_zeros_and_ties(reduce, include_self, device):
+    """The product's gradient is right with one zero and with two, and ties share: PyTorch's numbers."""
+    arrays = [np.array([[0.0, 2.0, 0.0, 3.0, 5.0]]), np.array([[2.0, 0.0, 4.0, 0.0, 0.0, 3.0, 3.0]])]
+    index = np.array([[0, 0, 1, 2, 2, 3, 3]])
+    ours = [mg.tensor(x, device=device, requires_grad=True) for x in arrays]
+    theirs = [torch.tensor(x, requires_grad=True) for x in arrays]
+    if reduce in ("amax", "amin") and not include_self:  # PyTorch counts what was there among the ties
+        theirs[0] = torch.tensor([[7.5, 7.5, 7.5, 7.5, 5.0]], dtype=torch.float64, requires_grad=True)
+    y = ours[0].scatter_reduce(1, mg.tensor(index, device=device), ours[1], reduce, include_self=include_self)
+    z = theirs[0].scatter_reduce(1, torch.tensor(index), theirs[1], reduce, include_self=include_self)
+    np.testing.assert_allclose(host(y), z.detach().numpy())
+    w = weights_like(host(y))
+    (z * torch.tensor(w)).sum().backward()
+    grads = (y * mg.tensor(w, device=device)).sum().backward()
+    for x, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(host(grads[x]), expected.grad.numpy(), rtol=1e-14)
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+@pytest.mark.parametrize("reduce", ["amax", "amin", "mean"])
+def test_scatter_reduce_of_integers(reduce, dtype, device):
+    """The mean is rounded down; what was there does not count if not asked."""
+    x, y = np.array([-4, 5, 1]).astype(dtype), np.array([-3, -3, 0, 1]).astype(dtype)
+    index = np.array([0, 0, 1, 1])
+    if (reduce, dtype) == ("mean", "bool"):
+        pytest.skip("PyTorch has no mean of bool")
+    for include_self in (True, False):
+        ours = mg.tensor(x, device=device).scatter_reduce(
+            0, mg.tensor(index, device=device), mg.tensor(y, device=device), reduce, include_self=include_self
+        )
+        theirs = torch.tensor(x).scatter_reduce(
+            0, torch.tensor(index), torch.tensor(y), reduce, include_self=include_self
+        )
+        assert ours.dtype == dtype
+        assert ours.tolist() == theirs.tolist()
+
+
+@needs_torch
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (7,), (3, 4), (2, 0, 3), (2, 3, 4)], ids=str)
+def test_nonzero_and_unique_are_pytorchs(shape, device):
+    values = np.random.default_rng(0).integers(-1, 2, shape)
+    for dtype in ("float32", "int64", "bool"):
+        x, z = mg.tensor(values.astype(dtype), device=device), torch.tensor(values.astype(dtype))
+        ours = [x.nonzero(), *x.nonzero(as_tuple=True), *x.unique(return_inverse=True, return_counts=True)]
+        theirs = [z.nonzero(), *z.nonzero(as_tuple=True), *z.unique(return_inverse=True, return_counts=True)]
+        for a, b in zip(ours, theirs, strict=True):
+            assert str(a.dtype) == str(b.dtype).removeprefix("torch.")
+            assert a.shape == tuple(b.shape)
+            np.testing.assert_array_equal(host(a), b.numpy())
+        np.testing.assert_array_equal(host(x.unique()), z.unique().numpy())
+        if shape:
+            np.testing.assert_array_equal(host(x[x.nonzero(as_tuple=True)]), z[z.nonzero(as_tuple=True)].numpy())
+
+
+def test_every_nan_is_unique(device):
+    x = mg.tensor([np.nan, 1.0, np.nan, 1.0], device=device, requires_grad=True)
+    values, inverse, counts = x.unique(return_inverse=True, return_counts=True)
+    np.testing.assert_array_equal(host(values), np.array([1, np.nan, np.nan], np.float32))
+    assert inverse.tolist() == [1, 0, 2, 0]
+    assert counts.tolist() == [2, 1, 1]
+    assert not values.requires_grad
+
+
+def test_masked_scatter_broadcasts_and_works_in_place(device):
+    mask = mg.tensor([True, False, True], device=device)
+    x, values = mg.ones(2, 3, device=device), mg.arange(2, 8, device=device).float()
+    expected = [[2, 1, 3], [4, 1, 5]]
+    assert mg.ones(3, device=device).masked_scatter(mask.expand(2, 3), values).tolist() == expected
+    assert x.masked_scatter_(mask, values) is x
+    assert x.tolist() == expected
+    assert x.version == 1
+
+
+def test_wrong_arguments_of_writing_at_places_are_named(device):
+    x, index = mg.ones(2, 3, device=device), mg.tensor([0, 1], device=device)
+    cases = [
+        (ValueError, lambda: x.scatter_reduce(0, index, x, "max"), "reduce='max'; expected one of sum, prod, mean"),
+        (TypeError, lambda: x.scatter_reduce(0, index, 1.0, "sum"), "src is a float; expected a tensor"),
+        (ValueError, lambda: x.unique(dim=0), "unique: dim=0; only the values of the whole tensor"),
+        (ValueError, lambda: x.masked_scatter(x > 0, mg.ones(5, device=device)), "6 places and 5 values"),
+        (TypeError, lambda: x.masked_scatter(x > 0, x.double()), "the source is float64, the tensor float32"),
+        (ValueError, lambda: mg.ones(1, 1, 1, device=device).diag(), "expected a vector or a matrix"),
+        (ValueError, lambda: x.index_fill(0, index, x), "expected a number or a 0-d tensor"),
+        (IndexError, lambda: x.index_fill(0, index + 1, 5), "index 2 is out of range for size 2"),
+        (TypeError, lambda: x.index_copy(0, index, x.double()), r"convert with \.to\(dtype\)"),
+        (TypeError, lambda: x.index_put((index,), x.long()), r"convert with \.to\(dtype\)"),
+    ]
+    for error, call, message in cases:
+        with pytest.raises(error, match=message):
+            call()
