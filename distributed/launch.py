@@ -25,7 +25,7 @@ from typing import IO
 from . import rank_parent
 
 TIMED_OUT = 124  # timeout(1)'s code
-GRACE = 3.0  # seconds in which the other ranks may end by themselves after one has failed
+GRACE = 30.0  # seconds in which the other ranks, which may be computing, can notice that one has failed, save, and end
 SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
