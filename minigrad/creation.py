@@ -26,6 +26,16 @@ def tensor(data: Any, *, dtype: Any = None, device: str | Device = CPU, requires
     return Tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
+def as_tensor(data: Any, *, dtype: Any = None, device: str | Device | None = None) -> Tensor:
+    """``data`` as a tensor, copied only if it must be: a tensor is taken as it is, a NumPy array shares its memory."""
+    if isinstance(data, TensorCore):
+        x: Any = data
+        return x.to(dtype=dtype, device=device)
+    if isinstance(data, np.ndarray) and data.dtype in dtypes.SUPPORTED:
+        return from_numpy(data).to(dtype=dtype, device=device)
+    return Tensor(data, dtype=dtype, device=CPU if device is None else device)
+
+
 def from_numpy(array: np.ndarray) -> Tensor:
     """A CPU tensor that shares the array's memory. TypeError for unsupported dtypes, ValueError for negative
     strides.
@@ -129,6 +139,13 @@ def arange(
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """``steps`` evenly spaced values from start to end, both included."""
     return Tensor(np.linspace(start, end, steps), dtype=dtype or dtypes.default_dtype(), device=device)
+
+
+def logspace(
+    start: float, end: float, steps: int, base: float = 10.0, *, dtype: Any = None, device: str | Device = CPU
+) -> Tensor:
+    """``steps`` values from base**start to base**end, both included, whose exponents are evenly spaced."""
+    return Tensor(np.logspace(start, end, steps, base=base), dtype=dtype or dtypes.default_dtype(), device=device)
 
 
 def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
@@ -247,6 +264,35 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
             ValueError(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
         )
     return cat([t.unsqueeze(dim) for t in tensors], shapes.normalize_dim(dim, tensors[0].ndim + 1))
+
+
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors side by side: along dimension 1, vectors and 0-d tensors (as vectors of one element) along 0."""
+    tensors = [t if t.ndim else t.reshape(1) for t in tensors]
+    return cat(tensors, min(tensors[0].ndim - 1, 1) if tensors else 0)
+
+
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors below each other, along dimension 0; vectors and 0-d tensors are rows."""
+    return cat([t if t.ndim > 1 else t.reshape(1, t.numel()) for t in tensors])
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Read-only views of the vectors (or 0-d tensors) over their grid: the i-th varies along dimension i.
+
+    ``indexing="xy"`` exchanges the first two dimensions, as NumPy does by default. The tensors may come in one list.
+    """
+    vectors = list(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], TensorCore) else list(tensors)
+    if indexing not in ("ij", "xy"):
+        raise located(ValueError(f"meshgrid: indexing={indexing!r}; expected 'ij' or 'xy'"))
+    if not vectors or any(t.ndim > 1 or t.dtype != vectors[0].dtype for t in vectors):
+        found = ", ".join(f"{t.shape} {t.dtype}" for t in vectors) or "none"
+        raise located(ValueError(f"meshgrid of tensors {found}; expected vectors of one dtype"))
+    order = list(range(len(vectors)))
+    if indexing == "xy" and len(order) > 1:
+        order[:2] = [1, 0]
+    shape = [vectors[i].numel() for i in order]
+    return tuple(v.reshape(*(-1 if i == place else 1 for i in order)).expand(*shape) for place, v in enumerate(vectors))
 
 
 def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:

@@ -164,6 +164,59 @@ def test_linspace_and_eye() -> None:
     assert mg.eye(2, 3, dtype="int64").tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
+def test_logspace() -> None:
+    assert mg.logspace(0, 2, 3).tolist() == [1, 10, 100] and mg.logspace(0, 2, 3).dtype == np.float32
+    assert mg.logspace(0, 3, 4, base=2, dtype="int64").tolist() == [1, 2, 4, 8]
+    np.testing.assert_allclose(mg.logspace(-1, 1, 5, dtype="float64").numpy(), np.logspace(-1, 1, 5))
+
+
+def test_as_tensor_copies_only_if_it_must() -> None:
+    array = np.zeros(3, np.float32)
+    x = mg.as_tensor(array)
+    array[0] = 5
+    assert x.tolist() == [5, 0, 0]
+    assert mg.as_tensor(x) is x
+    wide = mg.as_tensor(array, dtype=mg.float64)
+    array[0] = 7
+    assert wide.dtype == mg.float64 and wide.tolist() == [5, 0, 0]
+    assert mg.as_tensor([1, 2]).dtype == mg.int64 and mg.as_tensor(1.5, dtype="float64").shape == ()
+    with pytest.raises(TypeError, match="unsupported dtype complex128"):
+        mg.as_tensor(np.zeros(2, complex))
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (0,), (2, 3), (2, 3, 4)], ids=str)
+def test_hstack_and_vstack_are_numpys(shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape)
+    a = mg.tensor(x, requires_grad=True)
+    for ours, theirs in ((mg.hstack, np.hstack), (mg.vstack, np.vstack)):
+        np.testing.assert_array_equal(ours([a, a + 1]).detach().numpy(), theirs([x, x + 1]))
+        assert (ours([a, a]) * 3).sum().backward()[a].tolist() == np.full(shape, 6.0).tolist()
+        with pytest.raises(TypeError, match="expected a non-empty sequence"):
+            ours([])
+
+
+@pytest.mark.parametrize("indexing", ["ij", "xy"])
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (2, 3, 4), (0, 2)], ids=str)
+def test_meshgrid_is_numpys(indexing: Any, sizes: tuple[int, ...]) -> None:
+    vectors = [np.arange(n, dtype=np.float64) + 10 * n for n in sizes]
+    tensors = [mg.tensor(v, requires_grad=True) for v in vectors]
+    grids = mg.meshgrid(*tensors, indexing=indexing)
+    for x, y, z in zip(grids, mg.meshgrid(tensors, indexing=indexing), np.meshgrid(*vectors, indexing=indexing)):
+        np.testing.assert_array_equal(x.detach().numpy(), z)
+        np.testing.assert_array_equal(y.detach().numpy(), z)
+    grads = grids[0].sum().backward()
+    assert grads[tensors[0]].tolist() == [float(np.prod(sizes[1:]))] * sizes[0]
+
+
+def test_wrong_arguments_of_meshgrid_are_named() -> None:
+    with pytest.raises(ValueError, match="indexing='yx'; expected 'ij' or 'xy'"):
+        mg.meshgrid(mg.ones(2), indexing="yx")
+    with pytest.raises(ValueError, match=r"meshgrid of tensors \(2,\) float32, \(2, 2\) float32; expected vectors"):
+        mg.meshgrid(mg.ones(2), mg.ones(2, 2))
+    with pytest.raises(ValueError, match="meshgrid of tensors none"):
+        mg.meshgrid([])
+
+
 def test_cat_and_stack() -> None:
     x, y = mg.ones(2, 3, requires_grad=True), mg.zeros(1, 3)
     assert mg.cat([x, y]).shape == (3, 3) and mg.cat([x, x], dim=-1).shape == (2, 6)
