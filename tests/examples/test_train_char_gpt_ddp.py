@@ -1,0 +1,145 @@
+"""The example on several processes: it learns what one process does, and loses nothing when a rank dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from example_scripts import EXAMPLES, TINY, assert_refused, run
+from ranks import RanksResult, requires_mpi, run_ranks
+
+from minigrad.serialization import load_checkpoint
+
+SCRIPT = EXAMPLES / "train_char_gpt_ddp.py"
+CONSTANT_RATE = ("--lr", "1e-3", "--min-lr", "1e-3")  # whatever --steps is
+pytestmark = requires_mpi
+
+
+def launch(n: int, folder: Path, *arguments: object) -> RanksResult:
+    return run_ranks(n, SCRIPT, *TINY, "--out", folder, *arguments, timeout=120)
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    checkpoint = load_checkpoint(folder)
+    return {f"{file}/{name}": array for file, named in checkpoint.tensors.items() for name, array in named.items()}
+
+
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    alone = run("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    result = launch(2, tmp_path / "two", "--dropout", 0)
+    assert result.returncode == 0, result.text
+    assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0)[-1] and not result.lines(1)
+
+    def losses(lines: list[str]) -> list[list[float]]:
+        return [[float(line.split()[i]) for i in (4, 7)] for line in lines if line.startswith("step ")]
+
+    assert len(losses(result.lines(0))) == 4  # training and validation, every 6 of 24 steps
+    np.testing.assert_allclose(losses(result.lines(0)), losses(alone.stdout.splitlines()), atol=2e-4)
+    one, two = tensors(tmp_path / "alone"), tensors(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name in one:  # float32; AdamW turns rounding errors of tiny gradients into steps of up to the learning rate
+        np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
+    sample = run("sample.py", tmp_path / "two", "--prompt", "The ", "--chars", 20, cwd=tmp_path)
+    assert sample.returncode == 0 and sample.stdout.startswith("The "), sample.stderr
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A long run on two processes, whose third step is over."""
+    command = [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", "--timeout", "120", str(SCRIPT), *TINY]
+    command += [
+        "--steps",
+        "100000",
+        "--eval-every",
+        "3",
+        "--sample-every",
+        "0",
+        "--save-every",
+        "99999",
+        *CONSTANT_RATE,
+    ]
+    process = subprocess.Popen(
+        [*command, "--out", str(folder)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        assert process.stdout is not None
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if line.startswith("[0] step     3 "):
+                break
+        else:
+            pytest.fail("".join(seen))
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def rank_process(folder: Path, rank: int) -> int:
+    """The process number of a rank of the run in ``folder``."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                mine = str(folder).encode() in words and words[1:2] == [str(SCRIPT).encode()]
+                if mine and f"OMPI_COMM_WORLD_RANK={rank}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    return int(entry.name)
+    raise AssertionError(f"rank {rank} was not found")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> None:
+    folder = tmp_path / "run"
+    with running(folder) as process:
+        os.kill(rank_process(folder, victim), signal.SIGKILL)
+        rest, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGKILL, rest
+    assert f"launch: rank {victim} failed first: killed by SIGKILL" in rest
+    assert f"[{1 - victim}] error: " in rest and "saved step" in rest, rest
+    saved = load_checkpoint(folder)
+    assert saved.step >= 3
+    last = saved.step + 4
+    resumed = run_ranks(2, SCRIPT, "--resume", "--steps", last, "--out", folder, timeout=120)
+    assert resumed.returncode == 0, resumed.text
+    result = launch(2, tmp_path / "straight", "--steps", last, *CONSTANT_RATE)
+    assert result.returncode == 0, result.text
+    expected, found = tensors(tmp_path / "straight"), tensors(folder)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    assert launch(2, whole).returncode == 0
+    again = tmp_path / "again"
+    shutil.copytree(whole, again)
+    for step in (16, 24):
+        shutil.rmtree(again / f"step-{step:08d}")
+    result = run_ranks(2, SCRIPT, "--resume", "--out", again, timeout=120)
+    assert result.returncode == 0, result.text
+    assert "steps 9 to 24" in result.lines(0)[1]
+    expected, found = tensors(whole), tensors(again)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    shutil.rmtree(again / "step-00000024")
+    result = run_ranks(3, SCRIPT, "--resume", "--out", again, timeout=120)  # of each batch of 2, one rank has nothing
+    assert result.returncode == 0, result.text
+    assert "all 3 ranks hold the same weights" in result.lines(0)[-1]
+
+
+def test_wrong_input_is_one_line_on_every_rank(tmp_path: Path) -> None:
+    assert_refused(run("train_char_gpt_ddp.py", "--n-head", 3, cwd=tmp_path), 2, "n_embd=128 is not a multiple")
+    result = launch(2, tmp_path / "x", "--resume")
+    assert result.returncode == 2, result.text
+    assert "is not a folder" in result.errors(0) and "Traceback" not in result.stderr
