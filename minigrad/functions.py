@@ -411,9 +411,9 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
     return x.logsumexp(dim, keepdim)
 
 
-def prod(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """Product along ``dim`` (default all)."""
-    return x.prod(dim, keepdim)
+    return x.prod(dim, keepdim, dtype=dtype)
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -436,14 +436,14 @@ def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     return x.min(dim, keepdim)
 
 
-def cumsum(x: Tensor, dim: int) -> Tensor:
+def cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Sums of the first 1, 2, ... values along ``dim``."""
-    return x.cumsum(dim)
+    return x.cumsum(dim, dtype=dtype)
 
 
-def cumprod(x: Tensor, dim: int) -> Tensor:
+def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Products of the first 1, 2, ... values along ``dim``."""
-    return x.cumprod(dim)
+    return x.cumprod(dim, dtype=dtype)
 
 
 def softmax(x: Tensor, dim: int) -> Tensor:

@@ -465,8 +465,8 @@ class Tensor(_Casts):
         return elementwise.Rsqrt.apply(self)
 
     def square(self) -> Tensor:
-        """self * self."""
-        return elementwise.Square.apply(self)
+        """self * self; of bool in int64."""
+        return elementwise.Square.apply(self.long() if self.dtype == dtypes.bool_ else self)
 
     def reciprocal(self) -> Tensor:
         """1 / self."""
@@ -538,7 +538,7 @@ class Tensor(_Casts):
 
     def sign(self) -> Tensor:
         """-1, 0 or 1."""
-        return elementwise.Sign.apply(self)
+        return self.clone() if self.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
 
     def floor(self) -> Tensor:
         """Largest integer not above."""
@@ -779,7 +779,7 @@ class Tensor(_Casts):
         if isinstance(p, str):
             raise located(ValueError(f"norm: p={p!r}; expected a number or 'fro' (dim is the second argument)"))
         if p == 0:
-            return (self != 0).sum(axes, keep).to(self.dtype)
+            return self.nan_to_num(1.0).abs().sign().sum(axes, keep)  # steps, so the gradient is 0
         if math.isinf(p):
             return self.abs().amax(axes, keep) if p > 0 else self.abs().amin(axes, keep)
         return self.abs().sum(axes, keep) if p == 1 else (self.abs() ** p).sum(axes, keep) ** (1 / p)
@@ -846,24 +846,34 @@ class Tensor(_Casts):
         """Whether all values over ``dim`` are not zero."""
         return reduce.AllOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
 
-    def cumsum(self, dim: int) -> Tensor:
-        """Sums of the first 1, 2, ... values along ``dim``."""
+    def cumsum(self, dim: int, *, dtype: Any = None) -> Tensor:
+        """Sums of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64."""
         dim = shapes.normalize_dim(dim, self.ndim)
-        x = self if self.is_floating_point() else self.long()
+        x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
         return reduce.CumSum.apply(x, axis=dim) if self.ndim else x.clone()
 
-    def prod(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
-        """Product along ``dim`` (default all); integers and bool give int64. The gradient is right at zeros too."""
+    def prod(
+        self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None, axis: int | None = None
+    ) -> Tensor:
+        """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.
+
+        The gradient is right at zeros too.
+        """
+        if dtype is not None:
+            return self.to(dtype).prod(dim, keepdim, axis=axis).to(dtype)
         found = shapes.one_dim(dim, axis, self.ndim)
         if found is not None and self.ndim:
             return reduce.Prod.apply(self, axis=found, keepdim=keepdim)
         y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False)
         return y.reshape((1,) * self.ndim) if keepdim else y
 
-    def cumprod(self, dim: int) -> Tensor:
-        """Products of the first 1, 2, ... values along ``dim``; the gradient is right at zeros too."""
+    def cumprod(self, dim: int, *, dtype: Any = None) -> Tensor:
+        """Products of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64.
+
+        The gradient is right at zeros too.
+        """
         dim = shapes.normalize_dim(dim, self.ndim)
-        x = self if self.is_floating_point() else self.long()
+        x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
         return reduce.CumProd.apply(x, axis=dim) if self.ndim else x.clone()
 
     def nansum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -923,8 +933,8 @@ class Tensor(_Casts):
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """A view with two dimensions exchanged."""
         order = list(range(self.ndim))
+        i, j = shapes.normalize_dim(dim0, self.ndim), shapes.normalize_dim(dim1, self.ndim)
         if order:
-            i, j = shapes.normalize_dim(dim0, self.ndim), shapes.normalize_dim(dim1, self.ndim)
             order[i], order[j] = j, i
         return movement.Permute.apply(self, order=tuple(order))
 
@@ -968,12 +978,15 @@ class Tensor(_Casts):
     def flip(self, *dims: Any) -> Tensor:
         """A copy with the order along ``dims`` reversed."""
         axes = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
+        if len(set(axes)) != len(axes):
+            raise located(ValueError(f"flip{dims} names a dimension twice"))
         return movement.Flip.apply(self, axes=axes if self.ndim else ())
 
     def roll(self, shifts: Dim, dims: Dim = None) -> Tensor:
         """Elements moved on by ``shifts`` along ``dims``, around the end; without ``dims`` in the flattened tensor."""
-        if dims is None or not self.ndim:
+        if dims is None:
             return self.flatten().roll(shifts, 0).reshape(self.shape)
+        self._needs_dimension("roll with dims")
         shifts, axes = shapes.roll_arguments(shifts, dims, self.ndim)
         return movement.Roll.apply(self, shifts=shifts, axes=axes)
 
@@ -1060,7 +1073,7 @@ class Tensor(_Casts):
 
     def _needs_dimension(self, name: str) -> None:
         if not self.ndim:
-            raise located(ValueError(f"{name} of a 0-d tensor: it has no dimension to divide"))
+            raise located(ValueError(f"{name} of a 0-d tensor: it has no dimension"))
 
     # ------------------------------------------------------------------ indexing
 

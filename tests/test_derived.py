@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ INPUTS = {
     "columns of nothing": np.zeros((2, 0), np.float32),
     "0-d": np.float32(1.5),
 }
+DTYPE: dict[type, Any] = {mg.Tensor: mg.float64, torch.Tensor: torch.float64}
 CALLS: dict[str, Callable[[Any], Any]] = {
     **{f"{name} method": lambda x, n=name: getattr(x, n)(1) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "add alpha": lambda x: x.add(x, alpha=2),
@@ -35,6 +37,23 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "round decimals": lambda x: x.round(decimals=1),
     "sum dtype": lambda x: x.sum(0, dtype=torch.float64 if isinstance(x, torch.Tensor) else mg.float64),
     "mean dtype": lambda x: x.mean(dtype=torch.float32 if isinstance(x, torch.Tensor) else mg.float32),
+    **{
+        f"{name} dtype": lambda x, n=name: getattr(x, n)(0, dtype=x.dtype if x.ndim else DTYPE[type(x)])
+        for name in ("prod", "cumsum", "cumprod")
+    },
+    "prod wide": lambda x: x.prod(dtype=DTYPE[type(x)]),
+    "cumsum wide": lambda x: x.cumsum(-1, dtype=DTYPE[type(x)]),
+    "square": lambda x: x.square(),
+    "sign": lambda x: x.sign(),
+    "power": lambda x: x**2,
+    "fmod": lambda x: x.fmod(-2),
+    "flip": lambda x: x.flip(0),
+    "flip twice": lambda x: x.flip(0, 0),
+    "roll": lambda x: x.roll(1, 0),
+    "roll flat": lambda x: x.roll(1),
+    "roll by two flat": lambda x: x.roll((1, 2)),
+    "swapaxes": lambda x: x.swapaxes(0, 1),
+    "swapaxes with itself": lambda x: x.swapaxes(0, -1),
     "norm 1": lambda x: x.norm(1),
     "norm inf": lambda x: x.norm(float("inf"), dim=0),
     "norm -inf": lambda x: x.norm(float("-inf"), dim=-1),
@@ -99,6 +118,8 @@ DIFFERENT = {  # on purpose: integers and bool are numbers, also where PyTorch d
     ("add alpha", "bool"),
     ("sub alpha", "bool"),
     ("div trunc negative", "uint8"),
+    ("fmod", "uint8"),
+    *((name, "bool") for name in ("cumsum dtype", "cumprod dtype")),
     *(("isclose", kind) for kind in ("ints", "uint8", "bool")),
 }
 
@@ -149,6 +170,12 @@ def test_pytorchs_gradients(name: str) -> None:
     grad = (call(x).flatten() * mg.tensor(weight)).sum().backward()[x]
     (call(z).flatten() * torch.tensor(weight)).sum().backward()
     np.testing.assert_allclose(grad.numpy(), z.grad.numpy(), rtol=1e-12)
+
+
+def test_the_number_of_values_has_no_slope() -> None:
+    x = mg.tensor([1.0, 0.0, math.nan, -math.inf], requires_grad=True)
+    y = x.norm(0)
+    assert y.item() == 3 and y.backward()[x].tolist() == [0, 0, 0, 0]
 
 
 def _like(x: Any, values: Any) -> Any:

@@ -40,6 +40,7 @@ class Sub(Arithmetic):
     __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
+        _refuse_bool("-", x, y)
         return self.kernels.elementwise.sub(x, y)
 
     def backward(self, dz: Any) -> Any:
@@ -277,6 +278,7 @@ class Neg(Function):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
+        _refuse_bool("-", x)
         return self.kernels.elementwise.neg(x)
 
     def backward(self, dy: Any) -> Any:
@@ -304,7 +306,6 @@ class Square(Function):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
-        _refuse_bool("square", x)
         self.saved = (x,)
         return self.kernels.elementwise.square(x)
 
@@ -628,7 +629,6 @@ class Sign(StepFunction):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
-        _refuse_bool("sign", x)
         return self.kernels.elementwise.sign(x)
 
 
