@@ -1,4 +1,6 @@
-"""Normalisations. ``nn.functional`` has them under the same names."""
+"""Normalisations. ``nn.functional`` has them under the same names. Whatever the dtypes of the parameters (float32 ones
+for a bfloat16 x are usual), the result is of x's.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def layer_norm(
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
     weight, bias = _affine("layer_norm", x, shape, weight, bias)
-    return layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps)
+    return layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps).to(x.dtype)
 
 
 def rms_norm(
@@ -40,7 +42,7 @@ def rms_norm(
     shape = _last_sizes("rms_norm", x, normalized_shape)
     weight, _ = _affine("rms_norm", floating("rms_norm", x), shape, weight, None)
     eps = float(finfo(float32 if is_half(x.dtype) else x.dtype).eps) if eps is None else eps
-    return rms_norm_ops.RMSNorm.apply(x, weight, eps=eps)
+    return rms_norm_ops.RMSNorm.apply(x, weight, eps=eps).to(x.dtype)
 
 
 def group_norm(
@@ -57,7 +59,8 @@ def group_norm(
             )
         )
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
-    return group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
+    y = group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
+    return y.to(x.dtype)
 
 
 def batch_norm(
@@ -89,7 +92,8 @@ def batch_norm(
                 ValueError("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
             )
         mean, var = (t.to(wide).data for t in (running_mean, running_var))
-        return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean, var=var, eps=eps, of_batch=False)
+        y = batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean, var=var, eps=eps, of_batch=False)
+        return y.to(x.dtype)
     count = math.prod(x.shape) // max(x.shape[1], 1)
     if count < 2 and x.shape[1]:
         raise located(
@@ -101,7 +105,8 @@ def batch_norm(
         for running, batch in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
             if running is not None:
                 running.mul_(1 - momentum).add_((batch * momentum).to(running.dtype))
-    return batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean.data, var=var.data, eps=eps, of_batch=True)
+    y = batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean.data, var=var.data, eps=eps, of_batch=True)
+    return y.to(x.dtype)
 
 
 def _last_sizes(name: str, x: Tensor, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device import Device
+from ..dtypes import float32, is_half
 from ..errors import located
 from ..nn.module import Module
 from ..tensor import Tensor
@@ -31,9 +32,10 @@ class EMA:
 
     In its t-th update an average a of a parameter p becomes a + (1 - d) * (p - a). d is ``decay``, or with ``warmup``
     the smaller of it and (1 + t) / (10 + t), so that the first weights are soon forgotten. Averages start as copies of
-    the parameters, with their dtype (float32 or float64) and device. Buffers are not averaged.
+    the parameters, with their dtype and device. Those of float16 and bfloat16 parameters are float32, because so small
+    a step as (1 - d) (p - a) would often be lost in their own precision. Buffers are not averaged.
 
-    Raises ValueError unless 0 <= decay < 1, and TypeError for parameters of other dtypes.
+    Raises ValueError unless 0 <= decay < 1.
 
     Source: Polyak & Juditsky, "Acceleration of stochastic approximation by averaging" (1992); the warm-up is
     TensorFlow's.
@@ -52,14 +54,12 @@ class EMA:
         """Calls of ``update`` so far."""
         self._applied = False
         self._params: dict[str, Tensor] = dict(module.named_parameters())
-        for name, p in self._params.items():
-            if p.data.dtype.char not in "fd":
-                raise located(TypeError(f"parameter {name} is {p.dtype}; EMA averages float32 and float64 parameters"))
-        self._averages = {name: p.device.kernels.copy(p.data) for name, p in self._params.items()}
+        self._dtypes = {name: p.dtype for name, p in self._params.items()}
+        self._averages = {name: p.device.kernels.copy(_wide(p)) for name, p in self._params.items()}
         self._devices = {name: p.device for name, p in self._params.items()}
         batches: dict[Any, list[str]] = {}
         for name, p in self._params.items():
-            batches.setdefault((p.device, p.data.dtype), []).append(name)
+            batches.setdefault((p.device, self._averages[name].dtype), []).append(name)
         self._batches: list[tuple[Device, list[str], Any]] = [
             (device, names, device.kernels.sgd.Table([self._averages[name] for name in names]))
             for (device, _), names in batches.items()
@@ -79,7 +79,7 @@ class EMA:
         self._check_fits()
         rest = 1.0 - self.decay_at(self.updates + 1)
         for device, names, table in self._batches:
-            params = [device.kernels.contiguous(self._params[name].data) for name in names]
+            params = [device.kernels.contiguous(_wide(self._params[name])) for name in names]
             # SGD's step with lr = -rest and weight_decay = -1: a <- a - (-rest) * (p + (-1) * a).
             scalars = np.array([(-rest, -1.0, 0.0, 0.0, 0.0, 0.0)] * len(names), np.float64)
             device.kernels.sgd.step(table, params, scalars)
@@ -87,15 +87,21 @@ class EMA:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """A ``with`` block in which the module's parameters are the averages; no memory is copied.
+        """A ``with`` block in which the module's parameters are the averages, in the parameters' dtypes.
 
         The weights come back at its end, also after an exception. In the block the parameters share memory with the
-        averages, so do not train there. Raises RuntimeError if the block is entered again within itself.
+        averages (only those of half-width parameters are rounded to copies), so do not train there. Raises RuntimeError
+        if the block is entered again within itself.
         """
         self._refuse_while_applied("applied")
         self._check_fits()
         weights = {name: p.data for name, p in self._params.items()}
-        self._show(self._averages)
+        self._show(
+            {
+                name: a if a.dtype == self._dtypes[name] else p.device.kernels.elementwise.cast(a, self._dtypes[name])
+                for (name, p), a in zip(self._params.items(), self._averages.values(), strict=True)
+            }
+        )
         self._applied = True
         try:
             yield
@@ -117,11 +123,11 @@ class EMA:
     def _check_fits(self) -> None:
         for name, p in self._params.items():
             average = self._averages[name]
-            if p.data.shape != average.shape or p.data.dtype != average.dtype or p.device is not self._devices[name]:
+            if p.data.shape != average.shape or p.dtype != self._dtypes[name] or p.device is not self._devices[name]:
                 raise located(
                     ValueError(
-                        f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, its average "
-                        f"{average.dtype} of shape {tuple(average.shape)} on {self._devices[name]}; "
+                        f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, where averaging "
+                        f"began {self._dtypes[name]} of shape {tuple(average.shape)} on {self._devices[name]}; "
                         "make a new EMA after such a change"
                     )
                 )
@@ -144,7 +150,7 @@ class EMA:
             given = arrays.get(name, average)
             if given.shape != average.shape or given.dtype != average.dtype:
                 problems.append(
-                    f"average {name!r} has shape {tuple(given.shape)} and dtype {given.dtype}, the parameter has "
+                    f"average {name!r} has shape {tuple(given.shape)} and dtype {given.dtype}, this one has "
                     f"{tuple(average.shape)} and {average.dtype}"
                 )
         updates, warmup, decay = meta.get("updates"), meta.get("warmup"), self.decay
@@ -162,3 +168,8 @@ class EMA:
             kernels = self._devices[name].kernels
             kernels.elementwise.assign(average, kernels.from_host(np.asarray(arrays[name])))
         self.decay, self.warmup, self.updates = decay, bool(warmup), int(meta["updates"])
+
+
+def _wide(p: Tensor) -> Any:
+    """The values of a parameter, as float32 if it is of half width."""
+    return p.device.kernels.elementwise.cast(p.data, float32) if is_half(p.dtype) else p.data
