@@ -190,12 +190,20 @@ class Function:
     device: Device
     kernels: Any
     needs: tuple[bool, ...]
-    saved: tuple[Any, ...]
     edges: tuple[tuple[Any, tuple[int, ...], Any] | None, ...]
     half: Any  # the dtype that results are rounded to, or None
     order: int
     line: str | None  # the user's line that called the op; set within detect_anomaly only
     _versions: tuple[tuple[Version, int], ...]
+
+    if TYPE_CHECKING:  # a slot, which type checkers take for a new attribute of each op that sets it, unless it is one
+
+        @property
+        def saved(self) -> tuple[Any, ...]:
+            """What ``forward`` keeps for ``backward``."""
+
+        @saved.setter
+        def saved(self, arrays: tuple[Any, ...]) -> None: ...
 
     def forward(self, *inputs: Any, **params: Any) -> Any:
         """Compute the output array from the input arrays."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import nn
 from ..creation import arange
@@ -72,8 +72,9 @@ class GPT2(CausalLM):
 
     model_type = "gpt2"
     hub_prefix = "transformer."
-    hub_buffers = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
-    hub_transposed = re.compile(r"h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight")  # Conv1D's
+    hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
+    # Conv1D's
+    hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight")
     wte: nn.Embedding
     wpe: nn.Embedding
     drop: nn.Dropout

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -161,8 +161,8 @@ class Llama(CausalLM):
 
     model_type = "llama"
     hub_prefix = "model."
-    hub_buffers = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-    hub_transposed = re.compile(r"(?!)")  # none
+    hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+    hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")  # none
     embed_tokens: nn.Embedding
     layers: nn.ModuleList
     norm: nn.RMSNorm

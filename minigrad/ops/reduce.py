@@ -15,6 +15,11 @@ class Reduction(Function):
     axes: tuple[int, ...]
     shape: tuple[int, ...]
 
+    def remember(self, axes: tuple[int, ...], x: Any) -> None:
+        """Called by ``forward``, for ``spread``."""
+        self.axes = axes
+        self.shape = x.shape
+
     def spread(self, dy: Any) -> Any:
         """``dy`` with the reduced axes back as size 1, broadcast to the input's shape (a view)."""
         kept = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
@@ -27,7 +32,7 @@ class Sum(Reduction):
     __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         return self.kernels.reduce.sum(x, axes, keepdim, None if x.dtype.kind in "fV" else "int64")
 
     def backward(self, dy: Any) -> Any:
@@ -40,7 +45,7 @@ class Mean(Reduction):
     __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         return self.kernels.reduce.mean(x, axes, keepdim)
 
     def backward(self, dy: Any) -> Any:
@@ -69,7 +74,7 @@ class AMax(_Extremum):
     __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         y = self.kernels.reduce.max(x, axes, keepdim)
         self.saved = (x, y)
         return y
@@ -81,7 +86,7 @@ class AMin(_Extremum):
     __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         y = self.kernels.reduce.min(x, axes, keepdim)
         self.saved = (x, y)
         return y
@@ -139,7 +144,7 @@ class Var(Reduction):
     divisor: Any
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         count = 1
         for axis in axes:
             count *= x.shape[axis]
@@ -186,7 +191,7 @@ class Norm(Reduction):
     __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         k = self.kernels
         y = k.elementwise.sqrt(k.reduce.sum(k.elementwise.square(x), axes, keepdim))
         self.saved = (x, y)
@@ -206,7 +211,7 @@ class LogSumExp(Reduction):
     floats = True
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         y = self.kernels.reduce.logsumexp(x, axes, keepdim)
         self.saved = (x, y)
         return y
@@ -237,7 +242,7 @@ class Prod(Reduction):
     __slots__ = ()
 
     def forward(self, x: Any, *, axis: int, keepdim: bool) -> Any:
-        self.axes, self.shape = (axis,), x.shape
+        self.remember((axis,), x)
         self.saved = (x,)
         return self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind in "fV" else "int64")
 

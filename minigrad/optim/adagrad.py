@@ -35,7 +35,7 @@ class AdaGrad(MultiTensorOptimizer):
     """
 
     family = "adagrad"
-    state_arrays = ("sum",)
+    state_arrays: tuple[str, ...] = ("sum",)
 
     def __init__(
         self,

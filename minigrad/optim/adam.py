@@ -24,7 +24,7 @@ class Adam(MultiTensorOptimizer):
     """
 
     family = "adamw"
-    state_arrays = ("exp_avg", "exp_avg_sq")
+    state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

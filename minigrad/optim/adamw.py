@@ -39,7 +39,7 @@ class AdamW(MultiTensorOptimizer):
     """
 
     family = "adamw"
-    state_arrays = ("exp_avg", "exp_avg_sq")
+    state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

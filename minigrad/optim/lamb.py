@@ -52,7 +52,7 @@ class Lamb(MultiTensorOptimizer):
     """
 
     family = "lamb"
-    state_arrays = ("exp_avg", "exp_avg_sq")
+    state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class Muon(Optimizer):
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
     """
 
-    state_arrays = ("momentum_buffer",)
+    state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
         self,

@@ -53,9 +53,9 @@ class Optimizer(ABC):
     """
 
     state_arrays: tuple[str, ...] = ()
+    """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
     defaults: dict[str, Any]
     timestep: int
-    """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.defaults = defaults

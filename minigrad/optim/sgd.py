@@ -41,7 +41,7 @@ class SGD(MultiTensorOptimizer):
     """
 
     family = "sgd"
-    state_arrays = ("momentum_buffer",)
+    state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
         self,
