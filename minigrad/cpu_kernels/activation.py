@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-quiet = np.errstate(all="ignore")
+quiet: np.errstate = np.errstate(all="ignore")
 
 
 def leaky_relu(x: np.ndarray, slope: float) -> np.ndarray:

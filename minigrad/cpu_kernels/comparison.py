@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-eq = np.equal
-ne = np.not_equal
-lt = np.less
-le = np.less_equal
-gt = np.greater
-ge = np.greater_equal
-logical_not = np.logical_not
-logical_and = np.logical_and
-logical_or = np.logical_or
-logical_xor = np.logical_xor
-bitwise_not = np.invert
-bitwise_and = np.bitwise_and
-bitwise_or = np.bitwise_or
-bitwise_xor = np.bitwise_xor
-left_shift = np.left_shift
-right_shift = np.right_shift
-isnan = np.isnan
-isinf = np.isinf
-isfinite = np.isfinite
+eq: np.ufunc = np.equal
+ne: np.ufunc = np.not_equal
+lt: np.ufunc = np.less
+le: np.ufunc = np.less_equal
+gt: np.ufunc = np.greater
+ge: np.ufunc = np.greater_equal
+logical_not: np.ufunc = np.logical_not
+logical_and: np.ufunc = np.logical_and
+logical_or: np.ufunc = np.logical_or
+logical_xor: np.ufunc = np.logical_xor
+bitwise_not: np.ufunc = np.invert
+bitwise_and: np.ufunc = np.bitwise_and
+bitwise_or: np.ufunc = np.bitwise_or
+bitwise_xor: np.ufunc = np.bitwise_xor
+left_shift: np.ufunc = np.left_shift
+right_shift: np.ufunc = np.right_shift
+isnan: np.ufunc = np.isnan
+isinf: np.ufunc = np.isinf
+isfinite: np.ufunc = np.isfinite

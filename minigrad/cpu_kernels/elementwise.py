@@ -4,6 +4,7 @@ in one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,35 +14,35 @@ from .vector_math import erf_fast
 
 # NaN and infinities are results, as in PyTorch, not warnings. (Sums and products cannot make them from ordinary numbers
 # except by overflow; they keep NumPy's warning, and the half microsecond that silencing costs.)
-quiet = np.errstate(all="ignore")
+quiet: np.errstate = np.errstate(all="ignore")
 
-add = np.add
-sub = quiet(np.subtract)
-mul = np.multiply
-div = quiet(np.true_divide)
-neg = np.negative
-abs = np.abs
-square = np.square
-reciprocal = quiet(np.reciprocal)
-exp = quiet(np.exp)
-exp2 = quiet(np.exp2)
-log = quiet(np.log)
-log2 = quiet(np.log2)
-log10 = quiet(np.log10)
-log1p = quiet(np.log1p)
-expm1 = quiet(np.expm1)
-sqrt = quiet(np.sqrt)
-sin = quiet(np.sin)
-cos = quiet(np.cos)
-tan = quiet(np.tan)
-tanh = np.tanh
-floor = np.floor
-ceil = np.ceil
-round = np.round
-trunc = np.trunc
-maximum = np.maximum
-minimum = np.minimum
-where = np.where
+add: np.ufunc = np.add
+sub: Callable[..., Any] = quiet(np.subtract)
+mul: np.ufunc = np.multiply
+div: Callable[..., Any] = quiet(np.true_divide)
+neg: np.ufunc = np.negative
+abs: np.ufunc = np.abs
+square: np.ufunc = np.square
+reciprocal: Callable[..., Any] = quiet(np.reciprocal)
+exp: Callable[..., Any] = quiet(np.exp)
+exp2: Callable[..., Any] = quiet(np.exp2)
+log: Callable[..., Any] = quiet(np.log)
+log2: Callable[..., Any] = quiet(np.log2)
+log10: Callable[..., Any] = quiet(np.log10)
+log1p: Callable[..., Any] = quiet(np.log1p)
+expm1: Callable[..., Any] = quiet(np.expm1)
+sqrt: Callable[..., Any] = quiet(np.sqrt)
+sin: Callable[..., Any] = quiet(np.sin)
+cos: Callable[..., Any] = quiet(np.cos)
+tan: Callable[..., Any] = quiet(np.tan)
+tanh: np.ufunc = np.tanh
+floor: np.ufunc = np.floor
+ceil: np.ufunc = np.ceil
+round: Callable[..., Any] = np.round
+trunc: np.ufunc = np.trunc
+maximum: np.ufunc = np.maximum
+minimum: np.ufunc = np.minimum
+where: Callable[..., Any] = np.where
 
 
 def _divisor(x: Any, y: Any) -> None:

@@ -51,7 +51,7 @@ def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray,
         REDUCTIONS[reduce].at(x, _grid(indices, axis), y)
 
 
-REDUCTIONS = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
+REDUCTIONS: dict[str, np.ufunc] = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
 
 
 def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import elementwise
 
-quiet = np.errstate(all="ignore")
+quiet: np.errstate = np.errstate(all="ignore")
 
 
 @quiet

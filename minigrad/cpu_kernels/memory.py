@@ -37,4 +37,4 @@ def _apply() -> bool:
     return threshold and libc.mallopt(M_TRIM_THRESHOLD, KEEP) == 1 and libc.mallopt(M_TOP_PAD, GROW) == 1
 
 
-enabled = _apply()
+enabled: bool = _apply()

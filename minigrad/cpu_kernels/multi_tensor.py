@@ -47,19 +47,21 @@ class Table:
         if any(len(arrays) != len(params) for arrays in states):
             counts = " and ".join(str(len(arrays)) for arrays in states)
             raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
-        self.dtype = np.dtype(params[0].dtype if params else np.float32)
+        self.dtype: np.dtype[Any] = np.dtype(params[0].dtype if params else np.float32)
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"the CPU's optimizer kernels update float32 or float64 parameters, not {self.dtype}")
-        self.arrays = (list(params), *map(list, states))
+        self.arrays: tuple[list[np.ndarray], ...] = (list(params), *map(list, states))
         for i, arrays in enumerate(zip(*self.arrays, strict=True)):
             for array in arrays:
                 _check_array(i, array, self.dtype, arrays[0].size)
                 if not array.flags.writeable:
                     raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
-        self.like = np.empty(0, self.dtype)
-        self.sizes = np.array([p.size for p in params], np.int64)
+        self.like: np.ndarray = np.empty(0, self.dtype)
+        self.sizes: np.ndarray = np.array([p.size for p in params], np.int64)
+        self.runs: np.ndarray
+        self.tasks: np.ndarray
         self.runs, self.tasks = _cut(self.sizes)
-        self.addresses = np.empty((len(params), STATE + len(states)), np.int64)
+        self.addresses: np.ndarray = np.empty((len(params), STATE + len(states)), np.int64)
         for column, arrays_ in zip((PARAM, *range(STATE, STATE + len(states))), self.arrays, strict=True):
             self.addresses[:, column] = [address_of(array) for array in arrays_]
 

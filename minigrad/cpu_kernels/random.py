@@ -15,7 +15,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numba
@@ -32,11 +32,16 @@ WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 HALF_WORD, LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
 
-_device = numba.njit(forceinline=True, **OPTIONS)
+
+def _device(fn: Callable[..., Any]) -> Any:
+    """A helper that becomes part of the kernels that call it."""
+    return numba.njit(forceinline=True, **OPTIONS)(fn)
 
 
 @_device
-def philox4x32(c0, c1, c2, c3, k0, k1):
+def philox4x32(
+    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
+) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
     """Ten rounds: counter (c0, c1, c2, c3) and key (k0, k1), all uint32, to four random uint32."""
     for _ in range(10):
         left = np.uint64(c0) * MULTIPLIER_0
@@ -51,7 +56,9 @@ def philox4x32(c0, c1, c2, c3, k0, k1):
 
 
 @_device
-def philox_block(block, seed, offset):
+def philox_block(
+    block: np.uint64, seed: np.uint64, offset: np.uint64
+) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
     """Four random uint32: the words 4 * block to 4 * block + 3 of the draw; all arguments uint64."""
     return philox4x32(
         np.uint32(block),
@@ -64,14 +71,14 @@ def philox_block(block, seed, offset):
 
 
 @_device
-def unit_float32(word):
+def unit_float32(word: np.uint32) -> np.float32:
     """A uint32 as a float32 in [0, 1): its upper 24 bits."""
     # Through int32: conversion of unsigned words needs AVX-512 to vectorise.
     return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
 
 
 @kernel
-def fill_bits(words, first_block, seed, offset):
+def fill_bits(words: np.ndarray, first_block: int, seed: int, offset: int) -> None:
     """words (n,) uint32, contiguous <- the draw's words from block ``first_block`` on."""
     n = words.shape[0]
     for b in range(n // 4):
@@ -88,7 +95,7 @@ def fill_bits(words, first_block, seed, offset):
 
 
 @kernel
-def fill_dropout(row, start, seed, offset, p):
+def fill_dropout(row: np.ndarray, start: int, seed: Any, offset: Any, p: float) -> None:
     """row[j] <- 0 with probability p, else 1 / (1 - p), for the elements ``start + j`` of the draw.
 
     row (n,) float32 or float64, contiguous; 0 <= p <= 1. An element is dropped if its word as a float32 in [0, 1)

@@ -9,7 +9,7 @@ import numpy as np
 from .jit import kernel
 from .storage import is_half
 
-quiet = np.errstate(all="ignore")
+quiet: np.errstate = np.errstate(all="ignore")
 untyped: Any = np  # NumPy's type stubs have no overload for a ``keepdims`` that is a variable
 
 

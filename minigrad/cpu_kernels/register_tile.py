@@ -56,7 +56,8 @@ TILE_VECTORS = 2
 TILE_BYTES = TILE_VECTORS * VECTOR_BYTES
 CACHE_LINE = 64
 
-INT32, INT64 = ir.IntType(32), ir.IntType(64)
+INT32: Any = ir.IntType(32)
+INT64: Any = ir.IntType(64)
 
 
 # ---------------------------------------------------------------- pointers
@@ -116,18 +117,19 @@ def vector_lanes(_: Any, address: Any) -> Any:
 
 
 @inline
-def tile_columns(address):
+def tile_columns(address: Any) -> int:
     """Columns of a tile of the pointed-to type, which is also the width of a panel; a constant."""
     return TILE_VECTORS * vector_lanes(address)
 
 
 @inline
-def round_up(n, multiple):
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple that is not below n."""
     return (n + multiple - 1) // multiple * multiple
 
 
 @kernel
-def aligned_empty(count, like):
+def aligned_empty(count: int, like: np.ndarray) -> np.ndarray:
     """An uninitialised 1-d array of ``like``'s dtype that starts on a cache line: an unaligned vector straddles two."""
     spare = CACHE_LINE // like.itemsize
     buffer = np.empty(count + spare, like.dtype)
@@ -328,7 +330,7 @@ def _copy_padded(x, x_row, x_column, rows, columns, used, y, y_row):
 
 
 @kernel
-def pack_panels(b, b_row, b_column, depth, width, packed):
+def pack_panels(b: Any, b_row: int, b_column: int, depth: int, width: int, packed: Any) -> None:
     """Copy b[:depth, :width] into panels; the last one is padded with zero columns.
 
     ``packed`` has room for round_up(width, tile_columns) * depth elements; the panel of column j starts at j * depth.
@@ -356,7 +358,7 @@ def pack_panels(b, b_row, b_column, depth, width, packed):
 
 
 @kernel
-def pack_row_tiles(a, a_row, a_column, rows, depth, packed):
+def pack_row_tiles(a: Any, a_row: int, a_column: int, rows: int, depth: int, packed: Any) -> None:
     """Copy a[:rows, :depth] into tiles of TILE_ROWS rows, column after column; the last is padded with zero rows.
 
     ``packed`` has room for round_up(rows, TILE_ROWS) * depth elements; the tile of row i starts at i * depth and has

@@ -27,7 +27,7 @@ STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
 
 
 @kernel
-def row_max(x):
+def row_max(x: np.ndarray) -> Any:
     """The largest element of x (n,), NaN aside; -inf if there is none."""
     m = x.dtype.type(-np.inf)
     for j in range(x.shape[0]):

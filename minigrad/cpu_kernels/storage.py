@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray
-as_array = np.asarray
-empty = np.empty
-ones = np.ones
-zeros = np.zeros
-may_share_memory = np.may_share_memory
-from_dlpack = np.from_dlpack
+as_array: Callable[..., np.ndarray] = np.asarray
+empty: Callable[..., np.ndarray] = np.empty
+ones: Callable[..., np.ndarray] = np.ones
+zeros: Callable[..., np.ndarray] = np.zeros
+may_share_memory: Callable[..., bool] = np.may_share_memory
+from_dlpack: Callable[..., np.ndarray] = np.from_dlpack
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

@@ -28,9 +28,9 @@ from numba.extending import intrinsic
 from .jit import kernel, parallel_kernel
 
 FRAME_BYTES = 4096
-INT64 = ir.IntType(64)
+INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
-ENTRY_TYPE = ir.FunctionType(INT64, [INT64] * 3)
+ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
 
 
 @intrinsic

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-quiet = np.errstate(all="ignore")
+quiet: np.errstate = np.errstate(all="ignore")
 
-sinh = quiet(np.sinh)
-cosh = quiet(np.cosh)
-asin = quiet(np.arcsin)
-acos = quiet(np.arccos)
-atan = np.arctan
-atan2 = np.arctan2
-asinh = np.arcsinh
-acosh = quiet(np.arccosh)
-atanh = quiet(np.arctanh)
+sinh: Callable[..., Any] = quiet(np.sinh)
+cosh: Callable[..., Any] = quiet(np.cosh)
+asin: Callable[..., Any] = quiet(np.arcsin)
+acos: Callable[..., Any] = quiet(np.arccos)
+atan: np.ufunc = np.arctan
+atan2: np.ufunc = np.arctan2
+asinh: np.ufunc = np.arcsinh
+acosh: Callable[..., Any] = quiet(np.arccosh)
+atanh: Callable[..., Any] = quiet(np.arctanh)
