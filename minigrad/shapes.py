@@ -90,7 +90,7 @@ def broadcast(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
     n = max(len(x), len(y))
     x, y = (1,) * (n - len(x)) + x, (1,) * (n - len(y)) + y
     if any(a != b and 1 not in (a, b) for a, b in zip(x, y, strict=True)):
-        raise ValueError(f"shapes {x} and {y} do not broadcast")
+        raise located(ValueError(f"shapes {x} and {y} do not broadcast"))
     return tuple(b if a == 1 else a for a, b in zip(x, y, strict=True))
 
 

@@ -21,12 +21,15 @@ from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
 from .checks import floating, in_float32
+from .losses import binary_cross_entropy as binary_cross_entropy
 from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy
+from .losses import huber_loss as huber_loss
 from .losses import kl_div as kl_div
 from .losses import l1_loss as l1_loss
 from .losses import mse_loss as mse_loss
 from .losses import nll_loss as nll_loss
+from .losses import smooth_l1_loss as smooth_l1_loss
 from .normalization import batch_norm as batch_norm
 from .normalization import group_norm as group_norm
 from .normalization import layer_norm as layer_norm
@@ -58,6 +61,18 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1)."""
     return activation.Elu.apply(x, alpha=alpha)
+
+
+@in_float32
+def selu(x: Tensor) -> Tensor:
+    """``elu`` with the alpha and the scale that keep mean 0 and variance 1 (Klambauer et al. 2017)."""
+    return elu(floating("selu", x), 1.6732632423543772) * 1.0507009873554805
+
+
+@in_float32
+def mish(x: Tensor) -> Tensor:
+    """x tanh(softplus(x)) (Misra 2019)."""
+    return x * softplus(floating("mish", x)).tanh()
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
@@ -112,9 +127,28 @@ def softmax(x: Tensor, dim: int) -> Tensor:
     return x.softmax(dim)
 
 
+def softmin(x: Tensor, dim: int) -> Tensor:
+    """``softmax`` of -x."""
+    return (-x).softmax(dim)
+
+
 def log_softmax(x: Tensor, dim: int) -> Tensor:
     """log(softmax(x)) along ``dim``, computed without overflow."""
     return x.log_softmax(dim)
+
+
+@in_float32
+def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """x divided by its p-norms along ``dim``, which count as ``eps`` at least."""
+    return x / x.norm(p, dim, keepdim=True).clamp(min=eps)
+
+
+@in_float32
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """x1 . x2 / (|x1| |x2|) along ``dim``, in [-1, 1]; norms count as ``eps`` at least. The two broadcast."""
+    shape = shapes.broadcast(x1.shape, x2.shape)
+    x1, x2 = (normalize(x.expand(*shape), 2.0, dim, eps) for x in (x1, x2))
+    return (x1 * x2).sum(dim)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

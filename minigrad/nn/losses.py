@@ -127,6 +127,52 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 
 
 @in_float32
+def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """(input - target)^2 / 2 up to a distance of ``delta`` > 0, and from there on straight, of equal shapes."""
+    check_reduction("huber_loss", reduction)
+    _check_same_shape("huber_loss", input, target)
+    if not delta > 0:
+        raise located(ValueError(f"huber_loss: delta={delta}; expected a number above 0"))
+    distance = (input - target).abs()
+    curved = distance.clamp(max=delta)
+    return reduced(curved * (distance - curved * 0.5), reduction)
+
+
+@in_float32
+def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """``huber_loss`` of ``delta=beta``, divided by beta: |input - target| - beta / 2 beyond beta; 0 is ``l1_loss``."""
+    check_reduction("smooth_l1_loss", reduction)
+    _check_same_shape("smooth_l1_loss", input, target)
+    if not beta >= 0:
+        raise located(ValueError(f"smooth_l1_loss: beta={beta}; expected a number not below 0"))
+    return huber_loss(input, target, reduction, beta) / beta if beta else l1_loss(input, target, reduction)
+
+
+@in_float32
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """-weight (target log p + (1 - target) log(1 - p)) of probabilities p = input, of equal shapes.
+
+    ``weight`` broadcasts to the input. Logarithms count as -100 at least, as in PyTorch; where p is exactly 0 or 1, the
+    one of 0 has no slope. ``binary_cross_entropy_with_logits`` is more exact. ValueError for p outside of [0, 1].
+    """
+    name = "binary_cross_entropy"
+    check_reduction(name, reduction)
+    _check_same_shape(name, input, target)
+    p = floating(name, input).detach()
+    if ((p < 0) | (p > 1)).any():
+        raise located(
+            ValueError(f"{name}: expected probabilities in [0, 1], not {p.amin().item()} to {p.amax().item()}")
+        )
+    zero, one = input == 0, input == 1
+    log = input.masked_fill(zero, 1.0).log().masked_fill(zero, -100.0).clamp(min=-100.0)
+    log_of_rest = (-input).masked_fill(one, 0.0).log1p().masked_fill(one, -100.0).clamp(min=-100.0)
+    losses = -(target * log + (1 - target) * log_of_rest)
+    return reduced(losses if weight is None else losses * weight, reduction)
+
+
+@in_float32
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,

@@ -1,24 +1,27 @@
-"""Leaky ReLU, ELU, softplus."""
+"""Leaky ReLU, ELU, softplus, and what is made of them and of norms: SELU, mish, normalize, cosine similarity."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, check_name, dyadic, host, needs_torch, torch, unary
+from harness import CHECKS, Op, check_name, dyadic, host, needs_torch, torch, unary
 
 import minigrad as mg
 import minigrad.nn.functional as F
 
+ALPHA, SCALE = 1.6732632423543772, 1.0507009873554805
+INTEGERS = ("int64", "int32", "uint8", "bool")
 SIDES = dyadic(-3, 3)  # nowhere near 0
 
 
-def activation(name, reference, domain=SIDES, **params):
+def activation(name, reference, domain=SIDES, refuses=(), **params):
     return unary(
         "-".join([name, *map(str, params.values())]),
         lambda x: getattr(F, name)(x, **params),
         reference,
         lambda x: getattr(torch.nn.functional, name)(x, **params),
         domains=domain,
+        refuses=refuses,
     )
 
 
@@ -27,6 +30,37 @@ OPS = [
     activation("leaky_relu", lambda x: np.where(x > 0, x, -0.5 * x), negative_slope=-0.5),
     activation("elu", lambda x: np.where(x > 0, x, np.expm1(x))),
     activation("elu", lambda x: np.where(x > 0, x, 2 * np.expm1(x)), alpha=2.0),
+    activation("selu", lambda x: SCALE * np.where(x > 0, x, ALPHA * np.expm1(x)), refuses=INTEGERS),
+    activation("mish", lambda x: x * np.tanh(np.log1p(np.exp(x))), refuses=INTEGERS),
+    Op(
+        "softmin",
+        lambda x: F.softmin(x, 1),
+        lambda x: np.exp(-x) / np.exp(-x).sum(1, keepdims=True),
+        lambda x: torch.nn.functional.softmin(x, 1),
+        [((3, 4),), ((2, 3, 2),)],
+        rounding=64,
+    ),
+    *(
+        Op(
+            f"normalize-{p}-{dim}",
+            lambda x, p=p, dim=dim: F.normalize(x, p, dim),
+            lambda x, p=p, dim=dim: x / (np.abs(x) ** p).sum(dim, keepdims=True) ** (1 / p),
+            lambda x, p=p, dim=dim: torch.nn.functional.normalize(x, p, dim),
+            [((3, 4),), ((2, 3, 2),)],
+            SIDES,
+            rounding=64,
+        )
+        for p, dim in ((2.0, 1), (1.0, 0), (3.0, -1))
+    ),
+    Op(
+        "cosine_similarity",
+        lambda x, y: F.cosine_similarity(x, y, -1),
+        lambda x, y: (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1)),
+        lambda x, y: torch.nn.functional.cosine_similarity(x, y, -1),
+        [((3, 4), (3, 4)), ((2, 3, 4), (4,)), ((4,), (4,))],
+        SIDES,
+        rounding=64,
+    ),
     activation("softplus", lambda x: np.log1p(np.exp(x))),
     activation("softplus", lambda x: np.where(2 * x > 3, x, np.log1p(np.exp(2 * x)) / 2), beta=2.0, threshold=3.0),
 ]
@@ -38,8 +72,16 @@ def test_op(op, check, device):
     check(op, device)
 
 
+def test_vectors_of_length_0_have_no_direction(device):
+    x = mg.zeros(2, 3, device=device, requires_grad=True)
+    assert F.normalize(x).tolist() == F.normalize(x, 1.0, 0).tolist() == [[0] * 3] * 2
+    y = F.cosine_similarity(x, mg.ones(2, 3, device=device))
+    assert y.tolist() == [0, 0]
+    assert y.sum().backward()[x].isfinite().all()
+
+
 @needs_torch
-@pytest.mark.parametrize("name", ["leaky_relu", "elu", "softplus"])
+@pytest.mark.parametrize("name", ["leaky_relu", "elu", "softplus", "selu"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_extreme_values_are_pytorchs(name, dtype, device):
     values = np.array([0.0, -0.0, np.inf, -np.inf, 1e30, -1e30, 200, -200, 30, -30, 1e-6, -1e-6], dtype)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from harness import CHECKS, NORMAL, POSITIVE, Op, check_name, distinct, host, needs_torch, torch, uniform
+from harness import CHECKS, NORMAL, POSITIVE, Op, check_name, distinct, dyadic, host, needs_torch, torch, uniform
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -38,6 +38,42 @@ def binary_case(reduction, weights):
         lambda *a: run(torch.nn.functional, *a),
         [(*s, *(s[0][-1:],) * len(weights)) for s in SAME],
         (uniform(-5, 5), uniform(0, 1), *(POSITIVE,) * len(weights)),
+        rounding=64,
+        differentiable=(True, True, *(False,) * len(weights)),
+        refuses=("int64", "int32", "uint8", "bool"),
+    )
+
+
+def huber(x, t, delta):
+    d = np.abs(x - t)
+    return np.where(d <= delta, d * d / 2, delta * (d - delta / 2))
+
+
+def robust_case(name, parameter, value, reduction, reference):
+    def run(functions, x, t):
+        return getattr(functions, name)(x, t, reduction=reduction, **{parameter: value})
+
+    return Op(
+        f"{name}-{value}-{reduction}",
+        lambda *a: run(F, *a),
+        lambda x, t: REDUCTIONS[reduction](reference(x, t)),
+        lambda *a: run(torch.nn.functional, *a),
+        SAME,
+        (dyadic(-3, 3), dyadic(-3, 3, odd=False)),  # differences are odd: not 0, and not at the knee
+    )
+
+
+def probability_case(reduction, weights):
+    def run(functions, p, t, *w):
+        return functions.binary_cross_entropy(p, t, *w, reduction=reduction)
+
+    return Op(
+        "-".join(["binary_cross_entropy of probabilities", reduction, *weights]),
+        lambda *a: run(F, *a),
+        lambda p, t, w=1.0: REDUCTIONS[reduction](-w * (t * np.log(p) + (1 - t) * np.log1p(-p))),
+        lambda *a: run(torch.nn.functional, *a),
+        [(*s, *(s[0][-1:],) * len(weights)) for s in SAME],
+        (uniform(0.05, 0.95), uniform(0, 1), *(POSITIVE,) * len(weights)),
         rounding=64,
         differentiable=(True, True, *(False,) * len(weights)),
         refuses=("int64", "int32", "uint8", "bool"),
@@ -98,6 +134,16 @@ OPS = [
         for r in (*REDUCTIONS, "batchmean")
         for log in (False, True)
     ),
+    *(
+        robust_case("huber_loss", "delta", delta, r, lambda x, t, delta=delta: huber(x, t, delta))
+        for r, delta in itertools.product(REDUCTIONS, (0.5, 2.0))
+    ),
+    *(
+        robust_case("smooth_l1_loss", "beta", beta, r, lambda x, t, beta=beta: huber(x, t, beta) / beta)
+        for r, beta in itertools.product(REDUCTIONS, (0.5, 2.0))
+    ),
+    robust_case("smooth_l1_loss", "beta", 0.0, "mean", lambda x, t: np.abs(x - t)),
+    *(probability_case(r, weights) for r, weights in itertools.product(REDUCTIONS, [(), ("weight",)])),
     *(soft_case(*options) for options in itertools.product(REDUCTIONS, (0.0, 0.25), (False, True))),
 ]
 
@@ -133,6 +179,17 @@ def test_targets_of_no_probability(device):
     np.testing.assert_allclose(host(y.backward()[ours]), theirs.grad.numpy(), rtol=1e-6)
 
 
+@needs_torch
+def test_probabilities_of_exactly_0_and_1(device):
+    """PyTorch's losses, which end at 100, and its slope wherever that is a number of ordinary size."""
+    p, t = np.float32([0, 0, 1, 1, 0.5, 1e-42, 1]), np.float32([0, 1, 0, 1, 1, 0, 0.25])
+    ours, theirs = mg.tensor(p, device=device, requires_grad=True), torch.tensor(p, requires_grad=True)
+    y = F.binary_cross_entropy(ours, mg.tensor(t, device=device), reduction="none")
+    z = torch.nn.functional.binary_cross_entropy(theirs, torch.tensor(t), reduction="none")
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(host(y.sum().backward()[ours]), [1, 0, 0, -1, -2, 1, -0.25])
+
+
 def test_a_certain_target_is_a_class_index(device):
     logits = mg.tensor(np.random.default_rng(0).standard_normal((4, 5)), device=device)
     labels = mg.tensor([1, 0, 4, 2], device=device)
@@ -150,7 +207,14 @@ def test_an_empty_batch(device):
 
 def test_errors(device):
     x, y = mg.ones(2, 3, device=device), mg.ones(3, device=device)
-    for loss in (F.l1_loss, F.binary_cross_entropy_with_logits, F.kl_div):
+    for loss in (
+        F.l1_loss,
+        F.huber_loss,
+        F.smooth_l1_loss,
+        F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits,
+        F.kl_div,
+    ):
         name = loss.__name__
         with pytest.raises(ValueError, match=rf"{name}: input \(2, 3\) and target \(3,\) differ in shape"):
             loss(x, y)
@@ -160,5 +224,11 @@ def test_errors(device):
         F.l1_loss(x, x, "batchmean")
     with pytest.raises(TypeError, match="expects floating tensors, not float32 and int64"):
         F.binary_cross_entropy_with_logits(x, x.long())
+    with pytest.raises(ValueError, match=r"binary_cross_entropy: expected probabilities in \[0, 1\], not 1.0 to 2.0"):
+        F.binary_cross_entropy(mg.tensor([1.0, 2.0], device=device), mg.ones(2, device=device))
+    with pytest.raises(ValueError, match="huber_loss: delta=0; expected a number above 0"):
+        F.huber_loss(x, x, delta=0)
+    with pytest.raises(ValueError, match="smooth_l1_loss: beta=-1; expected a number not below 0"):
+        F.smooth_l1_loss(x, x, beta=-1)
     with pytest.raises(ValueError, match=r"cross_entropy: weight of shape \(2,\); expected \(3,\)"):
         F.cross_entropy(x, x, x[:, 0])
