@@ -12,7 +12,7 @@ class Job:
     """A function handed to another thread: ``ended`` is set when it has returned or raised."""
 
     def __init__(self) -> None:
-        self.ended = threading.Event()
+        self.ended: threading.Event = threading.Event()
         self.result: Any = None
         self.error: Exception | None = None
 

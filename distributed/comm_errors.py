@@ -27,7 +27,11 @@ class CommError(RuntimeError):
         step: int | None = None,
         ranks: Sequence[int] = (),
     ) -> None:
-        self.op, self.sequence, self.rank, self.step, self.ranks = op, sequence, rank, step, tuple(ranks)
+        self.op = op
+        self.sequence = sequence
+        self.rank = rank
+        self.step = step
+        self.ranks: tuple[int, ...] = tuple(ranks)
         where = [] if op is None else [op if sequence is None else f"{op} (operation {sequence})"]
         where += [] if rank is None else [f"rank {rank}"]
         where += [] if step is None else [f"step {step}"]

@@ -147,9 +147,9 @@ class Communicator(ABC):
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank!r}, expected an integer from 0 to {world_size - 1}")
         self._world_size, self._rank, self._device = world_size, rank, device
-        self.timeout = check_seconds("timeout", timeout)
+        self.timeout: float = check_seconds("timeout", timeout)
         self.step: int | None = None
-        self.stats = CommStats()
+        self.stats: CommStats = CommStats()
         self._sequence = 0
         self._error: BaseException | None = None
         self._closed = False

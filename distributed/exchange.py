@@ -27,9 +27,12 @@ class Mail:
     """
 
     def __init__(self, wire: Any, members: Sequence[int], rank: int, tag: int) -> None:
-        self.wire, self.members, self.rank, self.tag = wire, members, rank, tag
-        self.size = len(members)
-        self.peers = [p for p in range(self.size) if p != rank]
+        self.wire = wire
+        self.members = members
+        self.rank = rank
+        self.tag = tag
+        self.size: int = len(members)
+        self.peers: list[int] = [p for p in range(self.size) if p != rank]
 
     def tagged(self, tag: int) -> Mail:
         """The same group with another tag."""

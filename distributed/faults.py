@@ -47,7 +47,7 @@ class FaultPlan:
     """Which faults happen; at most one for each call of a rank."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self.faults = tuple(faults)
+        self.faults: tuple[Fault, ...] = tuple(faults)
         self._by_call = {(f.rank, f.call): f for f in self.faults}
         if len(self._by_call) != len(self.faults):
             raise ValueError(f"two faults for the same call of a rank: {self.faults}")

@@ -30,7 +30,8 @@ class ReplicaMismatchError(RuntimeError):
 
     def __init__(self, message: str, name: str, ranks: Sequence[int]) -> None:
         super().__init__(message)
-        self.name, self.ranks = name, tuple(ranks)
+        self.name = name
+        self.ranks: tuple[int, ...] = tuple(ranks)
 
 
 def all_gather_bytes(communicator: Communicator, data: bytes) -> list[bytes]:

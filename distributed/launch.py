@@ -141,15 +141,20 @@ class Job:
     ) -> None:
         if not program:
             parser().error("name a script to run, or -m and a module")
-        self.mpirun, self.ranks, self.hosts, self.threads, self.program = mpirun, ranks, hosts, threads, program
-        self.timeout, self.grace = timeout, grace
+        self.mpirun = mpirun
+        self.ranks = ranks
+        self.hosts = hosts
+        self.threads = threads
+        self.program = program
+        self.timeout = timeout
+        self.grace = grace
         self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
         self.victims: set[int] = set()  # ranks that failed because they lost another
         self.ended: list[int] = []  # with code 0
-        self.ending = False  # by the launcher's own hand: how ranks end now is not their fault
+        self.ending: bool = False  # by the launcher's own hand: how ranks end now is not their fault
         self.stop: int | None = None  # the signal that the launcher got
-        self.changed = threading.Event()
-        self.printing = threading.Lock()
+        self.changed: threading.Event = threading.Event()
+        self.printing: threading.Lock = threading.Lock()
 
     # ------------------------------------------------------------------ the command
 

@@ -54,14 +54,14 @@ class Launch:
     """
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
+        self.began: float = time.monotonic()
         self.calls: list[Call] = []
         self.ready: list[Any] = []  # events: when the buffers have been computed
         self.job: Job | None = None
         self.begin: Any = None
         self.end: Any = None
-        self.seconds = 0.0  # on the GPU
-        self.settled = False
+        self.seconds: float = 0.0  # on the GPU
+        self.settled: bool = False
         self._headers: list[tuple[Call, range | list[int], Any]] = []  # (call, from whom, array on the device)
         self._kept: list[Any] = []
 

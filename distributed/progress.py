@@ -49,12 +49,16 @@ class Operation(Work):
     def __init__(
         self, progress: Progress, owner: Owner, call: Call, channel: Hashable, steps: Steps, timeout: float
     ) -> None:
-        self.progress, self.owner, self.call, self.channel, self.steps = progress, owner, call, channel, steps
+        self.progress = progress
+        self.owner = owner
+        self.call = call
+        self.channel = channel
+        self.steps = steps
         self.allowed = timeout
-        self.deadline = time.monotonic() + timeout
+        self.deadline: float = time.monotonic() + timeout
         self.messages: Messages = []
         self.error: BaseException | None = None
-        self.over = False
+        self.over: bool = False
         self.ended: threading.Event | None = None  # only if another thread drives it
 
     def is_completed(self) -> bool:
@@ -105,7 +109,7 @@ class Progress:
 
     def __init__(self, name: str) -> None:
         self.arrived: Callable[[list[Any]], bool] = all
-        self.driving = threading.Lock()
+        self.driving: threading.Lock = threading.Lock()
         self._channels: dict[Hashable, deque[Operation]] = {}
         self._jobs: deque[Callable[[], None]] = deque()
         self._news = threading.Condition()

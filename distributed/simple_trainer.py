@@ -99,7 +99,7 @@ class SimpleTrainer:
         optimizer: Optimizer | None = None,
         schedule: LrSchedule | None = None,
     ) -> None:
-        self.config = config or TrainingConfig()
+        self.config: TrainingConfig = config or TrainingConfig()
         self._own_optimizer = optimizer is None
         self._optimizer = optimizer or AdamW(lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
         self._schedule = schedule

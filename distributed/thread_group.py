@@ -36,7 +36,8 @@ class Seat:
     """A rank's place in the group; measures for how long at least one of its operations is under way."""
 
     def __init__(self, rank: int, stats: CommStats) -> None:
-        self.rank, self.stats = rank, stats
+        self.rank = rank
+        self.stats = stats
         self._under_way, self._busy_since = 0, 0.0
 
     def begin(self) -> None:
@@ -56,10 +57,12 @@ class Part:
     """One rank's part of an operation."""
 
     def __init__(self, seat: Seat, call: Call, operation: _Operation) -> None:
-        self.seat, self.call, self.operation = seat, call, operation
-        self.ended = threading.Event()
-        self.ended_at = 0.0
-        self.failed = False
+        self.seat = seat
+        self.call = call
+        self.operation = operation
+        self.ended: threading.Event = threading.Event()
+        self.ended_at: float = 0.0
+        self.failed: bool = False
         seat.begin()
 
     def end(self, failed: bool) -> None:
@@ -88,7 +91,7 @@ class _Operation:
         self.all_parts: list[Part] = []  # these, and those that were lost on the way
         self.sends: dict[int, Any] = {}
         self.tasks: deque[_Task] = deque()
-        self.nbytes = 0
+        self.nbytes: int = 0
         self.running = 0
 
     @property

@@ -31,8 +31,9 @@ import minigrad
 from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
-from minigrad.distributed import NonFiniteLossError, TrainingMetrics
+from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingMetrics
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
+from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
 
@@ -108,16 +109,19 @@ class TrainingRun:
     """The training loop of a run, and what it shows and writes."""
 
     def __init__(self, run: Run, corpus: Corpus) -> None:
-        self.run, self.corpus = run, corpus
-        self.settings, self.model, self.trainer = run.settings, run.model, run.trainer
+        self.run = run
+        self.corpus = corpus
+        self.settings: Settings = run.settings
+        self.model: CausalLM = run.model
+        self.trainer: SimpleTrainer = run.trainer
         s = run.settings
         train, val = train_val_split(run.tokenizer.encode(corpus.text), s.val_fraction, s.block_size)
-        self.batches = RandomBatches(train, s.batch_size, s.block_size, s.seed)
-        self.val_batches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
-        self.tokens_per_step = s.batch_size * s.block_size * s.grad_accum
-        self.saved_step = run.trainer.global_step or None
+        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed)
+        self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
+        self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
+        self.saved_step: int | None = run.trainer.global_step or None
         try:
-            self.log = JsonLinesLog(run.folder / "metrics.jsonl")
+            self.log: JsonLinesLog = JsonLinesLog(run.folder / "metrics.jsonl")
         except OSError as error:
             raise UsageError(f"cannot write into {run.folder}: {error.strerror}") from error
         self.log.truncate_after(run.trainer.global_step)

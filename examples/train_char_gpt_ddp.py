@@ -108,18 +108,22 @@ class Training:
     """This rank's share of the training loop."""
 
     def __init__(self, comm: Communicator, run: Run, data: list[str] | None) -> None:
-        self.comm, self.run, self.settings = comm, run, run.settings
+        self.comm = comm
+        self.run = run
+        self.settings: Settings = run.settings
         s = run.settings
         corpus = load_text(run.origin["data"] if data is None else data, s)
         agree_on_settings(comm, {"the text": corpus.metadata["sha256"], "the settings": s})
         if corpus.metadata["sha256"] != run.origin["sha256"]:
             raise UsageError(f"{corpus.name} is not the text that the run in {run.folder} was trained on")
         train, val = train_val_split(run.tokenizer.encode(corpus.text), s.val_fraction, s.block_size)
-        self.batches = RandomBatches(train, s.batch_size, s.block_size, s.seed, comm.rank, comm.world_size)
-        self.val_batches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
+        self.batches: RandomBatches = RandomBatches(
+            train, s.batch_size, s.block_size, s.seed, comm.rank, comm.world_size
+        )
+        self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         assert isinstance(run.trainer, BucketedTrainer)
-        self.trainer = run.trainer
-        self.saved_step = self.trainer.global_step or None
+        self.trainer: BucketedTrainer = run.trainer
+        self.saved_step: int | None = self.trainer.global_step or None
 
     def say(self, text: str) -> None:
         """Print on rank 0."""

@@ -31,12 +31,12 @@ class VisionTransformer(nn.Module):
     def __init__(self, n_layer: int = 2, n_head: int = 4, n_embd: int = 64) -> None:
         super().__init__()
         count = (SIZE // PATCH) ** 2
-        self.embed = nn.Linear(PATCH * PATCH, n_embd)
+        self.embed: nn.Linear = nn.Linear(PATCH * PATCH, n_embd)
         # Learned: attention knows no order. With small numbers the first hundreds of steps would not see them.
-        self.positions = nn.Parameter(0.3 * minigrad.randn(count, n_embd))
-        self.blocks = nn.ModuleList(nn.Block(n_embd, n_head, is_causal=False) for _ in range(n_layer))
-        self.norm = nn.LayerNorm(n_embd)
-        self.head = nn.Linear(n_embd, 10)
+        self.positions: nn.Parameter = nn.Parameter(0.3 * minigrad.randn(count, n_embd))
+        self.blocks: nn.ModuleList = nn.ModuleList(nn.Block(n_embd, n_head, is_causal=False) for _ in range(n_layer))
+        self.norm: nn.LayerNorm = nn.LayerNorm(n_embd)
+        self.head: nn.Linear = nn.Linear(n_embd, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, SIZE, SIZE) -> (N, 10)."""
