@@ -1,0 +1,170 @@
+"""Every public name says its type, so that type checkers and editors need not guess: annotations in all the sources.
+
+This is what ``.ci/verifytypes`` asks, as far as it shows without pyright.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("minigrad", "distributed", "cuda_kernels", "examples")  # what is installed
+
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those of a module or class, also under ``if``, ``try`` and ``with``."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            for inner in (getattr(statement, "body", []), getattr(statement, "orelse", [])):
+                yield from statements(inner)
+
+
+def attribute(target: ast.AST) -> str | None:
+    """``name`` of ``self.name``."""
+    of_self = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    return target.attr if of_self else None
+
+
+def declared(cls: ast.ClassDef) -> set[str]:
+    """The attributes that the class annotates, in its body or where a method sets them."""
+    targets = [node.target for node in ast.walk(cls) if isinstance(node, ast.AnnAssign)]
+    return {getattr(target, "id", None) or attribute(target) or "" for target in targets}
+
+
+def classes(trees: list[ast.Module]) -> dict[str, list[ast.ClassDef]]:
+    """Classes by name; several modules may have one of a name."""
+    found: dict[str, list[ast.ClassDef]] = {}
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+def has_method(name: str, cls: ast.ClassDef, known: dict[str, list[ast.ClassDef]]) -> bool:
+    """Whether the class or one of its bases has a method, or a property, of that name."""
+    if any(isinstance(inner, Function) and inner.name == name for inner in statements(cls.body)):
+        return True
+    bases = {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in cls.bases}
+    return any(has_method(name, base, known) for found in bases - {cls.name} for base in known.get(found, []))
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    a = function.args
+    return [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+
+
+def untyped_values(body: list[ast.stmt], owner: str) -> Iterator[str]:
+    """Variables without an annotation. Constants in capitals, type aliases, literals and second names need none."""
+    for statement in statements(body):
+        if isinstance(statement, ast.Assign) and not isinstance(statement.value, (ast.Constant, ast.Name)):
+            for target in statement.targets:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name) and not name.id.startswith("_") and name.id[0].islower():
+                        yield f"{owner}{name.id}"
+
+
+def untyped_attributes(cls: ast.ClassDef, owner: str, known: dict[str, list[ast.ClassDef]]) -> Iterator[str]:
+    """Attributes that a method sets. One that only ever is a typed parameter has its type."""
+    own = declared(cls)
+    for method in cls.body:
+        if isinstance(method, Function):
+            typed = {parameter.arg for parameter in parameters(method) if parameter.annotation}
+            for node in ast.walk(method):
+                if not isinstance(node, ast.Assign):
+                    continue
+                plain = isinstance(node.value, ast.Name) and node.value.id in typed
+                for target in node.targets:
+                    for part in ast.walk(target):
+                        name = attribute(part) if isinstance(getattr(part, "ctx", None), ast.Store) else None
+                        if name is None or name.startswith("_") or (plain and part is target):
+                            continue
+                        if name not in own and not has_method(name, cls, known):
+                            yield f"{owner}{name}"
+
+
+def untyped(tree: ast.Module, known: dict[str, list[ast.ClassDef]]) -> list[str]:
+    """The public names of a module that lack a type."""
+    found = []
+
+    def visit(body: list[ast.stmt], owner: str) -> None:
+        found.extend(untyped_values(body, owner))
+        for statement in statements(body):
+            if isinstance(statement, ast.ClassDef) and public(statement.name):
+                visit(statement.body, f"{owner}{statement.name}.")
+                found.extend(untyped_attributes(statement, f"{owner}{statement.name}.", known))
+            elif isinstance(statement, Function) and public(statement.name):
+                bare = [p.arg for p in parameters(statement) if p.annotation is None and p.arg not in ("self", "cls")]
+                found.extend(f"{owner}{statement.name}({name})" for name in bare)
+                if statement.returns is None:
+                    found.append(f"{owner}{statement.name} ->")
+
+    visit(tree.body, "")
+    return found
+
+
+def test_public_names_have_types():
+    trees = {
+        path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+    assert len(trees) > 100
+    known = classes(list(trees.values()))
+    missing = [f"{path}: {name}" for path, tree in trees.items() for name in untyped(tree, known)]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(x): return x", ["f(x)", "f ->"]),
+        ("def f(x: int, *more, y=1, **rest) -> int: ...", ["f(y)", "f(more)", "f(rest)"]),
+        ("async def f(): ...", ["f ->"]),
+        ("if True:\n    def f(x: int): ...", ["f ->"]),
+        ("equal = np.equal", ["equal"]),
+        ("a, b = f()", ["a", "b"]),
+        ("class A:\n    def f(self): ...", ["A.f ->"]),
+        ("class A:\n    @property\n    def x(self): ...", ["A.x ->"]),
+        ("class A:\n    def __init__(self): ...", ["A.__init__ ->"]),
+        ("class A:\n    names = ('x',)", ["A.names"]),
+        ("class A:\n    class B:\n        names = ('x',)", ["A.B.names"]),
+        ("class A:\n    def f(self) -> None:\n        self.x = 1", ["A.x"]),
+        ("class A:\n    def f(self, y) -> None:\n        self.x = y", ["A.f(y)", "A.x"]),
+        ("class A:\n    def f(self, y: int) -> None:\n        self.x, self.y = y, 1", ["A.x", "A.y"]),
+        ("class A:\n    x: int\nclass B(A):\n    def f(self) -> None:\n        self.x = 1", ["B.x"]),
+    ],
+)
+def test_an_injected_untyped_name_is_found(source, expected):
+    tree = ast.parse(source)
+    assert sorted(untyped(tree, classes([tree]))) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x: int, *more: int, y: int = 1, **rest: int) -> int: ...",
+        "def _f(x): return x",
+        "LIMIT = 1 << 20\nPairs = list[tuple[int, int]]\n_cache = {}\nlevel = 1",
+        "equal: np.ufunc = np.equal",
+        "class _A:\n    def f(self): ...",
+        "class A:\n    def f(self) -> int: ...\n    g = f\n    enabled = True",
+        "class A:\n    x: int\n    def f(self) -> None:\n        self.x = 1\n        self._y = 2\n        self.x.z = 3",
+        "class A:\n    def f(self, y: int) -> None:\n        self.x = y\n        self.z: int = y + 1",
+        "class A:\n    @property\n    def x(self) -> int: ...\nclass B(m.A):\n    def f(self) -> None: self.x = 1",
+    ],
+)
+def test_a_typed_name_is_not_reported(source):
+    tree = ast.parse(source)
+    assert untyped(tree, classes([tree])) == []
