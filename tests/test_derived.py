@@ -172,6 +172,13 @@ def test_pytorchs_gradients(name: str) -> None:
     np.testing.assert_allclose(grad.numpy(), z.grad.numpy(), rtol=1e-12)
 
 
+def test_products_are_computed_in_the_dtype_asked_for() -> None:
+    x = mg.tensor([1e30, 1e30, 1e-30])
+    assert x.prod(dtype=mg.float64).item() == pytest.approx(1e30) and x.prod(dtype=mg.float64).dtype == mg.float64
+    assert x.cumprod(0, dtype=mg.float64)[1].item() == pytest.approx(1e60)
+    assert x.cumsum(0, dtype=mg.float64)[1].item() == pytest.approx(2e30)
+
+
 def test_the_number_of_values_has_no_slope() -> None:
     x = mg.tensor([1.0, 0.0, math.nan, -math.inf], requires_grad=True)
     y = x.norm(0)

@@ -40,8 +40,11 @@ class Sub(Arithmetic):
     __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
-        _refuse_bool("-", x, y)
-        return self.kernels.elementwise.sub(x, y)
+        try:
+            return self.kernels.elementwise.sub(x, y)
+        except TypeError:  # NumPy has no difference of bool; asking first would cost every difference
+            _refuse_bool("-", x, y)
+            raise
 
     def backward(self, dz: Any) -> Any:
         return dz, self.kernels.elementwise.neg(dz) if self.needs[1] else None
