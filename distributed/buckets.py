@@ -15,7 +15,7 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from minigrad.device import Device
@@ -55,6 +55,13 @@ class _Bucket:
         self.ready: set[TensorId] = set()
         self.work: Work | None = None
 
+    def grads(self) -> GradStore:
+        """Its parameters' gradients, as views."""
+        store = GradStore()
+        for id, view in self.views.items():
+            store.insert(id, Tensor.wrap(view, self.flat.device))
+        return store
+
     def wait(self) -> None:
         """Until it is reduced, if it was sent."""
         work, self.work = self.work, None
@@ -72,10 +79,14 @@ class GradientBucketManager:
         grads = manager.wait_and_unflatten()
 
     ``params`` must have the same order on every rank. A bucket is closed before the parameter that would take it above
-    ``bucket_size_bytes``; it holds one dtype. A parameter larger than that has a bucket of its own.
+    ``bucket_size_bytes``; it holds one dtype. A parameter larger than that has a bucket of its own. ``groups`` part the
+    parameters, in the order in which they are to be sent: no bucket then holds parameters of two groups.
+
+    ``inspect`` is shown each bucket's own gradients just before they are sent.
 
     The buffers stay for the next window and are the only memory held: a gradient that is marked ready moves into its
-    bucket. Raises ValueError for a ``bucket_size_bytes`` that is no positive integer, or a parameter given twice.
+    bucket. Raises ValueError for a ``bucket_size_bytes`` that is no positive integer, a parameter given twice, or
+    groups that do not hold each parameter once.
     """
 
     def __init__(
@@ -84,13 +95,23 @@ class GradientBucketManager:
         communicator: Communicator,
         bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
         hook: CommHook = all_reduce_hook,
+        *,
+        groups: Sequence[Sequence[Tensor]] | None = None,
+        inspect: Callable[[GradStore], None] | None = None,
     ) -> None:
         if isinstance(bucket_size_bytes, bool) or not isinstance(bucket_size_bytes, int) or bucket_size_bytes < 1:
             raise ValueError(f"bucket_size_bytes is {bucket_size_bytes!r}, expected an integer >= 1")
         if len({p.id for p in params}) != len(params):
             raise ValueError("a parameter was given twice; each has one gradient")
-        self._communicator, self._hook = communicator, hook
-        self._buckets = _fill(params, bucket_size_bytes)
+        if groups is None:
+            groups = [params]
+        elif sorted(p.id for group in groups for p in group) != sorted(p.id for p in params):
+            raise ValueError(
+                f"the {len(groups)} groups hold {sum(map(len, groups))} parameters; each of the {len(params)} must be "
+                "in exactly one group"
+            )
+        self._communicator, self._hook, self._inspect = communicator, hook, inspect
+        self._buckets = [bucket for group in groups for bucket in _fill(group, bucket_size_bytes)]
         self._bucket_of = {id: bucket for bucket in self._buckets for id in bucket.views}
         self._launched = 0
 
@@ -142,6 +163,8 @@ class GradientBucketManager:
             bucket = self._buckets[self._launched]
             if len(bucket.ready) < len(bucket.views):
                 return
+            if self._inspect is not None:
+                self._inspect(bucket.grads())
             bucket.work = self._hook(self._communicator, bucket.flat)
             self._launched += 1
 
@@ -154,10 +177,7 @@ class GradientBucketManager:
         try:
             for bucket in self._buckets:
                 bucket.wait()
-                grads = GradStore()
-                for id, view in bucket.views.items():
-                    grads.insert(id, Tensor.wrap(view, bucket.flat.device))
-                yield grads
+                yield bucket.grads()
         finally:
             self.reset()
 

@@ -164,8 +164,10 @@ class DistributedTrainer(SimpleTrainer):
         _, loss = accumulator.flush() or (None, 0.0)
         try:
             lr = self._optimizer.lr if self._schedule is None else self._schedule.get_lr(self._global_step)
-            mine = Window(loss, weight, count, norm, lr, [buckets.is_ready(p.id) for p in trained])
+            present = [buckets.is_ready(p.id) for p in trained]
             buckets.launch_rest()
+            step = self._global_step + 1
+            mine = Window(loss, weight, count, norm, lr, present, step, self._non_finite(trained))
             windows = exchange_window(self._communicator, mine)
             if not any(window.count for window in windows):
                 return None
@@ -182,18 +184,27 @@ class DistributedTrainer(SimpleTrainer):
         """The norm of this rank's gradients, for trainers that must know in advance whether all are finite."""
         return 0.0
 
+    def _non_finite(self, trained: list[Tensor]) -> list[bool]:
+        """For each trained parameter, whether this rank's gradient is not finite; empty for trainers that do not look
+        before all gradients are added up."""
+        return []
+
     def _check_windows(self, windows: list[Window]) -> None:
         """Raise, on all ranks alike, for windows that give no step."""
-        step = self._global_step + 1
+        step, first = self._global_step + 1, windows[0]
         for rank, window in enumerate(windows):
-            if window.lr != windows[0].lr:
-                raise CollectiveMismatchError(
-                    f"the learning rate is {window.lr} on rank {rank}, {windows[0].lr} on rank 0; no weight changed",
-                    op="step",
-                    rank=self._communicator.rank,
-                    step=step,
-                    ranks=[rank],
-                )
+            for what, here, there in (
+                ("number of the step", window.step, first.step),
+                ("learning rate", window.lr, first.lr),
+            ):
+                if here != there:
+                    raise CollectiveMismatchError(
+                        f"the {what} is {here} on rank {rank}, {there} on rank 0; no weight changed",
+                        op="step",
+                        rank=self._communicator.rank,
+                        step=step,
+                        ranks=[rank],
+                    )
         self._check_total_weight(sum(window.weight for window in windows))
         bad = [
             f"{window.loss} on rank {rank}"
@@ -210,10 +221,11 @@ class DistributedTrainer(SimpleTrainer):
 
     def _bucket_manager(self, named: Named) -> GradientBucketManager:
         if self._buckets is None:
-            self._buckets = GradientBucketManager(
-                _trained(named), self._communicator, self._bucket_size_bytes, self._hook
-            )
+            self._buckets = self._new_buckets(_trained(named))
         return self._buckets
+
+    def _new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:
+        return GradientBucketManager(trained, self._communicator, self._bucket_size_bytes, self._hook)
 
     def _agree(self, params: Params) -> Named:
         """The parameters in the ranks' common order. When they are new, the ranks compare them, their values, and the
@@ -224,21 +236,24 @@ class DistributedTrainer(SimpleTrainer):
         named = named_params(params)
         key = sorted((name, p._id, p.requires_grad) for name, p in named)
         if self._agreed is None or self._agreed[0] != key:
-            optimizer = self._optimizer
-            settings = {
-                "the trainer": type(self).__name__,
-                "the configuration": self.config,
-                "the optimizer": type(self._optimizer).__name__,
-                "the optimizer's options": [options_of(o) for o in (optimizer.defaults, *optimizer.param_groups)],
-                "bucket_size_bytes": self._bucket_size_bytes,
-                "the hook": getattr(self._hook, "__name__", type(self._hook).__name__),
-                "the global step": self._global_step,
-            }
-            agree_on_settings(self._communicator, settings)
+            agree_on_settings(self._communicator, self._settings())
             agreed = agree_on_params(self._communicator, named)
             compare_replicas(self._communicator, agreed)
             self._agreed, self._buckets = (key, agreed), None
         return self._named(self._agreed[1])
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        optimizer = self._optimizer
+        return {
+            "the trainer": type(self).__name__,
+            "the configuration": self.config,
+            "the optimizer": type(optimizer).__name__,
+            "the optimizer's options": [options_of(o) for o in (optimizer.defaults, *optimizer.param_groups)],
+            "bucket_size_bytes": self._bucket_size_bytes,
+            "the hook": getattr(self._hook, "__name__", type(self._hook).__name__),
+            "the global step": self._global_step,
+        }
 
     # ------------------------------------------------------------------ saving and resuming
 

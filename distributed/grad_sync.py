@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -198,12 +198,14 @@ def all_reduce_grads(
 class Window:
     """One rank's part of a window of micro-batches.
 
-    loss:    the mean over its samples
-    weight:  how many samples (or tokens) these are, or what else the micro-batches count
-    count:   how many micro-batches
-    norm:    the norm of its gradients' sum, or 0 where nobody wants to know
-    lr:      the learning rate that it would use
-    present: for each trained parameter, in the common order, whether it has a gradient
+    loss:       the mean over its samples
+    weight:     how many samples (or tokens) these are, or what else the micro-batches count
+    count:      how many micro-batches
+    norm:       the norm of its gradients' sum, or 0 where nobody wants to know
+    lr:         the learning rate that it would use
+    present:    for each trained parameter, in the common order, whether it has a gradient
+    step:       the number of the step that it would make
+    non_finite: for each of these parameters, whether its gradient has an infinity or NaN; empty where nobody looks
     """
 
     loss: float
@@ -212,19 +214,23 @@ class Window:
     norm: float
     lr: float
     present: list[bool]
+    step: int = 0
+    non_finite: list[bool] = field(default_factory=list)
 
 
 def exchange_window(communicator: Communicator, window: Window) -> list[Window]:
     """Every rank's window, in order of rank, by one small collective."""
-    numbers = np.array([window.loss, window.weight, window.count, window.norm, window.lr], np.float64)
-    bits = np.packbits(np.array(window.present, np.bool_))
+    numbers = np.array([window.loss, window.weight, window.count, window.norm, window.lr, window.step], np.float64)
+    flags = [*window.present, *window.non_finite]
+    bits = np.packbits(np.array(flags, np.bool_))
     record = np.concatenate([numbers.view(np.uint8), bits])
     rows = _host(_gather(communicator, record)).reshape(communicator.world_size, record.size)
     windows = []
     for row in rows:
-        loss, weight, count, norm, lr = np.frombuffer(row[: numbers.nbytes].tobytes(), np.float64).tolist()
-        present = np.unpackbits(row[numbers.nbytes :], count=len(window.present)).astype(bool).tolist()
-        windows.append(Window(loss, weight, int(count), norm, lr, present))
+        loss, weight, count, norm, lr, step = np.frombuffer(row[: numbers.nbytes].tobytes(), np.float64).tolist()
+        found = np.unpackbits(row[numbers.nbytes :], count=len(flags)).astype(bool).tolist()
+        present, non_finite = found[: len(window.present)], found[len(window.present) :]
+        windows.append(Window(loss, weight, int(count), norm, lr, present, int(step), non_finite))
     return windows
 
 

@@ -103,7 +103,7 @@ class SimpleTrainer:
         self._own_optimizer = optimizer is None
         self._optimizer = optimizer or AdamW(lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
         self._schedule = schedule
-        self._accumulator = GradAccumulator(self.config.grad_accum_steps)
+        self._accumulator = self._new_accumulator()
         self._global_step = 0
         self._optimized: set[int] = set()
 
@@ -146,6 +146,9 @@ class SimpleTrainer:
         """Make a step of an unfinished window, averaged over the micro-batches it has; None if it has none."""
         named = self._named(params)
         return None if self._accumulator.current_step == 0 else self._finish(named)
+
+    def _new_accumulator(self) -> GradAccumulator:
+        return GradAccumulator(self.config.grad_accum_steps)
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -251,7 +254,7 @@ class SimpleTrainer:
             if part not in parts:
                 raise ValueError(f"array {key!r} belongs to neither the optimizer nor the window")
             parts[part][rest] = value
-        accumulator = GradAccumulator(self.config.grad_accum_steps)
+        accumulator = self._new_accumulator()
         accumulator.load_state_dict(parts["window"], meta["window"], named)
         self._optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
         self._accumulator, self._global_step = accumulator, step
