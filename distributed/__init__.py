@@ -4,6 +4,7 @@ The folder ``distributed/`` is installed as ``minigrad.distributed``; the base i
 which is the name of Dask's package.
 """
 
+from .auto_balance import AutoBalancer
 from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, GradientBucketManager, all_reduce_hook
 from .checkpoint import (
@@ -23,6 +24,7 @@ from .comm_errors import (
 from .communicator import CommStats, Communicator, NoOpCommunicator, ReduceOp, Work
 from .compression import BFloat16Compression
 from .distributed_trainer import DistributedTrainer
+from .el_che import ElChe
 from .faults import Fault, FaultPlan, RankKilledError
 from .fused_optimizer import FusedDistributedOptimizer, FusedOptimizerConfig
 from .grad_sync import (
@@ -83,6 +85,9 @@ __all__ = [
     "random_state",
     "restore_random_state",
     "save_distributed_checkpoint",
+    # ranks that are not equally fast
+    "AutoBalancer",
+    "ElChe",
     # trainers
     "BucketedTrainer",
     "DistributedTrainer",

@@ -1,0 +1,113 @@
+"""AutoBalancer: shares of the batch in proportion to throughput, against hand-computed values, over random inputs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigrad.distributed.auto_balance import AutoBalancer, balanced_ratios, shard_sizes
+
+
+def test_balancer_rebalances_at_10_60_110() -> None:
+    balancer = AutoBalancer(2)
+    changed = [step for step in range(1, 120) if balancer.update([16, 16], [1.0, 2.0])]
+    assert changed == [10, 60, 110]
+    assert balancer.step_count == 119
+
+
+def test_balancer_three_to_one_gives_three_quarters() -> None:
+    balancer = AutoBalancer(2)
+    for _ in range(9):
+        balancer.update([16, 16], [1.0, 3.0])
+        assert balancer.ratios == [0.5, 0.5]
+        assert balancer.is_balanced
+    assert balancer.update([16, 16], [1.0, 3.0])
+    assert balancer.ratios == pytest.approx([0.75, 0.25])
+    assert not balancer.is_balanced
+    assert balancer.shard_sizes(32) == [24, 8]
+
+
+def test_balancer_smooths_throughput() -> None:
+    balancer = AutoBalancer(2)
+    balancer.update([10, 10], [1.0, 2.0])
+    assert balancer.throughput == [10.0, 5.0]
+    balancer.update([20, 0], [1.0, 1.0])  # nothing new of rank 1
+    assert balancer.throughput == pytest.approx([0.3 * 20 + 0.7 * 10, 5.0])
+    balancer.update([20, 10], [0.0, 1.0])
+    assert balancer.throughput == pytest.approx([13.0, 0.3 * 10 + 0.7 * 5])
+
+
+def test_balancer_without_data_changes_nothing() -> None:
+    balancer = AutoBalancer(3, calibration_steps=1)
+    assert not balancer.update([1, 1, 1], [0.0, 0.0, 0.0])
+    assert balancer.ratios == [1 / 3] * 3
+
+
+def test_balancer_speed_hint() -> None:
+    balancer = AutoBalancer(3)
+    balancer.apply_speed_hint(1, 2.0)
+    assert balancer.ratios == pytest.approx([0.4, 0.2, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: AutoBalancer(0), "world_size is 0"),
+        (lambda: AutoBalancer(2, 0), "calibration_steps is 0"),
+        (lambda: AutoBalancer(2, 1, 0), "rebalance_interval is 0"),
+        (lambda: AutoBalancer(2).apply_speed_hint(2, 2.0), "slow_rank is 2"),
+        (lambda: AutoBalancer(2).apply_speed_hint(0, 0.4), "ratio is 0.4"),
+        (lambda: AutoBalancer(2).update([1], [1.0, 1.0]), "1 sizes and 2 times for 2 ranks"),
+        (lambda: AutoBalancer(2).update([1, 1], [1.0, math.nan]), "expected finite numbers"),
+        (lambda: shard_sizes(-1, [0.5, 0.5]), "batch_size is -1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(wrong, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        wrong()
+
+
+def test_floor_is_filled_by_the_others_in_proportion() -> None:
+    assert balanced_ratios([1.0, 33.0, 66.0]) == pytest.approx([0.05, 0.95 / 3, 0.95 * 2 / 3])
+    # Taking from the others brings the second below the floor as well, which one round would miss.
+    throughput = [0.0, 5.1, 94.9]
+    assert balanced_ratios(throughput) == pytest.approx([0.05, 0.05, 0.90])
+    assert balanced_ratios([1.0] * 40) == pytest.approx([1 / 40] * 40)
+
+
+def test_shards_half_up() -> None:
+    assert shard_sizes(5, [0.5, 0.5]) == [3, 2]
+    assert shard_sizes(10, [0.7, 0.3]) == [7, 3]
+    assert shard_sizes(7, [0.05, 0.90, 0.05]) == [1, 5, 1]
+
+
+def test_shards_of_a_batch_smaller_than_the_ranks() -> None:
+    assert shard_sizes(1, [1 / 3] * 3) == [1, 0, 0]
+    assert shard_sizes(2, [0.2, 0.3, 0.5]) == [0, 1, 1]
+    assert shard_sizes(0, [0.5, 0.5]) == [0, 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    throughput=st.lists(st.floats(0, 1e6) | st.just(0.0), min_size=1, max_size=20).filter(any),
+    batch=st.integers(0, 300),
+)
+def test_floor_and_shards_whatever_was_measured(throughput: list[float], batch: int) -> None:
+    n = len(throughput)
+    ratios = balanced_ratios(throughput)
+    assert math.isclose(sum(ratios), 1.0, abs_tol=1e-12)
+    assert min(ratios) >= 0.05
+    above = [r for r in range(n) if ratios[r] > 0.05 + 1e-9]
+    for a in above:  # in proportion to throughput, among those that are not held up by the floor
+        for b in above:
+            assert ratios[a] * throughput[b] == pytest.approx(ratios[b] * throughput[a], rel=1e-6)
+    for a in range(n):
+        for b in range(n):
+            assert throughput[a] > throughput[b] or ratios[a] <= ratios[b] + 1e-9
+    sizes = shard_sizes(batch, ratios)
+    assert sum(sizes) == batch
+    assert min(sizes) >= (1 if batch >= n else 0)
+    assert batch >= n or max(sizes) <= 1

@@ -1,0 +1,220 @@
+"""ElChe: counts of batches per rank, against hand-computed vectors and over random histories. Pure logic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigrad.distributed.el_che import ElChe, round_half_up
+
+TIMES = st.floats(0.1, 1e4)
+
+
+def report(cadence: ElChe, wall: list[float], sync: float) -> ElChe:
+    cadence.report_timing(wall, cadence.batch_counts, sync)
+    return cadence
+
+
+@pytest.mark.parametrize(("x", "nearest"), [(0.5, 1), (1.5, 2), (2.5, 3), (2.49, 2), (0.0, 0)])
+def test_halves_round_up(x: float, nearest: int) -> None:
+    assert round_half_up(x) == nearest
+
+
+def test_it_begins_with_the_anchor_for_every_rank() -> None:
+    cadence = ElChe(3, 10)
+    assert (cadence.world_size, cadence.anchor, cadence.batch_counts, cadence.total_batches) == (3, 10, [10] * 3, 30)
+    assert not cadence.is_calibrated
+    assert (cadence.anchor_wall_ms, cadence.overhead_target, cadence.max_anchor) == (0.0, 0.1, 200)
+    assert cadence.max_batch_diff is None
+
+
+@pytest.mark.parametrize(
+    ("wall", "sync", "anchor", "counts"), [([500, 1000], 400, 40, [80, 40]), ([1000, 1000], 500, 50, [50, 50])]
+)
+def test_el_che_vectors_of_the_overhead(wall: list[float], sync: float, anchor: int, counts: list[int]) -> None:
+    cadence = report(ElChe(2, 10), wall, sync)
+    assert (cadence.anchor, cadence.batch_counts) == (anchor, counts)
+    assert [cadence.batches(r) for r in range(2)] == counts
+
+
+def test_el_che_vector_of_three_ranks() -> None:
+    cadence = report(ElChe(3, 10).with_overhead_target(0.5), [333, 500, 1000], 10)
+    assert (cadence.anchor, cadence.batch_counts) == (10, [30, 20, 10])
+    assert cadence.anchor_wall_ms == 1000.0
+
+
+def test_el_che_vector_of_max_batch_diff() -> None:
+    cadence = ElChe(2, 10).with_max_batch_diff(3)
+    assert report(cadence, [100, 20], 0).batch_counts == [10, 50]  # the first report is exempt
+    assert report(cadence, [100, 450], 0).batch_counts == [10, 47]
+
+
+def test_el_che_vector_of_the_smoothed_times() -> None:
+    cadence = ElChe(2, 1)
+    seen = []
+    for ms in (100, 105, 300):
+        cadence.report_timing([ms, 1000], [1, 1], 0)
+        seen.append(cadence.ms_per_batch[0])
+    assert seen == pytest.approx([100, 100.5, 260.1])
+
+
+def test_changes_within_the_dead_zone_are_left_alone() -> None:
+    cadence = report(ElChe(2, 10).with_speed_ratio(1, 1), [500, 1000], 0)
+    assert cadence.batch_counts == [20, 10]
+    report(cadence, [800, 800], 0)  # 40 ms, 80 ms: smoothed 48 and 96
+    assert cadence.batch_counts == [20, 10]
+    cadence.report_timing([47.0, 100.0], [1, 1], 0)  # 21.1 against 20
+    assert cadence.batch_counts == [20, 10]
+    for _ in range(20):
+        cadence.report_timing([30.0, 100.0], [1, 1], 0)
+    assert cadence.batch_counts == [30, 10]  # of which 33.3 is within 10 %, rounded
+
+
+def test_the_anchor_falls_by_one_while_overhead_is_low_and_stops_where_it_began() -> None:
+    cadence = report(ElChe(2, 10), [1000, 1000], 130)
+    assert cadence.anchor == 13
+    anchors = [report(cadence, [1000, 1000], 49).anchor for _ in range(5)]
+    assert anchors == [12, 11, 10, 10, 10]
+    assert report(cadence, [1000, 1000], 70).anchor == 10  # between half of the target and the target
+
+
+def test_counts_follow_an_anchor_that_falls_within_the_dead_zone() -> None:
+    cadence = report(ElChe(2, 10), [1000, 1000], 110)
+    assert cadence.batch_counts == [11, 11]
+    assert report(cadence, [1100, 1100], 0).batch_counts == [10, 10]
+
+
+def test_the_anchor_stays_within_max_anchor() -> None:
+    assert report(ElChe(2, 10).with_max_anchor(25), [100, 100], 100).batch_counts == [25, 25]
+    assert report(ElChe(2, 10), [1, 1], 1e9).anchor == 200
+
+
+def test_el_che_counts_are_refreshed_by_max_anchor() -> None:
+    cadence = ElChe(2, 10).with_max_anchor(1)
+    assert (cadence.anchor, cadence.batch_counts) == (1, [1, 1])
+    assert ElChe(2, 10).with_speed_ratio(0, 3).with_max_anchor(4).batch_counts == [4, 12]
+    assert report(cadence, [100, 200], 0).batch_counts == [2, 1]
+
+
+def test_a_speed_hint_sets_the_others_counts() -> None:
+    assert ElChe(3, 10).with_speed_ratio(1, 2.25).batch_counts == [23, 10, 23]
+    assert ElChe(2, 10).with_speed_ratio(1, 0.4).batch_counts == [10, 10]
+    assert report(ElChe(2, 10).with_speed_ratio(1, 9), [500, 1000], 0).batch_counts == [180, 10]
+    wrong = ElChe(2, 10).with_speed_ratio(1, 3)
+    wrong.report_timing([30, 10], [3, 3], 0)
+    assert wrong.batch_counts == [10, 30]
+
+
+def test_el_che_clamp_is_at_most_max() -> None:
+    cadence = ElChe(2, 10).with_speed_ratio(0, 3)
+    assert cadence.clamp_total(100) == [10, 30]
+    assert cadence.clamp_total(20) == [5, 15]
+    assert cadence.clamp_total(7) == [2, 5]  # 1.75 and 5.25: what is left over goes to the left
+    assert ElChe(3, 1).clamp_total(1) == [1, 0, 0]
+    assert ElChe(3, 5).clamp_total(0) == [0, 0, 0]
+    assert ElChe(3, 1).with_speed_ratio(1, 100).clamp_total(4) == [2, 1, 1]
+    assert cadence.batch_counts == [10, 30]
+
+
+def test_the_anchor_is_nudged_down_only() -> None:
+    cadence = report(ElChe(2, 10), [500, 1000], 400)
+    cadence.nudge_anchor_down(0.5)
+    assert (cadence.anchor, cadence.batch_counts) == (20, [40, 20])
+    cadence.nudge_anchor_down(7.0)
+    assert cadence.anchor == 20
+    cadence.nudge_anchor_down(0.33)
+    assert cadence.anchor == 7
+    cadence.nudge_anchor_down(0.0)  # counts as 0.1
+    assert (cadence.anchor, cadence.batch_counts) == (1, [2, 1])
+    cadence.nudge_anchor_down(0.1)
+    assert cadence.anchor == 1
+
+
+@pytest.mark.parametrize(("target", "clamped"), [(0.001, 0.01), (0.9, 0.5), (0.2, 0.2)])
+def test_the_overhead_target_is_clamped(target: float, clamped: float) -> None:
+    assert ElChe(2, 1).with_overhead_target(target).overhead_target == clamped
+
+
+def test_a_rank_without_batches_keeps_its_speed() -> None:
+    cadence = report(ElChe(2, 10), [500, 1000], 0)
+    cadence.report_timing([0, 1000], [0, 10], 0)
+    assert cadence.ms_per_batch == [50.0, 100.0]
+    fresh = ElChe(2, 10)
+    fresh.report_timing([0, 1000], [0, 10], 0)
+    assert (fresh.is_calibrated, fresh.batch_counts, fresh.anchor_wall_ms) == (False, [10, 10], 0.0)
+    fresh.report_timing([0, 0], [0, 0], 0)
+    assert fresh.anchor == 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: ElChe(1, 10), "El Che requires at least 2 devices"),
+        (lambda: ElChe(2, 0), "anchor must be >= 1"),
+        (lambda: ElChe(2, 10).with_max_anchor(0), "max_anchor must be >= 1"),
+        (lambda: ElChe(2, 10).with_max_batch_diff(-1), "max_batch_diff must be >= 0"),
+        (lambda: ElChe(2, 10).with_speed_ratio(2, 2.0), "slow_rank is 2, expected a rank from 0 to 1"),
+        (lambda: ElChe(2, 10).with_speed_ratio(0, math.nan), "ratio is nan"),
+        (lambda: ElChe(2, 10).with_overhead_target(math.inf), "overhead_target is inf"),
+        (lambda: ElChe(2, 10).clamp_total(-1), "max_total must be >= 0"),
+        (lambda: ElChe(2, 10).report_timing([1.0], [1, 1], 0), "wall_ms has 1 entries for 2 ranks"),
+        (lambda: ElChe(2, 10).report_timing([1.0, 1.0], [1], 0), "actual_batches has 1 entries for 2 ranks"),
+        (lambda: ElChe(2, 10).report_timing([1.0, -1.0], [1, 1], 0), r"wall_ms\[1\] is -1.0"),
+        (lambda: ElChe(2, 10).report_timing([1.0, 1.0], [1, 1], math.nan), "sync_ms is nan"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(wrong, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        wrong()
+
+
+def test_a_refused_report_changes_nothing() -> None:
+    cadence = report(ElChe(2, 10), [500, 1000], 0)
+    with pytest.raises(ValueError):
+        cadence.report_timing([1.0, 1.0], [1, 1], -1)
+    assert (cadence.ms_per_batch, cadence.batch_counts) == ([50.0, 100.0], [20, 10])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    n=st.integers(2, 6),
+    anchor=st.integers(1, 30),
+    limit=st.none() | st.integers(0, 5),
+    cap=st.integers(1, 60),
+    data=st.data(),
+)
+def test_counts_stay_in_bounds_whatever_is_measured(n: int, anchor: int, limit: int | None, cap: int, data) -> None:
+    cadence = ElChe(n, anchor).with_max_batch_diff(limit).with_max_anchor(cap)
+    times = st.lists(TIMES, min_size=n, max_size=n)
+    for i in range(data.draw(st.integers(1, 6))):
+        before = cadence.batch_counts
+        report(cadence, data.draw(times), data.draw(st.floats(0, 1e4)))
+        counts = cadence.batch_counts
+        assert min(anchor, cap) <= cadence.anchor <= cap
+        assert all(count >= 1 for count in counts)
+        if limit is not None and i > 0:
+            assert all(abs(a - b) <= limit for a, b in zip(counts, before, strict=True))
+        if limit is None:
+            ms = cadence.ms_per_batch
+            assert counts[ms.index(max(ms))] == cadence.anchor
+            for count, own in zip(counts, ms, strict=True):
+                ideal = cadence.anchor * max(ms) / own
+                assert abs(count - ideal) <= 0.5 + 0.1 * count + 1e-6
+        total = data.draw(st.integers(0, 100))
+        clamped = cadence.clamp_total(total)
+        assert sum(clamped) == min(total, sum(counts))
+        assert all(0 <= a <= b for a, b in zip(clamped, counts, strict=True))
+        assert total < n or min(clamped) >= 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(ms=st.lists(st.floats(1, 50), min_size=2, max_size=6), anchor=st.integers(1, 20))
+def test_constant_speeds_give_every_rank_the_same_time(ms: list[float], anchor: int) -> None:
+    cadence = ElChe(len(ms), anchor)
+    for _ in range(3):
+        report(cadence, [own * count for own, count in zip(ms, cadence.batch_counts, strict=True)], 0.0)
+    for own, count in zip(ms, cadence.batch_counts, strict=True):
+        assert abs(own * count - cadence.anchor_wall_ms) <= own / 2 + 1e-6
