@@ -49,7 +49,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if dtype is float:
         return _default
     try:
-        found = np.dtype(dtype)
+        found: np.dtype[Any] | None = np.dtype(dtype)
     except TypeError:
         found = None
     if dtype is None or found is None or found not in SUPPORTED:  # to NumPy, None equals float64
@@ -95,7 +95,7 @@ def result_dtype(values: Any) -> np.dtype[Any]:
     Arrays with dimensions decide; a 0-d array, and below it a Python number, count only if they are of a higher kind
     (bool < integer < float).
     """
-    first = getattr(values[0], "dtype", None)
+    first: np.dtype[Any] | None = getattr(values[0], "dtype", None)
     if first is not None and first.kind in "fV" and values[0].ndim:  # the common case: nothing outranks the first
         for x in values:
             if (x.dtype != first) if hasattr(x, "dtype") else not isinstance(x, (float, int)):

@@ -16,12 +16,12 @@ def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
     limit = max(ndim, 1)
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise located(TypeError(f"{what} must be an integer, not {dim!r}"))
-    dim = dim.__index__()
-    if not -limit <= dim < limit:
+    index: int = dim.__index__()
+    if not -limit <= index < limit:
         raise located(
-            IndexError(f"{what} {dim} is out of range for a tensor of {ndim} dimensions ({-limit} to {limit - 1})")
+            IndexError(f"{what} {index} is out of range for a tensor of {ndim} dimensions ({-limit} to {limit - 1})")
         )
-    return dim % limit
+    return index % limit
 
 
 def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ class Module:
     """
 
     training: bool
+    _modules: dict[str, Module]
 
     def __init__(self) -> None:
         self.__dict__.update(_parameters={}, _buffers={}, _modules={}, _transient=set(), training=True)
