@@ -78,7 +78,7 @@ def unit_float32(word: np.uint32) -> np.float32:
 
 
 @kernel
-def fill_bits(words: np.ndarray, first_block: int, seed: int, offset: int) -> None:
+def fill_bits(words: np.ndarray, first_block: int | np.uint64, seed: int | np.uint64, offset: int | np.uint64) -> None:
     """words (n,) uint32, contiguous <- the draw's words from block ``first_block`` on."""
     n = words.shape[0]
     for b in range(n // 4):
@@ -95,7 +95,9 @@ def fill_bits(words: np.ndarray, first_block: int, seed: int, offset: int) -> No
 
 
 @kernel
-def fill_dropout(row: np.ndarray, start: int, seed: Any, offset: Any, p: float) -> None:
+def fill_dropout(
+    row: np.ndarray, start: int | np.uint64, seed: int | np.uint64, offset: int | np.uint64, p: float
+) -> None:
     """row[j] <- 0 with probability p, else 1 / (1 - p), for the elements ``start + j`` of the draw.
 
     row (n,) float32 or float64, contiguous; 0 <= p <= 1. An element is dropped if its word as a float32 in [0, 1)
