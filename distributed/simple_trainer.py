@@ -16,6 +16,7 @@ import numpy as np
 
 from minigrad.grad_store import GradStore
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
+from minigrad.tensor import Tensor
 
 from .params import Named, Params, named_params
 
@@ -194,13 +195,17 @@ class SimpleTrainer:
         """Clip and update; returns the norm before clipping, or None if clipping is off."""
         grads, max_norm = merged(parts), self.config.max_grad_norm
         try:
-            norm = clip_grad_norm(grads, math.inf if max_norm is None else max_norm, [p for _, p in named])
+            norm = self._clip(grads, math.inf if max_norm is None else max_norm, [p for _, p in named])
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self._global_step + 1}: {error}", error.norm) from error
         if lr is not None:
             self._optimizer.set_lr(lr)
         self._optimizer.step(grads)
         return None if max_norm is None else norm
+
+    def _clip(self, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """Clip to the global norm and return it; a trainer that has only some of the parameters asks the others."""
+        return clip_grad_norm(grads, max_norm, params)
 
     def _named(self, params: Params) -> Named:
         """The parameters with names; those new to the trainer's own optimizer are added to it."""

@@ -112,6 +112,24 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
         _source.draw = outer
 
 
+@contextlib.contextmanager
+def drawing_from(generator: Generator) -> Iterator[None]:
+    """Let the calling thread's draws from the default generator come from ``generator``, whatever other threads draw.
+
+    So each of several threads that compute at once has random numbers of its own, the same in every run.
+    """
+    outer = _source.draw
+
+    def draw(asked: Generator) -> tuple[int, int]:
+        return generator._draw() if asked is default_generator else asked._draw() if outer is None else outer(asked)
+
+    _source.draw = draw
+    try:
+        yield
+    finally:
+        _source.draw = outer
+
+
 def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Generator | None) -> Any:
     """An array of ``kind`` "uniform", in [0, 1), or "normal". float16 and bfloat16 are float32's, uniform ones cut, not
     rounded, so that they stay below 1 (to multiples of 2^-11 and 2^-8, as PyTorch's).

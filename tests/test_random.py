@@ -14,7 +14,7 @@ import pytest
 import minigrad as mg
 from minigrad import Generator, Tensor
 from minigrad.nn import functional as F
-from minigrad.random import default_generator, fresh_seed
+from minigrad.random import default_generator, drawing_from, fresh_seed
 
 DRAWS: dict[str, Callable[..., Tensor]] = {
     "rand": lambda **kw: mg.rand(3, 5, **kw),
@@ -309,3 +309,25 @@ def test_random_tensors_like_another(dtype):
     assert (numbers == mg.randint(2, 5, (3, 4), generator=seed())).all()
     assert mg.randint_like(x, 7, dtype=mg.int64).dtype == mg.int64
     assert mg.rand_like(x, requires_grad=True).requires_grad
+
+
+def test_a_thread_draws_from_a_generator_of_its_own():
+    want = [mg.rand(3, generator=Generator(seed)).tolist() for seed in (5, 6)]
+    before, got = default_generator.state_dict(), {}
+    start = threading.Barrier(2)
+
+    def draw(seed: int) -> None:
+        with drawing_from(Generator(seed)):
+            start.wait(10)
+            got[seed] = mg.rand(3).tolist()
+
+    threads = [threading.Thread(target=draw, args=(seed,)) for seed in (5, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[5], got[6]] == want
+    assert default_generator.state_dict() == before
+    with drawing_from(Generator(5)):  # a generator that was asked for by name is not replaced
+        assert mg.rand(3, generator=Generator(6)).tolist() == want[1]
+    assert mg.rand(3, generator=Generator(5)).tolist() == want[0]

@@ -3,7 +3,14 @@
 from .adagrad import AdaGrad, AdaGradConfig
 from .adam import Adam
 from .adamw import AdamW, AdamWConfig
-from .clip import NonFiniteGradientError, clip_grad_norm, clip_grad_norm_per_param, clip_grad_value, grad_norm
+from .clip import (
+    NonFiniteGradientError,
+    clip_grad_norm,
+    clip_grad_norm_per_param,
+    clip_grad_value,
+    clip_grads_with_norm,
+    grad_norm,
+)
 from .ema import EMA
 from .grad_accumulator import GradAccumulator
 from .lamb import Lamb, LambConfig
@@ -45,6 +52,7 @@ __all__ = [
     "clip_grad_norm",
     "clip_grad_norm_per_param",
     "clip_grad_value",
+    "clip_grads_with_norm",
     "grad_norm",
     "LrSchedule",
     "Constant",

@@ -56,9 +56,23 @@ def clip_grad_norm(
     if not math.isfinite(norm):
         if error_if_nonfinite:
             raise located(_non_finite(norm, chosen))
-    elif norm > max_norm:
-        _scale([grad for _, grad in chosen], max_norm / (norm + EPSILON))
+    else:
+        _limit([grad for _, grad in chosen], max_norm, norm)
     return norm
+
+
+def clip_grads_with_norm(
+    grads: GradStore, max_norm: float, total_norm: float, params: Iterable[Tensor | TensorId] | None = None
+) -> None:
+    """Scale the gradients by max_norm / (total_norm + 1e-6) if ``total_norm`` is more than ``max_norm``: the second
+    half of ``clip_grad_norm``, for a norm measured elsewhere, such as over the gradients of several processes.
+
+    Raises ValueError unless max_norm > 0 and total_norm is finite.
+    """
+    _check_positive("max_norm", max_norm)
+    if not math.isfinite(total_norm):
+        raise located(ValueError(f"total_norm is {total_norm}, expected a finite number"))
+    _limit([grad for _, grad in _chosen(grads, params)], max_norm, total_norm)
 
 
 def clip_grad_norm_per_param(
@@ -121,6 +135,11 @@ def _norm(grads: list[Tensor]) -> float:
     for grad in grads:
         arrays.setdefault(grad.device, []).append(grad.data)
     return math.sqrt(math.fsum(device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.items()))
+
+
+def _limit(grads: list[Tensor], max_norm: float, norm: float) -> None:
+    if norm > max_norm:
+        _scale(grads, max_norm / (norm + EPSILON))
 
 
 def _scale(grads: list[Tensor], factor: float) -> None:

@@ -16,6 +16,7 @@ from minigrad.optim import (
     clip_grad_norm,
     clip_grad_norm_per_param,
     clip_grad_value,
+    clip_grads_with_norm,
     grad_norm,
 )
 from minigrad.tensor import Tensor
@@ -166,6 +167,17 @@ def test_by_value() -> None:
     assert grads[params[0]].version == 1
     clip_grad_value(grads, 0.1, [params[1]])
     assert grads[params[0]].data[0] == 0.5
+
+
+def test_with_a_norm_measured_elsewhere() -> None:
+    params, grads = make([3.0, 4.0], [12.0])
+    clip_grads_with_norm(grads, 50.0, 50.0)
+    assert grads[params[0]].version == 0
+    clip_grads_with_norm(grads, 1.0, 100.0, [params[0]])
+    np.testing.assert_allclose(grads[params[0]].data, [0.03, 0.04], rtol=1e-6)
+    assert grads[params[1]].data[0] == 12.0
+    with pytest.raises(ValueError, match="total_norm is nan"):
+        clip_grads_with_norm(grads, 1.0, math.nan)
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
