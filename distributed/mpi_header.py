@@ -27,8 +27,8 @@ NAMES = (
 OPS = tuple(ReduceOp)
 _LAYOUT = struct.Struct("=16q")
 SIZE = _LAYOUT.size
-AGREED = 7 * 8  # bytes at the front that all ranks must have in common
 _DIMS = 6
+AGREED = (8 + _DIMS) * 8  # bytes at the front that all ranks must have in common
 
 
 class Header(NamedTuple):
@@ -58,16 +58,16 @@ def pack(number: int, call: Call) -> bytes:
         -1 if call.op is None else OPS.index(call.op),
         root,
         -1 if call.step is None else call.step,
-        call.sequence,
         len(shape),
         *dims,
+        call.sequence,
         0,
     )
 
 
 def read(data: bytes | bytearray | memoryview) -> Header:
     """What another rank called."""
-    number, name, dtype, count, op, root, step, sequence, ndim, *dims, _ = _LAYOUT.unpack_from(data)
+    number, name, dtype, count, op, root, step, ndim, *dims, sequence, _ = _LAYOUT.unpack_from(data)
     words = NAMES[name] if 0 <= name < len(NAMES) else f"operation code {name}"
     if op >= 0:
         words += f"({OPS[op].value})"

@@ -149,7 +149,7 @@ class Progress:
             self._news.notify()
 
     def run(self, operation: Operation) -> None:
-        """Run an operation to its end: in the caller, if nothing else is under way, else in the thread."""
+        """Run an operation to its end: in the caller, as long as nothing else is under way, else in the thread."""
         if self._channels or not self.driving.acquire(blocking=False):
             self.submit(operation)
             operation.wait()
@@ -157,7 +157,7 @@ class Progress:
         began = time.monotonic()
         try:
             pause = _Pause(20 * SPIN)
-            while not operation.over:
+            while not (operation.over or self._channels or self._jobs):  # of another thread, which must not wait
                 self._drive(operation, pause)
         except BaseException as error:  # such as KeyboardInterrupt: the others still wait for the rest
             operation.finish(operation.owner.broke(operation, error))
@@ -167,6 +167,8 @@ class Progress:
             spent = time.monotonic() - began
             operation.owner.stats.busy_s += spent
             operation.owner.stats.waited_s += spent
+        if not operation.over:
+            self.submit(operation)
         operation.wait()
 
     def pending(self, owner: Owner) -> list[Operation]:

@@ -525,6 +525,7 @@ MISMATCHES = [
     _mismatch("names", lambda c: c.all_reduce(_ones(c, 3)), lambda c: c.broadcast(_ones(c, 3))),
     _mismatch("call_than_barrier", lambda c: c.barrier(), lambda c: c.all_reduce(_ones(c, 3))),
     _mismatch("shape", lambda c: c.all_reduce(_ones(c, 3)), lambda c: c.all_reduce(_ones(c, 4))),
+    _mismatch("shape_of_as_many", lambda c: c.all_reduce(_ones(c, 2, 3)), lambda c: c.all_reduce(_ones(c, 3, 2))),
     _mismatch("dtype", lambda c: c.all_reduce(_ones(c, 3)), lambda c: c.all_reduce(_ones(c, 3, dtype=float64))),
     _mismatch("op", lambda c: c.all_reduce(_ones(c, 3)), lambda c: c.all_reduce(_ones(c, 3), ReduceOp.MAX)),
     _mismatch("root", lambda c: c.broadcast(_ones(c, 3), 0), lambda c: c.broadcast(_ones(c, 3), 1)),
