@@ -183,7 +183,8 @@ def all_reduce_grads(
     manager = GradientBucketManager([p for _, p in named], communicator, bucket_size_bytes)
     for _, p in reversed(named):
         if (grad := grads.remove(p)) is not None:
-            manager.mark_grad_ready(p.id, grad)
+            # A tensor of its own for each: two parameters may have been given the same gradient.
+            manager.mark_grad_ready(p.id, Tensor.wrap(grad.data, grad.device))
     reduced = manager.wait_and_unflatten()
     for i, (_, p) in enumerate(named):
         if not any(window.present[i] for window in windows):

@@ -269,6 +269,21 @@ def test_all_reduce_grads_is_the_mean_over_ranks(world, bucket):
                 np.testing.assert_allclose(array, sum(parts) / world, rtol=1e-14)
 
 
+def test_all_reduce_grads_of_a_gradient_that_several_parameters_share():
+    def body(comm: ThreadCommunicator) -> None:
+        params = [tensor(4) for _ in range(3)]
+        for p in params:
+            p.requires_grad_()
+        for _ in range(10):
+            grads, shared = GradStore(), tensor(4, fill=2.0 + 2 * comm.rank)
+            for p in params:
+                grads.insert(p, shared)
+            reduced = all_reduce_grads(comm, grads, params, 16)  # the first bucket is reduced before the last is filled
+            assert [reduced[p].tolist() for p in params] == [[3.0] * 4] * 3
+
+    run_threads(2, body, timeout=20)
+
+
 def test_all_reduce_grads_of_bfloat16():
     def body(comm: ThreadCommunicator) -> None:
         p = tensor(2, dtype=bfloat16)
