@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from . import rank_parent
 
@@ -28,6 +28,7 @@ TIMED_OUT = 124  # timeout(1)'s code
 GRACE = 30.0  # seconds in which the other ranks, which may be computing, can notice that one has failed, save, and end
 SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
+REPORT = re.compile(rf"{rank_parent.MARK}(\d+) (-?\d+|{rank_parent.VICTIM})$")
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -38,17 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
     ranks = options.n if options.n is not None else sum(slots for _, slots in hosts)
     if ranks < 1:
         parser().error("say how many ranks to start: -n N, or --hosts with slots")
-    threads = options.threads_per_rank
-    if threads is None:
-        here = ranks if not hosts else max(slots for _, slots in hosts)
-        threads = max(1, (os.cpu_count() or 1) // here)
     program = ["-m", *options.module] if options.module else options.program
     try:
         mpirun = find_mpirun()
     except FileNotFoundError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
-    return Job(mpirun, ranks, hosts, threads, program, options.timeout, options.grace).run()
+    return Job(mpirun, ranks, hosts, options.threads_per_rank, program, options.timeout, options.grace).run()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     out.add_argument(
         "--threads-per-rank", type=positive, metavar="T", help="sets " + ", ".join(THREAD_VARIABLES) + " (default: "
-        "the cores shared among the ranks of a host, at least 1)",
+        "what they are set to, else the cores shared among the ranks of a host, at least 1)",
     )  # fmt: skip
     out.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as `python -m` does"
@@ -134,7 +131,7 @@ class Job:
         mpirun: Path,
         ranks: int,
         hosts: list[tuple[str, int]],
-        threads: int,
+        threads: int | None,
         program: list[str],
         timeout: float | None,
         grace: float,
@@ -170,9 +167,12 @@ class Job:
         return [*words, *parent, sys.executable, *self.program]
 
     def environment(self, scratch: str) -> dict[str, str]:
-        """The ranks' environment. Variables that the user has set stay."""
+        """The ranks' environment. Variables that the user has set stay, where the command line says nothing else."""
         out = dict(os.environ)
-        out.update(dict.fromkeys(THREAD_VARIABLES, str(self.threads)))
+        most = max((slots for _, slots in self.hosts), default=self.ranks)
+        shared = max(1, (os.cpu_count() or 1) // most)
+        for name in THREAD_VARIABLES:
+            out[name] = str(self.threads) if self.threads is not None else out.get(name, str(shared))
         out["PYTHONUNBUFFERED"] = "1"  # the last words of a rank that is killed
         out["MINIGRAD_LAUNCH"] = "1"
         if not self.hosts:
@@ -283,21 +283,21 @@ class Job:
 
     # ------------------------------------------------------------------ output
 
-    def _read(self, source: IO[bytes], target: IO[str]) -> None:
+    def _read(self, source: IO[bytes], target: TextIO) -> None:
         for raw in source:  # ends when mpirun and all ranks have closed their side
             text = raw.decode(errors="replace").rstrip("\n")
             words = TAG.split(text)  # [before, rank, text, rank, text ...]; more than one if a line was not finished
             if words[0]:
                 self._print(f"[mpirun] {words[0]}", target)
             for rank, said in zip(words[1::2], words[2::2]):
-                said, mark, report = said.partition(rank_parent.MARK)
-                if mark:
-                    self._report(*report.split())
-                if said or not mark:
+                report = REPORT.search(said)
+                if report:
+                    self._report(int(report[1]), report[2])
+                    said = said[: report.start()]
+                if said or not report:
                     self._print(f"[{rank}] {said}", target)
 
-    def _report(self, name: str, what: str) -> None:
-        rank = int(name)
+    def _report(self, rank: int, what: str) -> None:
         if what == rank_parent.VICTIM:
             self.victims.add(rank)
         elif self.ending:
@@ -308,10 +308,18 @@ class Job:
         else:
             self.ended.append(rank)
 
-    def _print(self, line: str, target: IO[str]) -> None:
+    def _print(self, line: str, target: TextIO) -> None:
+        encoding = target.encoding or "utf-8"
+        line = line.encode(encoding, "backslashreplace").decode(encoding)
         with self.printing:
-            target.write(line + "\n")
-            target.flush()
+            try:
+                target.write(line + "\n")
+                target.flush()
+            except BrokenPipeError:  # nobody reads any more: end the job, and let the ranks not block until then
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, target.fileno())
+                os.close(nowhere)
+                self._on_signal(signal.SIGPIPE, None)
 
     def _say(self, line: str) -> None:
         self._print(f"launch: {line}", sys.stderr)

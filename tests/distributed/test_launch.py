@@ -62,6 +62,46 @@ def test_lines_arguments_and_threads():
         assert result.errors(rank).splitlines() == [f"err {i}" for i in range(0, 300, 10)]
 
 
+def test_threads_that_the_user_has_set_stay():
+    program = WHO + "print([os.environ[name] for name in ('NUMBA_NUM_THREADS', 'OMP_NUM_THREADS')])\n"
+    cores = os.cpu_count() or 1
+    result = run_ranks(2, program, env={"NUMBA_NUM_THREADS": "5", "OMP_NUM_THREADS": str(max(1, cores // 2))})
+    assert result.lines(0) == [f"['5', '{max(1, cores // 2)}']"], result.text
+    result = run_ranks(2, program, env={"NUMBA_NUM_THREADS": "5"}, options=("--threads-per-rank", "3"))
+    assert result.lines(0) == ["['3', '3']"], result.text
+
+
+def test_what_ranks_print_stops_no_output():
+    """Characters that the terminal has not, and words like those of the launcher's own reports."""
+    program = WHO + (
+        "os.write(1, 'a \u2192 b\\n'.encode())\n"
+        "os.write(2, b'\\x1eminigrad rank nobody\\n')\n"
+        "print('end')\n"
+    )  # fmt: skip
+    result = run_ranks(2, program, env={"PYTHONIOENCODING": "latin-1:strict"}, timeout=20)
+    assert result.returncode == 0, result.text
+    assert result.lines(0) == result.lines(1) == ["a \\u2192 b", "end"]
+    assert "minigrad rank nobody" in result.errors(0)
+
+
+def test_the_job_ends_when_nobody_reads_its_output():
+    """As in ``launch ... | head -1``, with ranks that would print for ever."""
+    command = [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", "-m", "timeit", "-n", "1", "-r"]
+    process = subprocess.Popen(
+        [*command, "1000000000", "print('x' * 80)"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().endswith("xxx\n")
+        process.stdout.close()
+        assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == "launch: got SIGPIPE and ended all ranks\n"
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def test_a_module(tmp_path):
     (tmp_path / "some_module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
     out = subprocess.run(
