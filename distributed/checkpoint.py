@@ -6,6 +6,7 @@ the other ranks through the communicator: no shared disk is needed, and no rank 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -93,8 +94,8 @@ def random_state(communicator: Communicator) -> dict[str, Any]:
 def restore_random_state(communicator: Communicator, state: Mapping[str, Any]) -> None:
     """Go on with the random numbers of ``random_state``.
 
-    With as many ranks as then, each has its own again. A rank that did not exist then gets a seed of its own, and the
-    count of the rank that had drawn most. Raises ValueError for a state that is none.
+    With as many ranks as then, each has its own again. A rank that did not exist then gets a seed that no other rank
+    has, and the count of the rank that had drawn most. Raises ValueError for a state that is none.
     """
     generators = state.get("generators") if isinstance(state, Mapping) else None
     if not isinstance(generators, list) or not generators:
@@ -102,7 +103,9 @@ def restore_random_state(communicator: Communicator, state: Mapping[str, Any]) -
     if communicator.rank < len(generators):
         minigrad.default_generator.load_state_dict(generators[communicator.rank])
         return
-    seed = (generators[0]["seed"] + communicator.rank) % 2**64
+    taken = {generator["seed"] for generator in generators}
+    free = (seed % 2**64 for seed in itertools.count(generators[0]["seed"] + 1) if seed % 2**64 not in taken)
+    seed = next(itertools.islice(free, communicator.rank - len(generators), None))
     offset = max(generator["offset"] for generator in generators)
     minigrad.default_generator.load_state_dict({"seed": seed, "offset": offset})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -268,6 +268,11 @@ class DistributedTrainer(SimpleTrainer):
                 "each rank has its own; save after a step that returned metrics, or call flush first"
             )
         return super().state_dict(params)
+
+    def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """As SimpleTrainer's. At the next step the ranks compare again what they have."""
+        super().load_state_dict(params, arrays, meta)
+        self._agreed = None
 
 
 def _trained(named: Named) -> list[Tensor]:

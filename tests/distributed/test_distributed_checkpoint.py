@@ -174,10 +174,10 @@ def test_random_numbers_go_on_and_new_ranks_get_their_own():
         expected = [
             {"seed": 7, "offset": 4},
             {"seed": 9, "offset": 6},
-            {"seed": 9, "offset": 6},
-            {"seed": 10, "offset": 6},
+            {"seed": 8, "offset": 6},
+            {"seed": 10, "offset": 6},  # not 9, which is rank 1's
         ]
-        for rank in (0, 1, 3):
+        for rank in range(4):
             restore_random_state(Rank(rank), state)
             assert minigrad.default_generator.state_dict() == expected[rank]
         for bad in ({}, {"generators": []}, None):

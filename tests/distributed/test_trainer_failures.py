@@ -243,6 +243,37 @@ def test_a_rank_that_resumed_elsewhere_is_found():
     run_threads(3, body, timeout=30)
 
 
+def test_a_rank_that_goes_elsewhere_in_the_middle_is_found():
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer("distributed", comm)
+        feed(trainer, net, good(comm, net, 0, 0))
+        arrays, meta = trainer.state_dict(net.named_parameters())
+        feed(trainer, net, good(comm, net, 0, 0))
+        if comm.rank == 2:
+            trainer.load_state_dict(net.named_parameters(), arrays, meta)
+        with pytest.raises(CommError):
+            feed(trainer, net, good(comm, net, 0, 0))
+
+    run_threads(3, body, timeout=30)
+
+
+def test_all_ranks_may_go_back_in_the_middle():
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer("distributed", comm)
+        weights = {name: p.data.copy() for name, p in net.named_parameters()}
+        arrays, meta = trainer.state_dict(net.named_parameters())
+        feed(trainer, net, good(comm, net, 0, 0))
+        first = state_bits(trainer, net)
+        net.load_state_dict(weights)
+        trainer.load_state_dict(net.named_parameters(), arrays, meta)
+        feed(trainer, net, good(comm, net, 0, 0))
+        assert state_bits(trainer, net) == first
+
+    run_threads(3, body, timeout=30)
+
+
 def renamed(net: Net) -> Any:
     return [("other" if name == "side" else name, p) for name, p in net.named_parameters()]
 
