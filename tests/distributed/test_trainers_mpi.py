@@ -14,21 +14,28 @@ TRAINING = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import pytest
-from data_parallel import KINDS, Scenario, alone, assert_same_run, feed, make_trainer, shares, state_bits, train
+from data_parallel import (
+    KINDS, Scenario, Share, alone, assert_same_run, feed, make_trainer, shares, state_bits, train
+)
 from minigrad.distributed import MpiCommunicator, NonFiniteLossError, all_gather_bytes
 
 comm = MpiCommunicator(timeout=30)
 W = comm.world_size
-sizes = {2: (5, 7), 4: (1, 6, 0, 5)}[W]
+sizes = {2: (5, 7), 3: (3, 0, 9), 4: (1, 6, 0, 5)}[W]
+unused = tuple(  # rank 0 never uses one part, the others another
+    tuple(tuple(Share(s.rows, frozenset({"gain"} if rank else {"side"})) for s in part) for rank, part in enumerate(w))
+    for w in shares(W, steps=2, accum=4)
+)
 scenarios = [
     Scenario(shares(W, steps=2, sizes=sizes)),
     Scenario(shares(W, steps=2, accum=3, sizes=sizes), accum=3, clip=0.3, tied=True),
     Scenario(shares(W, steps=2, accum=2), accum=2, ends="no_sync", frozen=("bias",)),
+    Scenario(unused, accum=4, clip=0.3),
 ]
 exact = [alone(scenario) for scenario in scenarios]
 for kind in KINDS:
     for scenario, want in zip(scenarios, exact):
-        for bucket in (16, 10**6):
+        for bucket in (16, 25 * 2**20):
             records = train(comm, kind, scenario, bucket)
             assert_same_run(records, want)
             bits = all_gather_bytes(comm, repr([r.bits() for r in records]).encode())
@@ -76,7 +83,7 @@ except (PeerLostError, CommTimeoutError) as error:
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, 3, 4])
 def test_processes_are_one_process(n):
     result = run_ranks(n, TRAINING, TESTS, timeout=100)
     assert result.returncode == 0, result.text
