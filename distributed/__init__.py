@@ -5,6 +5,9 @@ which is the name of Dask's package.
 """
 
 from .auto_balance import AutoBalancer
+from .block_config import DistributedTrainConfig
+from .block_grads import BlockGradientSet, BlockLayout, PerBlockGradientAccumulator, shard_batches
+from .block_trainer import BlockDistributedTrainer, NonFiniteBlockGradientError
 from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, GradientBucketManager, all_reduce_hook
 from .checkpoint import (
@@ -88,6 +91,14 @@ __all__ = [
     # ranks that are not equally fast
     "AutoBalancer",
     "ElChe",
+    # block by block
+    "BlockDistributedTrainer",
+    "BlockGradientSet",
+    "BlockLayout",
+    "DistributedTrainConfig",
+    "NonFiniteBlockGradientError",
+    "PerBlockGradientAccumulator",
+    "shard_batches",
     # trainers
     "BucketedTrainer",
     "DistributedTrainer",

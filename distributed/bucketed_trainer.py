@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minigrad.autograd import BackwardHook
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.optim import GradAccumulator
 from minigrad.optim.grad_accumulator import check_weight
@@ -32,17 +33,20 @@ class BucketedTrainer(DistributedTrainer):
         check_weight(weight)  # before anything is sent
         last = self._accumulator.current_step + 1 >= self.config.grad_accum_steps and not self._holding
         if self._communicator.world_size == 1 or not last:
-            return self.step(params, loss.backward(), loss.item(), weight)
+            return self.step(params, self._backward(loss), loss.item(), weight)
         named = self._agree(params)
         buckets = self._bucket_manager(named)
         with self._dropping_on_error(buckets):
-            loss.backward(hook=_Filler(buckets, self._accumulator, weight))
+            self._backward(loss, _Filler(buckets, self._accumulator, weight))
             for _, p in reversed(named):  # those with gradients in earlier micro-batches only
                 earlier = self._accumulator.pop(p)
                 if earlier is not None:
                     buckets.mark_grad_ready(p.id, earlier)
             self._accumulator.add(GradStore(), loss.item(), weight=weight)
         return self._reduce_and_update(named, buckets, 0.0)
+
+    def _backward(self, loss: Tensor, hook: BackwardHook | None = None) -> GradStore:
+        return loss.backward(hook=hook)
 
 
 class _Filler:

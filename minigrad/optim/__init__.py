@@ -13,6 +13,7 @@ from .clip import (
 )
 from .ema import EMA
 from .grad_accumulator import GradAccumulator
+from .grad_scaler import GradScaler
 from .lamb import Lamb, LambConfig
 from .lr_schedule import (
     Constant,
@@ -48,6 +49,7 @@ __all__ = [
     "Optimizer",
     "decay_groups",
     "GradAccumulator",
+    "GradScaler",
     "NonFiniteGradientError",
     "clip_grad_norm",
     "clip_grad_norm_per_param",
