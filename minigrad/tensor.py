@@ -213,8 +213,12 @@ class Tensor(_Casts):
 
     # ------------------------------------------------------------------ out of the library
 
-    def numpy(self) -> np.ndarray:
-        """The values as a NumPy array, sharing memory with a CPU tensor. RuntimeError if it requires grad."""
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """The values as a NumPy array, sharing memory with a CPU tensor. RuntimeError if it requires grad, or is on
+        another device; ``force=True`` is ``.detach().cpu().numpy()``.
+        """
+        if force:
+            return self.detach().cpu().numpy()
         if self.requires_grad:
             raise located(
                 RuntimeError("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")

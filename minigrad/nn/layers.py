@@ -299,3 +299,75 @@ class Softmax(Module):
     def extra_repr(self) -> str:
         """The dimension."""
         return f"dim={self.dim}"
+
+
+class LogSoftmax(Module):
+    """log of the softmax along ``dim``."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        return F.log_softmax(x, self.dim)
+
+    def extra_repr(self) -> str:
+        """The dimension."""
+        return f"dim={self.dim}"
+
+
+class ELU(Module):
+    """x where x > 0, else alpha * (exp(x) - 1)."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        return F.elu(x, self.alpha)
+
+    def extra_repr(self) -> str:
+        """The scale."""
+        return f"alpha={self.alpha}"
+
+
+class Softplus(Module):
+    """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
+
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
+        super().__init__()
+        self.beta, self.threshold = beta, threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        return F.softplus(x, self.beta, self.threshold)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"beta={self.beta}, threshold={self.threshold}"
+
+
+class Identity(Module):
+    """x itself: where a layer is expected and none is wanted."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same tensor."""
+        return x
+
+
+class Flatten(Module):
+    """Dimensions ``start_dim`` to ``end_dim`` as one; by default all but the first."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, *) -> (N, product of *)."""
+        return x.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        """The dimensions."""
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"

@@ -97,15 +97,29 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 @in_float32
-def nll_loss(input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    """-input[target]: log-probabilities (N, C), class indices (N,)."""
+def nll_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    """-input[target]: log-probabilities (C,), (N, C) or (N, C, d1, ...), class indices of shape (), (N,), (N, d1, ...).
+
+    ``weight`` (C,) scales each class; targets equal to ``ignore_index`` count for nothing. The mean is over the
+    targets' weights; of no target at all it is NaN. Raises IndexError for a target out of range.
+    """
     check_reduction("nll_loss", reduction)
-    if input.ndim != 2 or target.shape != input.shape[:1]:
+    class_dim = 0 if input.ndim == 1 else 1
+    if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise located(ValueError(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)"))
+    _check_class_weight(weight, input.shape[class_dim])
     kept = target != ignore_index
-    picked = -input.gather(1, target.where(kept, 0).unsqueeze(1)).squeeze(1).where(kept, 0.0)
+    index = target.where(kept, 0)
+    picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0)
+    if weight is None:
+        total = float(kept.sum().item())
+    else:
+        scale = weight.detach().to(input.dtype)[index].where(kept, 0.0)
+        picked, total = picked * scale, scale.sum().item()
     if reduction == "mean":
-        return picked.sum() / float(kept.sum().item())
+        return picked.sum() / total
     return picked.sum() if reduction == "sum" else picked
 
 
