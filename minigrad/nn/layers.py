@@ -338,7 +338,8 @@ class Softplus(Module):
 
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
         super().__init__()
-        self.beta, self.threshold = beta, threshold
+        self.beta = beta
+        self.threshold = threshold
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same."""
@@ -362,7 +363,8 @@ class Flatten(Module):
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
-        self.start_dim, self.end_dim = start_dim, end_dim
+        self.start_dim = start_dim
+        self.end_dim = end_dim
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, *) -> (N, product of *)."""

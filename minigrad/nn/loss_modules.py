@@ -35,7 +35,8 @@ class CrossEntropyLoss(_Loss):
     ) -> None:
         super().__init__(reduction)
         self.register_buffer("weight", weight)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Logits and targets -> the loss."""
@@ -135,7 +136,8 @@ class KLDivLoss(Module):
     def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
         super().__init__()
         check_reduction("KLDivLoss", reduction, ("mean", "batchmean", "sum", "none"))
-        self.reduction, self.log_target = reduction, log_target
+        self.reduction = reduction
+        self.log_target = log_target
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Log-probabilities and probabilities of one shape -> the loss."""
