@@ -104,7 +104,8 @@ def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
             groups.setdefault(array.dtype, []).append(array)
         else:
             real = array.dtype if _is_real(array) else np.dtype(np.float32)  # float16 would round the factor
-            np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
+            with np.errstate(over="ignore", invalid="ignore"):  # infinity is a value, as it is in the kernel
+                np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
     for group in groups.values():
         addresses, sizes, like = _table(group)
         _scale_chunks(addresses, sizes, like, float(factor))

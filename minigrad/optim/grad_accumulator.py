@@ -78,7 +78,9 @@ class GradAccumulator:
         loss = float(loss)
         if not weight:
             grads = GradStore()  # of no samples: also a NaN, which times 0 would still be NaN
-        take = take and len({id(grad.data) for grad in grads.values()}) == len(grads)  # no two share an array
+        arrays = [grad.data for grad in grads.values()]
+        # What shares memory with another gradient, as an array or a view, must not be scaled or added to in place.
+        take = take and len({id(a) for a in arrays}) == len(arrays) and all(a.flags.owndata for a in arrays)
         new: dict[TensorId, Tensor] = {}
         for number, grad in grads.items():
             total = self._sums.get(number)

@@ -49,6 +49,12 @@ def test_scale():
     grad_norm.scale_([], 0.5)
 
 
+def test_a_half_that_becomes_too_large_is_infinite():
+    x = np.array([1.0, 6e4, np.inf], np.float16)
+    grad_norm.scale_([x], 2.0)
+    np.testing.assert_array_equal(x, np.array([2.0, np.inf, np.inf], np.float16))
+
+
 def test_scale_checks_before_it_writes():
     x, fixed = np.ones(3, np.float32), np.ones(2, np.float32)
     fixed.flags.writeable = False

@@ -95,6 +95,19 @@ def test_returned_gradients_do_not_change_with_the_next_window() -> None:
         np.testing.assert_array_equal(g.data, b)
 
 
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: a[:], lambda a: a[::-1]], ids=["array", "view", "reversed"])
+def test_gradients_that_share_memory_are_scaled_once(view: Any) -> None:
+    p, q = (Tensor(np.zeros(4, np.float32), requires_grad=True) for _ in range(2))
+    accumulator = GradAccumulator(2)
+    for value in (2.0, 6.0):
+        array, grads = np.full(4, value, np.float32), GradStore()
+        grads.insert(p, Tensor.wrap(array))
+        grads.insert(q, Tensor.wrap(view(array)))
+        result = accumulator.accumulate(grads, 0.0, take=True, weight=3.0)
+    assert result is not None
+    assert result[0][p].tolist() == result[0][q].tolist() == [4.0] * 4
+
+
 def test_take_spares_the_copy() -> None:
     params = make_params()
     store = make_grads(params, 0)
