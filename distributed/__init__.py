@@ -26,6 +26,7 @@ from .comm_errors import (
 )
 from .communicator import CommStats, Communicator, NoOpCommunicator, ReduceOp, Work
 from .compression import BFloat16Compression
+from .data_parallel import DataParallelTrainer
 from .distributed_trainer import DistributedTrainer
 from .el_che import ElChe
 from .faults import Fault, FaultPlan, RankKilledError
@@ -42,9 +43,25 @@ from .grad_sync import (
 from .mpi import MpiCommunicator  # mpi4py itself only when one is made
 from .nccl import NcclCommunicator  # CuPy and NCCL themselves only when one is made
 from .rendezvous import Place, discover_place, init_process_group
+from .replicas import (
+    ProcessReplica,
+    ReplicaProtocol,
+    ReplicaStep,
+    ReplicaStepResult,
+    ThreadReplica,
+    compute_step,
+)
 from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 from .store import Store
 from .thread import ThreadCommunicator, run_threads
+from .train_kinds import LossKind, OptimizerKind, StepStats, TrainerConfig, TrainSample
+from .trainer_errors import (
+    NoReplicasError,
+    ReplicaDroppedReplyError,
+    ReplicaError,
+    TrainerError,
+    ZeroSamplesError,
+)
 
 __all__ = [
     # communicators
@@ -108,4 +125,22 @@ __all__ = [
     "SimpleTrainer",
     "TrainingConfig",
     "TrainingMetrics",
+    # replicas, stages and shards (atomr-accel-train's surface)
+    "DataParallelTrainer",
+    "LossKind",
+    "NoReplicasError",
+    "OptimizerKind",
+    "ProcessReplica",
+    "ReplicaDroppedReplyError",
+    "ReplicaError",
+    "ReplicaProtocol",
+    "ReplicaStep",
+    "ReplicaStepResult",
+    "StepStats",
+    "ThreadReplica",
+    "TrainSample",
+    "TrainerConfig",
+    "TrainerError",
+    "ZeroSamplesError",
+    "compute_step",
 ]

@@ -1,0 +1,491 @@
+"""DataParallelTrainer: N replicas are one device with the whole batch, and nothing that fails changes a weight."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from replica_models import Failing, Net, broken, rows
+
+from minigrad import Tensor
+from minigrad.distributed import (
+    DataParallelTrainer,
+    LossKind,
+    NonFiniteLossError,
+    NoReplicasError,
+    OptimizerKind,
+    ProcessReplica,
+    ReplicaDroppedReplyError,
+    ReplicaError,
+    ReplicaStep,
+    ReplicaStepResult,
+    SimpleTrainer,
+    StepStats,
+    ThreadReplica,
+    TrainerConfig,
+    TrainingConfig,
+    TrainSample,
+    ZeroSamplesError,
+)
+from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
+
+SGD = OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
+ADAMW = OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
+WEIGHTS = (0.5, 3.0, 0.0, 1.25)
+
+
+def config(
+    optimizer: OptimizerKind = ADAMW, loss: LossKind | None = None, clip: float | None = None, size: int = 100
+) -> TrainerConfig:
+    return TrainerConfig(size, clip, optimizer, LossKind.mse() if loss is None else loss)
+
+
+def answer(result: ReplicaStepResult) -> Future[ReplicaStepResult]:
+    future: Future[ReplicaStepResult] = Future()
+    future.set_result(result)
+    return future
+
+
+class Echo:
+    """atomr's test replica: the loss is the mean of the samples' sums; notes what it was given."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.steps: list[ReplicaStep] = []
+        self.changes = changes
+
+    def make_step(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
+        self.steps.append(step)
+        n = len(step.labels)
+        loss = float(step.features.sum()) / n if n else 0.0
+        return answer(ReplicaStepResult(**{"loss": loss, "grad_norm": 1.0, "samples": n, **self.changes}))
+
+
+class Silent:
+    """Begins every step and never answers."""
+
+    def make_step(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
+        return Future()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def threads(stack: ExitStack, n: int, build: Callable[[], Any] = Net) -> list[ThreadReplica]:
+    return [stack.enter_context(ThreadReplica(build)) for _ in range(n)]
+
+
+def bits(trainer: DataParallelTrainer) -> Any:
+    arrays, meta = trainer.state_dict()
+    model = {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()}
+    return model, {name: array.tobytes() for name, array in arrays.items()}, meta
+
+
+def alone(model: Net, kind: TrainerConfig, batches: list[Any]) -> list[tuple[float, float]]:
+    """One device with the whole batch."""
+    named = list(model.named_parameters())
+    optimizer = kind.optimizer.build([(name, p) for name, p in named if p.requires_grad])
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=kind.max_grad_norm), optimizer)
+    found = []
+    for x, y in batches:
+        loss = kind.loss(model(Tensor(x)), Tensor(y))
+        metrics = trainer.step(named, loss.backward(), loss.item())
+        assert metrics is not None and metrics.grad_norm is not None
+        found.append((metrics.loss, metrics.grad_norm))
+    return found
+
+
+def assert_same(
+    trainer: DataParallelTrainer, stats: list[StepStats], model: Net, want: list[tuple[float, float]]
+) -> None:
+    np.testing.assert_allclose([(s.loss, s.grad_norm) for s in stats], want, rtol=1e-12)
+    for name, tensor in model.state_dict().items():
+        got = trainer.model.state_dict()[name].numpy()
+        np.testing.assert_allclose(got, tensor.numpy(), rtol=1e-11, atol=1e-12, err_msg=name)
+
+
+# ---------------------------------------------------------------------- DP step API
+
+
+def test_dp_step_api_losses_3_and_7_give_5() -> None:
+    first, second = Echo(), Echo()
+    trainer = DataParallelTrainer(config(OptimizerKind.sgd(0.1), size=1), [first, second], model=Net())
+    samples = [TrainSample([1.0, 2.0], []), TrainSample([3.0, 4.0], [])]
+    stats = trainer.step(samples)
+    assert stats.loss == 5.0
+    assert isinstance(stats.step_micros, int) and 0 < stats.step_micros < 10**7
+    assert first.steps[0].features.tolist() == [[1.0, 2.0]] and second.steps[0].features.tolist() == [[3.0, 4.0]]
+
+
+def test_dp_step_api_round_robin_and_surplus_replicas() -> None:
+    replicas = [Echo() for _ in range(4)]
+    trainer = DataParallelTrainer(config(), replicas, model=Net())
+    x, y = np.arange(10.0).reshape(10, 1), np.zeros((10, 1))
+    trainer.step((x, y))
+    assert [r.steps[0].features.ravel().tolist() for r in replicas] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+    assert trainer.step((x[:2], y[:2])).loss == 0.5
+    assert [len(r.steps[1].labels) for r in replicas] == [1, 1, 0, 0]
+
+
+def test_dp_step_api_unequal_sample_weighting() -> None:
+    x, y = np.array([[1.0], [10.0], [3.0]]), np.zeros((3, 1))
+    trainer = DataParallelTrainer(config(), [Echo(), Echo()], model=Net())
+    assert trainer.step((x, y)).loss == pytest.approx((2.0 * 2 + 10.0) / 3, rel=1e-15)
+    by_weight = [Echo(weight=3.0), Echo(weight=0.0, loss=float("nan"))]
+    trainer.set_replicas(by_weight)
+    assert trainer.step((x, y)).loss == 2.0
+
+
+def test_the_gradient_norm_is_that_of_the_mean_gradient() -> None:
+    def gradient(*values: float) -> dict[str, np.ndarray]:
+        return {"unused": np.array(values, np.float64)}
+
+    replicas = [Echo(gradients=gradient(3, 0, 4), grad_norm=5.0), Echo(gradients=gradient(-3, 0, 4), grad_norm=5.0)]
+    trainer = DataParallelTrainer(config(), replicas, model=Net())
+    assert trainer.step((np.ones((2, 1)), np.ones((2, 1)))).grad_norm == 4.0  # the norms' mean is 5
+
+
+# ---------------------------------------------------------------------- one device
+
+
+@pytest.mark.parametrize(("n", "samples", "size"), [(2, 7, 100), (3, 10, 2), (4, 3, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tied": True}, {"frozen": ("bias", "head")}, {"running": True, "frozen": ("first",)}],
+    ids=["plain", "tied", "frozen", "buffers"],
+)
+def test_mean_semantics_equal_one_device(stack: ExitStack, n: int, samples: int, size: int, options: Any) -> None:
+    if "running" in options:
+        size = 100  # averages of several parts of a batch are those of several batches
+    classes = 5 if options.get("tied") else 4
+    build = partial(Net, classes, **options)
+    kind = config(ADAMW, LossKind.cross_entropy(), clip=0.4, size=size)
+    batches = [rows(samples, seed, classes) for seed in range(4)]
+    trainer = DataParallelTrainer(kind, threads(stack, n, partial(build, seed=9)), model=build())
+    stats = [trainer.step(batch) for batch in batches]
+    model = build()
+    assert_same(trainer, stats, model, alone(model, kind, batches))
+    assert not np.array_equal(trainer.model.first.data, build().first.data) or "first" in trainer_frozen(options)
+    if "running" in options:
+        assert trainer.model.batches.item() == 4
+        np.testing.assert_array_equal(trainer.model.third.numpy(), build().third.numpy())
+
+
+def trainer_frozen(options: Any) -> tuple[str, ...]:
+    return options.get("frozen", ())
+
+
+LOSSES = [LossKind.mse(), LossKind.cross_entropy(), LossKind.weighted_cross_entropy(WEIGHTS)]
+
+
+@pytest.mark.parametrize("optimizer", [SGD, OptimizerKind.sgd(0.1), ADAMW], ids=["momentum", "sgd", "adamw"])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_optimizer_and_loss_kinds_against_pytorch(stack: ExitStack, optimizer: OptimizerKind, loss: LossKind) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference")
+    functional = torch.nn.functional
+    model, kind = Net(), config(optimizer, loss, clip=0.7, size=2)
+    twins = {name: torch.tensor(p.data.copy(), requires_grad=True) for name, p in model.named_parameters()}
+    if optimizer is ADAMW:
+        update = torch.optim.AdamW(twins.values(), lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    else:
+        momentum, decay = (0.9, 0.1) if optimizer is SGD else (0.0, 0.0)
+        update = torch.optim.SGD(twins.values(), lr=optimizer.lr(), momentum=momentum, weight_decay=decay)
+    trainer = DataParallelTrainer(kind, threads(stack, 3), model=model)
+    for seed in range(3):
+        x, y = rows(8, seed, None if loss.name == "mse" else 4)
+        if loss.name == "cross_entropy":
+            y[2] = -100
+        stats = trainer.step((x, y))
+        update.zero_grad()
+        outputs = (torch.tensor(x) @ twins["first"] + twins["bias"]).tanh() @ twins["head"]
+        if loss.name == "mse":
+            value = functional.mse_loss(outputs, torch.tensor(y))
+        else:
+            weight = None if loss.weights is None else torch.tensor(loss.weights, dtype=torch.float64)
+            value = functional.cross_entropy(outputs, torch.tensor(y), weight)
+        value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(twins.values(), 0.7)
+        update.step()
+        assert stats.loss == pytest.approx(value.item(), rel=1e-12)
+        assert stats.grad_norm == pytest.approx(norm.item(), rel=1e-12)
+        for name, p in model.named_parameters():
+            np.testing.assert_allclose(p.data, twins[name].detach().numpy(), rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_one_replica_is_bitwise_a_simple_trainer(stack: ExitStack) -> None:
+    kind, batches = config(ADAMW, clip=0.4), [rows(7, seed, dtype=np.float32) for seed in range(3)]
+    build = partial(Net, dtype="float32")
+    trainer = DataParallelTrainer(kind, threads(stack, 1, build), model=build())
+    stats = [trainer.step(batch) for batch in batches]
+    model = build()
+    assert [(s.loss, s.grad_norm) for s in stats] == alone(model, kind, batches)
+    for name, p in model.named_parameters():
+        assert trainer.model.state_dict()[name].numpy().tobytes() == p.data.tobytes(), name
+
+
+def test_determinism_same_seed_same_run_with_dropout(stack: ExitStack) -> None:
+    def run(seed: int) -> Any:
+        build = partial(Net, dropout=0.5)
+        trainer = DataParallelTrainer(config(size=2), threads(stack, 3, build), model=build(), seed=seed)
+        return [trainer.step(rows(9, step)).loss for step in range(3)], bits(trainer)[0]
+
+    assert run(1) == run(1)
+    assert run(1)[0] != run(2)[0]
+
+
+def test_learning_rate_schedule_sets_every_step(stack: ExitStack) -> None:
+    kind, schedule = config(OptimizerKind.sgd(1.0)), CosineAnnealing(0.1, 0.0, 0, 4)
+    trainer = DataParallelTrainer(kind, threads(stack, 2), model=Net(), schedule=schedule)
+    model = Net()
+    for step in range(3):
+        trainer.step(rows(6, step))
+        loss = kind.loss(model(Tensor(rows(6, step)[0])), Tensor(rows(6, step)[1]))
+        grads = loss.backward()
+        for p in model.parameters():
+            if p in grads:
+                p.data -= schedule.get_lr(step) * grads[p].data
+    for name, p in model.named_parameters():
+        np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), p.data, rtol=1e-12)
+
+
+def test_checkpoint_resumes_bitwise(stack: ExitStack) -> None:
+    def trainer() -> DataParallelTrainer:
+        build = partial(Net, dropout=0.3, running=True)
+        return DataParallelTrainer(config(SGD), threads(stack, 2, build), model=build(seed=8), seed=5)
+
+    first = trainer()
+    for step in range(2):
+        first.step(rows(5, step))
+    weights, saved = first.model.state_dict(), first.state_dict()
+    second = trainer()
+    second.seed = 0
+    second.model.load_state_dict({name: t.numpy().copy() for name, t in weights.items()})
+    second.load_state_dict(*saved)
+    for step in range(2, 4):
+        assert first.step(rows(5, step)).loss == second.step(rows(5, step)).loss
+    assert bits(first) == bits(second)
+    with pytest.raises(ValueError, match="the saved seed is None"):
+        second.load_state_dict(saved[0], {**saved[1], "seed": None})
+
+
+# ---------------------------------------------------------------------- DP errors
+
+
+def assert_step_fails(trainer: DataParallelTrainer, batch: Any, kind: type[Exception], match: str) -> Exception:
+    before = bits(trainer)
+    with pytest.raises(kind, match=match) as caught:
+        trainer.step(batch)
+    assert type(caught.value) is kind
+    assert bits(trainer) == before
+    return caught.value
+
+
+def test_dp_errors_no_replicas_and_late_bound_replicas(stack: ExitStack) -> None:
+    trainer = DataParallelTrainer(config(), model=Net())
+    assert_step_fails(trainer, rows(4), NoReplicasError, "no replicas configured")
+    trainer.set_replicas(threads(stack, 2))
+    assert trainer.step(rows(4)).loss > 0
+    trainer.set_replicas([])
+    assert_step_fails(trainer, rows(4), NoReplicasError, "no replicas configured")
+    with pytest.raises(TypeError, match="replica 1 is a int, which has no method make_step"):
+        trainer.set_replicas([Echo(), 3])  # type: ignore[list-item]
+    assert trainer.replicas == () and trainer.global_step == 1
+
+
+def test_dp_errors_zero_samples(stack: ExitStack) -> None:
+    trainer = DataParallelTrainer(config(), threads(stack, 2), model=Net())
+    empty: list[Any] = [[], (), (np.zeros((0, 5)), np.zeros((0, 4)))]
+    for batch in empty:
+        assert_step_fails(trainer, batch, ZeroSamplesError, "trainer: zero samples")
+    trainer.set_replicas([Echo(samples=0)])
+    assert_step_fails(trainer, rows(4), ZeroSamplesError, "trainer: zero samples")
+
+
+def test_dp_errors_batches_that_are_none(stack: ExitStack) -> None:
+    trainer = DataParallelTrainer(config(), threads(stack, 2), model=Net())
+    x, y = rows(4)
+    assert_step_fails(trainer, (x, y[:3]), ValueError, r"features \(4, 5\) and labels \(3, 4\)")
+    assert_step_fails(trainer, (x, y, y), TypeError, "not one of 3 things")
+    assert_step_fails(trainer, [1, 2], TypeError, "a list of TrainSample")
+    assert_step_fails(
+        DataParallelTrainer(config(loss=LossKind.weighted_cross_entropy([0, 0, 0, 1])), threads(stack, 2), model=Net()),
+        (x, np.zeros(4, np.int64)),
+        ValueError,
+        "weight 0 together",
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [("exit", "its thread ended with SystemExit"), ("sleep", "no answer within")]
+)
+def test_dp_errors_dropped_reply_of_a_thread(stack: ExitStack, how: str, reason: str) -> None:
+    trainer = DataParallelTrainer(config(), threads(stack, 3, partial(Failing, how)), model=Net(), timeout=0.5)
+    trainer.step(rows(6, 0))
+    x, y = rows(6, 1)
+    bad = x.copy()
+    bad[4] = 2000.0  # goes to replica 1
+    began = time.monotonic()
+    error = assert_step_fails(
+        trainer, (bad, y), ReplicaDroppedReplyError, f"trainer: replica dropped reply: replica 1: {reason}"
+    )
+    assert time.monotonic() - began < 5 and error.rank == 1  # type: ignore[attr-defined]
+    if how == "exit":
+        assert_step_fails(trainer, (x, y), ReplicaDroppedReplyError, "replica dropped reply: replica 1")
+    trainer.set_replicas(threads(stack, 2))
+    trainer.step((x, y))
+    model = Net()
+    alone(model, config(), [rows(6, 0), rows(6, 1)])
+    for name, p in model.named_parameters():
+        np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), p.data, rtol=1e-11)
+
+
+def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:
+    class Cancels:
+        def make_step(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
+            future: Future[ReplicaStepResult] = Future()
+            future.cancel()
+            return future
+
+    for other in (Silent(), Cancels()):
+        trainer = DataParallelTrainer(config(), [Echo(), other], model=Net(), timeout=0.2)
+        assert_step_fails(trainer, rows(4), ReplicaDroppedReplyError, "trainer: replica dropped reply: replica 1")
+
+
+def test_dp_errors_a_threads_exception_is_forwarded_with_its_rank(stack: ExitStack) -> None:
+    replicas = [*threads(stack, 2, partial(Failing, "raise")), Silent()]
+    trainer = DataParallelTrainer(config(), replicas, model=Net(), timeout=30)
+    x, y = rows(6)
+    x[1] = 2000.0
+    began = time.monotonic()
+    error = assert_step_fails(trainer, (x, y), ReplicaError, "replica 1 raised ValueError: a feature is above 1000")
+    assert time.monotonic() - began < 10  # without waiting for the others' deadline
+    assert isinstance(error, ReplicaError)
+    assert (error.rank, error.kind) == (1, "ValueError") and isinstance(error.__cause__, ValueError)
+    trainer.set_replicas(replicas[:2])
+    assert trainer.step(rows(6)).loss > 0  # one that raised goes on
+
+
+def test_non_finite_names_replica_parameter_and_step(stack: ExitStack) -> None:
+    trainer = DataParallelTrainer(config(), threads(stack, 2), model=Net())
+    trainer.step(rows(6))
+    x, y = rows(6)
+    y[3, 2] = np.inf
+    assert_step_fails(trainer, (x, y), NonFiniteLossError, "the loss of step 2 is inf on replica 1")
+    bad = np.zeros(3)
+    bad[1] = np.nan
+    trainer.set_replicas([Echo(), Echo(), Echo(gradients={"unused": bad})])
+    assert_step_fails(trainer, (x, x), NonFiniteGradientError, "step 2: the gradient of unused on replica 2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"gradients": {"unused": np.zeros(4)}},
+            r"replica 1: the gradient of unused has shape \(4,\), float64; the",
+        ),
+        (
+            {"gradients": {"unused": np.zeros(3, np.float32)}},
+            r"has shape \(3,\), float32; the parameter",
+        ),
+        ({"gradients": {"other": np.zeros(3)}}, "a gradient of 'other', which is no trained parameter"),
+        ({"gradients": {"bias": np.zeros(5)}}, "a gradient of 'bias', which is no trained parameter"),
+        ({"samples": -1}, "samples=-1, expected a finite number"),
+        ({"weight": np.nan}, "weight=nan, expected a finite number"),
+        ({"buffers": {"other": np.zeros(3)}}, r"replica 1: buffer other is \(3,\) float64; the model has no such"),
+    ],
+)
+def test_shape_dtype_mismatch_raises_before_averaging(changes: Any, match: str) -> None:
+    trainer = DataParallelTrainer(config(), [Echo(), Echo(**changes)], model=Net(frozen=("bias",)))
+    assert_step_fails(trainer, rows(4), ValueError, match)
+
+
+def test_buffers_that_have_no_mean_must_be_equal() -> None:
+    def buffers(batches: int, mean: float) -> dict[str, np.ndarray]:
+        return {"mean": np.full(5, mean), "batches": np.array(batches), "third": np.full(3, 1 / 3)}
+
+    net = Net(running=True)
+    trainer = DataParallelTrainer(config(), [Echo(buffers=buffers(1, 2.0)), Echo(buffers=buffers(2, 5.0))], model=net)
+    assert_step_fails(trainer, rows(3), ValueError, r"buffer batches \(int64\) differs between replicas 0, 1")
+    trainer.set_replicas([Echo(buffers=buffers(7, 2.0)), Echo(buffers=buffers(7, 5.0))])
+    trainer.step(rows(3))
+    assert net.batches.item() == 7
+    np.testing.assert_allclose(net.mean.numpy(), 3.0, rtol=1e-15)  # of 2 samples with 2, 1 with 5
+
+
+def test_configuration_is_checked() -> None:
+    for field, value in [("size", 0), ("size", 1.5), ("clip", 0.0), ("clip", float("nan"))]:
+        with pytest.raises(ValueError, match="expected"):
+            config(**{field: value})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"optimizer is 'sgd', expected one such as OptimizerKind.sgd\(0.1\)"):
+        TrainerConfig(1, None, "sgd", LossKind.mse())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="loss is 'mse'"):
+        TrainerConfig(1, None, SGD, "mse")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="lr is -1"):
+        OptimizerKind.sgd(-1)
+    with pytest.raises(TypeError, match="not a AdamW"):
+        OptimizerKind(AdamW())  # type: ignore[arg-type]
+    for name, weights in [("huber", None), ("mse", (1.0,)), ("weighted_cross_entropy", None)]:
+        with pytest.raises(ValueError, match="loss"):
+            LossKind(name, weights)
+    with pytest.raises(ValueError, match="expected finite numbers >= 0"):
+        LossKind.weighted_cross_entropy([1, -1])
+    with pytest.raises(IndexError, match="labels from 0 to 3, but weights for 2 classes"):
+        LossKind.weighted_cross_entropy([1, 1]).weight_of(np.array([0, 3]))
+    assert (SGD.lr(), ADAMW.lr()) == (0.05, 0.02)
+
+
+# ---------------------------------------------------------------------- replicas that are processes
+
+
+def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack: ExitStack) -> None:
+    build = partial(Failing, "raise", running=True)
+    replicas = [stack.enter_context(ProcessReplica(build)) for _ in range(3)]
+    spare = stack.enter_context(ProcessReplica(broken))
+    kind = config(ADAMW, LossKind.weighted_cross_entropy(WEIGHTS), clip=0.4)
+    trainer = DataParallelTrainer(kind, replicas[:2], model=Net(running=True), timeout=60)
+    batches = [rows(7, seed, 4) for seed in range(4)]
+    stats = [trainer.step(batches[0])]
+
+    x, y = batches[1]
+    bad = x.copy()
+    bad[1] = 2000.0
+    error = assert_step_fails(trainer, (bad, y), ReplicaError, "replica 1 raised ValueError: a feature is above 1000")
+    assert isinstance(error, ReplicaError) and (error.rank, error.kind) == (1, "ValueError")
+    assert "in forward" in error.trace
+    trainer.set_replicas([replicas[0], spare])
+    assert_step_fails(trainer, (x, y), ReplicaError, "replica 1 raised RuntimeError: no model today")
+    trainer.set_replicas(replicas[:2])
+    stats.append(trainer.step(batches[1]))
+
+    assert replicas[1].pid is not None
+    os.kill(replicas[1].pid, signal.SIGKILL)
+    for _ in range(2):
+        error = assert_step_fails(
+            trainer, batches[2], ReplicaDroppedReplyError, "replica dropped reply: replica 1: process .* exit code -9"
+        )
+    trainer.set_replicas([replicas[0], replicas[2]])
+    stats.append(trainer.step(batches[2]))
+
+    assert replicas[2].pid is not None
+    os.kill(replicas[2].pid, signal.SIGSTOP)
+    trainer.timeout = 0.5
+    assert_step_fails(trainer, batches[3], ReplicaDroppedReplyError, "replica 1: no answer within 0.5 s")
+    began = time.monotonic()
+    replicas[2].close()
+    assert time.monotonic() - began < 15
+    trainer.timeout = 60
+    trainer.set_replicas([replicas[0], *threads(stack, 1, build)])
+    stats.append(trainer.step(batches[3]))
+    model = Net(running=True)
+    assert_same(trainer, stats, model, alone(model, kind, batches))
