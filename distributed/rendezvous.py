@@ -205,13 +205,8 @@ def init_process_group(
     deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
     check_seconds("timeout", timeout)
     place = discover_place(rank, world_size, local_rank, master_addr, master_port)
-    if place.source == "arguments" and place.world_size == 1:
-        launched = discover_place()
-        if launched.world_size > 1:
-            raise RendezvousError(
-                f"world_size=1 was passed, but {launched.source} started {launched.world_size} ranks; each would train "
-                "a model of its own. Leave rank and world_size out, or build NoOpCommunicator() yourself"
-            )
+    if place.world_size == 1:
+        _check_alone(place, os.environ)
     backend = _backend(backend, place, device)
     if backend == "noop":
         return NoOpCommunicator(timeout)
@@ -240,6 +235,19 @@ def init_process_group(
             return _nccl(store.all_gather, place, chosen, deadline, timeout)
     with _agreed(_mpi(remaining(deadline) or 0.001, deadline), place) as mpi:
         return _nccl(lambda value: all_gather_bytes(mpi, value), place, chosen, deadline, timeout)
+
+
+def _check_alone(place: Place, environ: Mapping[str, str]) -> None:
+    """Raise RendezvousError if the place is a world of one, and any launcher started more ranks than that."""
+    said = "world_size=1 was passed" if place.source == "arguments" else f"{place.source} speaks of one rank"
+    for launcher in _launchers(environ):
+        name = next((name for name in launcher.size if name in environ), None)
+        if name is not None and _speaks(launcher, environ) and (_number(name, environ) or 0) > 1:
+            raise RendezvousError(
+                f"{said}, but {launcher.source} started {environ[name]} ranks ({name}); each would train a model of "
+                "its own. Leave rank and world_size out, unset the variables of the launcher that did not start this "
+                "process, or build NoOpCommunicator() yourself"
+            )
 
 
 def _backend(backend: str | None, place: Place, device: str | Device | None) -> str:

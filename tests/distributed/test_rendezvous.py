@@ -180,6 +180,23 @@ def test_several_ranks_never_become_one(mpi, monkeypatch, environ, arguments):
         init_process_group(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("one", "several", "words"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1"}, OPEN_MPI, r"torchrun speaks of one rank, but Open MPI started 4 ranks"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, PMI, r"but PMI started 3 ranks \(PMI_SIZE\)"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, SLURM, r"PMI speaks of one rank, but Slurm started 6 ranks"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {**SLURM, "PMIX_RANK": "5"}, r"but PMIx started 6 ranks"),
+    ],
+)
+def test_one_launcher_cannot_deny_what_another_says(mpi, monkeypatch, one, several, words):
+    """WORLD_SIZE=1 of an image or a shell, below mpirun or srun: each rank would train alone."""
+    set_environ(monkeypatch, {**one, **several})
+    for backend in (None, "noop", "mpi"):
+        with pytest.raises(RendezvousError, match=words):
+            init_process_group(backend)
+
+
 @pytest.mark.parametrize("found", [(0, 1), (1, 8), (0, 4)])
 def test_mpi_must_see_the_world_that_the_launcher_made(mpi, monkeypatch, found):
     set_environ(monkeypatch, OPEN_MPI)
