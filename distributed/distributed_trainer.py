@@ -108,8 +108,10 @@ class DistributedTrainer(SimpleTrainer):
         """Take in one micro-batch of this rank: None while the window is not full, else one optimizer step's metrics.
 
         ``weight`` is the number of samples (or tokens) that the loss is a mean of; only ratios matter, so leave it out
-        where all micro-batches are equally large. A rank that has no samples left passes an empty GradStore, a loss
-        of 0 and a weight of 0. The metrics' loss is the mean over the samples of all ranks.
+        where all micro-batches are equally large. Gradients are multiplied by it before they are added up: with
+        float16 parameters keep it near 1 (divide it by the mean number), or that overflows or underflows. A rank that
+        has no samples left passes an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss is the mean over
+        the samples of all ranks.
 
         Beside SimpleTrainer's errors, raises those of communication. A loss or gradient that is not finite on one rank
         raises on all of them, at the end of the window; no weight is changed and the window is dropped.
