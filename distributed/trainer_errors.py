@@ -33,7 +33,8 @@ class ReplicaError(TrainerError):
 
     def __init__(self, message: str, rank: int | None = None, kind: str = "", trace: str = "") -> None:
         super().__init__(message, rank)
-        self.kind, self.trace = kind, trace
+        self.kind = kind
+        self.trace = trace
 
 
 class ZeroSamplesError(TrainerError):

@@ -32,8 +32,8 @@ class GradScaler:
         growth_interval: int = 2000,
     ) -> None:
         self._scale = check_range(init_scale, "init_scale", MIN_SCALE)
-        self.growth_factor = check_range(growth_factor, "growth_factor", 1.0)
-        self.backoff_factor = check_range(backoff_factor, "backoff_factor", 0.0, 1.0)
+        self.growth_factor: float = check_range(growth_factor, "growth_factor", 1.0)
+        self.backoff_factor: float = check_range(backoff_factor, "backoff_factor", 0.0, 1.0)
         if type(growth_interval) is not int or growth_interval < 1:
             raise located(ValueError(f"growth_interval is {growth_interval!r}, expected an integer >= 1"))
         self.growth_interval = growth_interval
