@@ -1,0 +1,313 @@
+"""The threads of a ``DdpBuilder`` run: each trains one replica, as the coordinator says.
+
+What is decided is in ``coordinator``; here is what blocks: waiting, training, averaging, and the callbacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad.nn import Module
+from minigrad.optim import LrSchedule
+from minigrad.tensor import Tensor
+
+from .comm_errors import CommError
+from .communicator import Communicator
+from .coordinator import Average, Coordinator, Stop, Wait
+from .epoch_metrics import EpochMetrics
+from .replica_average import ReplicaAverager, weighted_mean
+from .replica_data import EpochOrder
+from .simple_trainer import SimpleTrainer
+from .timeline import EventKind, Timeline
+from .trained_state import RunReport, TrainedState, tensors_of
+from .workload import Batch
+
+log = logging.getLogger("minigrad.distributed")
+
+TrainFn = Callable[[Any, Any], Tensor | tuple[Tensor, Mapping[str, float]]]
+
+
+class ReplicaSchedule(LrSchedule):
+    """A schedule at ``position``, the run's step, times ``scale``; what a replica itself has counted plays no part."""
+
+    def __init__(self, inner: LrSchedule, scale: float) -> None:
+        self.inner, self.scale = inner, scale
+        self.position: int = 0
+
+    def _lr(self, step: int) -> float:
+        return self.inner.get_lr(self.position) * self.scale
+
+
+class Replica:
+    """One replica: what ``epoch_fn`` gets as its worker."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        model: Module,
+        trainer: SimpleTrainer,
+        schedule: ReplicaSchedule | None,
+        communicator: Communicator | None,
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.model, self.trainer, self.schedule = model, trainer, schedule
+        self.communicator = communicator
+        self.epoch: int = -1
+        self.named = list(model.named_parameters())
+        self.tensors = [tensor for _, tensor in tensors_of(model)]
+
+
+class ReplicaThreads:
+    """Runs the replicas until all epochs are done or one fails."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        replicas: Sequence[Replica],
+        averager: ReplicaAverager | None,
+        order: EpochOrder,
+        fetch: Callable[[np.ndarray], Any],
+        train_fn: TrainFn,
+        epoch_fn: Callable[[int, Replica], None] | None,
+        metrics_fn: Callable[[EpochMetrics], None] | None,
+        checkpoint_fn: Callable[[int, TrainedState], None] | None,
+        timeline: Timeline | None,
+    ) -> None:
+        self.coordinator, self.replicas = coordinator, list(replicas)
+        self.changed = threading.Condition()
+        self.metrics: deque[EpochMetrics] = deque()
+        self._averager, self._order, self._fetch, self._train_fn = averager, order, fetch, train_fn
+        self._epoch_fn, self._metrics_fn, self._checkpoint_fn = epoch_fn, metrics_fn, checkpoint_fn
+        self._timeline = timeline
+        self._publishing = threading.RLock()
+        self._states: dict[int, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
+
+    def start(self) -> None:
+        """One thread for each replica; they do not keep the program alive."""
+        for replica in self.replicas:
+            name = f"replica-{replica.rank}"
+            threading.Thread(target=self.run, args=(replica,), name=name, daemon=True).start()
+
+    def run(self, replica: Replica) -> None:
+        """Train one replica to its end, in this thread."""
+        rank = replica.rank
+        try:
+            with replica.communicator or contextlib.nullcontext():
+                try:
+                    self._loop(replica)
+                except BaseException as error:
+                    with self.changed:
+                        self.coordinator.failed(rank, error)  # before the others hear of it
+                        self.changed.notify_all()
+                    if self._averager is not None:
+                        self._averager.abort()
+                    raise
+        except BaseException as error:  # failed() has it; a communicator that cannot close is a failure too
+            with self.changed:
+                self.coordinator.failed(rank, error)
+        finally:
+            with self.changed:
+                self.coordinator.leave(rank)
+                self.changed.notify_all()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Block until a condition holds, or every replica has ended or is known to be stuck. Call with the lock."""
+        while not until() and not self.coordinator.over:
+            self._pause()
+
+    # ------------------------------------------------------------------ a replica's life
+
+    def _loop(self, replica: Replica) -> None:
+        while True:
+            task = self._next(replica.rank)
+            if isinstance(task, Stop):
+                return
+            if isinstance(task, Batch):
+                self._train(replica, task)
+            else:
+                self._average(replica, task)
+
+    def _next(self, rank: int) -> Batch | Average | Stop:
+        """The next task, as soon as there is one."""
+        coordinator = self.coordinator
+        with self.changed, _Waiting(self, rank) as waiting:
+            while True:
+                rounds = coordinator.rounds
+                task = coordinator.next(rank)
+                if coordinator.rounds != rounds or not waiting.began:
+                    self.changed.notify_all()  # a round begins, or this replica is one less that others wait for
+                if not isinstance(task, Wait):
+                    return task
+                waiting.begin()
+                self._pause()
+
+    def _pause(self) -> None:
+        seconds = self.coordinator.next_deadline() - self.coordinator.clock()
+        self.changed.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+        if self.coordinator.check():
+            self.changed.notify_all()
+
+    def _train(self, replica: Replica, task: Batch) -> None:
+        rank, coordinator = replica.rank, self.coordinator
+        if replica.schedule is not None:
+            replica.schedule.position = coordinator.lr_step + coordinator.steps[rank]
+        if task.epoch != replica.epoch:
+            replica.epoch = task.epoch
+            if self._epoch_fn is not None:
+                self._epoch_fn(task.epoch, replica)
+        start_ms = 0.0 if self._timeline is None else self._timeline.now_ms()
+        began = coordinator.clock()
+        indices = self._order.indices(task.epoch, task.index)
+        result = self._train_fn(replica.model, self._fetch(indices))
+        loss, scalars = result if isinstance(result, tuple) else (result, {})
+        value = loss.item()
+        replica.trainer.step(replica.named, loss.backward(), value)
+        wall_ms = (coordinator.clock() - began) * 1e3
+        if self._timeline is not None:
+            self._timeline.span(EventKind.BATCH, rank, start_ms, epoch=task.epoch, batch=task.index)
+        with self.changed:
+            if rank in coordinator.failures:  # given up as stuck: too late
+                raise coordinator.failures[rank]
+            coordinator.batch_done(rank, len(indices), value, wall_ms, scalars)
+            self.changed.notify_all()
+        self._publish()
+
+    def _average(self, replica: Replica, task: Average) -> None:
+        rank, coordinator = replica.rank, self.coordinator
+        with self.changed, _Waiting(self, rank) as waiting:
+            if not coordinator.arrived(rank, task.round):
+                return  # given up meanwhile
+            self.changed.notify_all()
+            round = coordinator.round
+            while coordinator.round is round and not coordinator.collected(task.round) and not coordinator.stopping:
+                waiting.begin()
+                self._pause()
+            if round is None or coordinator.round is not round or not coordinator.collected(task.round):
+                return
+            weights = [max(steps, 1) for steps in coordinator.steps]
+        delta = 0.0
+        if self._averager is not None:
+            try:
+                delta = self._averager.average(rank, replica.tensors, weights)
+            except (CommError, threading.BrokenBarrierError) as error:
+                self._blame(rank, error)
+                return
+        if round.checkpoint is not None:
+            self._checkpoint(replica, round.deltas, round.checkpoint)
+        with self.changed:
+            coordinator.average_done(rank, delta)
+            self.changed.notify_all()
+
+    def _blame(self, rank: int, error: CommError | threading.BrokenBarrierError) -> None:
+        """An average has failed: it is those who are missing that are lost, if they are known."""
+        with self.changed:
+            others = set(getattr(error, "ranks", ())) - {rank}
+            if not others and not self.coordinator.stopping:
+                raise error
+            for other in others - self.coordinator.failures.keys():  # its own word counts more
+                self.coordinator.failed(other, error)
+            self.coordinator.stop()
+            self.changed.notify_all()
+
+    def _checkpoint(self, replica: Replica, deltas: Mapping[int, float], epoch: int) -> None:
+        """Between average and ``average_done`` all replicas stand still and are equal; the first one saves for all."""
+        if self._checkpoint_fn is None:
+            return
+        self._states[replica.rank] = replica.trainer.state_dict(replica.named)
+        if replica.rank:
+            return
+        with self.changed:
+            while len(deltas) < len(self.replicas) - 1 and not self.coordinator.stopping:
+                self._pause()
+            if len(deltas) < len(self.replicas) - 1:
+                return
+        state = self.state(replica.tensors, epoch, [self._states[rank] for rank in range(len(self.replicas))])
+        try:
+            self._checkpoint_fn(epoch, state)
+        except Exception:
+            log.exception("checkpoint_fn failed after epoch %d; training goes on", epoch)
+
+    def _publish(self) -> None:
+        """Pass on the epochs that are over, in order."""
+        with self._publishing:
+            while True:
+                with self.changed:
+                    if not self.coordinator.ready:
+                        return
+                    metrics = self.coordinator.ready.popleft()
+                    self.metrics.append(metrics)
+                    self.changed.notify_all()
+                if self._metrics_fn is not None:
+                    try:
+                        self._metrics_fn(metrics)
+                    except Exception:
+                        log.exception("metrics_fn failed for epoch %d; training goes on", metrics.epoch)
+
+    # ------------------------------------------------------------------ what is left
+
+    def state(self, tensors: Sequence[Tensor], epoch: int, trainers: Sequence[Any]) -> TrainedState:
+        """The run's state with these tensors, copied."""
+        c, names = self.coordinator, [name for name, _ in tensors_of(self.replicas[0].model)]
+        arrays = {name: tensor.data.copy() for name, tensor in zip(names, tensors, strict=True)}
+        buffers = {name for name, _ in self.replicas[0].model.named_buffers()}
+        return TrainedState(
+            params={name: array for name, array in arrays.items() if name not in buffers},
+            buffers={name: array for name, array in arrays.items() if name in buffers},
+            epoch=epoch,
+            batches=c.batches_ever,
+            sampler=self._order.state(epoch),
+            replicas=list(trainers),
+            failures=dict(c.failures),
+            report=RunReport(
+                list(c.total_batches),
+                list(c.total_ms),
+                list(c.waited_ms),
+                len(c.count_history),
+                c.aborted,
+                [list(counts) for counts in c.count_history],
+            ),
+        )
+
+    def final_state(self) -> TrainedState:
+        """After all have ended: the state of the run, or the average of those that are left."""
+        c = self.coordinator
+        alive = [replica for replica in self.replicas if replica.rank not in c.failures]
+        if c.failures or c.stopping:
+            weights = [max(c.steps[replica.rank], 1) for replica in alive]
+            tensors = weighted_mean([replica.tensors for replica in alive], weights)
+            return self.state(tensors, c.epochs_done, [])
+        trainers = [replica.trainer.state_dict(replica.named) for replica in self.replicas]
+        return self.state(alive[0].tensors, c.epochs_done, trainers)
+
+
+class _Waiting:
+    """Measures how long a replica waits for others, from ``begin`` to the end of the block."""
+
+    def __init__(self, threads: ReplicaThreads, rank: int) -> None:
+        self._threads, self._rank = threads, rank
+        self.began: float | None = None
+        self._start_ms = 0.0
+
+    def __enter__(self) -> _Waiting:
+        return self
+
+    def begin(self) -> None:
+        """It waits now; later calls change nothing."""
+        if self.began is None:
+            timeline = self._threads._timeline
+            self.began, self._start_ms = time.perf_counter(), 0.0 if timeline is None else timeline.now_ms()
+
+    def __exit__(self, *error: object) -> None:
+        if self.began is not None:
+            self._threads.coordinator.waited(self._rank, (time.perf_counter() - self.began) * 1e3)
+            if self._threads._timeline is not None:
+                self._threads._timeline.span(EventKind.IDLE, self._rank, self._start_ms)

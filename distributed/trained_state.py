@@ -1,0 +1,104 @@
+"""What a ``DdpBuilder`` run leaves behind: weights, and all that continuing it bit for bit needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigrad.autograd import no_grad
+from minigrad.nn import Module
+from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
+from minigrad.tensor import Tensor
+
+FORMAT = "minigrad replicas"
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """How a run went; lists in order of rank, times in milliseconds. ``count_history`` are the batches that each
+    replica did before each average, ``aborted`` the averages that were given up because a replica was late."""
+
+    batches: list[int]
+    compute_ms: list[float]
+    waited_ms: list[float]
+    averages: int
+    aborted: int
+    count_history: list[list[int]]
+
+
+@dataclass(frozen=True)
+class TrainedState:
+    """The average of the replicas, in host memory (flodl's ``TrainedState``).
+
+    ``epoch`` epochs are done, ``batches`` by all replicas together. ``replicas`` are the states of the replicas'
+    trainers in order of rank, empty where a replica was lost; then ``failures`` tells why, by rank.
+    """
+
+    params: Arrays
+    buffers: Arrays
+    epoch: int
+    batches: int
+    sampler: dict[str, int | bool]
+    replicas: list[tuple[Arrays, dict[str, Any]]] = field(default_factory=list)
+    failures: dict[int, BaseException] = field(default_factory=dict)
+    report: RunReport | None = None
+
+    def load_into(self, model: Module) -> None:
+        """Copy parameters and buffers into a model. Raises ValueError, before anything is changed, unless names and
+        shapes are the same."""
+        own, given = dict(tensors_of(model)), {**self.params, **self.buffers}
+        problems = [f"missing: {name}" for name in own.keys() - given.keys()]
+        problems += [f"unexpected: {name}" for name in given.keys() - own.keys()]
+        problems += [
+            f"shape: {name} is {given[name].shape} in the state, {tensor.shape} in the model"
+            for name, tensor in own.items()
+            if name in given and given[name].shape != tensor.shape
+        ]
+        if problems:
+            raise ValueError("the state does not fit the model: " + "; ".join(sorted(problems)))
+        with no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+
+    def save(self, folder: str | os.PathLike[str], keep: int | None = 2) -> Path:
+        """Write it as a checkpoint, which appears whole or not at all; see ``minigrad.serialization``."""
+        tensors: dict[str, Mapping[str, np.ndarray]] = {"params": self.params, "buffers": self.buffers}
+        tensors.update({f"replica-{rank}": arrays for rank, (arrays, _) in enumerate(self.replicas)})
+        state = {
+            "format": FORMAT,
+            "step": self.batches,
+            "epoch": self.epoch,
+            "sampler": self.sampler,
+            "replicas": [meta for _, meta in self.replicas],
+        }
+        return save_checkpoint(folder, tensors, state, keep)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], step: int | None = None) -> TrainedState:
+        """Read what ``save`` wrote, verified. Raises CheckpointError for anything else."""
+        saved = load_checkpoint(folder, step)
+        state, metas = saved.state, saved.state.get("replicas")
+        files = {"params", "buffers", *(f"replica-{rank}" for rank in range(len(metas or ())))}
+        epoch, sampler = state.get("epoch"), state.get("sampler")
+        if (
+            state.get("format") != FORMAT
+            or not isinstance(metas, list)
+            or not isinstance(sampler, dict)
+            or type(epoch) is not int
+            or epoch < 0
+            or saved.tensors.keys() != files
+        ):
+            raise CheckpointError(f"{saved.path} is no checkpoint of replicas", saved.path)
+        replicas = [(saved.tensors[f"replica-{rank}"], meta) for rank, meta in enumerate(metas)]
+        return cls(saved.tensors["params"], saved.tensors["buffers"], epoch, saved.step, sampler, replicas)
+
+
+def tensors_of(model: Module) -> list[tuple[str, Tensor]]:
+    """Parameters, then buffers, by name; what replicas have in common."""
+    return [*model.named_parameters(), *model.named_buffers()]

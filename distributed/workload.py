@@ -1,0 +1,129 @@
+"""The batches of a ``DdpBuilder`` run: which epochs are open, what each replica has of them, and which are over.
+
+Pure bookkeeping on batch numbers, used by ``coordinator``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .chunks import ChunkPool, FixedParts, interleaved, partition
+from .epoch_metrics import EpochMetrics, EpochSums
+
+LOOKAHEAD = 1  # epochs that a replica may be ahead of the oldest one that is not over
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Train on batch number ``index`` of ``epoch``."""
+
+    epoch: int
+    index: int
+
+
+class Workload:
+    """Deals the batches of the epochs from ``first_epoch`` to ``epochs`` out to ``world`` replicas.
+
+    ``lockstep``: each step of all replicas takes neighbouring batches. Otherwise replicas take chunks while an epoch
+    runs (``progressive``), or each has its part of it from the beginning, in proportion to ``shares()``.
+
+    A replica may begin an epoch while others are in the one before. After every ``hold_every`` epochs none begins the
+    next before ``release`` is called.
+
+    Attributes:
+        oldest: the first epoch that is not over.
+        held: whether all wait for ``release``.
+    """
+
+    oldest: int
+    held: bool
+
+    def __init__(
+        self,
+        world: int,
+        batches: int,
+        epochs: int,
+        first_epoch: int = 0,
+        lockstep: bool = False,
+        progressive: bool = True,
+        shares: Callable[[], Sequence[float]] | None = None,
+        hold_every: int | None = None,
+    ) -> None:
+        self._world, self._batches, self._epochs = world, batches, epochs
+        self._lockstep, self._progressive, self._hold_every = lockstep, progressive, hold_every
+        self._shares = shares or (lambda: [1.0] * world)
+        self._queues: list[deque[Batch]] = [deque() for _ in range(world)]
+        self._pools: dict[int, FixedParts | ChunkPool] = {}
+        self._sums: dict[int, EpochSums] = {}
+        self._epoch_of = [first_epoch] * world  # where each looks for work
+        self.oldest = first_epoch
+        self.held = False
+
+    def has_work(self, rank: int) -> bool:
+        """Whether there may be a batch for this replica now."""
+        return bool(self._queues[rank]) or any(
+            epoch not in self._pools or self._pools[epoch].left(rank)
+            for epoch in range(self._epoch_of[rank], self._limit())
+        )
+
+    def last_epochs_open(self) -> bool:
+        """Whether a replica without work now will have none later."""
+        return self._limit() == self._epochs
+
+    def take(self, rank: int, share: float | None, now: float) -> Batch | None:
+        """The replica's next batch; None if there is none for it now. ``share`` is its part of the speed of all (None:
+        not known), ``now`` the time in seconds at which an epoch that this opens begins."""
+        while not self._queues[rank] and self.has_work(rank):
+            epoch = self._epoch_of[rank]
+            chunk = self._pool(epoch, now).take(rank, share)
+            self._queues[rank].extend(Batch(epoch, i) for i in chunk)
+            if not chunk:
+                self._epoch_of[rank] += 1
+        return self._queues[rank].popleft() if self._queues[rank] else None
+
+    def sums(self, epoch: int) -> EpochSums:
+        """Where the epoch's batches are to be reported."""
+        return self._sums[epoch]
+
+    def waited(self, rank: int, ms: float) -> None:
+        """A replica has waited, in the epoch in which it looks for work."""
+        if self._epoch_of[rank] in self._sums:
+            self._sums[self._epoch_of[rank]].waited(rank, ms)
+
+    def end_epochs(self, now: float) -> list[EpochMetrics]:
+        """The epochs that are over and were not before, in order."""
+        ended = []
+        while self.oldest in self._sums and self._sums[self.oldest].done:
+            ended.append(self._sums.pop(self.oldest).metrics(now))
+            del self._pools[self.oldest]
+            self.oldest += 1
+            self._epoch_of = [max(epoch, self.oldest) for epoch in self._epoch_of]
+            if self._hold_every is not None and self.oldest % self._hold_every == 0:
+                self.held = True
+        return ended
+
+    def release(self) -> None:
+        """Let the next epoch begin."""
+        self.held = False
+
+    def _limit(self) -> int:
+        """The first epoch that may not begin yet."""
+        limit = min(self.oldest + LOOKAHEAD + 1, self._epochs)
+        if self._hold_every is not None:
+            limit = min(limit, self.oldest if self.held else (self.oldest // self._hold_every + 1) * self._hold_every)
+        return limit
+
+    def _pool(self, epoch: int, now: float) -> FixedParts | ChunkPool:
+        if epoch not in self._pools:
+            pool: FixedParts | ChunkPool
+            if self._lockstep:
+                pool = FixedParts(interleaved(self._batches, self._world))
+            elif self._progressive:
+                pool = ChunkPool(self._batches, self._world)
+            else:
+                pool = FixedParts(partition(self._batches, self._shares()))
+            self._pools[epoch] = pool
+            self._sums[epoch] = EpochSums(epoch, pool.batches, self._world, now)
+        return self._pools[epoch]
