@@ -1,0 +1,312 @@
+"""Ddp: explicit control over replicas, for loops of your own such as GANs (flodl's ``Ddp`` and ``DdpConfig``).
+
+The caller runs forward and backward of each replica, and between backward and the optimizers' steps asks for the
+gradients' mean. Gradients are in GradStores, so the calls take those: one for each replica, in order of rank.
+
+``Ddp.wrap(models, devices)`` has all replicas in this process; ``devices=["cpu", "cpu"]`` means two replicas that share
+the CPU's cores, say as two threads. ``Ddp.of_rank(model, communicator)`` has one replica in each of several processes
+(MPI, or NCCL with one GPU each); every rank then makes the same calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minigrad.device import Device
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module
+from minigrad.tensor import Tensor
+
+from .communicator import DEFAULT_TIMEOUT, Communicator, ReduceOp, Work
+from .grad_sync import agree_on_params
+from .params import Named
+from .thread import ThreadCommunicator
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+
+@dataclass(frozen=True)
+class DdpConfig:
+    """How ``Trainer.setup_with`` trains on several replicas.
+
+    speed_hint:      (slow_rank, ratio >= 1): all other replicas are ``ratio`` times as fast, until speeds are measured
+    overhead_target: averaging's share of the time that ElChe aims at, clamped to 0.01 ... 0.5 (None: 0.10)
+    max_anchor:      the most batches of the slowest replica between two averagings: None 200; 0 turns ElChe off, so
+                     that every batch is divided among the replicas
+    max_grad_norm:   clip each replica's mean gradient to this norm before they are averaged
+    timeline:        where to record batches, waiting and averagings
+
+    Raises ValueError for values out of range. (flodl takes a ratio below 1, which its own example has, for 1.)
+    """
+
+    speed_hint: tuple[int, float] | None = None
+    overhead_target: float | None = None
+    max_anchor: int | None = None
+    max_grad_norm: float | None = None
+    timeline: Timeline | None = None
+
+    def __post_init__(self) -> None:
+        if self.speed_hint is not None:
+            rank, ratio = self.speed_hint
+            if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+                raise ValueError(f"speed_hint names the slow rank {rank!r}, expected an integer >= 0")
+            if not _is_number(ratio) or ratio < 1:
+                raise ValueError(
+                    f"speed_hint has the ratio {ratio!r}, expected a number >= 1: how many times as fast the others are"
+                )
+        if self.overhead_target is not None:
+            if not _is_number(self.overhead_target):
+                raise ValueError(f"overhead_target is {self.overhead_target!r}, expected a number")
+            object.__setattr__(self, "overhead_target", min(max(float(self.overhead_target), 0.01), 0.5))
+        anchor = self.max_anchor
+        if anchor is not None and (isinstance(anchor, bool) or not isinstance(anchor, int) or anchor < 0):
+            raise ValueError(f"max_anchor is {anchor!r}, expected an integer >= 0, or None for 200")
+        norm = self.max_grad_norm
+        if norm is not None and (not _is_number(norm) or norm <= 0):
+            raise ValueError(f"max_grad_norm is {norm!r}, expected a number > 0, or None for no clipping")
+
+
+class _Member:
+    """One replica that this process has: what connects it to the others, and its tensors in the common order."""
+
+    def __init__(self, communicator: Communicator, params: Named, buffers: Named) -> None:
+        self.communicator = communicator
+        self.trained = [(name, p) for name, p in params if p.requires_grad]
+        self.params, self.buffers = params, buffers
+
+
+class Ddp:
+    """Keeps replicas of a model alike.
+
+    ::
+
+        ddp = Ddp.wrap([model_0, model_1], ["cpu", "cpu"])
+        ddp.sync_params()
+        grads = [loss_of(model, shard).backward() for model, shard in zip(models, shards)]
+        ddp.all_reduce_gradients(grads)
+        for optimizer, store in zip(optimizers, grads):
+            optimizer.step(store)
+
+    Parameters and buffers are paired by their order in the models. Which parameters are trained is looked at once, when
+    the object is made. Raises ValueError for replicas that do not fit together.
+    """
+
+    def __init__(self, members: Sequence[_Member], devices: Sequence[Device], owned: Sequence[Communicator]) -> None:
+        self._members, self._devices, self._owned = list(members), list(devices), list(owned)
+        self._world_size = members[0].communicator.world_size
+
+    @classmethod
+    def wrap(cls, models: Sequence[Module], devices: Sequence[str | Device], timeout: float = DEFAULT_TIMEOUT) -> Ddp:
+        """All replicas of this process, each on its device: ``"cpu"`` once for every replica."""
+        if len(models) < 2:
+            raise ValueError("Ddp::wrap requires at least 2 models")
+        if len(models) != len(devices):
+            raise ValueError(
+                f"Ddp::wrap: model count must match device count ({len(models)} models, {len(devices)} devices)"
+            )
+        places = [Device(device) for device in devices]
+        kinds = {place.type for place in places}
+        if kinds == {"cpu", "cuda"}:
+            raise ValueError("NcclComms requires CUDA devices, got CPU; replicas are all on CPUs or all on GPUs")
+        if kinds == {"cuda"}:
+            raise ValueError(
+                "Ddp::wrap: replicas in one process are on the CPU; for GPUs start one process for each, and use "
+                "Ddp.of_rank(model, init_process_group())"
+            )
+        params: list[Named] = [[*model.named_parameters()] for model in models]
+        buffers: list[Named] = [[*model.named_buffers()] for model in models]
+        _check_counts("parameters", params)
+        _check_counts("buffers", buffers)
+        _check_alike("parameter", params, places)
+        _check_alike("buffer", buffers, places)
+        comms = ThreadCommunicator.group(len(models), timeout)
+        return cls([_Member(*member) for member in zip(comms, params, buffers, strict=True)], places, comms)
+
+    @classmethod
+    def of_rank(cls, model: Module, communicator: Communicator) -> Ddp:
+        """This rank's replica. A collective of all ranks; raises CollectiveMismatchError where the models differ."""
+        params = agree_on_params(communicator, model.named_parameters())
+        buffers = agree_on_params(communicator, model.named_buffers())
+        return cls([_Member(communicator, params, buffers)], [communicator.device], [])
+
+    @property
+    def world_size(self) -> int:
+        """Number of replicas, those of other processes too."""
+        return self._world_size
+
+    @property
+    def devices(self) -> list[Device]:
+        """Where this process's replicas are."""
+        return list(self._devices)
+
+    @property
+    def communicators(self) -> list[Communicator]:
+        """What connects this process's replicas with all others, in order of rank; for use between its own calls."""
+        return [member.communicator for member in self._members]
+
+    # ------------------------------------------------------------------ weights and buffers
+
+    def sync_params(self) -> None:
+        """Give every replica the parameters and buffers of replica 0."""
+        self._broadcast([[t for _, t in (*member.params, *member.buffers)] for member in self._members], 0)
+
+    def sync_buffers(self, root: int = 0) -> None:
+        """Give every replica the buffers of replica ``root``, such as BatchNorm's running averages."""
+        self._broadcast([[t for _, t in member.buffers] for member in self._members], root)
+
+    def _broadcast(self, tensors: list[list[Tensor]], root: int) -> None:
+        _wait(
+            member.communicator.broadcast(t, root, async_op=True)
+            for member, own in zip(self._members, tensors, strict=True)
+            for t in own
+        )
+
+    # ------------------------------------------------------------------ gradients
+
+    def all_reduce_gradients(self, grads: Sequence[GradStore]) -> None:
+        """Replace the gradients by their mean over all replicas; for shards of equal size and losses that are means.
+
+        ``grads`` has a store for each replica of this process, in order of rank. A gradient that a replica does not
+        have counts as zeros, and it gets the mean; one that no replica has stays missing.
+
+        Raises ValueError for a gradient that does not fit its parameter, before anything is changed.
+        """
+        self._reduce(grads, [1] * self._world_size)
+
+    def weighted_all_reduce_gradients(self, grads: Sequence[GradStore], batch_counts: Sequence[int]) -> None:
+        """Replace the gradients by sum(c_r g_r) / sum(c_r), where g_r is the gradient of the *mean* loss of replica r's
+        c_r batches or samples (of all ranks' counts, in order of rank). For the rest see ``all_reduce_gradients``.
+
+        With a count of 0 a replica's own gradients are not looked at, and it gets the others' mean. A replica that has
+        added up the gradients of its c_r batches divides the sum by c_r first: weighting sums would weight twice.
+        """
+        if len(batch_counts) != self._world_size:
+            raise ValueError(
+                f"weighted_all_reduce: batch_counts len ({len(batch_counts)}) != device count ({self._world_size})"
+            )
+        for count in batch_counts:
+            if not _is_number(count) or count < 0:
+                raise ValueError(f"weighted_all_reduce: batch_counts are {list(batch_counts)}, expected numbers >= 0")
+        if sum(batch_counts) == 0:
+            raise ValueError("weighted_all_reduce: total batch count is 0")
+        self._reduce(grads, batch_counts)
+
+    def _reduce(self, grads: Sequence[GradStore], counts: Sequence[float]) -> None:
+        if isinstance(grads, GradStore) or len(grads) != len(self._members):
+            given = "one GradStore" if isinstance(grads, GradStore) else f"{len(grads)} GradStores"
+            raise ValueError(f"Ddp: {given} for {len(self._members)} replicas; pass a list with one for each of them")
+        factor = self._world_size / sum(counts)
+        weights = [counts[member.communicator.rank] * factor for member in self._members]
+        for member, store in zip(self._members, grads, strict=True):
+            _check_gradients(member, store)
+        present = self._present_anywhere(grads, weights)
+        reduced: list[list[Tensor]] = []
+        work: list[Work] = []
+        for member, store, weight in zip(self._members, grads, weights, strict=True):
+            own = [
+                _weighted(store.get(p), p, weight)
+                for (_, p), anywhere in zip(member.trained, present, strict=True)
+                if anywhere
+            ]
+            work += [member.communicator.all_reduce(grad, ReduceOp.AVG, async_op=True) for grad in own]
+            reduced.append(own)
+        _wait(work)
+        for member, store, own in zip(self._members, grads, reduced, strict=True):
+            chosen = [p for (_, p), anywhere in zip(member.trained, present, strict=True) if anywhere]
+            for p, grad in zip(chosen, own, strict=True):
+                store.insert(p, grad)
+            for (_, p), anywhere in zip(member.trained, present, strict=True):
+                if not anywhere:
+                    store.remove(p)  # of a replica that counts nothing
+
+    def _present_anywhere(self, grads: Sequence[GradStore], weights: Sequence[float]) -> list[bool]:
+        """For each trained parameter, whether any replica that counts has a gradient."""
+        flags = []
+        for member, store, weight in zip(self._members, grads, weights, strict=True):
+            kernels = member.communicator.device.kernels
+            mine = [int(weight > 0 and store.contains(p)) for _, p in member.trained]
+            flags.append(Tensor.wrap(kernels.from_host(np.array(mine, np.uint8)), member.communicator.device))
+        _wait(
+            member.communicator.all_reduce(flag, ReduceOp.MAX, async_op=True)
+            for member, flag in zip(self._members, flags, strict=True)
+        )
+        host = flags[0].device.kernels.to_host(flags[0].data)
+        return [bool(flag) for flag in host]
+
+    # ------------------------------------------------------------------ life
+
+    def close(self) -> None:
+        """Take no more calls, where ``wrap`` made the group; the replicas stay as they are."""
+        for communicator in self._owned:
+            communicator.close()
+
+    def __enter__(self) -> Ddp:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_counts(what: str, lists: list[Named]) -> None:
+    for rank, named in enumerate(lists):
+        if len(named) != len(lists[0]):
+            raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}, expected {len(lists[0])}")
+
+
+def _check_alike(what: str, lists: list[Named], places: Sequence[Device]) -> None:
+    """Raise ValueError, naming replica and tensor, unless the replicas' tensors fit those of replica 0."""
+    owners: dict[int, int] = {}
+    for rank, named in enumerate(lists):
+        for (name, tensor), (first_name, first) in zip(named, lists[0], strict=True):
+            label = f"Ddp: {what} {name} of replica {rank}"
+            if tensor.device is not places[rank]:
+                raise ValueError(f"{label} is on {tensor.device}, expected {places[rank]}")
+            if owners.setdefault(id(tensor), rank) != rank:
+                raise ValueError(f"{label} is that of replica {owners[id(tensor)]}; each replica needs its own")
+            for aspect, here, there in (
+                ("name", name, first_name),
+                ("shape", tensor.shape, first.shape),
+                ("dtype", tensor.dtype, first.dtype),
+                ("requires_grad", tensor.requires_grad, first.requires_grad),
+            ):
+                if here != there:
+                    raise ValueError(f"{label} has {aspect} {here}, expected {there}")
+
+
+def _check_gradients(member: _Member, store: GradStore) -> None:
+    for name, p in member.trained:
+        grad = store.get(p)
+        if grad is not None and (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
+            raise ValueError(
+                f"Ddp: the gradient of {name} on replica {member.communicator.rank} has shape {grad.shape}, "
+                f"{grad.dtype}, on {grad.device}; the parameter has {p.shape}, {p.dtype}, on {p.device}"
+            )
+
+
+def _weighted(grad: Tensor | None, p: Tensor, weight: float) -> Tensor:
+    """A copy of the gradient times ``weight``; zeros where there is none, or where it does not count."""
+    kernels = p.device.kernels
+    if grad is None or weight == 0:  # also of a NaN, which times 0 would still be NaN
+        return Tensor.wrap(kernels.zeros(p.shape, p.dtype), p.device)
+    copy = kernels.copy(grad.data)
+    if weight != 1.0:
+        kernels.grad_norm.scale_([copy], weight)
+    return Tensor.wrap(copy, p.device)
+
+
+def _wait(work: Iterable[Work]) -> None:
+    for operation in list(work):  # all are begun before the first is waited for
+        operation.wait()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

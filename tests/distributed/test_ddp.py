@@ -1,0 +1,303 @@
+"""Ddp: replicas in one process, or one in each rank, against one model that sees the whole batch in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from data_parallel import EVERYTHING, ROWS, Net
+
+from minigrad import GradStore, Tensor, nn
+from minigrad.distributed import Communicator, Ddp, DdpConfig, run_threads
+from minigrad.optim import SGD
+
+CUTS = {(6, 6): (0, 6, 12), (7, 5): (0, 7, 12), (9, 0, 3): (0, 9, 9, 12)}
+
+
+def batch(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.random.default_rng(seed).standard_normal((2, ROWS, 5))
+    return x, y
+
+
+def nets(n: int, tied: bool = False, frozen: tuple[str, ...] = ()) -> list[Net]:
+    made = [Net(np.float64, 0, tied) for _ in range(n)]
+    for net in made:
+        for name, p in net.named_parameters():
+            p.requires_grad_(name not in frozen)
+    return made
+
+
+def gradients(net: Net, begin: int, end: int, parts: frozenset[str] = EVERYTHING) -> GradStore:
+    x, y = batch()
+    if begin == end:
+        return GradStore()
+    return net.loss(Tensor(x[begin:end]), Tensor(y[begin:end]), parts).backward()
+
+
+def by_name(net: Net, grads: GradStore) -> dict[str, np.ndarray]:
+    return {name: grads[p].numpy() for name, p in net.named_parameters() if p in grads}
+
+
+def assert_gradients(net: Net, grads: GradStore, expected: dict[str, np.ndarray]) -> None:
+    got = by_name(net, grads)
+    assert got.keys() == expected.keys()
+    for name, grad in got.items():
+        np.testing.assert_allclose(grad, expected[name], rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+def bits(model: nn.Module) -> dict[str, bytes]:
+    return {name: t.data.tobytes() for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+# ------------------------------------------------------------------ wrap
+
+
+class Other(nn.Module):
+    def __init__(
+        self, *shapes: tuple[int, ...], buffer: tuple[int, ...] | None = None, dtype: Any = np.float32
+    ) -> None:
+        super().__init__()
+        for i, shape in enumerate(shapes):
+            setattr(self, f"p{i}", nn.Parameter(Tensor(np.zeros(shape, dtype))))
+        if buffer is not None:
+            self.register_buffer("seen", Tensor(np.zeros(buffer)))
+
+
+def frozen() -> Other:
+    model = Other((2,))
+    model.requires_grad_(False)
+    return model
+
+
+ONE = Other((2,))
+
+
+@pytest.mark.parametrize(
+    ("models", "devices", "words"),
+    [
+        ([Other((2,))], ["cpu", "cuda"], "Ddp::wrap requires at least 2 models"),
+        ([Other((2,)), Other()], ["cpu"], "Ddp::wrap: model count must match device count"),
+        ([Other((2,)), Other()], ["cpu", "cuda"], "NcclComms requires CUDA devices, got CPU"),
+        ([Other((2,)), Other((2,))], ["cuda:0", "cuda:1"], "one process for each"),
+        ([Other((2,)), Other((2,)), Other()], ["cpu"] * 3, "Ddp: replica 2 has 0 parameters, expected 1"),
+        ([Other((2,)), Other((3,))], ["cpu"] * 2, r"parameter p0 of replica 1 has shape \(3,\), expected \(2,\)"),
+        ([Other((2,)), Other((2,), dtype=np.float64)], ["cpu"] * 2, "parameter p0 of replica 1 has dtype float64"),
+        ([Other((2,)), frozen()], ["cpu"] * 2, "replica 1 has requires_grad False, expected True"),
+        ([Other((2,), buffer=(1,)), Other((2,))], ["cpu"] * 2, "Ddp: replica 1 has 0 buffers, expected 1"),
+        ([Other(buffer=(1,)), Other(buffer=(2,))], ["cpu"] * 2, r"buffer seen of replica 1 has shape \(2,\)"),
+        ([ONE, ONE], ["cpu"] * 2, "parameter p0 of replica 1 is that of replica 0"),
+    ],
+)
+def test_wrap_validation_in_order_and_words(models: list[nn.Module], devices: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Ddp.wrap(models, devices)
+
+
+def test_wrap_tells_world_size_and_devices() -> None:
+    with Ddp.wrap(nets(3), ["cpu"] * 3) as ddp:
+        assert ddp.world_size == 3
+        assert [str(device) for device in ddp.devices] == ["cpu"] * 3
+
+
+# ------------------------------------------------------------------ weights and buffers
+
+
+def normed(seed: int) -> nn.Module:
+    rng = np.random.default_rng(seed)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    for _, p in model.named_parameters():
+        p.data[...] = rng.standard_normal(p.shape)
+    model(Tensor(rng.standard_normal((6, 5)).astype(np.float32)))
+    return model
+
+
+def test_sync_params_gives_all_the_bits_of_rank_0() -> None:
+    models = [normed(seed) for seed in range(3)]
+    before = bits(models[0])
+    assert bits(models[1]) != before
+    with Ddp.wrap(models, ["cpu"] * 3) as ddp:
+        ddp.sync_params()
+    assert [bits(model) for model in models] == [before] * 3
+    assert "1.running_mean" in before
+    assert "1.num_batches_tracked" in before
+
+
+def test_sync_buffers_leaves_parameters_alone() -> None:
+    models = [normed(seed) for seed in range(2)]
+    before = [bits(model) for model in models]
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp:
+        ddp.sync_buffers()
+    buffers = {name for name, _ in models[0].named_buffers()}
+    assert bits(models[0]) == before[0]
+    assert bits(models[1]) == {name: before[name not in buffers][name] for name in before[0]}
+
+
+def test_sync_params_between_ranks() -> None:
+    def train(comm: Communicator) -> dict[str, bytes]:
+        model = normed(comm.rank)
+        Ddp.of_rank(model, comm).sync_params()
+        return bits(model)
+
+    assert run_threads(3, train, timeout=20) == [bits(normed(0))] * 3
+
+
+# ------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradient_sync_of_equal_shards_is_the_whole_batch(tied: bool) -> None:
+    models, alone = nets(2, tied), nets(1, tied)[0]
+    whole = gradients(alone, 0, ROWS)
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp:
+        grads = [gradients(models[0], 0, 6), gradients(models[1], 6, 12)]
+        ddp.all_reduce_gradients(grads)
+    for model, store in zip(models, grads, strict=True):
+        assert_gradients(model, store, by_name(alone, whole))
+        SGD(model.parameters(), lr=0.1).step(store)
+    SGD(alone.parameters(), lr=0.1).step(whole)
+    assert bits(models[0]) == bits(models[1])
+    for (name, p), (_, exact) in zip(models[0].named_parameters(), alone.named_parameters(), strict=True):
+        np.testing.assert_allclose(p.data, exact.data, rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("sizes", CUTS)
+@pytest.mark.parametrize("missing", [False, True])
+def test_weighted_all_reduce_of_unequal_shards_is_the_whole_batch(sizes: tuple[int, ...], missing: bool) -> None:
+    """Unequal shards, or an empty one; a frozen parameter; one that rank 1 does not use, and one that nobody uses."""
+    models, alone = nets(len(sizes), frozen=("bias",)), nets(1, frozen=("bias",))[0]
+    parts = [EVERYTHING if rank != 1 or not missing else frozenset({"gain"}) for rank in range(len(sizes))]
+    cuts = CUTS[sizes]
+    total: dict[str, Any] = {}
+    for rank, size in enumerate(sizes):
+        for name, grad in by_name(alone, gradients(alone, cuts[rank], cuts[rank + 1], parts[rank])).items():
+            total[name] = total.get(name, 0.0) + grad * size / ROWS
+    if not missing:
+        for name, grad in by_name(alone, gradients(alone, 0, ROWS)).items():
+            np.testing.assert_allclose(grad, total[name], rtol=1e-10, atol=1e-13)
+    with Ddp.wrap(models, ["cpu"] * len(sizes)) as ddp:
+        grads = [gradients(models[r], cuts[r], cuts[r + 1], parts[r]) for r in range(len(sizes))]
+        ddp.weighted_all_reduce_gradients(grads, sizes)
+    for model, store in zip(models, grads, strict=True):
+        assert_gradients(model, store, total)
+    assert total.keys() == {"embed", "side", "gain", "head"}
+
+
+def test_a_gradient_that_rank_0_lacks_is_not_skipped() -> None:
+    models = nets(2)
+    only = by_name(models[1], gradients(models[1], 6, 12))["side"]
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp:
+        grads = [gradients(models[0], 0, 6, frozenset({"gain"})), gradients(models[1], 6, 12)]
+        ddp.all_reduce_gradients(grads)
+    for model, store in zip(models, grads, strict=True):
+        np.testing.assert_allclose(store[model.side].numpy(), only / 2)
+
+
+def test_weighted_all_reduce_is_two_to_one_for_counts_20_and_10() -> None:
+    models = [Other((1,), dtype=np.float64) for _ in range(2)]
+    grads = []
+    for model, value in zip(models, (3.0, 6.0), strict=True):
+        store = GradStore()
+        store.insert(model.p0, Tensor(np.array([value])))
+        grads.append(store)
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp:
+        ddp.weighted_all_reduce_gradients(grads, [20, 10])
+    assert [store[model.p0].item() for model, store in zip(models, grads, strict=True)] == pytest.approx([4.0, 4.0])
+
+
+def test_weighted_all_reduce_gives_a_rank_of_count_0_the_update() -> None:
+    models = nets(2)
+    expected = by_name(models[0], gradients(models[0], 0, ROWS))
+    nan = gradients(models[1], 0, 4)
+    for grad in nan.values():
+        grad.data[...] = math.nan
+    nan.insert(models[1].unused, Tensor(np.ones(3)))
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp:
+        grads = [gradients(models[0], 0, ROWS), nan]
+        ddp.weighted_all_reduce_gradients(grads, [3, 0])
+    for model, store in zip(models, grads, strict=True):
+        assert_gradients(model, store, expected)
+
+
+def test_gradients_of_an_earlier_call_stay_as_they_are() -> None:
+    models = nets(2)
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp:
+        first = [gradients(model, 0, 6) for model in models]
+        ddp.all_reduce_gradients(first)
+        kept = by_name(models[0], first[0])["embed"].copy()
+        ddp.all_reduce_gradients([gradients(model, 6, 12) for model in models])
+    assert np.array_equal(first[0][models[0].embed].numpy(), kept)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ([1], r"weighted_all_reduce: batch_counts len \(1\) != device count \(2\)"),
+        ([0, 0], "weighted_all_reduce: total batch count is 0"),
+        ([2, -1], "expected numbers >= 0"),
+        ([2, math.nan], "expected numbers >= 0"),
+    ],
+)
+def test_weighted_all_reduce_errors(counts: list[Any], words: str) -> None:
+    models = nets(2)
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp, pytest.raises(ValueError, match=words):
+        ddp.weighted_all_reduce_gradients([gradients(model, 0, 6) for model in models], counts)
+
+
+def test_gradients_that_do_not_fit_change_nothing() -> None:
+    models = nets(2)
+    with Ddp.wrap(models, ["cpu"] * 2) as ddp:
+        grads = [gradients(model, 0, 6) for model in models]
+        before = [by_name(model, store) for model, store in zip(models, grads, strict=True)]
+        wrong = [grads[0], gradients(models[1], 0, 6)]
+        wrong[1].insert(models[1].side, Tensor(np.zeros(2)))
+        with pytest.raises(ValueError, match=r"gradient of side on replica 1 has shape \(2,\)"):
+            ddp.all_reduce_gradients(wrong)
+        for stores, given in ((grads[:1], "1 GradStores"), (grads[0], "one GradStore")):
+            with pytest.raises(ValueError, match=f"{given} for 2 replicas"):
+                ddp.all_reduce_gradients(stores)
+        assert_gradients(models[0], grads[0], before[0])
+        ddp.all_reduce_gradients(grads)
+        assert_gradients(models[1], grads[1], before[0])
+
+
+def test_gradient_sync_between_ranks_is_that_of_one_process() -> None:
+    sizes = (7, 5)
+
+    def train(comm: Communicator) -> dict[str, np.ndarray]:
+        net = nets(2)[comm.rank]
+        ddp = Ddp.of_rank(net, comm)
+        grads = gradients(net, CUTS[sizes][comm.rank], CUTS[sizes][comm.rank + 1])
+        ddp.weighted_all_reduce_gradients([grads], sizes)
+        return by_name(net, grads)
+
+    alone = nets(1)[0]
+    exact = by_name(alone, gradients(alone, 0, ROWS))
+    for got in run_threads(2, train, timeout=20):
+        assert got.keys() == exact.keys()
+        for name, grad in got.items():
+            np.testing.assert_allclose(grad, exact[name], rtol=1e-10, atol=1e-13)
+
+
+# ------------------------------------------------------------------ DdpConfig
+
+
+@pytest.mark.parametrize(("target", "clamped"), [(0.001, 0.01), (0.3, 0.3), (0.9, 0.5), (None, None)])
+def test_config_clamps_the_overhead_target(target: float | None, clamped: float | None) -> None:
+    assert DdpConfig(overhead_target=target).overhead_target == clamped
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speed_hint": (1, 0.4)}, "ratio 0.4, expected a number >= 1"),
+        ({"speed_hint": (-1, 2.0)}, "slow rank -1"),
+        ({"overhead_target": math.nan}, "overhead_target is nan"),
+        ({"max_anchor": -1}, "max_anchor is -1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
+    ],
+)
+def test_config_refuses_what_flodl_ignores(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DdpConfig(**options)
