@@ -1,0 +1,164 @@
+"""flodl's policies, guard, overshoot and chunk dispatch: pure logic, each against its table or its definition."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigrad.distributed.chunks import MIN_CHUNK, ChunkPool, FixedParts, interleaved, partition
+from minigrad.distributed.divergence import OVERSHOOT_CEILING, DivergenceGuard, OvershootLimit
+from minigrad.distributed.policies import AveragingPolicy, RoundView, should_average
+
+SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
+
+
+@pytest.mark.parametrize(
+    ("steps", "wall_ms", "anchor_wall_ms", "sync", "cadence", "asynchronous"),
+    [  # counts are 2 and 6
+        ((0, 0), (0.0, 0.0), 0.0, False, False, False),
+        ((1, 0), (9.0, 0.0), 0.0, False, False, False),
+        ((1, 1), (9.0, 3.0), 0.0, True, False, False),
+        ((2, 5), (18.0, 15.0), 0.0, True, False, False),
+        ((2, 6), (18.0, 18.0), 0.0, True, True, True),  # before calibration CADENCE goes by counts
+        ((2, 6), (18.0, 18.0), 20.0, True, False, True),
+        ((3, 5), (27.0, 20.0), 20.0, True, True, False),  # then by time
+        ((3, 5), (27.0, 19.9), 20.0, True, False, False),
+        ((9, 0), (81.0, 50.0), 20.0, False, False, False),  # nobody is averaged without a step of his own
+    ],
+)
+def test_policies_truth_table(steps, wall_ms, anchor_wall_ms, sync, cadence, asynchronous):
+    view = RoundView(steps, wall_ms, (2, 6), anchor_wall_ms)
+    assert [should_average(policy, view) for policy in (SYNC, CADENCE, ASYNC)] == [sync, cadence, asynchronous]
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("reason", ["in_flight", "exited", "epochs_done"])
+def test_policies_do_not_average_while_it_makes_no_sense(policy, reason):
+    view = RoundView((5, 9), (50.0, 50.0), (2, 6), 20.0)
+    assert should_average(policy, view)
+    assert not should_average(policy, replace(view, **{reason: True}))
+
+
+# ------------------------------------------------------------------ guard and overshoot
+
+
+@pytest.mark.parametrize(
+    ("deltas", "verdicts"),
+    [
+        ([0.06, 0.07], [False, False]),
+        ([0.06, 0.07, 0.08], [False, False, True]),
+        ([0.01, 0.02, 0.05], [False, False, False]),  # not above the threshold
+        ([0.01, 0.02, 0.051], [False, False, True]),  # only the last one must be
+        ([0.06, 0.07, 0.07], [False, False, False]),  # strictly
+        ([0.09, 0.07, 0.08, 0.10], [False, False, False, True]),
+        ([0.06, 0.07, 0.08, 0.09, 0.10, 0.11], [False, False, True, False, False, True]),  # afresh after each
+    ],
+)
+def test_guard_three_rises_above_the_threshold(deltas, verdicts):
+    guard = DivergenceGuard(0.05)
+    assert [guard.observe([0.0, delta]) for delta in deltas] == verdicts
+
+
+def test_guard_keeps_five_and_takes_the_largest_over_ranks():
+    guard = DivergenceGuard(1.0)
+    for i in range(9):
+        guard.observe([0.1 * i, 0.3, 0.2])
+    assert list(guard.ring) == [max(0.1 * i, 0.3) for i in range(4, 9)]
+    with pytest.raises(ValueError, match="divergence_threshold is 0, expected a number > 0, or None"):
+        DivergenceGuard(0)
+
+
+@pytest.mark.parametrize(
+    ("batches", "given_cap", "start", "cap"),
+    [(10, None, 2, 3), (300, None, 3, 6), (10_000, None, 5, 10), (300, 1, 1, 1), (300, 0, 0, 0), (300, 99, 3, 15)],
+)
+def test_overshoot_starts_grows_and_falls_back(batches, given_cap, start, cap):
+    overshoot = OvershootLimit(batches, given_cap)
+    assert overshoot.limit == start
+    seen = []
+    for _ in range(30):
+        overshoot.stable()
+        seen.append(overshoot.limit)
+    assert seen[0] == min(start + 1, cap) and seen[-1] == cap <= OVERSHOOT_CEILING
+    overshoot.drifting()
+    assert overshoot.limit == start
+
+
+# ------------------------------------------------------------------ who gets which batches
+
+
+@given(batches=st.integers(0, 300), shares=st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
+def test_data_partition_is_disjoint_complete_and_in_proportion(batches, shares):
+    parts = partition(batches, shares)
+    assert [i for part in parts for i in part] == list(range(batches))
+    if batches >= len(shares):
+        assert all(parts)
+    for part, share in zip(parts, shares):
+        assert abs(len(part) - batches * share / sum(shares)) <= len(shares) + 1
+
+
+def test_data_partition_of_three_to_one():
+    assert list(map(len, partition(100, [3, 1]))) == [75, 25]
+    assert list(map(len, partition(10, [1000, 1]))) == [9, 1]
+
+
+def test_data_partition_in_lockstep_leaves_out_what_fills_no_round():
+    parts = interleaved(11, 3)
+    assert [list(part) for part in parts] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert not any(interleaved(2, 3))
+
+
+def test_fixed_parts_are_given_once():
+    parts = FixedParts([range(3), range(3, 5)])
+    assert parts.batches == 5 and parts.left(1)
+    assert (parts.take(1, None), parts.take(1, 0.5)) == (range(3, 5), range(0))
+    assert not parts.left(1) and parts.left(0)
+
+
+@settings(max_examples=200)
+@given(batches=st.integers(0, 500), world=st.integers(1, 8), seed=st.integers(0, 2**32))
+def test_chunk_dispatch_no_batch_twice_and_none_lost(batches, world, seed):
+    rng, pool, seen = random.Random(seed), ChunkPool(batches, world), []
+    while pool.left(0):
+        share = rng.choice([None, rng.random()])
+        chunk = pool.take(rng.randrange(world), share)
+        assert len(chunk) >= 1
+        seen.extend(chunk)
+    assert seen == list(range(batches))
+    assert not pool.take(0, None) and not pool.take(0, 0.5)
+
+
+def test_chunk_dispatch_probes_then_goes_by_speed():
+    pool = ChunkPool(400, 2)
+    assert len(pool.take(0, None)) == 20  # 400 / (10 * 2)
+    assert len(ChunkPool(60, 2).take(0, None)) == MIN_CHUNK
+    assert len(pool.take(0, 0.75)) == 285  # of 380
+    assert len(pool.take(1, 0.25)) == 24  # of 95
+    assert len(pool.take(1, 0.01)) == MIN_CHUNK
+    assert pool.remaining == 67
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_chunk_dispatch_of_few_batches_leaves_one_for_each(world):
+    pool = ChunkPool(world, world)
+    assert [len(pool.take(rank, None)) for rank in range(world)] == [1] * world
+
+
+def test_chunk_dispatch_ends_together():
+    """Two replicas, one three times as fast: they end within a small chunk's time of each other."""
+    pool, free, done = ChunkPool(400, 2), [0.0, 0.0], [0, 0]
+    speed, known = (3.0, 1.0), [False, False]
+    while pool.left(0):
+        rank = free.index(min(free))
+        share = speed[rank] / sum(speed) if all(known) else None
+        chunk = pool.take(rank, share)
+        free[rank] += len(chunk) / speed[rank]
+        done[rank] += len(chunk)
+        known[rank] = True
+    assert sum(done) == 400
+    assert abs(done[0] / done[1] - 3) < 0.4
+    assert abs(free[0] - free[1]) <= 0.1 * max(free)
