@@ -43,7 +43,6 @@ from .grad_sync import (
 )
 from .mpi import MpiCommunicator  # mpi4py itself only when one is made
 from .nccl import NcclCommunicator  # CuPy and NCCL themselves only when one is made
-from .pipeline_parallel import PipelineParallelTrainer
 from .rendezvous import Place, discover_place, init_process_group
 from .replicas import (
     ProcessReplica,
@@ -58,12 +57,9 @@ from .store import Store
 from .thread import ThreadCommunicator, run_threads
 from .train_kinds import LossKind, OptimizerKind, StepStats, TrainerConfig, TrainSample
 from .trainer_errors import (
-    FinalStageDroppedReplyError,
     NoReplicasError,
-    NoStagesError,
     ReplicaDroppedReplyError,
     ReplicaError,
-    StageDroppedReplyError,
     TrainerError,
     ZeroSamplesError,
 )
@@ -135,19 +131,15 @@ __all__ = [
     "TrainingMetrics",
     # replicas, stages and shards (atomr-accel-train's surface)
     "DataParallelTrainer",
-    "FinalStageDroppedReplyError",
     "LossKind",
     "NoReplicasError",
-    "NoStagesError",
     "OptimizerKind",
-    "PipelineParallelTrainer",
     "ProcessReplica",
     "ReplicaDroppedReplyError",
     "ReplicaError",
     "ReplicaProtocol",
     "ReplicaStep",
     "ReplicaStepResult",
-    "StageDroppedReplyError",
     "StepStats",
     "ThreadReplica",
     "TrainSample",
