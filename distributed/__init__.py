@@ -43,6 +43,7 @@ from .grad_sync import (
 )
 from .mpi import MpiCommunicator  # mpi4py itself only when one is made
 from .nccl import NcclCommunicator  # CuPy and NCCL themselves only when one is made
+from .pipeline_parallel import PipelineParallelTrainer
 from .rendezvous import Place, discover_place, init_process_group
 from .replicas import (
     ProcessReplica,
@@ -57,9 +58,12 @@ from .store import Store
 from .thread import ThreadCommunicator, run_threads
 from .train_kinds import LossKind, OptimizerKind, StepStats, TrainerConfig, TrainSample
 from .trainer_errors import (
+    FinalStageDroppedReplyError,
     NoReplicasError,
+    NoStagesError,
     ReplicaDroppedReplyError,
     ReplicaError,
+    StageDroppedReplyError,
     TrainerError,
     ZeroSamplesError,
 )
@@ -131,15 +135,19 @@ __all__ = [
     "TrainingMetrics",
     # replicas, stages and shards (atomr-accel-train's surface)
     "DataParallelTrainer",
+    "FinalStageDroppedReplyError",
     "LossKind",
     "NoReplicasError",
+    "NoStagesError",
     "OptimizerKind",
+    "PipelineParallelTrainer",
     "ProcessReplica",
     "ReplicaDroppedReplyError",
     "ReplicaError",
     "ReplicaProtocol",
     "ReplicaStep",
     "ReplicaStepResult",
+    "StageDroppedReplyError",
     "StepStats",
     "ThreadReplica",
     "TrainSample",

@@ -131,16 +131,15 @@ class DataParallelTrainer:
             request = ReplicaStep(x[rank::n], y[rank::n], state, trained, loss, size, seed)
             try:
                 futures.append(replica.make_step(request))
-            except Exception as error:
-                raise _forwarded(rank, error) from error
+            except Exception as refusal:
+                raise _forwarded(rank, refusal) from refusal
         wait(futures, self.timeout, "FIRST_EXCEPTION")
-        failed = [(rank, future) for rank, future in enumerate(futures) if future.done() and _error(future)]
-        for rank, future in failed:
-            error = _error(future)
+        errors = {rank: _error(future) for rank, future in enumerate(futures) if future.done()}
+        failed = {rank: error for rank, error in errors.items() if error is not None}
+        for rank, error in failed.items():
             if not isinstance(error, CancelledError | ReplicaDroppedReplyError):
                 raise _forwarded(rank, error) from error
-        for rank, future in failed:
-            error = _error(future)
+        for rank, error in failed.items():
             raise _dropped(rank, str(error) or "it cancelled the step") from error
         for rank, future in enumerate(futures):
             if not future.done():
@@ -257,7 +256,7 @@ def _dropped(rank: int, reason: str) -> ReplicaDroppedReplyError:
     )
 
 
-def _forwarded(rank: int, error: BaseException | None) -> ReplicaError:
+def _forwarded(rank: int, error: BaseException) -> ReplicaError:
     kind, trace = type(error).__name__, ""
     if isinstance(error, ReplicaError):  # from another process
         kind, trace = error.kind, error.trace

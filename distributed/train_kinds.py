@@ -175,7 +175,7 @@ def batch_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(batch, tuple) or isinstance(next(iter(batch), None), TrainSample):
         if not all(isinstance(sample, TrainSample) for sample in batch):
             raise TypeError("a batch is a list of TrainSample, or a tuple (features, labels) of arrays or tensors")
-        x, y = _stacked([s.features for s in batch]), _stacked([s.label for s in batch])  # type: ignore[union-attr]
+        x, y = _stacked([s.features for s in batch]), _stacked([s.label for s in batch])
     elif len(batch) == 2:
         x, y = host_array(batch[0]), host_array(batch[1])
     elif batch:

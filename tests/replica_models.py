@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from minigrad import Tensor, nn
+from minigrad.distributed import (
+    Communicator,
+    LossKind,
+    OptimizerKind,
+    PipelineParallelTrainer,
+    SimpleTrainer,
+    TrainerConfig,
+    TrainingConfig,
+)
 from minigrad.nn import functional as F
 
 
@@ -81,3 +92,116 @@ def rows(n: int, seed: int = 0, classes: int | None = None, dtype: Any = np.floa
     rng = np.random.default_rng([3, seed])
     x, y = rng.standard_normal((n, 5)).astype(dtype), rng.standard_normal((n, 4)).astype(dtype)
     return x, y if classes is None else rng.integers(0, classes, n)
+
+
+# Models in parts ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Part:
+    """What a rank has after some steps: (loss, norm) of each, and its parameters and buffers by name."""
+
+    stats: list[tuple[float, float]] = field(default_factory=list)
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    most_in_flight: int = 0
+
+
+def trained_alone(model: nn.Module, config: TrainerConfig, batches: Sequence[Any]) -> Part:
+    """One process, which has the whole model and each batch at once."""
+    named = list(model.named_parameters())
+    optimizer = config.optimizer.build([(name, p) for name, p in named if p.requires_grad])
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer)
+    part = Part()
+    for x, y in batches:
+        loss = config.loss(model(Tensor(x)), Tensor(y))
+        metrics = trainer.step(named, loss.backward(), loss.item())
+        assert metrics is not None and metrics.grad_norm is not None
+        part.stats.append((metrics.loss, metrics.grad_norm))
+    part.weights = {name: t.numpy().copy() for name, t in model.state_dict().items()}
+    return part
+
+
+def assert_same_part(parts: Sequence[Part], want: Part, first: int = 0) -> None:
+    """The ranks from ``first`` on have what one process has."""
+    for rank, part in enumerate(parts, first):
+        np.testing.assert_allclose(part.stats, want.stats, rtol=1e-12, err_msg=f"rank {rank}")
+        for name, array in part.weights.items():
+            np.testing.assert_allclose(
+                array, want.weights[name], rtol=1e-11, atol=1e-12, err_msg=f"{name} on rank {rank}"
+            )
+
+
+class Twice(nn.Module):
+    """Two products with the same matrix, tied within a stage."""
+
+    def __init__(self, dtype: str, running: bool) -> None:
+        super().__init__()
+        self.one = nn.Linear(5, 5, dtype=dtype)
+        self.two = nn.Linear(5, 5, dtype=dtype)
+        self.two.weight = self.one.weight
+        self.running = running
+        self.register_buffer("largest", Tensor(np.zeros((), dtype)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.running:
+            self.largest = self.largest.maximum(x.detach().abs().max())
+        return self.two(self.one(x).tanh())
+
+
+@dataclass(frozen=True)
+class PipelineCase:
+    """A model of ``world`` stages and how it is trained."""
+
+    world: int
+    size: int = 2
+    samples: int = 6
+    loss: str = "mse"
+    clip: float | None = None
+    frozen: tuple[str, ...] = ()
+    tied: bool = False
+    running: bool = False
+    dtype: str = "float64"
+
+    @property
+    def micro_batches(self) -> int:
+        return -(-self.samples // self.size)
+
+    @property
+    def config(self) -> TrainerConfig:
+        weights = (0.5, 3.0, 0.0, 1.25) if self.loss == "weighted_cross_entropy" else None
+        optimizer = OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
+        return TrainerConfig(self.size, self.clip, optimizer, LossKind(self.loss, weights))
+
+    def batches(self) -> list[Any]:
+        classes = None if self.loss == "mse" else 4
+        return [rows(self.samples, seed, classes, self.dtype) for seed in range(3)]
+
+    def stages(self) -> nn.Sequential:
+        """All stages, the same values wherever they are made."""
+        last = self.world - 1
+        special = self.tied or self.running
+        model = nn.Sequential(
+            *[
+                Twice(self.dtype, self.running)
+                if special and i == 1
+                else nn.Sequential(nn.Linear(5, 4 if i == last else 5, dtype=self.dtype))
+                if special
+                else nn.Linear(5, 4 if i == last else 5, dtype=self.dtype)
+                for i in range(self.world)
+            ]
+        )
+        rng = np.random.default_rng(1)
+        for name, p in model.named_parameters():
+            p.data[...] = rng.standard_normal(p.shape) * 0.7
+            p.requires_grad_(name.replace(".0.", ".") not in self.frozen)
+        return model
+
+    def alone(self) -> Part:
+        return trained_alone(self.stages(), self.config, self.batches())
+
+    def train(self, comm: Communicator) -> Part:
+        stage = self.stages()[comm.rank]
+        trainer = PipelineParallelTrainer(self.config, stage, comm)
+        steps = [trainer.step(batch) for batch in self.batches()]
+        weights = {f"{comm.rank}.{name}": t.numpy().copy() for name, t in stage.state_dict().items()}
+        return Part([(s.loss, s.grad_norm) for s in steps], weights, trainer.most_in_flight)
