@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +29,16 @@ from .comm_errors import (
     PeerLostError,
     RendezvousError,
 )
-from .communicator import DEFAULT_TIMEOUT, FINISHED, RENDEZVOUS_TIMEOUT, Call, Communicator, Work, check_seconds
+from .communicator import (
+    DEFAULT_TIMEOUT,
+    FINISHED,
+    RENDEZVOUS_TIMEOUT,
+    Call,
+    Communicator,
+    Work,
+    check_seconds,
+    remaining,
+)
 from .progress import Messages, Operation, Progress, Steps
 from .rank_parent import VICTIM, report
 
@@ -65,7 +74,7 @@ class MpiCommunicator(Communicator):
         runtime = _Runtime.get(rendezvous_timeout)
         world = runtime.mpi.COMM_WORLD
         try:
-            wire = runtime.progress.call(lambda: _duplicate(runtime.mpi, deadline), rendezvous_timeout + 1)
+            wire = _duplicate(runtime, deadline)
         except TimeoutError as error:
             raise RendezvousError(
                 f"not all {world.Get_size()} ranks made a communicator within {rendezvous_timeout:g} s",
@@ -479,12 +488,19 @@ def _check_world(mpi: Any) -> None:
         )
 
 
-def _duplicate(mpi: Any, deadline: float) -> Any:
-    """A communicator with messages of its own. Raises TimeoutError if not all ranks ask for it."""
-    out, request = mpi.COMM_WORLD.Idup()
-    while not request.Test():
+def _duplicate(runtime: _Runtime, deadline: float) -> Any:
+    """A communicator with messages of its own. Raises TimeoutError if not all ranks ask for it.
+
+    The thread that drives MPI is asked again and again, so that other threads' operations go on meanwhile.
+    """
+
+    def ask(function: Callable[[], Any]) -> Any:
+        return runtime.progress.call(function, remaining(deadline) + 1)
+
+    out, request = ask(runtime.mpi.COMM_WORLD.Idup)
+    while not ask(request.Test):
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(1e-3)
-    out.Set_errhandler(mpi.ERRORS_RETURN)
+    ask(lambda: out.Set_errhandler(runtime.mpi.ERRORS_RETURN))
     return out

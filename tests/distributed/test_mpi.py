@@ -181,6 +181,16 @@ if a.rank == 1:
     thread.join()
 a.barrier()
 thread.join()
+
+# The same, where the other thread makes a communicator.
+thread = threading.Thread(target=lambda: MpiCommunicator(rendezvous_timeout=8).close())
+if a.rank == 0:
+    thread.start()
+    time.sleep(0.2)
+a.barrier()
+if a.rank == 1:
+    thread.start()
+thread.join()
 b.close()
 a.close()
 """
