@@ -334,11 +334,8 @@ class Coordinator:
         )
 
     def _share(self, rank: int) -> float | None:
-        """This replica's part of the speed of all, None until all have been measured."""
-        if min(self.total_ms) <= 0:
-            return None
-        speeds = [n / ms for n, ms in zip(self.total_batches, self.total_ms, strict=True)]
-        return speeds[rank] / sum(speeds)
+        """This replica's part of the pace of all, waiting included; None until all have done a batch."""
+        return self.total_batches[rank] / sum(self.total_batches) if min(self.total_batches) else None
 
     # ------------------------------------------------------------------ rounds
 

@@ -136,10 +136,10 @@ def test_chunk_dispatch_probes_then_goes_by_speed():
     pool = ChunkPool(400, 2)
     assert len(pool.take(0, None)) == 20  # 400 / (10 * 2)
     assert len(ChunkPool(60, 2).take(0, None)) == MIN_CHUNK
-    assert len(pool.take(0, 0.75)) == 285  # of 380
-    assert len(pool.take(1, 0.25)) == 24  # of 95
+    assert len(pool.take(0, 0.75)) == 143  # half of 0.75 * 380
+    assert len(pool.take(1, 0.25)) == 30  # half of 0.25 * 237
     assert len(pool.take(1, 0.01)) == MIN_CHUNK
-    assert pool.remaining == 67
+    assert pool.remaining == 203
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])

@@ -1,0 +1,348 @@
+"""The coordinator of replicas on a virtual clock: no threads, no sleeping, the same in every run."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigrad.distributed.coordinator import Average, Coordinator, Plan, ReplicaStuckError, Stop, Wait
+from minigrad.distributed.divergence import DivergenceGuard, OvershootLimit
+from minigrad.distributed.el_che import ElChe
+from minigrad.distributed.policies import AveragingPolicy
+from minigrad.distributed.timeline import EventKind, Timeline
+from minigrad.distributed.workload import Batch
+
+SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
+
+
+class World:
+    """Replicas that take ``ms[rank]`` for a batch, played one event after the other."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        ms: list[float],
+        anchor: int = 4,
+        average_ms: float = 1.0,
+        delta: float = 0.0,
+        threshold: float | None = None,
+        max_overshoot: int | None = None,
+    ) -> None:
+        self.now, self.ms, self.average_ms, self.delta = 0.0, ms, average_ms, delta
+        self.timeline = Timeline(clock=lambda: self.now)
+        sync = plan.world == 1 or plan.policy is SYNC
+        self.el_che = None if sync else ElChe(plan.world, anchor).with_max_batch_diff(plan.max_batch_diff)
+        self.overshoot = OvershootLimit(plan.batches, max_overshoot) if plan.policy is ASYNC else None
+        guard = None if threshold is None else DivergenceGuard(threshold)
+        self.c = Coordinator(plan, lambda: self.now, self.el_che, guard, self.overshoot, self.timeline)
+        self.batches: list[tuple[int, Batch]] = []
+        self.leads: list[int] = []
+        self.lr_steps: list[list[int]] = [[] for _ in range(plan.world)]
+        self.checkpoints: list[tuple[int, list[tuple[int, Batch]]]] = []
+
+    def run(self, limit: int = 100_000) -> World:
+        world = self.c.plan.world
+        free_at: dict[int, float] = {}  # of replicas that train
+        waiting = set(range(world))
+        stopped: set[int] = set()
+        for _ in range(limit):
+            for rank in sorted(waiting):
+                task = self.c.next(rank)
+                if isinstance(task, Batch):
+                    self.batches.append((rank, task))
+                    self.lr_steps[rank].append(self.c.lr_step + self.c.steps[rank])
+                    free_at[rank] = self.now + self.ms[rank] / 1e3
+                    waiting.discard(rank)
+                elif isinstance(task, Average):
+                    assert self.c.arrived(rank, task.round)
+                elif isinstance(task, Stop):
+                    stopped.add(rank)
+                    waiting.discard(rank)
+            if len(stopped) == world:
+                return self
+            round = self.c.round
+            if round is not None and self.c.collected(round.number):
+                self.now += self.average_ms / 1e3
+                if round.checkpoint is not None:
+                    self.checkpoints.append((round.checkpoint, list(self.batches)))
+                for rank in range(world):
+                    self.c.average_done(rank, self.delta * (rank + 1))
+                continue
+            if free_at:
+                self.now = max(self.now, min(free_at.values()))
+                for rank in [r for r in sorted(free_at) if free_at[r] <= self.now + 1e-9]:
+                    del free_at[rank]
+                    self.c.batch_done(rank, 2, float(rank), self.ms[rank])
+                    waiting.add(rank)
+                if not self.c.view().epochs_done:
+                    self.leads.append(max(self.c.steps) - min(self.c.steps))
+            else:
+                assert waiting - stopped, "nothing happens"
+        raise AssertionError(f"no end after {limit} events: a deadlock")
+
+
+def numbers(world: World) -> list[tuple[int, int]]:
+    return [(batch.epoch, batch.index) for _, batch in world.batches]
+
+
+def plan(policy: AveragingPolicy, world: int = 2, batches: int = 48, epochs: int = 3, **options: Any) -> Plan:
+    return Plan(world, batches, epochs, policy, **{"progressive": policy is not SYNC, **options})
+
+
+# ------------------------------------------------------------------ nobody waits for ever, no batch is lost
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    policy=st.sampled_from(list(AveragingPolicy)),
+    world=st.integers(1, 4),
+    batches=st.integers(1, 40),
+    epochs=st.integers(0, 4),
+    progressive=st.booleans(),
+    diff=st.sampled_from([None, 1, 2, 5]),
+    overshoot=st.sampled_from([None, 0, 1]),
+    every=st.sampled_from([None, 1, 2, 3]),
+    anchor=st.integers(1, 12),
+    seed=st.integers(0, 999),
+)
+def test_data_partition_every_batch_once_and_no_deadlock(
+    policy, world, batches, epochs, progressive, diff, overshoot, every, anchor, seed
+):
+    rng = random.Random(seed)
+    ms = [rng.choice([1.0, 2.0, 7.0, 30.0]) for _ in range(world)]
+    if policy is SYNC:
+        batches = max(batches, world)
+    options = {"max_batch_diff": diff, "checkpoint_every": every, "progressive": progressive and policy is not SYNC}
+    w = World(plan(policy, world, batches, epochs, **options), ms, anchor, max_overshoot=overshoot).run()
+    whole = batches - batches % world if policy is SYNC else batches
+    assert sorted(numbers(w)) == [(e, i) for e in range(epochs) for i in range(whole)]
+    assert [m.epoch for m in w.c.ready] == list(range(epochs))  # in order
+    assert w.c.epochs_done == epochs
+    assert [epoch for epoch, _ in w.checkpoints] == ([] if every is None else list(range(every, epochs + 1, every)))
+    for epoch, seen in w.checkpoints:  # all of these epochs, and nothing of the next
+        assert sorted((b.epoch, b.index) for _, b in seen) == [(e, i) for e in range(epoch) for i in range(whole)]
+    if world > 1 and epochs:
+        assert not any(w.c.steps)  # the last average has everything in it
+
+
+def test_policies_sync_averages_after_each_batch():
+    w = World(plan(SYNC, world=3, batches=13, epochs=2), [1.0, 5.0, 2.0]).run()
+    assert w.c.count_history == [[1, 1, 1]] * 8
+    for i, (_, batch) in enumerate(w.batches):
+        assert (batch.epoch, batch.index // 3) == divmod(i // 3, 4)  # each step has neighbouring batches
+
+
+@pytest.mark.parametrize("policy", [CADENCE, ASYNC])
+def test_slow_rank_counts_become_three_to_one(policy):
+    w = World(plan(policy, batches=240), [10.0, 30.0]).run()
+    settled = w.c.count_history[1:-1]
+    assert len(settled) > 10
+    fast, slow = (sum(counts[rank] for counts in settled) for rank in (0, 1))
+    assert 2.6 <= fast / slow <= 3.4
+    assert w.c.counts() == [12, 4]
+
+
+def test_slow_rank_waits_less_than_in_lockstep():
+    total: dict[AveragingPolicy, float] = {}
+    for policy in (SYNC, CADENCE):
+        w = World(plan(policy, batches=240), [10.0, 30.0]).run()
+        total[policy] = w.now - w.c.total_ms[0] / 1e3  # when the fast one did not compute
+    assert total[SYNC] > 10 * total[CADENCE]
+
+
+def test_slow_rank_that_recovers_gets_more_again():
+    w = World(plan(CADENCE, batches=600, epochs=2), [10.0, 30.0])
+    original = w.c.batch_done
+
+    def batch_done(*arguments: Any) -> None:
+        original(*arguments)
+        if w.c.epochs_done:
+            w.ms[1] = 10.0
+
+    w.c.batch_done = batch_done  # type: ignore[method-assign]
+    w.run()
+    assert w.c.counts()[0] <= 1.3 * w.c.counts()[1]
+
+
+# ------------------------------------------------------------------ throttle and overshoot
+
+
+@pytest.mark.parametrize("policy", [CADENCE, ASYNC])
+@pytest.mark.parametrize("diff", [1, 2, 5])
+def test_throttle_lead_never_exceeds_the_limit_and_events_are_not_repeated(policy, diff):
+    w = World(plan(policy, batches=400, epochs=1, max_batch_diff=diff), [1.0, 30.0], anchor=10).run()
+    assert max(w.leads) == diff
+    assert len(w.leads) > 200  # most of the run; at its very end the one that still has batches is alone
+    throttled = [e for e in w.timeline.events if e.kind is EventKind.THROTTLE]
+    assert throttled and all(e.rank == 0 for e in throttled)
+    assert len(throttled) <= len(w.batches)  # one for each time that it has to stop, however often it asks
+
+
+def test_throttle_is_told_once_however_often_a_replica_asks():
+    w = World(plan(CADENCE, max_batch_diff=1), [1.0, 30.0])
+    assert isinstance(w.c.next(1), Batch) and isinstance(w.c.next(0), Batch)
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    assert [w.c.next(0) for _ in range(5)] == [Wait("throttle")] * 5
+    assert [e.detail for e in w.timeline.events if e.kind is EventKind.THROTTLE] == [{"lead": 1}]
+
+
+def test_overshoot_beyond_the_count_is_limited():
+    w = World(plan(ASYNC, batches=400, epochs=1), [1.0, 50.0], anchor=3, max_overshoot=2)
+    assert isinstance(w.c.next(1), Batch)
+    done = 0
+    while isinstance(task := w.c.next(0), Batch):
+        w.c.batch_done(0, 2, 0.0, 1.0)
+        done += 1
+    assert (task, done) == (Wait("overshoot"), 3 + 2)
+
+
+# ------------------------------------------------------------------ guard
+
+
+def test_guard_drifting_replicas_are_averaged_more_often():
+    def run(delta: float, threshold: float | None) -> World:
+        w = World(plan(CADENCE, batches=400, epochs=1), [10.0, 10.0], anchor=8, threshold=threshold)
+        rising = iter(range(1, 1000))
+        done = w.c.average_done
+        w.c.average_done = lambda rank, _: done(rank, delta * next(rising))  # type: ignore[method-assign]
+        return w.run()
+
+    assert run(0.1, None).c.count_history[5] == [8, 8]
+    assert run(1e-9, 0.05).c.count_history[5] == [8, 8]  # rises, but is nothing
+    drifting = run(0.1, 0.05)
+    assert [counts[0] for counts in drifting.c.count_history[:7]] == [8, 8, 8, 4, 4, 4, 2]
+    changed = [e.detail for e in drifting.timeline.events if e.kind is EventKind.ANCHOR_CHANGED]
+    assert changed[:2] == [{"before": 8, "after": 4}, {"before": 4, "after": 2}]
+
+
+def test_guard_takes_overshoot_back():
+    w = World(plan(ASYNC, batches=800, epochs=1), [10.0, 10.0], anchor=5, threshold=0.05)
+    assert w.overshoot is not None
+    limits, rising = [], iter(range(1, 1000))
+    done = w.c.average_done
+
+    def average_done(rank: int, _: float) -> None:
+        done(rank, 0.1 * next(rising))
+        limits.append(w.overshoot.limit)  # type: ignore[union-attr]
+
+    w.c.average_done = average_done  # type: ignore[method-assign]
+    w.run()
+    assert limits[1:8:2] == [6, 7, 5, 6]  # after each average: up, up, drifting, up
+
+
+# ------------------------------------------------------------------ late, stuck and lost replicas
+
+
+def one_batch_each(w: World) -> None:
+    for rank in (0, 1):
+        assert isinstance(w.c.next(rank), Batch)
+
+
+def test_stale_snapshots_are_dropped_and_the_average_is_made_later():
+    w = World(plan(CADENCE, batches=100, snapshot_timeout=5.0), [1.0, 1.0], anchor=1)
+    one_batch_each(w)
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    assert isinstance(w.c.next(0), Batch)
+    w.c.batch_done(1, 2, 0.0, 1.0)  # all have one: an average begins; replica 0 is in its second batch
+    task = w.c.next(1)
+    assert isinstance(task, Average) and w.c.arrived(1, task.round)
+    assert w.c.next(1) == Wait("average")
+    w.now += 4.9
+    assert not w.c.check()
+    w.now += 0.2
+    assert w.c.next_deadline() <= w.now and w.c.check() and w.c.aborted == 1
+    assert not w.c.arrived(0, task.round)  # stale
+    assert isinstance(w.c.next(1), Batch)
+    w.c.batch_done(1, 2, 0.0, 1.0)
+    assert isinstance(w.c.next(1), Batch)  # it does not wait again before the late one is back
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    w.c.batch_done(1, 2, 0.0, 1.0)
+    again = w.c.next(0)
+    assert isinstance(again, Average) and again.round == task.round + 1
+
+
+def test_sync_waits_for_a_late_replica():
+    w = World(plan(SYNC, snapshot_timeout=5.0, batch_timeout=60.0), [1.0, 1.0])
+    one_batch_each(w)
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    assert w.c.next(0) == Wait("average")
+    w.now += 59.0
+    assert not w.c.check() and w.c.round is None
+
+
+def test_death_of_a_stuck_replica_is_noticed_after_the_deadline():
+    w = World(plan(CADENCE, batch_timeout=60.0), [1.0, 1.0])
+    one_batch_each(w)
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    w.now += 59.9
+    assert isinstance(w.c.next(0), Batch) and not w.c.check()
+    assert w.c.next_deadline() == pytest.approx(60.0)
+    w.now += 0.2
+    assert w.c.check() and w.c.stopping and not w.c.over
+    assert isinstance(w.c.failures[1], ReplicaStuckError)
+    assert "replica 1 has not ended Batch(epoch=0, index=" in str(w.c.failures[1]) and "60 s" in str(w.c.failures[1])
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    assert w.c.next(0) == Stop()
+    w.c.leave(0)
+    assert w.c.over
+
+
+def test_death_stops_the_others_at_their_next_task():
+    w = World(plan(CADENCE), [1.0, 1.0])
+    one_batch_each(w)
+    w.c.failed(1, RuntimeError("gone"))
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    assert w.c.next(0) == Stop() and w.c.round is None
+
+
+def test_a_waiting_replica_is_not_stuck():
+    w = World(plan(SYNC, batch_timeout=60.0), [1.0, 1.0])
+    one_batch_each(w)
+    w.c.batch_done(0, 2, 0.0, 1.0)
+    assert w.c.next(0) == Wait("average")
+    w.now += 61
+    assert w.c.check() and list(w.c.failures) == [1]
+
+
+# ------------------------------------------------------------------ learning rate and metrics
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_lr_sequence_is_that_of_batches_by_replicas(policy, world):
+    w = World(plan(policy, world=world, batches=60, epochs=2), [10.0] * world).run()
+    for steps in w.lr_steps:
+        assert steps == list(range(120 // world))  # averages and acknowledgements do not count
+
+
+def test_lr_of_unequal_replicas_advances_with_their_mean():
+    w = World(plan(CADENCE, batches=240), [10.0, 30.0]).run()
+    assert w.c.lr_step == 720 // 2
+    fast, slow = w.lr_steps
+    assert fast[0] == slow[0] == 0 and max(*fast, *slow) < 720 // 2 + 12
+    starts = [sum(map(sum, w.c.count_history[:i])) // 2 for i in range(len(w.c.count_history))]
+    assert [step for step in fast if step in starts][: len(starts)]
+    assert set(starts) <= set(fast) and set(starts) <= set(slow)
+
+
+def test_chunk_dispatch_metrics_are_weighted_by_batches_and_throughput_by_time():
+    w = World(plan(CADENCE, batches=120, epochs=2), [10.0, 30.0]).run()
+    for metrics in w.c.ready:
+        a, b = (r.batches for r in metrics.per_rank)
+        assert a + b == 120 and metrics.batch_share == [a / 120, b / 120]
+        assert metrics.avg_loss == pytest.approx(b / 120)  # the loss of replica r is r
+        assert metrics.per_rank_throughput == pytest.approx([2 / 10, 2 / 30])  # samples per ms
+        assert [r.avg_loss for r in metrics.per_rank] == [0.0, 1.0]
+        assert metrics.epoch_ms >= 10 * a
+
+
+def test_timeline_of_a_run_has_its_epochs_and_averages():
+    w = World(plan(CADENCE, batches=40, epochs=2), [10.0, 30.0]).run()
+    kinds = [e.kind for e in w.timeline.events]
+    assert kinds.count(EventKind.EPOCH_START) == kinds.count(EventKind.EPOCH_END) == 2
+    assert kinds.count(EventKind.SYNC_START) == kinds.count(EventKind.SYNC_END) == len(w.c.count_history)
+    assert [e.detail["epoch"] for e in w.timeline.events if e.kind is EventKind.EPOCH_END] == [0, 1]
