@@ -57,6 +57,7 @@ from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, T
 from .store import Store
 from .thread import ThreadCommunicator, run_threads
 from .train_kinds import LossKind, OptimizerKind, StepStats, TrainerConfig, TrainSample
+from .trainer import HasGraph, Trainer
 from .trainer_errors import (
     FinalStageDroppedReplyError,
     NoReplicasError,
@@ -110,9 +111,10 @@ __all__ = [
     "random_state",
     "restore_random_state",
     "save_distributed_checkpoint",
-    # replicas by hand
+    # replicas by hand, and one loop for one or several
     "Ddp",
     "DdpConfig",
+    "HasGraph",
     # ranks that are not equally fast
     "AutoBalancer",
     "ElChe",
@@ -131,6 +133,7 @@ __all__ = [
     "FusedOptimizerConfig",
     "NonFiniteLossError",
     "SimpleTrainer",
+    "Trainer",
     "TrainingConfig",
     "TrainingMetrics",
     # replicas, stages and shards (atomr-accel-train's surface)

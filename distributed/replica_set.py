@@ -1,0 +1,207 @@
+"""ReplicaSet: the replicas of one process, which compute at once and then make one step (for ``Trainer``)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from minigrad.device import Device
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module
+from minigrad.optim import LrSchedule, Optimizer, clip_grad_norm
+from minigrad.random import Generator, default_generator, drawing_from
+from minigrad.tensor import Tensor
+
+from .comm_errors import CommError
+from .ddp import Ddp
+from .distributed_trainer import DistributedTrainer
+from .params import Named
+from .simple_trainer import TrainingConfig, TrainingMetrics
+from .timeline import EventKind, Timeline
+from .trainer_errors import ReplicaDroppedReplyError, ReplicaError
+
+_T = TypeVar("_T")
+LossFn = Callable[..., Tensor | tuple[Tensor, float]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One forward and backward: the loss, what it is computed of, and how many rows that has."""
+
+    loss_fn: LossFn
+    batch: tuple[Any, ...]
+    rows: int
+
+    def run(self, model: Any) -> tuple[GradStore, float, float]:
+        """Gradients, loss, and the weight that the loss has among the others."""
+        made = self.loss_fn(model, *self.batch)
+        loss, weight = made if isinstance(made, tuple) else (made, self.rows)
+        return loss.backward(), loss.item(), weight
+
+    def shards(self, sizes: Sequence[int]) -> Iterator[list[Job]]:
+        """The rows dealt out, ``sizes[r]`` to replica r: one job each, or none where that is 0."""
+        begin = 0
+        for size in sizes:
+            part = tuple(x[begin : begin + size] for x in self.batch)
+            yield [Job(self.loss_fn, part, size)] if size else []
+            begin += size
+
+
+class ReplicaTrainer(DistributedTrainer):
+    """One replica's trainer, which clips its own mean gradient before the reduction.
+
+    A mean of gradients within the limit is within it too, so the clipping after the reduction only measures.
+    """
+
+    def _local_norm(self, grads: list[Tensor]) -> float:
+        max_norm, weight = self.config.max_grad_norm, self._accumulator.weight
+        if max_norm is not None and weight:
+            sums = GradStore()
+            for grad in grads:
+                sums.insert(grad, grad)
+            clip_grad_norm(sums, max_norm * weight, error_if_nonfinite=False)
+        return super()._local_norm(grads)
+
+    def drop_window(self) -> None:
+        """Forget the micro-batches since the last step."""
+        self._accumulator.reset()
+
+
+class Round(NamedTuple):
+    """A step's metrics; each replica's milliseconds for its forwards and backwards; those of the step after them."""
+
+    metrics: TrainingMetrics | None
+    ms: list[float]
+    sync_ms: float
+
+
+class ReplicaSet:
+    """The replicas of a model, one thread each while they work.
+
+    ``heads[r]`` is what losses are given, ``models[r]`` the model in it. All get the weights of replica 0. Raises
+    ValueError for models that do not fit together.
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[Any],
+        models: Sequence[Module],
+        devices: Sequence[Device],
+        optimizers: Sequence[Optimizer],
+        config: TrainingConfig,
+        schedule: LrSchedule | None,
+        timeline: Timeline | None,
+        timeout: float,
+    ) -> None:
+        self.ddp = Ddp.wrap(models, devices, timeout)
+        self._heads, self._models = list(heads), list(models)
+        self._named: list[Named] = [[*model.named_parameters()] for model in models]
+        self._timeline, self._timeout = timeline, timeout
+        self._unusable: str | None = None
+        self.trainers: list[ReplicaTrainer] = [
+            ReplicaTrainer(config, communicator, optimizer, schedule)
+            for communicator, optimizer in zip(self.ddp.communicators, optimizers, strict=True)
+        ]
+        seed = default_generator.seed
+        self.generators: list[Generator] = [Generator((seed + rank + 1) % 2**64) for rank in range(len(models))]
+        self.share_weights()
+
+    def share_weights(self) -> None:
+        """Give all replicas the parameters and buffers of replica 0."""
+        self.ddp.sync_params()
+        self._agree()
+
+    def round(self, jobs: list[list[Job]]) -> Round:
+        """Every replica's jobs at once, then one step."""
+        self._follow_replica_0()
+        timeline = self._timeline
+
+        def compute(rank: int) -> tuple[float, float]:
+            replica, began = self.trainers[rank], time.perf_counter()
+            with drawing_from(self.generators[rank]), replica.no_sync():
+                for job in jobs[rank]:
+                    start = timeline.now_ms() if timeline is not None else 0.0
+                    grads, loss, weight = job.run(self._heads[rank])
+                    replica.step(self._named[rank], grads, loss, weight)
+                    if timeline is not None:
+                        timeline.span(EventKind.BATCH, rank, start, rows=job.rows)
+            return (time.perf_counter() - began) * 1e3, timeline.now_ms() if timeline is not None else 0.0
+
+        computed = self._on_all(compute, "forward and backward")
+        for rank, future in enumerate(computed):
+            error = future.exception()
+            if error is not None:
+                for replica in self.trainers:
+                    replica.drop_window()
+                kind = type(error).__name__
+                raise ReplicaError(
+                    f"replica {rank} raised {kind}: {error}; no weight was changed", rank, kind
+                ) from error
+        results = [future.result() for future in computed]
+        if timeline is not None:
+            for rank, (_, ended) in enumerate(results):
+                timeline.span(EventKind.IDLE, rank, ended)
+            timeline.event(EventKind.SYNC_START)
+        began = time.perf_counter()
+        metrics = self._collective(lambda rank: self.trainers[rank].flush(self._named[rank]), "the reduction")
+        self.ddp.sync_buffers(next(rank for rank, own in enumerate(jobs) if own))
+        if timeline is not None:
+            timeline.event(EventKind.SYNC_END)
+        return Round(metrics[0], [ms for ms, _ in results], (time.perf_counter() - began) * 1e3)
+
+    def assert_identical(self) -> None:
+        """Raise ReplicaMismatchError unless all replicas' parameters and buffers have the same bits."""
+        tensors = [[*model.named_parameters(), *model.named_buffers()] for model in self._models]
+        self._collective(lambda rank: self.trainers[rank].assert_replicas_identical(tensors[rank]), "the check")
+
+    def _follow_replica_0(self) -> None:
+        """Freeze in all replicas what is frozen in the first."""
+        flags = [p.requires_grad for _, p in self._named[0]]
+        for named in self._named[1:]:
+            for (_, p), flag in zip(named, flags, strict=True):
+                p.requires_grad_(flag)
+        if flags != self._flags:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Let the replicas compare their parameters and settings, which they do at the first step, all together."""
+        self._collective(lambda rank: self.trainers[rank].flush(self._named[rank]), "the comparison")
+        self._flags = [p.requires_grad for _, p in self._named[0]]
+
+    def _collective(self, task: Callable[[int], _T], what: str) -> list[_T]:
+        """``task(rank)`` in every replica's thread; where they fail, the first error that is not another one's echo."""
+        futures = self._on_all(task, what)
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            own = [error for error in errors if not isinstance(error, CommError)]
+            if len(errors) < len(futures):
+                self._unusable = f"replicas may differ since {what} failed: {(own or errors)[0]}"
+            raise (own or errors)[0]
+        return [future.result() for future in futures]
+
+    def _on_all(self, task: Callable[[int], _T], what: str) -> list[Future[_T]]:
+        if self._unusable is not None:
+            raise RuntimeError(f"the trainer takes no more steps: {self._unusable}")
+        self._unusable = f"{what} was interrupted"
+        futures: list[Future[_T]] = [Future() for _ in self._models]
+        for rank, future in enumerate(futures):
+            name = f"replica-{rank}"
+            threading.Thread(target=_complete, args=(future, task, rank), name=name, daemon=True).start()
+        wait(futures, min(self._timeout, threading.TIMEOUT_MAX))
+        late = [rank for rank, future in enumerate(futures) if not future.done()]
+        if late:
+            self._unusable = f"replica {', '.join(map(str, late))} has not ended {what} within {self._timeout:g} s"
+            raise ReplicaDroppedReplyError(self._unusable, late[0])
+        self._unusable = None
+        return futures
+
+
+def _complete(future: Future[_T], task: Callable[[int], _T], rank: int) -> None:
+    try:
+        future.set_result(task(rank))
+    except BaseException as error:
+        future.set_exception(error)

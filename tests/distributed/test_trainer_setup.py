@@ -1,0 +1,516 @@
+"""Trainer: one loop on one replica and on several, against one model that sees the whole batch in float64."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from data_parallel import EVERYTHING, ROWS, Net
+
+import minigrad
+from minigrad import Tensor, nn
+from minigrad.distributed import (
+    DdpConfig,
+    NonFiniteLossError,
+    ReplicaDroppedReplyError,
+    ReplicaError,
+    SimpleTrainer,
+    Trainer,
+    TrainingConfig,
+    TrainingMetrics,
+)
+from minigrad.distributed.timeline import EventKind, Timeline
+from minigrad.optim import SGD, AdamW, ExponentialDecay
+from minigrad.random import manual_seed
+
+LR = 0.01
+
+
+def batch(step: int = 0, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    x, y = np.random.default_rng([step, rows]).standard_normal((2, rows, 5))
+    return Tensor(x), Tensor(y)
+
+
+def loss_of(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    return net.loss(x, y)
+
+
+def sgd(params: Any) -> SGD:
+    return SGD(params, lr=LR)
+
+
+def net(tied: bool = False, frozen: Sequence[str] = (), seed: int = 0) -> Net:
+    made = Net(np.float64, seed, tied)
+    for name, p in made.named_parameters():
+        p.requires_grad_(name not in frozen)
+    return made
+
+
+def setup(n: int, config: DdpConfig | None = None, optimizer: Callable[[Any], Any] = sgd, **kinds: Any) -> Trainer:
+    options = {key: kinds.pop(key) for key in ("schedule", "timeout") if key in kinds}
+    config = DdpConfig(max_anchor=0) if config is None else config
+    return Trainer.setup_with(
+        net(**kinds), lambda device: net(**kinds), optimizer, config, devices=["cpu"] * n, **options
+    )
+
+
+def alone(steps: int, optimizer: Callable[[Any], Any] = sgd, rows: int = ROWS, **kinds: Any) -> Net:
+    """The model after plain training on whole batches."""
+    model = net(**kinds)
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), optimizer(trained))
+    for step in range(steps):
+        loss = model.loss(*batch(step, rows))
+        trainer.step(model.named_parameters(), loss.backward(), loss.item())
+    return model
+
+
+def bits(model: nn.Module) -> dict[str, bytes]:
+    return {name: t.data.tobytes() for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+def assert_weights(model: nn.Module, exact: nn.Module, tolerance: float = 1e-10) -> None:
+    for (name, p), (_, q) in zip(model.named_parameters(), exact.named_parameters(), strict=True):
+        np.testing.assert_allclose(p.data, q.data, rtol=tolerance, atol=1e-12, err_msg=name)
+
+
+def assert_alike(trainer: Trainer) -> None:
+    trainer.assert_replicas_identical()
+    assert all(bits(model) == bits(trainer.models[0]) for model in trainer.models)
+
+
+def made(metrics: TrainingMetrics | None) -> TrainingMetrics:
+    assert metrics is not None
+    return metrics
+
+
+# ------------------------------------------------------------------ one-call setup
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(3)
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 5)
+        for p in self.parameters():
+            p.data[...] = rng.standard_normal(p.shape)
+        self.drop = nn.Dropout(0.5)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((self.second(self.drop(self.first(x).tanh())) - y) ** 2).mean()
+
+
+def dropping_loss(model: Dropping, x: Tensor, y: Tensor) -> Tensor:
+    return model.loss(x, y)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float | None) -> None:
+    data = [tuple(t.float() for t in batch(step, 6 + step)) for step in range(4)]
+    manual_seed(5)
+    plain = Dropping()
+    simple = SimpleTrainer(TrainingConfig(max_grad_norm=clip), AdamW(plain.named_parameters(), lr=0.01))
+    expected = []
+    for x, y in data:
+        loss = plain.loss(x, y)
+        expected.append(simple.step(plain.named_parameters(), loss.backward(), loss.item()))
+    manual_seed(5)
+    model = Dropping().eval()
+    trainer = Trainer.setup_with(
+        model, lambda device: Dropping(), lambda params: AdamW(params, lr=0.01), DdpConfig(max_grad_norm=clip)
+    )
+    assert model.training
+    assert [trainer.step(dropping_loss, *xy) for xy in data] == expected
+    assert bits(model) == bits(plain)
+    assert (trainer.world_size, trainer.global_step, trainer.el_che, trainer.flush()) == (1, 4, None, None)
+
+
+@pytest.mark.parametrize(
+    ("n", "rows", "kinds"),
+    [(2, 12, {}), (3, 10, {"tied": True}), (3, 2, {"frozen": ("bias", "side")}), (2, 7, {"tied": True})],
+)
+def test_one_call_setup_of_n_replicas_is_training_on_the_whole_batch(n: int, rows: int, kinds: dict[str, Any]) -> None:
+    exact = alone(3, rows=rows, **kinds)
+    model = net(**kinds)
+    with Trainer.setup(model, lambda device: net(seed=9, **kinds), sgd, devices=["cpu"] * n) as trainer:
+        for step in range(3):
+            made(trainer.step(loss_of, *batch(step, rows)))
+        assert_alike(trainer)
+    assert_weights(model, exact)
+    for name in kinds.get("frozen", ()):
+        assert bits(model)[name] == bits(net())[name]
+
+
+def test_gradient_scale_of_shards_of_7_and_3_rows() -> None:
+    """SGD, which shows a factor that AdamW would hide. Shares come from the hint until step 10."""
+    with setup(2, DdpConfig(max_anchor=0, speed_hint=(1, 7 / 3))) as trainer:
+        assert trainer.balancer.shard_sizes(10) == [7, 3]
+        losses = [made(trainer.step(loss_of, *batch(step, 10))).loss for step in range(3)]
+        assert_weights(trainer.models[1], alone(3, rows=10))
+    assert losses[0] == pytest.approx(net().loss(*batch(0, 10)).item())
+
+
+def test_gradient_scale_of_a_loss_that_is_a_mean_over_something_else() -> None:
+    """Rows with x[:, 0] < 0 are padding: the loss is a mean over the others, of which the replicas have 4 and 1."""
+    x, y = (t.data.copy() for t in batch(1, 8))
+    x[:, 0] = [1, 2, 3, 4, -1, -1, 6, -1]
+
+    def masked(model: Net, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        keep = Tensor((x.data[:, :1] > 0).astype(np.float64))
+        count = float(keep.data.sum())
+        return (((model(x) - y) * keep) ** 2).sum() / count, count
+
+    one, two = setup(1), setup(2)
+    metrics = [made(trainer.step(masked, Tensor(x), Tensor(y))) for trainer in (one, two)]
+    assert metrics[0].loss == pytest.approx(metrics[1].loss)
+    assert_weights(two.models[1], one.models[0])
+    two.close()
+
+
+def test_missing_gradients_of_a_replica_count_as_zeros() -> None:
+    def partial(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        return model.loss(x, y, EVERYTHING if x.data[0, 0] > 0 else frozenset())
+
+    x, y = batch(2, 6)
+    x.data[:, 0] = [1, 1, 1, -1, -1, -1]
+    with setup(2) as trainer:
+        trainer.step(partial, x, y)
+        exact = net()
+        loss = (partial(exact, x[:3], y[:3]) + partial(exact, x[3:], y[3:])) / 2
+        sgd(exact.named_parameters()).step(loss.backward())
+        assert_weights(trainer.models[1], exact)
+        assert_alike(trainer)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(4)
+        self.linear, self.norm = nn.Linear(5, 5, dtype=np.float64), nn.BatchNorm1d(5, dtype=np.float64)
+        for p in self.parameters():
+            p.data[...] = rng.standard_normal(p.shape)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((self.norm(self.linear(x)) - y) ** 2).mean()
+
+
+def test_buffers_are_those_of_replica_0_and_shards_have_statistics_of_their_own() -> None:
+    x, y = batch(0, 10)
+    first, second = Normed(), Normed()
+    grads = [first.loss(x[:5], y[:5]).backward(), second.loss(x[5:], y[5:]).backward()]
+    with Trainer.setup(Normed(), lambda device: Normed(), sgd, devices=["cpu"] * 2) as trainer:
+        trainer.step(lambda model, x, y: model.loss(x, y), x, y)
+        assert_alike(trainer)
+        for (name, b), (_, expected), (_, other) in zip(
+            trainer.models[1].named_buffers(), first.named_buffers(), second.named_buffers(), strict=True
+        ):
+            assert np.array_equal(b.data, expected.data)
+            assert name == "norm.num_batches_tracked" or not np.array_equal(b.data, other.data)
+        for p, a, b in zip(trainer.models[1].parameters(), first.parameters(), second.parameters(), strict=True):
+            mean = (grads[0][a].data + grads[1][b].data) / 2
+            np.testing.assert_allclose(p.data, a.data - LR * mean, rtol=1e-10)
+
+
+def test_random_numbers_of_replicas_are_their_own_and_reproducible() -> None:
+    def run() -> list[bytes]:
+        manual_seed(11)
+        with Trainer.setup(Dropping(), lambda device: Dropping(), sgd, devices=["cpu"] * 2) as trainer:
+            draws: dict[int, Any] = {}
+
+            def loss(model: Dropping, x: Tensor, y: Tensor) -> Tensor:
+                draws[trainer.models.index(model)] = minigrad.rand(3).data.copy()
+                return model.loss(x, y)
+
+            for step in range(3):
+                trainer.step(loss, *(t.float() for t in batch(step, 8)))
+            assert not np.array_equal(draws[0], draws[1])
+            return [p.data.tobytes() for p in trainer.models[0].parameters()]
+
+    assert run() == run()
+
+
+def test_setup_head_trains_as_setup() -> None:
+    class Head:
+        def __init__(self) -> None:
+            self.net = net()
+
+        def graph(self) -> nn.Module:
+            return self.net
+
+        def compute_loss(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.net.loss(x, y)
+
+    for n in (1, 2):
+        with Trainer.setup_head(Head(), lambda device: Head(), sgd, devices=["cpu"] * n) as trainer:
+            for step in range(2):
+                trainer.step(lambda head, x, y: head.compute_loss(x, y), *batch(step))
+            assert_weights(trainer.models[-1], alone(2))
+
+
+# ------------------------------------------------------------------ ElChe
+
+
+def test_el_che_deals_out_whole_batches_and_makes_one_step_of_them() -> None:
+    """Batches of unequal sizes, three rounds' worth and a rest; the gradient is the mean over all rows."""
+    sizes = [4, 6, 3, 5, 4, 2, 7]
+    with setup(2, DdpConfig(max_anchor=1, speed_hint=(1, 2.0))) as trainer:
+        el_che = trainer.el_che
+        assert el_che is not None
+        assert el_che.batch_counts == [2, 1]
+        got = [trainer.step(loss_of, *batch(i, size)) for i, size in enumerate(sizes[:3])]
+        assert [metrics is None for metrics in got] == [True, True, False]
+        exact = net()
+        rows = [Tensor(np.concatenate([batch(i, size)[j].data for i, size in enumerate(sizes[:3])])) for j in (0, 1)]
+        loss = exact.loss(*rows)
+        assert made(got[2]).loss == pytest.approx(loss.item())
+        sgd(exact.named_parameters()).step(loss.backward())
+        assert_weights(trainer.models[1], exact)
+        assert_alike(trainer)
+        steps = 1
+        for i, size in enumerate(sizes[3:]):
+            steps += trainer.step(loss_of, *batch(i, size)) is not None
+        rest = trainer.flush()
+        assert trainer.flush() is None
+        assert trainer.global_step == steps + (rest is not None)
+
+
+def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:
+    with setup(3, DdpConfig()) as trainer:
+        assert trainer.step(loss_of, *batch(0)) is None
+        with pytest.raises(RuntimeError, match="1 batches wait for the next step"):
+            trainer.state_dict()
+        assert made(trainer.flush()).step == 1
+        assert_weights(trainer.models[2], alone(1))
+
+
+def test_slow_replica_el_che_counts_go_to_three_to_one() -> None:
+    with setup(2, DdpConfig(max_anchor=2)) as trainer:
+        assert trainer.el_che is not None
+        slow = trainer.models[1]
+
+        def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
+            time.sleep(0.045 if model is slow else 0.015)
+            return model.loss(x, y)
+
+        while trainer.global_step < 5:
+            trainer.step(loss, *batch(0, 2))
+        counts = trainer.el_che.batch_counts
+        assert counts[1] == trainer.el_che.anchor
+        assert 2 <= counts[0] / counts[1] <= 4
+
+
+def test_slow_replica_gets_fewer_rows_from_the_balancer() -> None:
+    with setup(2) as trainer:
+        slow = trainer.models[1]
+
+        def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
+            time.sleep(len(x.data) * (0.003 if model is slow else 0.001))
+            return model.loss(x, y)
+
+        sizes = []
+        for step in range(11):
+            sizes.append(trainer.balancer.shard_sizes(16))
+            trainer.step(loss, *batch(step, 16))
+        assert sizes[:10] == [[8, 8]] * 10
+        assert 10 <= sizes[10][0] <= 13
+        assert_weights(trainer.models[0], alone(11, rows=16), tolerance=1e-8)
+
+
+def test_timeline_has_a_span_for_each_batch_and_the_reduction_after_them() -> None:
+    timeline = Timeline()
+    with setup(2, DdpConfig(max_anchor=1, timeline=timeline)) as trainer:
+        assert trainer.step(loss_of, *batch()) is None
+        made(trainer.step(loss_of, *batch()))
+    by_kind = {kind: [event for event in timeline.events if event.kind is kind] for kind in EventKind}
+    batches = by_kind[EventKind.BATCH]
+    (start,), (end,) = by_kind[EventKind.SYNC_START], by_kind[EventKind.SYNC_END]
+    assert {event.rank for event in batches} == {event.rank for event in by_kind[EventKind.IDLE]} == {0, 1}
+    assert len(batches) == 2
+    assert all(event.duration_ms > 0 for event in batches)
+    assert max(event.end_ms for event in batches) <= start.at_ms <= end.at_ms
+
+
+# ------------------------------------------------------------------ clipping and learning rates
+
+
+def test_clipping_is_per_replica_before_the_reduction() -> None:
+    limit, sizes = 0.3, [7, 3]
+    x, y = batch(0, 10)
+    y.data[7:] *= 10
+    exact = net()
+    grads = [exact.loss(x[:7], y[:7]).backward(), exact.loss(x[7:], y[7:]).backward()]
+    norms = [math.sqrt(sum(float((g.data**2).sum()) for g in store.values())) for store in grads]
+    assert norms[1] > 2 * norms[0] > limit
+    expected = {
+        name: sum(
+            s / 10 * store[p].data * min(1, limit / norm) for s, store, norm in zip(sizes, grads, norms, strict=True)
+        )
+        for name, p in exact.named_parameters()
+        if p in grads[0]
+    }
+    with setup(2, DdpConfig(max_anchor=0, max_grad_norm=limit, speed_hint=(1, 7 / 3))) as trainer:
+        metrics = made(trainer.step(loss_of, x, y))
+        for name, p in trainer.models[1].named_parameters():
+            if name in expected:
+                np.testing.assert_allclose(
+                    p.data, dict(exact.named_parameters())[name].data - LR * expected[name], rtol=1e-5
+                )
+    after = math.sqrt(sum(float((g**2).sum()) for g in expected.values()))
+    assert metrics.grad_norm == pytest.approx(after, rel=1e-5)
+    assert after <= limit
+
+
+def test_learning_rates_are_the_same_on_one_replica_on_two_and_with_el_che() -> None:
+    schedule = ExponentialDecay(0.01, 0.5)
+    seen = []
+    for n, config in ((1, None), (2, None), (2, DdpConfig(max_anchor=1))):
+        with setup(n, config, schedule=schedule) as trainer:
+            rates: list[float] = []
+            while len(rates) < 3:  # with ElChe as many batches as the measured speeds ask for
+                metrics = trainer.step(loss_of, *batch())
+                rates += [] if metrics is None else [metrics.lr]
+            seen.append(rates)
+    assert seen == [[schedule.get_lr(step) for step in range(3)]] * 3
+
+
+def test_set_lr_reaches_all_replicas() -> None:
+    with setup(2) as trainer:
+        trainer.set_lr(0.5)
+        assert made(trainer.step(loss_of, *batch())).lr == 0.5
+        assert [optimizer.lr for optimizer in trainer.optimizers] == [0.5, 0.5]
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def test_a_replica_that_raises_changes_no_weight_and_the_next_step_is_as_if_nothing_was() -> None:
+    with setup(2) as trainer:
+        trainer.step(loss_of, *batch(0))
+        before = [bits(model) for model in trainer.models]
+
+        def broken(model: Net, x: Tensor, y: Tensor) -> Tensor:
+            if model is trainer.models[1]:
+                raise KeyError("no such row")
+            return model.loss(x, y)
+
+        with pytest.raises(ReplicaError, match="replica 1 raised KeyError: 'no such row'") as caught:
+            trainer.step(broken, *batch(7))
+        assert caught.value.rank == 1
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert [bits(model) for model in trainer.models] == before
+        trainer.step(loss_of, *batch(1))
+        assert_weights(trainer.models[1], alone(2))
+
+
+def test_a_loss_that_is_not_finite_changes_no_weight() -> None:
+    with setup(2) as trainer:
+        before = bits(trainer.models[0])
+        x, y = batch(0)
+        y.data[-1] = math.nan
+        with pytest.raises(NonFiniteLossError, match="loss of step 1 is nan on rank 1"):
+            trainer.step(loss_of, x, y)
+        assert bits(trainer.models[0]) == before
+        trainer.step(loss_of, *batch(0))
+        assert_weights(trainer.models[1], alone(1))
+
+
+def test_a_replica_that_hangs_is_named_within_the_deadline() -> None:
+    with setup(2, timeout=0.3) as trainer:
+
+        def hanging(model: Net, x: Tensor, y: Tensor) -> Tensor:
+            time.sleep(1.5 if model is trainer.models[1] else 0)
+            return model.loss(x, y)
+
+        began = time.monotonic()
+        with pytest.raises(ReplicaDroppedReplyError, match="replica 1 has not ended forward and backward within 0.3 s"):
+            trainer.step(hanging, *batch(0))
+        assert time.monotonic() - began < 1.4
+        with pytest.raises(RuntimeError, match="takes no more steps: replica 1"):
+            trainer.step(loss_of, *batch(0))
+
+
+def test_an_optimizer_that_fails_on_one_replica_stops_the_training() -> None:
+    with setup(2) as trainer:
+        trainer.optimizers[1].update = None  # type: ignore[method-assign,assignment]
+        with pytest.raises(TypeError):
+            trainer.step(loss_of, *batch(0))
+        with pytest.raises(RuntimeError, match="replicas may differ since the reduction failed"):
+            trainer.step(loss_of, *batch(0))
+
+
+def test_freezing_replica_0_freezes_all() -> None:
+    with setup(2) as trainer:
+        trainer.step(loss_of, *batch(0))
+        trainer.models[0].embed.requires_grad_(False)
+        before = bits(trainer.models[1])
+        trainer.step(loss_of, *batch(1))
+        assert_alike(trainer)
+        changed = {name for name, value in bits(trainer.models[1]).items() if value != before[name]}
+        assert changed == {"bias", "side", "gain", "head"}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Trainer.setup(net(), lambda device: net(), sgd, devices=[]), "devices is empty"),
+        (lambda: setup(2, DdpConfig(speed_hint=(2, 2.0))), "slow rank 2, expected a rank from 0 to 1"),
+        (lambda: setup(2, timeout=0), "timeout is 0"),
+        (lambda: setup(1).step(loss_of), r"got shapes \[\]"),
+        (lambda: setup(1).step(loss_of, batch(0)[0], batch(0, 3)[1]), "same number of rows"),
+        (lambda: setup(1).step(loss_of, Tensor(np.zeros((0, 5)))), "at least one"),
+        (lambda: setup(1).step(loss_of, 3.0), "tensors or arrays"),
+        (
+            lambda: Trainer.setup(net(), lambda device: net(tied=True), sgd, devices=["cpu"] * 2),
+            "replica 1 has 5 parameters, expected 6",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_setup_takes_a_module_and_setup_head_a_wrapper() -> None:
+    with pytest.raises(TypeError, match="setup takes a Module, not str"):
+        Trainer.setup("net", lambda device: net(), sgd)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="setup_head takes a wrapper with graph"):
+        Trainer.setup_head(net(), lambda device: net(), sgd)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ resuming
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_resume_is_bitwise_the_uninterrupted_run(n: int) -> None:
+    def adamw(params: Any) -> AdamW:
+        return AdamW(params, lr=0.01)
+
+    def model() -> Dropping:
+        return Dropping().double()  # type: ignore[return-value]
+
+    def start() -> Trainer:
+        return Trainer.setup(model(), lambda device: model(), adamw, devices=["cpu"] * n)
+
+    manual_seed(1)
+    with start() as trainer:
+        for step in range(2):
+            trainer.step(dropping_loss, *batch(step))
+        arrays, meta = trainer.state_dict()
+        weights = {name: t.data.copy() for name, t in trainer.models[0].state_dict().items()}
+        draws = minigrad.random.default_generator.state_dict()
+        for step in range(2, 4):
+            trainer.step(dropping_loss, *batch(step))
+        expected = bits(trainer.models[0])
+    manual_seed(99)
+    with start() as again:
+        again.models[0].load_state_dict(weights)
+        again.load_state_dict(arrays, meta)
+        minigrad.random.default_generator.load_state_dict(draws)
+        for step in range(2, 4):
+            again.step(dropping_loss, *batch(step))
+        assert again.global_step == 4
+        assert [bits(model) for model in again.models] == [expected] * n
