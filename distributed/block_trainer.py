@@ -126,6 +126,7 @@ class BlockDistributedTrainer(BucketedTrainer):
         self.scaler = scaler
         self.skipped_steps: int = 0
         self._loss_fn: LossFn = model.loss if loss_fn is None else loss_fn
+        self._names = {p.id: key for _, named in self.layout.groups for key, p in named}
         self._spoiled: set[int] = set()
         self._buffers_before: dict[str, Any] = {}
         self._weight = 0.0
@@ -258,9 +259,8 @@ class BlockDistributedTrainer(BucketedTrainer):
 
     def _inspect(self, grads: GradStore) -> None:
         """Note what is not finite in a block before it is sent: in the sum nobody can tell whose it was."""
-        for one in self.layout.sets(grads):
-            bad = one.non_finite()
-            self._spoiled.update(p._id for _, named in self.layout.groups for key, p in named if key in bad)
+        bad = set(BlockGradientSet("", {self._names[id]: grad for id, grad in grads.items()}).non_finite())
+        self._spoiled.update(id for id in grads if self._names[id] in bad)
 
     def _non_finite(self, trained: list[Tensor]) -> list[bool]:
         return [p._id in self._spoiled for p in trained]

@@ -1,0 +1,319 @@
+"""``python -m minigrad.distributed.train``: the YAML file, the flags, and runs on several ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import requires_mpi, run_ranks
+
+from minigrad.distributed import (
+    CommError,
+    Communicator,
+    DistributedTrainConfig,
+    NoOpCommunicator,
+    Place,
+    ThreadCommunicator,
+    block_config,
+    run_threads,
+    train,
+)
+from minigrad.distributed.train import Run
+from minigrad.distributed.train_settings import (
+    DistributedSection,
+    SettingsError,
+    TrainingSection,
+    read_settings,
+    resolve,
+)
+from minigrad.metrics_log import read_json_lines
+from minigrad.serialization import CheckpointError, load_checkpoint
+
+pytest.importorskip("yaml", reason="PyYAML is not installed; install the extra `yaml`")
+
+EXAMPLE = Path(__file__).parents[2] / "examples/distributed_gpt.yaml"
+ALONE = Place(0, 1, 0, "single")
+SECOND = Place(1, 2, 1, "Open MPI", True)
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """A tiny run on a text of its own; 3 batches an epoch."""
+    text = folder / "text.txt"
+    text.write_text("".join(chr(97 + (i * i) % 23) for i in range(2 * 3 * 8 + 1)))
+    lines = {
+        "model": {"n_layer": 2, "n_head": 2, "n_embd": 8, "dropout": 0.0},
+        "data": {"source": f"[{text}]"},
+        "training": {"output_dir": folder / "run", "max_steps": 6, "batch_size": 2, "seq_len": 8, "save_interval": 3},
+    }
+    for key, value in changes.items():
+        section = next(name for name in lines if key in lines[name] or name == "training")
+        lines[section][key] = value
+    path = folder / "config.yaml"
+    path.write_text(
+        "".join(
+            f"{name}:\n" + "".join(f"  {key}: {value}\n" for key, value in values.items() if value is not None)
+            for name, values in lines.items()
+        )
+    )
+    return path
+
+
+def weights(folder: Path, step: int | None = None) -> dict[str, bytes]:
+    tensors = load_checkpoint(folder, step).tensors
+    return {f"{file}/{name}": array.tobytes() for file, named in tensors.items() for name, array in named.items()}
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def test_the_example_shows_the_defaults():
+    settings = read_settings(EXAMPLE)
+    assert settings.model == type(settings.model)() and settings.data == type(settings.data)()
+    section = DistributedSection(world_size=2)
+    assert settings.training == dataclasses.replace(TrainingSection(), max_steps=200, distributed=section)
+    text = EXAMPLE.read_text()
+    for kind in (settings.model, settings.data, settings.training, section):
+        for field in dataclasses.fields(kind):
+            assert f"{field.name}:" in text, field.name
+
+
+def test_should_launcher_defaults_are_entrenars():
+    t = TrainingSection()
+    assert (t.lr, t.beta1, t.beta2, t.weight_decay, t.accumulation_steps) == (1e-3, 0.9, 0.999, 0.01, 1)
+    assert (t.warmup_steps, t.seed, t.max_grad_norm, t.keep) == (0, 42, 1.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training: {max_steps: 1, learning_rate: 1.0}", "unknown key training.learning_rate"),
+        ("training: {max_steps: 1, batchsize: 4}", "unknown key training.batchsize; did you mean batch_size?"),
+        ("modell: {}", "unknown key modell; did you mean model?"),
+        ("training: {max_steps: 1, lr: 1e-3}", "training.lr is '1e-3', expected a number .*write it with a dot"),
+        ("training: {max_steps: two}", "training.max_steps is 'two', expected an integer or null"),
+        ("training: {max_steps: 1.0}", "training.max_steps is 1.0, expected an integer"),
+        ("training: {max_steps: true}", "training.max_steps is True"),
+        ("training: {max_steps: 1, seed: null}", "training.seed is None, expected an integer"),
+        ("training: 3", "training is 3, expected keys and values"),
+        ("[1, 2]", "the file is .1, 2., expected keys and values"),
+        ("training: {max_steps: 1, max_steps: 2}", "line 1: max_steps is given twice"),
+        ("training: {1: 2}", "the key 1 is no text"),
+        ("training: {}", "needs one of max_steps and epochs"),
+        ("training: {max_steps: 1, epochs: 1}", "not both"),
+        ("training: {max_steps: 0}", "training.max_steps is 0, expected at least 1"),
+        ("training: {max_steps: 1, batch_size: 0}", "training.batch_size is 0"),
+        ("training: {max_steps: 1, lr: -1}", "training: .*lr"),
+        ("training: {max_steps: 1, beta2: 1.0}", "training: .*1.0"),
+        ("training: {max_steps: 1, max_grad_norm: 0}", "training: max_grad_norm is 0"),
+        ("training: {max_steps: 1, timeout: .inf}", "training.timeout is inf"),
+        ("training: {max_steps: 1, distributed: {}}", "training.distributed needs world_size"),
+        ("training: {max_steps: 1, distributed: {world_size: '2'}}", "distributed.world_size is '2', expected an int"),
+        ("training: {max_steps: 1, distributed: {world: 2}}", "unknown key training.distributed.world; did you mean"),
+        ("model: {family: bert}\ntraining: {max_steps: 1}", "model.family is 'bert'"),
+        ("model: {n_kv_head: 2}\ntraining: {max_steps: 1}", "model.n_kv_head is 2"),
+        ("data: {source: []}\ntraining: {max_steps: 1}", r"data.source is \[\], expected text or a list of paths"),
+        ("training: {max_steps: 1", "is no valid YAML"),
+        ("training: !!python/object/apply:os.system ['true']", "is no valid YAML"),
+    ],
+)
+def test_must_config_files_refuse_by_name(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        read_settings(path)
+
+
+def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SettingsError, match=r"nowhere.yaml cannot be read"):
+        read_settings(tmp_path / "nowhere.yaml")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert train.main([str(EXAMPLE)]) == 2
+    assert 'install the extra `yaml`: pip install "minigrad-cuda[yaml]"' in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- places
+
+
+def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in():
+    section = DistributedSection(world_size=4, rank=3, coordinator_addr="a:1", backend="cuda")
+    found = resolve(section, ALONE, world_size=2, rank=1, coordinator="b:2")
+    assert found == DistributedTrainConfig(2, 1, None, None, "b:2", "cuda")
+    assert resolve(section, ALONE) == DistributedTrainConfig(4, 3, None, None, "a:1", "cuda")
+    assert resolve(None, SECOND) == DistributedTrainConfig(2, 1)
+    assert resolve(DistributedSection(world_size=2), SECOND) == DistributedTrainConfig(2, 1)
+    assert resolve(None, ALONE) == DistributedTrainConfig(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("section", "place", "flags", "message"),
+    [
+        (None, SECOND, {"world_size": 3}, "world_size is 3, but Open MPI says 2"),
+        (None, SECOND, {"rank": 0}, "rank is 0, but Open MPI says 1"),
+        (DistributedSection(2, local_rank=0), SECOND, {}, "local_rank is 0, but Open MPI says 1"),
+        (DistributedSection(2, role="coordinator"), SECOND, {}, "rank 1 is the worker"),
+        (DistributedSection(1), SECOND, {}, "rank is 1, expected an integer from 0 to 0"),
+        (DistributedSection(2), ALONE, {}, "nothing launched this process: start the ranks with .*launch -n 2"),
+        (None, ALONE, {"world_size": 2, "rank": 1}, "nothing launched this process"),
+        (DistributedSection(2, backend="cuda"), ALONE, {}, "which of the 2 ranks is this.*--rank"),
+        (None, SECOND, {"coordinator": "host:9000"}, "is for backend 'cuda'.*through MPI's launcher"),
+        (DistributedSection(2, backend="cuda"), SECOND, {"coordinator": "host"}, "expected HOST:PORT"),
+        (DistributedSection(2, backend="cuda"), SECOND, {"coordinator": "host:99999"}, "expected HOST:PORT"),
+        (None, ALONE, {"world_size": 0}, "world_size is 0"),
+        (DistributedSection(2, backend="wgpu"), SECOND, {}, "backend is 'wgpu'"),
+    ],
+)
+def test_must_config_contradictions_raise(section, place, flags, message):
+    with pytest.raises(SettingsError, match=message):
+        resolve(section, place, **flags)
+
+
+def test_should_coordinator_is_where_nccl_ranks_meet(monkeypatch):
+    asked: list[Any] = []
+
+    def init(backend: str | None, **options: Any) -> Communicator:
+        asked.append((backend, options))
+        return NoOpCommunicator()
+
+    monkeypatch.setattr(block_config, "init_process_group", init)
+    monkeypatch.setattr(block_config, "discover_place", lambda: ALONE)
+    DistributedTrainConfig(2, 1, 0, coordinator_addr="[::1]:9000", backend="cuda").connect(timeout=5)
+    DistributedTrainConfig(1).connect()
+    monkeypatch.setattr(block_config, "discover_place", lambda: SECOND)
+    DistributedTrainConfig(2, 1, backend="cuda").connect()
+    with pytest.raises(ValueError, match="world_size is 3, but Open MPI says 2"):
+        DistributedTrainConfig(3, 1).connect()
+    (backend, options), (alone, _), (launched, rest) = asked
+    assert (backend, alone, launched) == ("nccl", None, "nccl")
+    assert (options["rank"], options["world_size"], options["local_rank"]) == (1, 2, 0)
+    assert (options["master_addr"], options["master_port"], options["timeout"]) == ("::1", 9000, 5)
+    assert rest["rank"] is rest["world_size"] is rest["master_addr"] is None  # the launcher says it
+
+
+# ---------------------------------------------------------------------- runs
+
+
+def go(comm: Communicator, path: Path, resume: bool = False) -> Run:
+    run = Run(comm, read_settings(path), resume=resume)
+    try:
+        run.train()
+    finally:
+        run.trainer.close()
+    return run
+
+
+def test_must_uneven_shards_an_epoch_of_3_batches_on_2_ranks_completes_and_saves(tmp_path):
+    path = write(tmp_path, max_steps=None, epochs=1, accumulation_steps=1)
+    runs = run_threads(2, lambda comm: go(comm, path), timeout=30)
+    assert [len(run.batches) for run in runs] == [3, 3]
+    assert [run.trainer.global_step for run in runs] == [2, 2]
+    assert load_checkpoint(tmp_path / "run").step == 2
+
+
+def test_must_accumulation_the_last_window_of_a_run_may_be_short(tmp_path):
+    path = write(tmp_path, max_steps=None, epochs=3, accumulation_steps=4)  # 3 epochs of 2 rounds: 4 + 2
+    runs = run_threads(2, lambda comm: go(comm, path), timeout=30)
+    assert [(run.rounds, run.trainer.global_step) for run in runs] == [(6, 2)] * 2
+
+
+def test_should_shuffle_epochs_are_disjoint_complete_and_pure(tmp_path):
+    settings = read_settings(write(tmp_path))
+
+    def deal(comm: ThreadCommunicator) -> list[list[bytes]]:
+        run = Run(comm, settings)
+        run.trainer.close()
+        order = [3, 0, 2, 1]  # of asking; the batches are functions of the round
+        found = {n: [x.tobytes() for x in run.batch(n)[:1]] for n in order}
+        return [found[n] for n in range(4)]
+
+    ranks = run_threads(2, deal, timeout=30)
+    shutil.rmtree(tmp_path / "run")
+    (alone,) = run_threads(1, deal, timeout=30)
+    for epoch in range(2):
+        dealt = [x for rank in ranks for n in (0, 1) for x in rank[2 * epoch + n]]
+        assert len(dealt) == len(set(dealt)) == 3
+    first = [x for rank in ranks for n in (0, 1) for x in rank[n]]
+    assert sorted(first) == sorted(x for n in range(3) for x in alone[n])
+    second = [x for rank in ranks for n in (2, 3) for x in rank[n]]
+    assert set(second) != set(first)  # batches of other windows
+
+
+def test_should_determinism_the_same_file_gives_the_same_weights(tmp_path):
+    for name in ("a", "b"):
+        path = write(tmp_path, output_dir=tmp_path / name)
+        run_threads(2, lambda comm, path=path: go(comm, path), timeout=30)  # type: ignore[misc]
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    path = write(tmp_path, output_dir=tmp_path / "c", seed=43)
+    run_threads(2, lambda comm: go(comm, path), timeout=30)
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+
+
+def test_a_run_replaces_nothing_and_keeps_its_settings(tmp_path):
+    path = write(tmp_path)
+    go(NoOpCommunicator(), path)
+    with pytest.raises(SettingsError, match="holds a run already: add --resume"):
+        go(NoOpCommunicator(), path)
+    with pytest.raises(SettingsError, match=r"training.lr is 0.5; the run in .* has 0.001 and keeps it"):
+        go(NoOpCommunicator(), write(tmp_path, lr=0.5), resume=True)
+    path = write(tmp_path)
+    with pytest.raises(SettingsError, match="world_size is 2; the run in .* has 1"):
+        run_threads(2, lambda comm: go(comm, path, resume=True), timeout=30)
+    with pytest.raises(CheckpointError):
+        go(NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
+
+
+def test_ranks_with_other_files_refuse(tmp_path):
+    paths = []
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        paths.append(write(folder, seed=rank))
+    with pytest.raises(CommError, match="settings differ: training.seed is 1 on rank 1, 0 on rank 0"):
+        run_threads(2, lambda comm: go(comm, paths[comm.rank]), timeout=30)
+
+
+def test_errors_of_the_command_are_one_line(tmp_path, capsys):
+    assert train.main([str(write(tmp_path, n_head=3))]) == 2
+    assert capsys.readouterr().err.startswith("error: model: ")
+    assert train.main([str(write(tmp_path)), "--world-size", "2"]) == 2
+    assert "start the ranks with python -m minigrad.distributed.launch -n 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train.main([str(EXAMPLE), "--coordinater", "x:1"])
+
+
+def test_one_process_runs_from_the_command_line(tmp_path):
+    command = [sys.executable, "-W", "error", "-m", "minigrad.distributed.train", str(write(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "done: step 6; all 1 ranks hold the same weights, bit for bit"
+
+
+@requires_mpi
+def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_path):
+    path = write(tmp_path, dropout=0.2, accumulation_steps=2)
+    path.write_text(path.read_text() + "  distributed: {world_size: 2, backend: cpu}\n")
+    result = run_ranks(2, "-m", "minigrad.distributed.train", path, timeout=60)
+    assert result.returncode == 0, result.text
+    assert "all 2 ranks hold the same weights" in result.lines(0)[-1] and result.lines(1) == []
+    folder = tmp_path / "run"
+    lines = read_json_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line in lines:
+        assert math.isfinite(line["loss"]) and line["grad_norm"] > 0 and line["world_size"] == 2
+        assert line["tokens_per_second"] > 0 and line["communication_seconds"] > 0
+    hashes = load_checkpoint(folder).state["weight_hashes"]
+    assert len(hashes) == 2 and hashes[0] == hashes[1]
+    straight = weights(folder, 6)
+    shutil.rmtree(next(folder.glob("step-00000006*")))
+    again = run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", "--world-size", 2, timeout=60)
+    assert again.returncode == 0, again.text
+    assert weights(folder) == straight  # dropout too: every rank's random numbers went on
+    relogged = read_json_lines(folder / "metrics.jsonl")
+    assert [(line["step"], line["loss"]) for line in relogged] == [(line["step"], line["loss"]) for line in lines]
+    refused = run_ranks(2, "-m", "minigrad.distributed.train", path, "--world-size", 3, timeout=60)
+    assert refused.returncode == 2 and "world_size is 3, but Open MPI says 2" in refused.errors(0), refused.text
