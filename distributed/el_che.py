@@ -65,7 +65,6 @@ class ElChe:
         if _whole("max_anchor", max_anchor) < 1:
             raise ValueError(f"max_anchor must be >= 1, got {max_anchor}")
         self._max_anchor = max_anchor
-        self._initial_anchor = min(self._initial_anchor, max_anchor)
         self._set_anchor(min(self._anchor, max_anchor))
         return self
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from data_parallel import EVERYTHING, ROWS, Net
+from ranks import requires_mpi, run_ranks
 
 from minigrad import GradStore, Tensor, nn
 from minigrad.distributed import Communicator, Ddp, DdpConfig, run_threads
@@ -223,8 +225,11 @@ def test_weighted_all_reduce_gives_a_rank_of_count_0_the_update() -> None:
 def test_gradients_of_an_earlier_call_stay_as_they_are() -> None:
     models = nets(2)
     with Ddp.wrap(models, ["cpu"] * 2) as ddp:
-        first = [gradients(model, 0, 6) for model in models]
+        first = [gradients(models[0], 0, 6), gradients(models[1], 6, 12)]
+        own = first[0][models[0].embed]
+        before = own.numpy().copy()
         ddp.all_reduce_gradients(first)
+        assert np.array_equal(own.numpy(), before)
         kept = by_name(models[0], first[0])["embed"].copy()
         ddp.all_reduce_gradients([gradients(model, 6, 12) for model in models])
     assert np.array_equal(first[0][models[0].embed].numpy(), kept)
@@ -278,6 +283,37 @@ def test_gradient_sync_between_ranks_is_that_of_one_process() -> None:
         assert got.keys() == exact.keys()
         for name, grad in got.items():
             np.testing.assert_allclose(grad, exact[name], rtol=1e-10, atol=1e-13)
+
+
+PROCESSES = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import numpy as np
+from minigrad.distributed import Ddp, MpiCommunicator, all_gather_bytes
+from test_ddp import CUTS, ROWS, assert_gradients, bits, by_name, gradients, nets, normed
+
+comm = MpiCommunicator(timeout=30)
+model = normed(comm.rank)
+Ddp.of_rank(model, comm).sync_params()
+assert bits(model) == bits(normed(0))
+sizes = (9, 0, 3)
+net, alone = nets(2, frozen=("bias",))
+grads = gradients(net, CUTS[sizes][comm.rank], CUTS[sizes][comm.rank + 1])
+Ddp.of_rank(net, comm).weighted_all_reduce_gradients([grads], sizes)
+assert_gradients(net, grads, by_name(alone, gradients(alone, 0, ROWS)))
+same = all_gather_bytes(comm, repr({name: g.tobytes() for name, g in by_name(net, grads).items()}).encode())
+assert same == [same[0]] * 3
+comm.close()
+print("passed")
+"""
+
+
+@requires_mpi
+def test_sync_params_and_weighted_all_reduce_between_processes() -> None:
+    here = Path(__file__).parent
+    result = run_ranks(3, PROCESSES, here, here.parent, timeout=60)
+    assert result.returncode == 0, result.text
+    assert [result.lines(rank) for rank in range(3)] == [["passed"]] * 3
 
 
 # ------------------------------------------------------------------ DdpConfig

@@ -76,9 +76,9 @@ def test_changes_within_the_dead_zone_are_left_alone() -> None:
 def test_the_anchor_falls_by_one_while_overhead_is_low_and_stops_where_it_began() -> None:
     cadence = report(ElChe(2, 10), [1000, 1000], 130)
     assert cadence.anchor == 13
+    assert report(cadence, [1000, 1000], 70).anchor == 13  # between half of the target and the target
     anchors = [report(cadence, [1000, 1000], 49).anchor for _ in range(5)]
     assert anchors == [12, 11, 10, 10, 10]
-    assert report(cadence, [1000, 1000], 70).anchor == 10  # between half of the target and the target
 
 
 def test_counts_follow_an_anchor_that_falls_within_the_dead_zone() -> None:
@@ -117,6 +117,7 @@ def test_el_che_clamp_is_at_most_max() -> None:
     assert ElChe(3, 5).clamp_total(0) == [0, 0, 0]
     assert ElChe(3, 1).with_speed_ratio(1, 100).clamp_total(4) == [2, 1, 1]
     assert cadence.batch_counts == [10, 30]
+    assert ElChe(3, 1).with_speed_ratio(0, 5).clamp_total(10) == [1, 5, 4]  # rank 0 has all it wants
 
 
 def test_the_anchor_is_nudged_down_only() -> None:
@@ -131,6 +132,7 @@ def test_the_anchor_is_nudged_down_only() -> None:
     assert (cadence.anchor, cadence.batch_counts) == (1, [2, 1])
     cadence.nudge_anchor_down(0.1)
     assert cadence.anchor == 1
+    assert report(cadence, [100, 100], 11).anchor == 10  # which is where it began: too much overhead
 
 
 @pytest.mark.parametrize(("target", "clamped"), [(0.001, 0.01), (0.9, 0.5), (0.2, 0.2)])
@@ -140,8 +142,9 @@ def test_the_overhead_target_is_clamped(target: float, clamped: float) -> None:
 
 def test_a_rank_without_batches_keeps_its_speed() -> None:
     cadence = report(ElChe(2, 10), [500, 1000], 0)
-    cadence.report_timing([0, 1000], [0, 10], 0)
-    assert cadence.ms_per_batch == [50.0, 100.0]
+    for wall in (0, 7):
+        cadence.report_timing([wall, 1000], [0, 10], 0)
+        assert cadence.ms_per_batch == [50.0, 100.0]
     fresh = ElChe(2, 10)
     fresh.report_timing([0, 1000], [0, 10], 0)
     assert (fresh.is_calibrated, fresh.batch_counts, fresh.anchor_wall_ms) == (False, [10, 10], 0.0)
