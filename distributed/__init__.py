@@ -55,15 +55,24 @@ from .replicas import (
 )
 from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 from .store import Store
+from .tensor_layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    vocab_parallel_cross_entropy,
+)
+from .tensor_parallel import TensorParallelTrainer
 from .thread import ThreadCommunicator, run_threads
 from .train_kinds import LossKind, OptimizerKind, StepStats, TrainerConfig, TrainSample
 from .trainer import HasGraph, Trainer
 from .trainer_errors import (
     FinalStageDroppedReplyError,
     NoReplicasError,
+    NoShardsError,
     NoStagesError,
     ReplicaDroppedReplyError,
     ReplicaError,
+    ShardDroppedReplyError,
     StageDroppedReplyError,
     TrainerError,
     ZeroSamplesError,
@@ -137,10 +146,12 @@ __all__ = [
     "TrainingConfig",
     "TrainingMetrics",
     # replicas, stages and shards (atomr-accel-train's surface)
+    "ColumnParallelLinear",
     "DataParallelTrainer",
     "FinalStageDroppedReplyError",
     "LossKind",
     "NoReplicasError",
+    "NoShardsError",
     "NoStagesError",
     "OptimizerKind",
     "PipelineParallelTrainer",
@@ -150,12 +161,17 @@ __all__ = [
     "ReplicaProtocol",
     "ReplicaStep",
     "ReplicaStepResult",
+    "RowParallelLinear",
+    "ShardDroppedReplyError",
     "StageDroppedReplyError",
     "StepStats",
+    "TensorParallelTrainer",
     "ThreadReplica",
     "TrainSample",
     "TrainerConfig",
     "TrainerError",
     "ZeroSamplesError",
+    "VocabParallelEmbedding",
     "compute_step",
+    "vocab_parallel_cross_entropy",
 ]

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from minigrad import safetensors_format
+from minigrad.device import CPU, Device
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import GradAccumulator, grad_norm
@@ -88,6 +89,28 @@ class ReplicaProtocol(Protocol):
         ReplicaDroppedReplyError, or a cancelled future, says that the replica is gone."""
 
 
+def mean_gradient(
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    kind: LossKind,
+    features: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    device: Device,
+) -> tuple[GradStore, float]:
+    """The mean loss of the samples and its gradient, from parts of ``batch_size``. ``loss_of(x, y)`` is the mean loss
+    of a part, and ``kind`` knows what it is a mean over. Zeros where that is nothing."""
+    total = kind.weight_of(labels)
+    mean = GradAccumulator(math.ceil(len(labels) / batch_size))
+    for begin in range(0, len(labels), batch_size):
+        rows = slice(begin, begin + batch_size)
+        loss = loss_of(Tensor(features[rows]).to(device), Tensor(labels[rows]).to(device))
+        grads = loss.backward() if loss.requires_grad else GradStore()
+        mean.add(grads, loss.item(), take=True, weight=kind.weight_of(labels[rows]) / total if total else 0.0)
+    window = mean.flush()
+    assert window is not None
+    return window
+
+
 def compute_step(model: Module, step: ReplicaStep) -> ReplicaStepResult:
     """Forward and backward of one replica's samples, in parts of ``step.batch_size``."""
     samples, total = len(step.labels), step.loss.weight_of(step.labels)
@@ -97,21 +120,11 @@ def compute_step(model: Module, step: ReplicaStep) -> ReplicaStepResult:
     named = dict(model.named_parameters())
     for name, p in named.items():
         p.requires_grad_(name in step.trained)
-    device = next((p.device for p in named.values()), None)
-    parts = GradAccumulator(math.ceil(samples / step.batch_size))
+    device = next((p.device for p in named.values()), CPU)
     with drawing_from(Generator(step.seed)):
-        for begin in range(0, samples, step.batch_size):
-            rows = slice(begin, begin + step.batch_size)
-            x, y = (Tensor(array[rows]) for array in (step.features, step.labels))
-            if device is not None:
-                x, y = x.to(device), y.to(device)
-            loss = step.loss(model(x), y)
-            grads = loss.backward() if loss.requires_grad else GradStore()
-            weight = step.loss.weight_of(step.labels[rows])
-            parts.add(grads, loss.item(), take=True, weight=weight / total if total else 0.0)
-    window = parts.flush()
-    assert window is not None
-    grads, mean = window
+        grads, mean = mean_gradient(
+            lambda x, y: step.loss(model(x), y), step.loss, step.features, step.labels, step.batch_size, device
+        )
     gradients = {name: host_array(grads[p]) for name, p in named.items() if p in grads}
     buffers = {name: host_array(b).copy() for name, b in model.state_dict().items() if name not in named}
     return ReplicaStepResult(mean, grad_norm(grads), samples, gradients, buffers, total)

@@ -98,8 +98,12 @@ class LossKind:
             return F.mse_loss(outputs, labels)
         if not outputs.ndim or labels.shape != outputs.shape[:-1]:
             raise ValueError(f"{self.name}: outputs {outputs.shape}, labels {labels.shape}; expected (..., C), (...)")
-        weight = None if self.weights is None else Tensor(np.asarray(self.weights)).to(outputs.dtype, outputs.device)
-        return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1), weight, IGNORED)
+        rows = outputs.reshape(labels.numel(), outputs.shape[-1])
+        return F.cross_entropy(rows, labels.reshape(-1), self.class_weights(outputs), IGNORED)
+
+    def class_weights(self, outputs: Tensor) -> Tensor | None:
+        """The weights of the classes, in the dtype and on the device of ``outputs``, or None."""
+        return None if self.weights is None else Tensor(np.asarray(self.weights)).to(outputs.device).to(outputs.dtype)
 
     def weight_of(self, labels: np.ndarray) -> float:
         """What the mean of these labels is divided by, so that means of parts make the mean of the whole."""

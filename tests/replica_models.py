@@ -12,13 +12,17 @@ import numpy as np
 
 from minigrad import Tensor, nn
 from minigrad.distributed import (
+    ColumnParallelLinear,
     Communicator,
     LossKind,
     OptimizerKind,
     PipelineParallelTrainer,
+    RowParallelLinear,
     SimpleTrainer,
+    TensorParallelTrainer,
     TrainerConfig,
     TrainingConfig,
+    VocabParallelEmbedding,
 )
 from minigrad.nn import functional as F
 
@@ -205,3 +209,88 @@ class PipelineCase:
         steps = [trainer.step(batch) for batch in self.batches()]
         weights = {f"{comm.rank}.{name}": t.numpy().copy() for name, t in stage.state_dict().items()}
         return Part([(s.loss, s.grad_norm) for s in steps], weights, trainer.most_in_flight)
+
+
+VOCABULARY = 7
+
+
+class Words(nn.Module):
+    """Embedding, a block of two linear layers beside it, normalisation, and a head, perhaps tied to the embedding;
+    split over the ranks if there is a communicator. Indices (rows, T) -> logits (rows, T, VOCABULARY)."""
+
+    def __init__(self, comm: Communicator | None = None, tied: bool = True, gather: bool = False) -> None:
+        super().__init__()
+        options: Any = {"dtype": "float64"}
+        if comm is None:
+            self.embed: nn.Module = nn.Embedding(VOCABULARY, 5, **options)
+            self.up: nn.Module = nn.Linear(5, 9, **options)
+            self.down: nn.Module = nn.Linear(9, 5, **options)
+            self.head: nn.Module = nn.Linear(5, VOCABULARY, bias=False, **options)
+        else:
+            self.embed = VocabParallelEmbedding(VOCABULARY, 5, comm, **options)
+            self.up = ColumnParallelLinear(5, 9, comm, gather_output=False, **options)
+            self.down = RowParallelLinear(9, 5, comm, input_is_parallel=True, **options)
+            self.head = ColumnParallelLinear(5, VOCABULARY, comm, False, gather_output=gather, **options)
+        self.norm = nn.LayerNorm(5, **options)
+        rng = np.random.default_rng(4)
+        whole = nn.Embedding(VOCABULARY, 5, **options), nn.Linear(5, 9, **options), nn.Linear(9, 5, **options)
+        whole = (*whole, nn.Linear(5, VOCABULARY, bias=False, **options))
+        for layer, values in zip((self.embed, self.up, self.down, self.head), whole):
+            for p in values.parameters():
+                p.data[...] = rng.standard_normal(p.shape)
+            if comm is None:
+                layer.load_state_dict(values.state_dict())
+            else:
+                layer.take(values)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, indices: Tensor) -> Tensor:
+        x = self.embed(indices)
+        return self.head(self.norm(x + self.down(F.gelu(self.up(x)))))
+
+
+@dataclass(frozen=True)
+class TensorCase:
+    """How ``Words`` is trained."""
+
+    tied: bool = True
+    gather: bool = False
+    weighted: bool = False
+    frozen: tuple[str, ...] = ()
+    clip: float | None = 0.5
+    size: int = 3
+
+    @property
+    def config(self) -> TrainerConfig:
+        weights = (0.5, 3.0, 0.0, 1.25, 1.0, 2.0, 0.1)
+        loss = LossKind.weighted_cross_entropy(weights) if self.weighted else LossKind.cross_entropy()
+        return TrainerConfig(self.size, self.clip, OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1), loss)
+
+    def batches(self) -> list[Any]:
+        rng = np.random.default_rng(5)
+        batches = [tuple(rng.integers(0, VOCABULARY, (2, 5, 2))) for _ in range(3)]
+        batches[1][1][0, 1] = -100
+        return batches
+
+    def freeze(self, model: nn.Module) -> nn.Module:
+        for name, p in model.named_parameters():
+            p.requires_grad_(name not in self.frozen)
+        return model
+
+    def alone(self) -> Part:
+        return trained_alone(self.freeze(Words(None, self.tied)), self.config, self.batches())
+
+    def train(self, comm: Communicator) -> tuple[Part, Words]:
+        """The model's weights, those of all ranks put together."""
+        model = Words(comm, self.tied, self.gather)
+        self.freeze(model)
+        trainer = TensorParallelTrainer(self.config, model, comm, split_classes=None if self.gather else VOCABULARY)
+        steps = [trainer.step(batch) for batch in self.batches()]
+        weights = {f"norm.{name}": p.data for name, p in model.norm.named_parameters()}
+        for name in ("embed", "up", "down", "head"):
+            whole = getattr(model, name).whole()
+            weights.update(
+                {f"{name}.{key}": t.numpy() for key, t in whole.items() if (name, self.tied) != ("head", True)}
+            )
+        return Part([(s.loss, s.grad_norm) for s in steps], weights), model

@@ -1,0 +1,341 @@
+"""Layers whose weights are split over the ranks: column- and row-parallel linear, vocabulary-parallel embedding and
+cross-entropy.
+
+    column-parallel      y_r = x W_r^T          W by rows:     every rank has all of x and a part of y
+    row-parallel         y = sum_r x_r W_r^T    W by columns:  every rank has a part of x and all of y
+
+A column-parallel layer, something elementwise, and a row-parallel layer need one all-reduce in forward and one in
+backward. Where forward gives every rank the same x, backward must add up what each made of it: without that, gradients
+further down would be those of one rank's part only.
+
+What every rank has whole (inputs, outputs, targets) must be the same on all ranks, and all ranks call the same layers
+in the same order. Parts are of ceil(n / ranks) each, the last ones shorter or empty. Source: Shoeybi et al.,
+"Megatron-LM" (2019), whose names and defaults these layers have.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from minigrad.autograd import Function, no_grad
+from minigrad.errors import located
+from minigrad.nn import Embedding, Linear, Module, Parameter
+from minigrad.nn import functional as F
+from minigrad.tensor import Tensor
+
+from .communicator import Communicator, ReduceOp
+
+
+def part_of(n: int, communicator: Communicator) -> tuple[int, int]:
+    """(begin, end) of this rank's part of n things."""
+    size = math.ceil(n / communicator.world_size)
+    return min(communicator.rank * size, n), min((communicator.rank + 1) * size, n)
+
+
+# ------------------------------------------------------------------ what moves between ranks
+
+
+class _OverRanks(Function):
+    """An operation that knows the other ranks."""
+
+    __slots__ = ("communicator",)
+    communicator: Communicator
+    widens = False
+
+    def sum_of(self, x: Any) -> Any:
+        """The sum of all ranks' arrays, in new memory."""
+        total = Tensor.wrap(self.kernels.copy(x), self.device)
+        self.communicator.all_reduce(total)
+        return total.data
+
+    def gathered(self, part: Any, n: int) -> Any:
+        """All ranks' parts (..., n_r) side by side: (..., n)."""
+        ranks, k = self.communicator.world_size, self.kernels
+        send = k.zeros((*part.shape[:-1], math.ceil(n / ranks)), part.dtype)
+        send[..., : part.shape[-1]] = part
+        parts = k.empty((ranks, *send.shape), part.dtype)
+        self.communicator.all_gather(Tensor.wrap(send, self.device), Tensor.wrap(parts, self.device))
+        return k.contiguous(k.movement.cat(tuple(parts), -1)[..., :n])
+
+    def own(self, whole: Any) -> Any:
+        """This rank's part of (..., n)."""
+        begin, end = part_of(whole.shape[-1], self.communicator)
+        return self.kernels.copy(whole[..., begin:end])
+
+
+class CopyToRanks(_OverRanks):
+    """y = x on every rank;  dx = sum of dy over the ranks, each of which used x for another part."""
+
+    __slots__ = ()
+    is_view = True
+
+    def forward(self, x: Any, *, communicator: Communicator) -> Any:
+        self.communicator = communicator
+        return x
+
+    def backward(self, dy: Any) -> Any:
+        return self.sum_of(dy)
+
+
+class SumOverRanks(_OverRanks):
+    """y = sum of x over the ranks;  dx = dy, which is the same on every rank."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, communicator: Communicator) -> Any:
+        self.communicator = communicator
+        return self.sum_of(x)
+
+    def backward(self, dy: Any) -> Any:
+        return dy
+
+
+class GatherFromRanks(_OverRanks):
+    """y (..., n) = the ranks' x (..., n_r) side by side;  dx = this rank's part of dy."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, n: int, communicator: Communicator) -> Any:
+        self.communicator = communicator
+        return self.gathered(x, n)
+
+    def backward(self, dy: Any) -> Any:
+        return self.own(dy)
+
+
+class SplitToRanks(_OverRanks):
+    """y (..., n_r) = this rank's part of x (..., n);  dx = the ranks' dy side by side."""
+
+    __slots__ = ("n",)
+    n: int
+
+    def forward(self, x: Any, *, communicator: Communicator) -> Any:
+        self.communicator, self.n = communicator, x.shape[-1]
+        return self.own(x)
+
+    def backward(self, dy: Any) -> Any:
+        return self.gathered(dy, self.n)
+
+
+# ------------------------------------------------------------------ layers
+
+
+class SplitModule(Module):
+    """A layer of which each rank has a part. ``split`` names the parameters that are parts; the others are whole."""
+
+    split: ClassVar[tuple[str, ...]] = ("weight",)
+    communicator: Communicator
+
+    def _gathered(self, part: Tensor, n: int) -> Tensor:
+        """All ranks' columns."""
+        with no_grad():
+            return GatherFromRanks.apply(part.detach(), n=n, communicator=self.communicator)
+
+
+class _ParallelLinear(SplitModule):
+    in_features: int
+    out_features: int
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, in_features: int, out_features: int, communicator: Communicator, bias: bool, dtype: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.communicator = in_features, out_features, communicator
+        whole = Linear(in_features, out_features, bias, dtype=dtype).to(device=communicator.device)
+        for p in whole.parameters():
+            communicator.broadcast(p)
+        self.take(whole)  # type: ignore[arg-type]
+
+    def take(self, whole: Linear) -> None:
+        """Make this rank's part of the weights of ``whole``, a layer of the full size, its own."""
+        wanted = (self.out_features, self.in_features)
+        if whole.weight.shape != wanted:
+            raise located(ValueError(f"a layer with a weight of shape {whole.weight.shape}, expected {wanted}"))
+        weight, bias = self._parts(whole.weight.detach(), None if whole.bias is None else whole.bias.detach())
+        self.weight = Parameter(weight.clone())
+        self.bias = None if bias is None else Parameter(bias.clone())
+
+    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """This rank's parts of the whole weight (out, in) and bias (out,)."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Sizes, and whose part it is."""
+        rank, ranks = self.communicator.rank, self.communicator.world_size
+        return f"in_features={self.in_features}, out_features={self.out_features}, part {rank} of {ranks}"
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """y = x W^T + b with the outputs split: x (..., in) -> (..., out), or with ``gather_output=False`` this rank's part
+    of that, (..., out_r). Weight (out_r, in), bias (out_r,). Begins as a Linear of rank 0's; ``take`` sets others.
+    """
+
+    split = ("weight", "bias")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        communicator: Communicator,
+        bias: bool = True,
+        gather_output: bool = True,
+        *,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, communicator, bias, dtype)
+        self.gather_output = gather_output
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out) or (..., out_r)."""
+        y = F.linear(CopyToRanks.apply(x, communicator=self.communicator), self.weight, self.bias)
+        if not self.gather_output:
+            return y
+        return GatherFromRanks.apply(y, n=self.out_features, communicator=self.communicator)
+
+    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        begin, end = part_of(self.out_features, self.communicator)
+        return weight[begin:end], None if bias is None else bias[begin:end]
+
+    def whole(self) -> dict[str, Tensor]:
+        """The weight (out, in) and bias (out,) of all ranks, on each of them: a collective."""
+        found = {"weight": self._gathered(self.weight.T, self.out_features).T.contiguous()}
+        if self.bias is not None:
+            found["bias"] = self._gathered(self.bias, self.out_features)
+        return found
+
+
+class RowParallelLinear(_ParallelLinear):
+    """y = x W^T + b with the inputs split: x (..., in), or with ``input_is_parallel`` this rank's part of it,
+    (..., in_r), -> (..., out). Weight (out, in_r), bias (out,) whole on every rank. Begins as a Linear of rank 0's;
+    ``take`` sets others.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        communicator: Communicator,
+        bias: bool = True,
+        input_is_parallel: bool = False,
+        *,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, communicator, bias, dtype)
+        self.input_is_parallel = input_is_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) or (..., in_r) -> (..., out)."""
+        if not self.input_is_parallel:
+            x = SplitToRanks.apply(x, communicator=self.communicator)
+        y = SumOverRanks.apply(F.linear(x, self.weight), communicator=self.communicator)
+        return y if self.bias is None else y + self.bias  # once, after the sum
+
+    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        begin, end = part_of(self.in_features, self.communicator)
+        return weight[:, begin:end], bias
+
+    def whole(self) -> dict[str, Tensor]:
+        """The weight (out, in) and bias (out,) of all ranks, on each of them: a collective."""
+        found = {"weight": self._gathered(self.weight, self.in_features)}
+        if self.bias is not None:
+            found["bias"] = self.bias.detach().clone()
+        return found
+
+
+class VocabParallelEmbedding(SplitModule):
+    """A table of vectors of which each rank has some rows: integer indices of any shape -> (*shape, embedding_dim).
+    Weight (num_r, embedding_dim). Begins as an Embedding of rank 0's; ``take`` sets others."""
+
+    weight: Parameter
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, communicator: Communicator, *, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.communicator = num_embeddings, embedding_dim, communicator
+        whole = Embedding(num_embeddings, embedding_dim, dtype=dtype).to(device=communicator.device)
+        for p in whole.parameters():
+            communicator.broadcast(p)
+        self.take(whole)  # type: ignore[arg-type]
+
+    def take(self, whole: Embedding) -> None:
+        """Make this rank's rows of ``whole``, a table of the full size, its own."""
+        wanted = (self.num_embeddings, self.embedding_dim)
+        if whole.weight.shape != wanted:
+            raise located(ValueError(f"a table of shape {whole.weight.shape}, expected {wanted}"))
+        begin, end = part_of(self.num_embeddings, self.communicator)
+        self.weight = Parameter(whole.weight.detach()[begin:end].clone())
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Indices -> their vectors. IndexError, on all ranks, for one that is out of range."""
+        bad = indices.device.kernels.embedding.check_indices(indices.long().data, self.num_embeddings)
+        if bad >= 0:
+            raise located(
+                IndexError(
+                    f"embedding: index {int(indices.reshape(-1)[bad])} at position {bad} is out of range for "
+                    f"{self.num_embeddings} rows"
+                )
+            )
+        begin, end = part_of(self.num_embeddings, self.communicator)
+        if begin < end:
+            mine = (indices >= begin) & (indices < end)
+            y = F.embedding((indices - begin).where(mine, 0), self.weight).where(mine.unsqueeze(-1), 0.0)
+        else:
+            w = self.weight
+            y = Tensor.wrap(w.device.kernels.zeros((*indices.shape, self.embedding_dim), w.dtype), w.device)
+        return SumOverRanks.apply(y, communicator=self.communicator)
+
+    def whole(self) -> dict[str, Tensor]:
+        """The weight (num_embeddings, embedding_dim) of all ranks, on each of them: a collective."""
+        return {"weight": self._gathered(self.weight.T, self.num_embeddings).T.contiguous()}
+
+    def extra_repr(self) -> str:
+        """Sizes, and whose part it is."""
+        rank, ranks = self.communicator.rank, self.communicator.world_size
+        return f"{self.num_embeddings}, {self.embedding_dim}, part {rank} of {ranks}"
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    classes: int,
+    communicator: Communicator,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+) -> Tensor:
+    """The mean of -log softmax(logits)[target] over rows, of logits whose classes are split over the ranks.
+
+    logits (N, classes_r) of this rank, target (N,) of class indices, whole; weight (classes,) or None. The result is
+    the same on all ranks, and so is what ``nn.functional.cross_entropy`` gives for the whole logits; these are nowhere
+    made. Raises ValueError for shapes that do not fit, IndexError for targets out of range.
+    """
+    begin, end = part_of(classes, communicator)
+    if logits.ndim != 2 or logits.shape[1] != end - begin or target.shape != logits.shape[:1]:
+        raise located(
+            ValueError(
+                f"vocab_parallel_cross_entropy: logits {logits.shape}, target {target.shape}; expected "
+                f"(N, {end - begin}) for classes {begin} to {end} of {classes}, and (N,)"
+            )
+        )
+    if weight is not None and weight.shape != (classes,):
+        raise located(ValueError(f"vocab_parallel_cross_entropy: weight {weight.shape}; expected ({classes},)"))
+    bad = logits.device.kernels.cross_entropy.check_targets(target.long().data, classes, ignore_index)
+    if bad >= 0:
+        raise located(IndexError(f"target {int(target[bad])} at position {bad} is out of range for {classes} classes"))
+    highest = Tensor.wrap(logits.device.kernels.full((logits.shape[0],), -math.inf, logits.dtype), logits.device)
+    if begin < end:
+        highest = logits.detach().amax(1)
+    communicator.all_reduce(highest, ReduceOp.MAX)
+    shifted = logits - highest.unsqueeze(1)
+    total = SumOverRanks.apply(shifted.exp().sum(1), communicator=communicator)
+    kept = target != ignore_index
+    mine = (target >= begin) & (target < end) & kept
+    picked = shifted.sum(1) * 0.0
+    if begin < end:
+        picked = shifted.gather(1, (target - begin).where(mine, 0).long().unsqueeze(1)).squeeze(1).where(mine, 0.0)
+    losses = (total.log() - SumOverRanks.apply(picked, communicator=communicator)).where(kept, 0.0)
+    if weight is None:
+        return losses.sum() / float(kept.sum().item())
+    weights = weight.detach().to(logits.dtype)[target.where(kept, 0)].where(kept, 0.0)
+    return (losses * weights).sum() / weights.sum()
