@@ -43,6 +43,7 @@ from .grad_sync import (
 )
 from .mpi import MpiCommunicator  # mpi4py itself only when one is made
 from .nccl import NcclCommunicator  # CuPy and NCCL themselves only when one is made
+from .parameter_server import AsyncParameterServer, ServerStats, StaleGradientError
 from .pipeline_parallel import PipelineParallelTrainer
 from .rendezvous import Place, discover_place, init_process_group
 from .replicas import (
@@ -146,6 +147,7 @@ __all__ = [
     "TrainingConfig",
     "TrainingMetrics",
     # replicas, stages and shards (atomr-accel-train's surface)
+    "AsyncParameterServer",
     "ColumnParallelLinear",
     "DataParallelTrainer",
     "FinalStageDroppedReplyError",
@@ -162,8 +164,10 @@ __all__ = [
     "ReplicaStep",
     "ReplicaStepResult",
     "RowParallelLinear",
+    "ServerStats",
     "ShardDroppedReplyError",
     "StageDroppedReplyError",
+    "StaleGradientError",
     "StepStats",
     "TensorParallelTrainer",
     "ThreadReplica",

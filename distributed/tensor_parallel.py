@@ -98,7 +98,7 @@ class TensorParallelTrainer(PartTrainer):
             arrays = [np.ascontiguousarray(array) for array in (x, y)]
             mine = hashlib.sha256(repr([(a.shape, a.dtype) for a in arrays]).encode())
             for array in arrays:
-                mine.update(array.reshape(-1).view(np.uint8))
+                mine.update(array.reshape(-1).view(np.uint8).data)
             record = b"sha256 " + mine.digest()
         except (ZeroSamplesError, TypeError, ValueError) as error:
             problem, record = error, f"error {type(error).__name__}: {error}".encode()

@@ -1,0 +1,191 @@
+"""AsyncParameterServer: versions, staleness, statistics, every optimizer, and many threads at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigrad import Tensor, nn
+from minigrad.distributed import AsyncParameterServer, OptimizerKind, ServerStats, StaleGradientError
+from minigrad.optim import CosineAnnealing, NonFiniteGradientError
+
+SGD = OptimizerKind.sgd(0.1)
+START = np.array([1.0, -2.0, 3.0], np.float32)
+ONES = np.ones(3, np.float32)
+
+
+def server(optimizer: OptimizerKind = SGD, max_staleness: int = 2, **options: Any) -> AsyncParameterServer:
+    return AsyncParameterServer(START, optimizer, max_staleness, **options)
+
+
+def test_parameter_server_version_advances() -> None:
+    ps = server()
+    weights, version = ps.pull_weights()
+    assert version == 0 and np.array_equal(weights, START) and weights.dtype == np.float32
+    assert ps.push_gradient(0, 0, ONES) == 1
+    assert ps.push_gradient(1, 1, Tensor(ONES)) == 2
+    weights, version = ps.pull_weights()
+    assert version == 2
+    np.testing.assert_allclose(weights, START - 0.2, rtol=1e-6)
+    weights[:] = 9.0  # a copy
+    assert ps.pull_weights()[0][0] != 9.0 and START[0] == 1.0
+
+
+def test_parameter_server_rejects_stale_gradients() -> None:
+    ps = server(max_staleness=2)
+    for version in range(3):
+        ps.push_gradient(0, version, ONES)
+    before = ps.pull_weights()
+    with pytest.raises(
+        StaleGradientError, match="worker 7: the gradient is of version 0, 3 behind version 3; at most 2"
+    ) as e:
+        ps.push_gradient(7, 0, ONES)
+    assert (e.value.worker, e.value.staleness, e.value.max_staleness) == (7, 3, 2)
+    after = ps.pull_weights()
+    assert np.array_equal(before[0], after[0]) and before[1] == after[1] == 3
+    assert ps.push_gradient(7, 1, ONES) == 4  # two behind is allowed
+    with pytest.raises(StaleGradientError, match="at most 0"):
+        strict = server(max_staleness=0)
+        strict.push_gradient(0, 0, ONES)
+        strict.push_gradient(0, 0, ONES)
+
+
+def test_parameter_server_refuses_a_version_from_the_future() -> None:
+    ps = server()
+    with pytest.raises(ValueError, match="worker 3: worker_version is 1, but the newest version is 0"):
+        ps.push_gradient(3, 1, ONES)
+    for bad in (-1, True, 0.0, None):
+        with pytest.raises(ValueError, match="worker_version is"):
+            ps.push_gradient(3, bad, ONES)  # type: ignore[arg-type]
+    assert ps.stats() == ServerStats(0, 0, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "error", "match"),
+    [
+        (np.ones(2, np.float32), ValueError, r"worker 5: the gradient of weights has shape \(2,\), expected \(3,\)"),
+        (np.ones(4, np.float32), ValueError, r"has shape \(4,\), expected \(3,\)"),
+        (np.ones((1, 3), np.float32), ValueError, r"has shape \(1, 3\), expected \(3,\)"),
+        (np.ones(3), TypeError, "worker 5: the gradient of weights has dtype float64, expected float32"),
+        ({"weights": ONES}, TypeError, "the gradient is a dict, expected one array"),
+        (np.array([1, np.nan, 1], np.float32), NonFiniteGradientError, "worker 5: step 1: the gradient norm is nan"),
+    ],
+)
+def test_parameter_server_length_error(gradient: Any, error: type[Exception], match: str) -> None:
+    ps = server(OptimizerKind.adamw(0.1))
+    with pytest.raises(error, match=match):
+        ps.push_gradient(5, 0, gradient)
+    assert ps.stats() == ServerStats(0, 0, 0, 0, 0.0)
+    assert np.array_equal(ps.pull_weights()[0], START)
+
+
+def test_parameter_server_stats() -> None:
+    ps = server(max_staleness=5)
+    for worker_version in (0, 0, 1, 0):  # 0, 1, 1, 3 behind
+        ps.push_gradient(0, worker_version, ONES)
+    ps.pull_weights()
+    assert ps.stats() == ServerStats(4, 4, 0, 1, 5 / 4)
+    for version in range(4, 4 + 126):
+        ps.push_gradient(0, version, ONES)
+    assert ps.stats().avg_staleness == (1 + 3) / 128  # of the last 128
+    for version in range(130, 132):
+        ps.push_gradient(0, version, ONES)
+    assert ps.stats().avg_staleness == 0.0
+    with pytest.raises(StaleGradientError):
+        ps.push_gradient(0, 0, ONES)
+    assert ps.stats() == ServerStats(132, 132, 1, 1, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_parameter_server_honours_every_optimizer(kind: str, clip: float | None) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference")
+    p = torch.tensor(START.astype(np.float64), requires_grad=True)
+    if kind == "adamw":
+        optimizer = OptimizerKind.adamw(0.05, 0.8, 0.95, 1e-6, 0.2)
+        update = torch.optim.AdamW([p], lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.2)
+    else:
+        momentum, decay = (0.9, 0.2) if kind == "momentum" else (0.0, 0.0)
+        optimizer = OptimizerKind.sgd(0.05, momentum, decay)
+        update = torch.optim.SGD([p], lr=0.05, momentum=momentum, weight_decay=decay)
+    ps = AsyncParameterServer(START.astype(np.float64), optimizer, 3, gradient_clip=clip)
+    rng = np.random.default_rng(0)
+    for version in range(5):
+        gradient = rng.standard_normal(3)
+        ps.push_gradient(0, max(0, version - 2), gradient)
+        p.grad = torch.tensor(gradient)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_([p], clip)
+        update.step()
+        np.testing.assert_allclose(ps.pull_weights()[0], p.detach().numpy(), rtol=1e-12)
+
+
+def test_parameter_server_schedule_follows_the_version() -> None:
+    schedule = CosineAnnealing(0.5, 0.0, 0, 4)
+    ps = server(OptimizerKind.sgd(1.0), schedule=schedule)
+    want = START.astype(np.float64)
+    for version in range(3):
+        ps.push_gradient(0, version, ONES)
+        want -= schedule.get_lr(version)
+    np.testing.assert_allclose(ps.pull_weights()[0], want, rtol=1e-6)
+
+
+def test_a_models_weights_by_name() -> None:
+    model = nn.Linear(3, 2)
+    ps = AsyncParameterServer(dict(model.named_parameters()), SGD, 0)
+    x = Tensor(np.ones((4, 3), np.float32))
+    grads = model(x).sum().backward()
+    gradient = {name: grads[p] for name, p in model.named_parameters()}
+    assert ps.push_gradient(0, 0, gradient) == 1
+    weights, _ = ps.pull_weights()
+    for name, p in model.named_parameters():
+        np.testing.assert_allclose(weights[name], p.data - 0.1 * grads[p].data, rtol=1e-6)
+    model.load_state_dict(weights)
+    with pytest.raises(ValueError, match=r"worker 2: the gradient lacks \['bias'\] and has \['other'\]"):
+        ps.push_gradient(2, 1, {"weight": gradient["weight"], "other": gradient["bias"]})
+    with pytest.raises(TypeError, match="the gradient is a ndarray, expected a mapping"):
+        ps.push_gradient(2, 1, ONES)
+
+
+def test_what_it_is_made_of_is_checked() -> None:
+    for bad in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="max_staleness is"):
+            server(max_staleness=bad)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected one such as OptimizerKind"):
+        server("sgd")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="weights has dtype int64, expected a floating one"):
+        AsyncParameterServer(np.arange(3), SGD, 1)
+    with pytest.raises(ValueError, match="there are no weights"):
+        AsyncParameterServer({}, SGD, 1)
+
+
+def test_many_workers_at_once_lose_no_update() -> None:
+    workers, pushes = 8, 50
+    ps = AsyncParameterServer(np.zeros(3), OptimizerKind.sgd(1.0), workers * pushes)
+    versions: list[int] = []
+    torn: list[Any] = []
+    start = threading.Barrier(workers)
+
+    def work(worker: int) -> None:
+        start.wait(10)
+        for _ in range(pushes):
+            weights, version = ps.pull_weights()
+            if not np.array_equal(weights, np.full(3, -float(version))):
+                torn.append((weights, version))
+            versions.append(ps.push_gradient(worker, version, np.ones(3)))
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    total = workers * pushes
+    assert not torn
+    assert sorted(versions) == list(range(1, total + 1))
+    assert np.array_equal(ps.pull_weights()[0], np.full(3, -float(total)))
+    stats = ps.stats()
+    assert (stats.gradients_applied, stats.weights_pulled, stats.gradients_rejected) == (total, total + 1, 0)
+    assert 0 <= stats.avg_staleness < workers * 4
