@@ -23,6 +23,7 @@ from minigrad.distributed import (
     TrainingConfig,
     TrainingMetrics,
 )
+from minigrad.distributed.builder import DdpBuilder
 from minigrad.distributed.timeline import EventKind, Timeline
 from minigrad.optim import SGD, AdamW, ExponentialDecay
 from minigrad.random import manual_seed
@@ -276,6 +277,24 @@ def test_el_che_deals_out_whole_batches_and_makes_one_step_of_them() -> None:
         rest = trainer.flush()
         assert trainer.flush() is None
         assert trainer.global_step == steps + (rest is not None)
+
+
+def test_el_che_has_the_configuration() -> None:
+    with setup(2, DdpConfig(overhead_target=0.3, max_anchor=4)) as trainer:
+        assert trainer.el_che is not None
+        assert (trainer.el_che.overhead_target, trainer.el_che.anchor, trainer.el_che.max_anchor) == (0.3, 4, 4)
+    with setup(2, DdpConfig()) as trainer:
+        assert trainer.el_che is not None
+        assert (trainer.el_che.overhead_target, trainer.el_che.anchor, trainer.el_che.max_anchor) == (0.1, 10, 200)
+    with setup(2, DdpConfig(max_anchor=0)) as trainer:
+        assert trainer.el_che is None
+
+
+def test_builder_is_the_other_way_to_train() -> None:
+    builder = Trainer.builder(net, sgd, loss_of, batch_size=4, replicas=2)
+    assert isinstance(builder, DdpBuilder)
+    assert (builder.model_factory, builder.optim_factory, builder.train_fn) == (net, sgd, loss_of)
+    assert (builder.batch_size, builder.replicas) == (4, 2)
 
 
 def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:
