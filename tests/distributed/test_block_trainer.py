@@ -638,6 +638,42 @@ def test_must_checkpoint_resumes_bit_for_bit_on_every_rank(tmp_path):
     assert [r["step"] for r in read_json_lines(tmp_path / "log-9.jsonl")] == [4, 5, 6]
 
 
+def test_buffers_are_averaged_by_the_samples_of_the_whole_window():
+    def body(comm: ThreadCommunicator) -> Any:
+        net = One()
+        net.register_buffer("value", Tensor(np.zeros(2, np.float32)))
+        net.register_buffer("count", Tensor(np.zeros((), np.int64)))
+        net.register_buffer("scratch", Tensor(np.zeros(1)), persistent=False)
+
+        def loss(x: Tensor) -> Tensor:
+            net.value.fill_(1.0 + comm.rank)
+            net.count.fill_(5 - comm.rank)
+            net.scratch.fill_(comm.rank)
+            return (net.blocks[0].weight * x).mean()
+
+        trainer = BlockDistributedTrainer(net, comm, TrainingConfig(grad_accum_steps=2), loss_fn=loss)
+        for count in (6, 1) if comm.rank == 0 else (2, 3):
+            trainer.train_batch(np.ones(count))
+        trainer.verify_replicas()
+        return net.value.numpy().tolist(), net.count.item(), net.scratch.item()
+
+    mean = float(np.float32((7 * 1.0 + 5 * 2.0) / 12))
+    assert run_threads(2, body, timeout=20) == [([mean] * 2, 5, 0.0), ([mean] * 2, 5, 1.0)]
+
+
+def test_must_checkpoint_of_another_dtype_is_not_cast_in_silence(tmp_path):
+    for dtype in (np.float64, np.float32):
+        net = One(dtype)
+        net.blocks[0].weight.data[...] = 1 / 3
+        plain = SGD([net.blocks[0].weight], lr=0.1)
+        trainer = BlockDistributedTrainer(net, NoOpCommunicator(), CONFIG, optimizer=plain)
+        if dtype is np.float64:
+            trainer.save_checkpoint(tmp_path)
+        else:
+            with pytest.raises(CheckpointError, match="does not fit rank 0: the weights' hash is"):
+                trainer.load_checkpoint(tmp_path)
+
+
 def test_must_checkpoint_hashes_every_ranks_weights_and_writes_nothing_if_they_differ(tmp_path):
     def body(comm: ThreadCommunicator) -> None:
         net = Net()
@@ -794,6 +830,25 @@ def test_should_overlap_delays_change_no_bit():
     for seed in range(2):
         plan = FaultPlan.random(seed, 2, calls=60, count=30, kinds=["delay"], max_delay=0.003)
         assert run_threads(2, body, timeout=20, fault=plan) == want
+
+
+def test_should_overlap_communication_that_runs_beside_backward_is_measured():
+    def body(comm: ThreadCommunicator) -> tuple[float, float]:
+        net = Net()
+        trainer = BlockDistributedTrainer(net, comm, CONFIG)
+        trainer.train_batch(*batch(0))
+        comm.barrier()
+        busy, waited = comm.stats.busy_s, comm.stats.waited_s
+        if comm.rank == 0:  # 0.3 s of backward after block 2 was sent
+            for block in net.blocks:
+                block.told = partial(time.sleep, 0.1)
+        else:  # which the other rank sends 0.15 s late
+            time.sleep(0.15)
+        trainer.train_batch(*batch(1))
+        return comm.stats.busy_s - busy, comm.stats.waited_s - waited
+
+    busy, waited = run_threads(2, body, timeout=20)[0]
+    assert busy > 0.1 and waited < 0.5 * busy
 
 
 def test_should_determinism_the_same_seed_is_the_same_run():
