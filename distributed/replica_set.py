@@ -36,11 +36,15 @@ class Job:
     batch: tuple[Any, ...]
     rows: int
 
-    def run(self, model: Any) -> tuple[GradStore, float, float]:
+    def run(self, model: Any, rank: int, timeline: Timeline | None) -> tuple[GradStore, float, float]:
         """Gradients, loss, and the weight that the loss has among the others."""
+        start = timeline.now_ms() if timeline is not None else 0.0
         made = self.loss_fn(model, *self.batch)
         loss, weight = made if isinstance(made, tuple) else (made, self.rows)
-        return loss.backward(), loss.item(), weight
+        grads = loss.backward()
+        if timeline is not None:
+            timeline.span(EventKind.BATCH, rank, start, rows=self.rows)
+        return grads, loss.item(), weight
 
     def shards(self, sizes: Sequence[int]) -> Iterator[list[Job]]:
         """The rows dealt out, ``sizes[r]`` to replica r: one job each, or none where that is 0."""
@@ -124,11 +128,8 @@ class ReplicaSet:
             replica, began = self.trainers[rank], time.perf_counter()
             with drawing_from(self.generators[rank]), replica.no_sync():
                 for job in jobs[rank]:
-                    start = timeline.now_ms() if timeline is not None else 0.0
-                    grads, loss, weight = job.run(self._heads[rank])
+                    grads, loss, weight = job.run(self._heads[rank], rank, timeline)
                     replica.step(self._named[rank], grads, loss, weight)
-                    if timeline is not None:
-                        timeline.span(EventKind.BATCH, rank, start, rows=job.rows)
             return (time.perf_counter() - began) * 1e3, timeline.now_ms() if timeline is not None else 0.0
 
         computed = self._on_all(compute, "forward and backward")

@@ -87,6 +87,10 @@ class Trainer:
         places = [_device_of(first)] if devices is None else [Device(device) for device in devices]
         if not places:
             raise ValueError("devices is empty; name one device for each replica, or leave it out for one replica")
+        if _device_of(first) is not places[0]:
+            raise ValueError(
+                f"the model is on {_device_of(first)}, the first device is {places[0]}; move it with .to()"
+            )
         n = len(places)
         if config.speed_hint is not None and config.speed_hint[0] >= n:
             raise ValueError(
@@ -100,6 +104,9 @@ class Trainer:
             model.train()
         self._named: list[Named] = [[*model.named_parameters()] for model in self._models]
         optimizers = [optimizer([(name, p) for name, p in named if p.requires_grad]) for named in self._named]
+        for made in optimizers:
+            if not isinstance(made, Optimizer):
+                raise TypeError(f"optimizer(params) returned {type(made).__name__}, expected an Optimizer")
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
         self._balancer, self._el_che = AutoBalancer(n), _el_che(n, config)
         if n > 1 and config.speed_hint is not None:
@@ -247,7 +254,7 @@ class Trainer:
         """
         job = Job(loss_fn, batch, _rows(batch))
         if self._replicas is None:
-            grads, loss, _ = job.run(self._heads[0])
+            grads, loss, _ = job.run(self._heads[0], 0, self._timeline)
             return self._trainers[0].step(self._named[0], grads, loss)
         if self._el_che is not None:
             self._queue.append(job)

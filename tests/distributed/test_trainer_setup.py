@@ -353,6 +353,12 @@ def test_timeline_has_a_span_for_each_batch_and_the_reduction_after_them() -> No
     assert max(event.end_ms for event in batches) <= start.at_ms <= end.at_ms
 
 
+def test_timeline_of_one_replica_has_its_batches() -> None:
+    timeline = Timeline()
+    setup(1, DdpConfig(timeline=timeline)).step(loss_of, *batch())
+    assert [(event.kind, event.rank) for event in timeline.events] == [(EventKind.BATCH, 0)]
+
+
 # ------------------------------------------------------------------ clipping and learning rates
 
 
@@ -476,6 +482,7 @@ def test_freezing_replica_0_freezes_all() -> None:
     ("call", "words"),
     [
         (lambda: Trainer.setup(net(), lambda device: net(), sgd, devices=[]), "devices is empty"),
+        (lambda: Trainer.setup(net(), lambda device: net(), sgd, devices=["cuda"]), "the model is on cpu"),
         (lambda: setup(2, DdpConfig(speed_hint=(2, 2.0))), "slow rank 2, expected a rank from 0 to 1"),
         (lambda: setup(2, timeout=0), "timeout is 0"),
         (lambda: setup(1).step(loss_of), r"got shapes \[\]"),
@@ -498,6 +505,8 @@ def test_setup_takes_a_module_and_setup_head_a_wrapper() -> None:
         Trainer.setup("net", lambda device: net(), sgd)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="setup_head takes a wrapper with graph"):
         Trainer.setup_head(net(), lambda device: net(), sgd)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="returned NoneType, expected an Optimizer"):
+        Trainer.setup(net(), lambda device: net(), lambda params: None)  # type: ignore[arg-type,return-value]
 
 
 # ------------------------------------------------------------------ resuming
