@@ -91,7 +91,7 @@ class GPT2(CausalLM):
             nn.Block(config.n_embd, config.n_head, config.dropout, config.bias, eps=config.eps, hidden=config.n_inner)
             for _ in range(config.n_layer)
         )
-        self.ln_f = nn.LayerNorm(config.n_embd, config.eps, config.bias)
+        self.ln_f = nn.LayerNorm(config.n_embd, config.eps, bias=config.bias)
         self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.vocab_size, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import Any
+from typing import Any, overload
 
 from ..errors import located
 from .module import Module
@@ -19,13 +19,42 @@ class ModuleList(Module):
 
     def append(self, module: Module) -> ModuleList:
         """Add a module at the end; returns the list."""
-        if not isinstance(module, Module):
-            raise located(TypeError(f"ModuleList holds Modules, not {type(module).__name__}"))
-        self._modules[str(len(self._modules))] = module
+        self._modules[str(len(self._modules))] = self._checked(module)
         return self
 
-    def __getitem__(self, index: int) -> Module:
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        """Add modules at the end; returns the list."""
+        for module in list(modules):
+            self.append(module)
+        return self
+
+    def insert(self, index: int, module: Module) -> None:
+        """Add a module before the one at ``index``; the numbers of those behind it grow by one."""
+        entries = list(self._modules.items())
+        entries.insert(index, ("0", self._checked(module)))
+        self._modules.clear()
+        self._modules.update((str(i) if name.isdecimal() else name, m) for i, (name, m) in enumerate(entries))
+
+    def _checked(self, module: Any) -> Module:
+        if not isinstance(module, Module):
+            raise located(TypeError(f"{type(self).__name__} holds Modules, not {type(module).__name__}"))
+        return module
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self._modules[list(self._modules)[index]] = self._checked(module)
+
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    @overload
+    def __getitem__(self, index: slice) -> ModuleList: ...
+    def __getitem__(self, index: int | slice) -> Module:
+        """The module at ``index``; of a slice, a container of the same kind that shares the modules."""
+        if isinstance(index, slice):
+            return self._of(list(self._modules.items())[index])
         return list(self._modules.values())[index]
+
+    def _of(self, entries: list[tuple[str, Module]]) -> ModuleList:
+        return ModuleList(module for _, module in entries)
 
     def __iter__(self) -> Iterator[Module]:
         return iter(self._modules.values())
@@ -90,10 +119,24 @@ class ModuleDict(Module):
 
 
 class Sequential(ModuleList):
-    """Modules applied one after the other."""
+    """Modules applied one after the other, named by their index; ``Sequential({"head": nn.Linear(4, 2)})`` names
+    them.
+    """
 
-    def __init__(self, *modules: Module) -> None:
-        super().__init__(modules)
+    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
+        if len(modules) != 1 or not isinstance(modules[0], Mapping):
+            super().__init__(modules)  # type: ignore[arg-type]  # a dict among several is refused
+            return
+        super().__init__()
+        for name, module in modules[0].items():
+            if not name or "." in name or hasattr(self, name):
+                raise located(
+                    KeyError(f"Sequential: {name!r} is no name; expected one without dots that is no attribute")
+                )
+            self._modules[name] = self._checked(module)
+
+    def _of(self, entries: list[tuple[str, Module]]) -> Sequential:
+        return Sequential(dict(entries))  # with the names that they have here, as in PyTorch
 
     def forward(self, x: Any) -> Any:
         """The last module's output."""

@@ -64,20 +64,29 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Normalise over the last dimensions, of sizes ``normalized_shape``, then scale and shift (weight 1, bias 0)."""
+    """Normalise over the last dimensions, of sizes ``normalized_shape``, then scale and shift (weight 1, bias 0).
+
+    ``elementwise_affine=False`` neither scales nor shifts, ``bias=False`` scales only.
+    """
 
     normalized_shape: tuple[int, ...]
     eps: float
-    weight: Parameter
+    weight: Parameter | None
     bias: Parameter | None
 
     def __init__(
-        self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5, bias: bool = True, *, dtype: Any = None
+        self,
+        normalized_shape: int | tuple[int, ...],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self.normalized_shape, self.eps = shape_argument((normalized_shape,)), eps
-        self.weight = Parameter(ones(self.normalized_shape, dtype=dtype))
-        self.bias = Parameter(zeros(self.normalized_shape, dtype=dtype)) if bias else None
+        self.weight = Parameter(ones(self.normalized_shape, dtype=dtype)) if elementwise_affine else None
+        self.bias = Parameter(zeros(self.normalized_shape, dtype=dtype)) if elementwise_affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""

@@ -219,6 +219,14 @@ class Module:
         """Parameters and floating buffers as float32."""
         return self.to(np.float32)
 
+    def half(self) -> Module:
+        """Parameters and floating buffers as float16."""
+        return self.to(np.float16)
+
+    def bfloat16(self) -> Module:
+        """Parameters and floating buffers as bfloat16."""
+        return self.to("bfloat16")
+
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Tensor]:

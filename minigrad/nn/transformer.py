@@ -252,9 +252,9 @@ class Block(Module):
         hidden: int | None = None,
     ) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(n_embd, eps, bias)
+        self.ln_1 = LayerNorm(n_embd, eps, bias=bias)
         self.attn = SelfAttention(n_embd, n_head, dropout, bias, is_causal)
-        self.ln_2 = LayerNorm(n_embd, eps, bias)
+        self.ln_2 = LayerNorm(n_embd, eps, bias=bias)
         self.mlp = MLP(n_embd, dropout, bias, hidden)
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""ModuleDict: names, order, what it refuses."""
+"""ModuleList, Sequential, ModuleDict: names, order, what they refuse."""
 
 from __future__ import annotations
 
@@ -39,3 +39,53 @@ def test_what_a_dictionary_refuses() -> None:
     for use in (lambda: m["no"], lambda: m.pop("no"), lambda: m.__delitem__("no")):
         with pytest.raises(KeyError):
             use()
+
+
+def names(m: nn.Module) -> list[str]:
+    return [name for name, _ in m.named_children()]
+
+
+def test_a_list_grows_and_changes() -> None:
+    m = nn.ModuleList([nn.ReLU()])
+    assert m.extend([nn.Tanh(), nn.GELU()]) is m
+    m.insert(1, nn.SiLU())
+    m[-1] = nn.Sigmoid()
+    assert [type(child).__name__ for child in m] == ["ReLU", "SiLU", "Tanh", "Sigmoid"] and names(m) == list("0123")
+    part = m[1:3]
+    assert type(part) is nn.ModuleList and names(part) == ["0", "1"] and part[0] is m[1] and part[1] is m[2]
+    for wrong in (lambda: m.append(3), lambda: m.insert(0, 3), lambda: m.extend([3]), lambda: m.__setitem__(0, 3)):  # type: ignore[arg-type, list-item, call-overload, unused-ignore]  # the error is the test
+        with pytest.raises(TypeError, match="ModuleList holds Modules, not int"):
+            wrong()
+    with pytest.raises(IndexError):
+        m[4] = nn.ReLU()
+    assert len(m) == 4
+
+
+def test_a_sequence_with_names() -> None:
+    m = nn.Sequential({"body": nn.Linear(2, 3), "act": nn.ReLU()})
+    m.append(nn.Linear(3, 1))
+    assert names(m) == ["body", "act", "2"] and next(iter(m.state_dict())) == "body.weight"
+    x = mg.ones(4, 2)
+    assert m(x).tolist() == m[2](m[1](m[0](x))).tolist()
+    first = m[:2]
+    assert type(first) is nn.Sequential and names(first) == ["body", "act"] and first(x).shape == (4, 3)
+    for name in ("a.b", "", "training", "forward"):
+        with pytest.raises(KeyError, match="is no name; expected one without dots that is no attribute"):
+            nn.Sequential({name: nn.ReLU()})
+    with pytest.raises(TypeError, match="Sequential holds Modules, not int"):
+        nn.Sequential({"a": 3})  # type: ignore[dict-item]  # the error is the test
+    with pytest.raises(TypeError, match="Sequential holds Modules, not dict"):
+        nn.Sequential(nn.ReLU(), {"a": nn.ReLU()})
+
+
+@pytest.mark.parametrize("kind", ["Sequential", "ModuleList"])
+def test_names_of_slices_and_insertions_are_those_of_pytorch(kind: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    found = []
+    for library in (nn, torch.nn):
+        layers = [library.Tanh(), library.ReLU(), library.Linear(2, 2)]
+        m = library.Sequential(*layers) if kind == "Sequential" else library.ModuleList(layers)
+        part = m[1:]
+        m.insert(1, library.GELU())
+        found.append([[(n, type(c).__name__) for n, c in x.named_children()] for x in (m, part)])
+    assert found[0] == found[1]

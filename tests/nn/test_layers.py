@@ -93,6 +93,24 @@ def test_layer_norm(shape: Any, bias: bool) -> None:
     assert mg.gradcheck(lambda x, *_: layer(x), [Tensor(values(3, 4, 5), requires_grad=True), *layer.parameters()])
 
 
+def test_layer_norm_without_weights() -> None:
+    layer = nn.LayerNorm(5, 1e-5, False)  # PyTorch's third argument: elementwise_affine
+    assert layer.weight is None and layer.bias is None and not layer.state_dict()
+    x = values(3, 5) * 7 + 100
+    want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(layer(Tensor(x)).numpy(), want, rtol=1e-9, atol=1e-9)
+
+
+def test_modules_become_half_and_bfloat16() -> None:
+    layer = nn.BatchNorm1d(3)
+    for name in ("half", "bfloat16", "float", "double"):
+        assert getattr(layer, name)() is layer
+        dtype = {"half": "float16", "float": "float32", "double": "float64"}.get(name, name)
+        kept = [layer.weight, layer.running_mean]
+        assert [str(t.dtype) for t in kept if t is not None] == [dtype, dtype]
+        assert str(layer.num_batches_tracked.dtype) == "int64"  # type: ignore[union-attr]
+
+
 def test_layer_norm_refuses_other_sizes() -> None:
     for x in (mg.ones(2, 4), mg.ones(5, 4), mg.tensor(1.0)):
         with pytest.raises(ValueError, match=r"does not end in normalized_shape \(5,\)"):
