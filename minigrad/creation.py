@@ -182,9 +182,11 @@ def randn(
 
 
 def randint(
-    low: int, high: int, shape: Any, *, device: str | Device = CPU, generator: Generator | None = None
+    low: int, high: Any, shape: Any = None, *, device: str | Device = CPU, generator: Generator | None = None
 ) -> Tensor:
-    """Random integers (int64) in [low, high)."""
+    """Random integers (int64) in [low, high): ``randint(low, high, shape)``, or ``randint(high, shape)`` from 0."""
+    if shape is None:
+        low, high, shape = 0, low, high
     if not low < high:
         raise located(ValueError(f"randint: no integer in [{low}, {high})"))
     device = Device(device)
@@ -225,20 +227,13 @@ def randperm(n: int, *, device: str | Device = CPU, generator: Generator | None 
     return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)
 
 
-def multinomial(weights: Tensor, num_samples: int, *, generator: Generator | None = None) -> Tensor:
-    """Indices (int64, shape (..., num_samples)) drawn with replacement, in proportion to the last dimension's weights.
-
-    Raises ValueError for weights that are negative, not finite, or all zero in a row.
+def multinomial(
+    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
+) -> Tensor:
+    """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights, each at most once
+    in a row unless with ``replacement``.
     """
-    w = weights.detach().double()
-    bad = not bool(w.isfinite().all()) or bool((w < 0).any()) or bool((w.sum(-1) == 0).any())
-    if bad or not w.ndim or not w.shape[-1]:
-        raise located(ValueError("multinomial: weights must be finite, non-negative, and not all zero in a row"))
-    edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
-    total = edges[..., -1:]
-    points = rand(*w.shape[:-1], num_samples, dtype=dtypes.float64, device=w.device, generator=generator) * total
-    # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
-    return (edges.unsqueeze(-2) <= points.unsqueeze(-1)).sum(-1)
+    return weights.multinomial(num_samples, replacement, generator=generator)
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from . import dtypes, shapes
 from .autograd import TensorCore
 from .derived_indexing import IndexingMethods
+from .errors import located
+from .random import Generator, draw
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -192,6 +194,46 @@ class DerivedMethods(IndexingMethods):
     def lerp(self: Any, end: Tensor, weight: Any) -> Tensor:
         """self + weight * (end - self)."""
         return self + weight * (end - self)
+
+    def multinomial(
+        self: Any,
+        num_samples: builtins.int,
+        replacement: builtins.bool = False,
+        *,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights.
+
+        Without ``replacement`` no index comes twice in a row: each draw is from those that are left (by exponential
+        clocks; Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
+
+        Raises ValueError for weights that are negative, not finite, or all zero in a row, and for more samples without
+        replacement than a row has weights above 0.
+        """
+        w = self.detach().double()
+        bad = not w.isfinite().all() or (w < 0).any() or (w.sum(-1) == 0).any()
+        if bad or not w.ndim or not w.shape[-1]:
+            raise located(ValueError("multinomial: weights must be finite, non-negative, and not all zero in a row"))
+        if num_samples < 0:
+            raise located(ValueError(f"multinomial: num_samples={num_samples}; expected 0 or more"))
+        once = not replacement and num_samples > 1
+        shape = w.shape if once else (*w.shape[:-1], num_samples)
+        if once and w.numel() and num_samples > (w > 0).sum(-1).amin():
+            positive = (w > 0).sum(-1).amin().item()
+            raise located(
+                ValueError(
+                    f"multinomial: num_samples={num_samples} without replacement, but a row has {positive} weights "
+                    "above 0; pass replacement=True"
+                )
+            )
+        u = TensorCore.tensor_type.wrap(draw("uniform", w.device.kernels, shape, dtypes.float64, generator), w.device)
+        if once:
+            clocks = (-(-u).log1p()).log() - w.log()  # logarithms of exponential times: none overflows
+            return clocks.topk(num_samples, largest=False).indices
+        edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
+        points = u * edges[..., -1:]
+        # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
+        return (edges.unsqueeze(-2) <= points.unsqueeze(-1)).sum(-1)
 
     def new_zeros(self: Any, *size: Any, dtype: Any = None) -> Tensor:
         """Zeros of the dtype (if no other is given) and device of this tensor."""

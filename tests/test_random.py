@@ -23,7 +23,7 @@ DRAWS: dict[str, Callable[..., Tensor]] = {
     "randn64": lambda **kw: mg.randn(4, 7, dtype="float64", **kw),
     "randint": lambda **kw: mg.randint(-5, 1000, (3, 5), **kw),
     "randperm": lambda **kw: mg.randperm(30, **kw),
-    "multinomial": lambda **kw: mg.multinomial(mg.tensor([[1.0, 2.0, 3.0]]), 20, **kw),
+    "multinomial": lambda **kw: mg.multinomial(mg.tensor([[1.0, 2.0, 3.0]]), 20, True, **kw),
     "dropout": lambda **kw: F.dropout(mg.ones(8, 8), 0.5, **kw),
     "uniform_": lambda **kw: mg.empty(3, 5).uniform_(-1, 2, **kw),
     "normal_": lambda **kw: mg.empty(3, 5).normal_(1, 2, **kw),
@@ -217,6 +217,7 @@ def test_randint_covers_its_range_and_nothing_else() -> None:
     assert x.dtype == mg.int64 and values.tolist() == list(range(-3, 4))
     assert ((counts - 10_000) ** 2 / 10_000).sum() < 22.5  # 99.9 % of 6 degrees of freedom
     assert mg.randint(5, 6, 4).tolist() == [5] * 4
+    assert sorted(set(mg.randint(3, (100,), generator=Generator(2)).tolist())) == [0, 1, 2]  # the high end alone
     wide = mg.randint(-(2**62), 2**62, (1000,), generator=Generator(1)).numpy()
     assert wide.min() < -(2**61) and wide.max() > 2**61
     for low, high in ((3, 3), (4, 3)):
@@ -240,7 +241,7 @@ def test_randperm_is_a_permutation_and_every_one_is_equally_likely() -> None:
 
 def test_multinomial_draws_in_proportion() -> None:
     weights = mg.tensor([[0.0, 1.0, 3.0, 0.0, 6.0, 0.0], [5.0, 0.0, 0.0, 0.0, 0.0, 5.0]])
-    drawn = mg.multinomial(weights, 20_000, generator=Generator(17))
+    drawn = mg.multinomial(weights, 20_000, replacement=True, generator=Generator(17))
     assert drawn.shape == (2, 20_000) and drawn.dtype == mg.int64
     for row, p in zip(drawn.numpy(), weights.numpy() / 10, strict=True):
         counts = np.bincount(row, minlength=6)
@@ -253,7 +254,7 @@ def test_multinomial_draws_in_proportion() -> None:
     "weights", [[0.0, 1.0, 0.0], [0.0, 5e-324, 0.0], [0.0, 1e308, 0.0], [1e308, 1e308, 1e308], [0.0, 1e-300, 1e300]]
 )
 def test_multinomial_of_extreme_weights(weights: list[float]) -> None:
-    drawn = mg.multinomial(mg.tensor(weights, dtype="float64"), 500, generator=Generator(1)).numpy()
+    drawn = mg.multinomial(mg.tensor(weights, dtype="float64"), 500, True, generator=Generator(1)).numpy()
     counts = np.bincount(drawn, minlength=3)
     assert len(counts) == 3
     p = np.array(weights) / max(weights)
@@ -262,7 +263,7 @@ def test_multinomial_of_extreme_weights(weights: list[float]) -> None:
 
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
 def test_multinomial_at_the_edges_of_the_intervals(u: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigrad.creation.rand", lambda *shape, **_: mg.full(shape, u, dtype="float64"))
+    monkeypatch.setattr("minigrad.derived.draw", lambda kind, kernels, shape, dtype, generator: np.full(shape, u))
     assert mg.multinomial(mg.tensor([0.0, 0.0, 3.0, 0.0]), 1).tolist() == [2]
     assert mg.multinomial(mg.tensor([0.0, 1.0, 0.0, 1.0, 0.0]), 1).tolist() == [1 if u < 0.5 else 3]
 
@@ -270,7 +271,7 @@ def test_multinomial_at_the_edges_of_the_intervals(u: float, monkeypatch: pytest
 def test_multinomial_shapes_and_dtypes() -> None:
     assert mg.multinomial(mg.ones(4), 3).shape == (3,)
     assert mg.multinomial(mg.ones(2, 5, 4), 3).shape == (2, 5, 3)
-    assert mg.multinomial(mg.tensor([0, 7, 0]), 3).tolist() == [1, 1, 1]
+    assert mg.multinomial(mg.tensor([0, 7, 0]), 3, replacement=True).tolist() == [1, 1, 1]
     assert mg.multinomial(mg.ones(4), 0).shape == (0,)
     x = mg.ones(4, requires_grad=True)
     assert not mg.multinomial(x, 2).requires_grad
@@ -280,6 +281,22 @@ def test_multinomial_shapes_and_dtypes() -> None:
 def test_multinomial_refuses_what_has_no_proportions(weights: Any) -> None:
     with pytest.raises(ValueError, match="finite, non-negative, and not all zero"):
         mg.multinomial(mg.tensor(weights), 1)
+
+
+def test_multinomial_without_replacement_draws_from_those_that_are_left() -> None:
+    p = np.array([0.1, 0.0, 0.3, 0.6])
+    drawn = mg.tensor(p).expand(20_000, 4).multinomial(2, generator=Generator(5)).numpy()
+    counts = collections.Counter(map(tuple, drawn.tolist()))
+    assert len(counts) == 6  # ordered pairs of different indices above 0
+    expected = {(i, j): 20_000 * p[i] * p[j] / (1 - p[i]) for i, j in counts}
+    assert sum((counts[pair] - n) ** 2 / n for pair, n in expected.items()) < 20.5  # 99.9 % of 5 degrees of freedom
+    all_of_them = mg.multinomial(mg.tensor([1e-300, 1e300, 1.0, 0.0], dtype=mg.float64), 3)
+    assert sorted(all_of_them.tolist()) == [0, 1, 2] and all_of_them[0] == 1
+    for weights, positive in ([1.0, 0.0, 2.0], 2), ([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0]], 1):
+        with pytest.raises(ValueError, match=f"num_samples=3 without replacement, but a row has {positive} weights"):
+            mg.multinomial(mg.tensor(weights), 3)
+    with pytest.raises(ValueError, match="num_samples=-1"):
+        mg.multinomial(mg.ones(3), -1)
 
 
 def test_bernoulli_draws_with_the_given_probabilities():
