@@ -143,10 +143,11 @@ class ReplicaThreads:
             while True:
                 rounds = coordinator.rounds
                 task = coordinator.next(rank)
-                if coordinator.rounds != rounds or not waiting.began:
-                    self.changed.notify_all()  # a round begins, or this replica is one less that others wait for
                 if not isinstance(task, Wait):
+                    self.changed.notify_all()  # it is busy from now on: the others have a deadline to watch
                     return task
+                if coordinator.rounds != rounds or waiting.began is None:
+                    self.changed.notify_all()  # an average begins, or this replica is one less that others wait for
                 waiting.begin()
                 self._pause()
 

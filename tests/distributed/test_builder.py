@@ -1,0 +1,651 @@
+"""DdpBuilder: replicas that are threads, against plain loops, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad
+from minigrad import Tensor, nn
+from minigrad.data import EpochSampler
+from minigrad.distributed.builder import DdpBuilder
+from minigrad.distributed.ddp_handle import ReplicaFailedError
+from minigrad.distributed.faults import Fault, FaultPlan
+from minigrad.distributed.policies import AverageBackend, AveragingPolicy
+from minigrad.distributed.replica_average import CommunicatorAverager, HostAverager, weighted_mean
+from minigrad.distributed.replica_threads import Replica
+from minigrad.distributed.simple_trainer import SimpleTrainer, TrainingConfig
+from minigrad.distributed.thread import ThreadCommunicator
+from minigrad.distributed.timeline import EventKind, Timeline
+from minigrad.distributed.trained_state import TrainedState
+from minigrad.optim import SGD, AdamW, CosineAnnealing
+from minigrad.serialization import CheckpointError, save_checkpoint
+
+SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
+COMMUNICATOR, CPU = AverageBackend.COMMUNICATOR, AverageBackend.CPU
+N, BATCH = 50, 4
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((N, 5))
+Y = np.tanh(X @ rng.standard_normal((5, 2)))
+
+
+class Net(nn.Module):
+    """Two layers with a running mean of the inputs, which evaluation subtracts; the bias is frozen."""
+
+    def __init__(self, seed: int = 0, dtype: Any = np.float64) -> None:
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        self.w = nn.Parameter(Tensor(rng.standard_normal((5, 6)).astype(dtype)))
+        self.v = nn.Parameter(Tensor(rng.standard_normal((6, 2)).astype(dtype)))
+        self.bias = nn.Parameter(Tensor(np.array([0.1, 0.7], dtype)), requires_grad=False)
+        self.register_buffer("mean", minigrad.zeros(5, dtype=dtype))
+        self.register_buffer("seen", minigrad.zeros((), dtype=np.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.data[...] = 0.9 * self.mean.data + 0.1 * x.data.mean(0)
+            self.seen.data[...] += 1
+        return (x @ self.w).tanh() @ self.v + self.bias
+
+
+def loss_of(model: Any, batch: Any) -> Tensor:
+    x, y = batch
+    return ((model(x) - y) ** 2).mean()
+
+
+def adamw(params: Any) -> AdamW:
+    return AdamW([(n, p) for n, p in params if p.requires_grad], lr=0.02, weight_decay=0.1)
+
+
+def sgd(params: Any) -> SGD:
+    return SGD([(n, p) for n, p in params if p.requires_grad], lr=0.05)
+
+
+def builder(**options: Any) -> DdpBuilder:
+    settings: dict[str, Any] = {
+        "dataset": (X, Y),
+        "batch_size": BATCH,
+        "num_epochs": 2,
+        "replicas": 2,
+        "lr_scale_ratio": 0.0,
+        "batch_timeout": 20.0,
+    }
+    parts = {"model_factory": Net, "optim_factory": adamw, "train_fn": loss_of}
+    return DdpBuilder(**{**parts, **settings, **options})
+
+
+def epoch_batches(epoch: int, seed: int = 42) -> list[np.ndarray]:
+    sampler = EpochSampler(N, BATCH, seed, drop_last=True)
+    sampler.epoch = epoch
+    return list(sampler)
+
+
+def tensors(model: nn.Module) -> dict[str, np.ndarray]:
+    return {name: t.data for name, t in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def by_hand(world: int, optimizer: Any, epochs: int, clip: float | None = None) -> dict[str, np.ndarray]:
+    """Per-batch averaging written down: each replica steps on its batch, then all are set to their mean."""
+    models = [Net() for _ in range(world)]
+    trainers = [
+        SimpleTrainer(TrainingConfig(max_grad_norm=clip), optimizer(list(m.named_parameters()))) for m in models
+    ]
+    for epoch in range(epochs):
+        batches = epoch_batches(epoch)
+        for step in range(len(batches) // world):
+            for rank, (model, trainer) in enumerate(zip(models, trainers)):
+                rows = batches[step * world + rank]
+                loss = loss_of(model, (Tensor(X[rows]), Tensor(Y[rows])))
+                trainer.step(list(model.named_parameters()), loss.backward(), loss.item())
+            states = [tensors(model) for model in models]
+            for name in ("w", "v", "mean"):
+                mean = sum(state[name] for state in states) / world
+                for state in states:
+                    state[name][...] = mean
+    return tensors(models[0])
+
+
+def arrays(state: TrainedState) -> dict[str, np.ndarray]:
+    return {**state.params, **state.buffers}
+
+
+def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype and a[name].tobytes() == b[name].tobytes(), name
+
+
+def is_replica(rank: int) -> bool:
+    return threading.current_thread().name == f"replica-{rank}"
+
+
+# ------------------------------------------------------------------ one replica, and SYNC
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+def test_one_call_setup_one_replica_is_plain_training_to_the_bit(policy):
+    state = builder(replicas=1, policy=policy, num_epochs=3, max_grad_norm=0.5, lr_scale_ratio=1.0).run().join()
+    assert_same_bits(arrays(state), by_hand(1, adamw, 3, clip=0.5))
+    assert state.epoch == 3 and state.batches == 36
+
+
+@pytest.mark.parametrize("backend", AverageBackend)
+@pytest.mark.parametrize("world", [2, 3])
+def test_policies_sync_is_per_batch_averaging(world, backend):
+    state = builder(replicas=world, policy=SYNC, backend=backend, max_grad_norm=0.5).run().join()
+    want = by_hand(world, adamw, 2, clip=0.5)
+    for name in ("w", "v", "mean", "bias"):
+        np.testing.assert_allclose(arrays(state)[name], want[name], rtol=0, atol=1e-12)
+    assert arrays(state)["bias"].tobytes() == want["bias"].tobytes()  # frozen: not even rounded
+
+
+def test_policies_sync_with_sgd_is_one_device_with_the_whole_batch():
+    """The mean of two SGD steps is the SGD step of the mean gradient."""
+    model = Net()
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), sgd(list(model.named_parameters())))
+    for epoch in range(2):
+        batches = epoch_batches(epoch)
+        for step in range(len(batches) // 2):
+            rows = np.concatenate(batches[2 * step : 2 * step + 2])
+            loss = loss_of(model, (Tensor(X[rows]), Tensor(Y[rows])))
+            trainer.step(list(model.named_parameters()), loss.backward(), loss.item())
+    state = builder(policy=SYNC, optim_factory=sgd).run().join()
+    for name in ("w", "v"):
+        np.testing.assert_allclose(state.params[name], tensors(model)[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", AverageBackend)
+def test_policies_sync_is_the_same_in_every_run(backend):
+    first, second = (arrays(builder(policy=SYNC, replicas=3, backend=backend).run().join()) for _ in range(2))
+    assert_same_bits(first, second)
+
+
+def test_seed_decides_the_order():
+    a, b, c = (arrays(builder(policy=SYNC, seed=seed).run().join()) for seed in (1, 1, 2))
+    assert_same_bits(a, b)
+    assert not np.array_equal(a["w"], c["w"])
+
+
+# ------------------------------------------------------------------ backends
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_backends_give_the_same_average_of_the_same_inputs(dtype):
+    world, weights = 3, [7, 3, 1]
+
+    def replicas() -> list[list[Tensor]]:
+        made = []
+        for rank in range(world):
+            model = Net(seed=rank, dtype=dtype)
+            model.mean.data[...] = rank
+            model.seen.data[...] = (5, 9, 2)[rank]
+            made.append([*model.parameters(), *model.buffers()])
+        return made
+
+    want = [sum(w * r[i].data.astype(np.float64) for w, r in zip(weights, replicas())) / 11 for i in range(5)]
+    results = []
+    for averager in (HostAverager(world, 5.0), CommunicatorAverager(ThreadCommunicator.group(world, 5.0))):
+        mine, deltas = replicas(), [0.0] * world
+
+        def work(rank: int, averager: Any = averager, mine: Any = mine, deltas: Any = deltas) -> None:
+            deltas[rank] = averager.average(rank, mine[rank], weights)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for rank in range(world):
+            for a, b in zip(mine[rank], mine[0]):
+                assert a.data.tobytes() == b.data.tobytes()
+        results.append((mine[0], deltas))
+    (host, host_deltas), (comm, comm_deltas) = results
+    tolerance = 4 * float(np.finfo(dtype).eps)
+    for i, (a, b) in enumerate(zip(host, comm)):
+        assert a.data.tobytes() == b.data.tobytes() and a.dtype == replicas()[0][i].dtype
+        if i not in (2, 4):  # the frozen bias stays, a counter becomes the largest
+            np.testing.assert_allclose(a.data.astype(np.float64), want[i], rtol=tolerance, atol=tolerance)
+    assert host[4].item() == 9 and host[2].data.tobytes() == replicas()[0][2].data.tobytes()
+    alone = weighted_mean(replicas(), weights)
+    assert [a.data.tobytes() for a in alone] == [a.data.tobytes() for a in host]
+    assert host_deltas == comm_deltas
+    pre, post = (
+        np.concatenate([r[i].data.astype(np.float64).ravel() for i in (0, 1, 3)]) for r in (replicas()[1], host)
+    )
+    assert host_deltas[1] == pytest.approx(np.linalg.norm(pre - post) / np.linalg.norm(post), rel=10 * tolerance)
+
+
+@pytest.mark.parametrize("policy", [CADENCE, ASYNC])
+@pytest.mark.parametrize("backend", AverageBackend)
+def test_backends_learn_with_every_policy(policy, backend):
+    handle = builder(policy=policy, backend=backend, num_epochs=25, anchor=2).run()
+    losses = []
+    while (metrics := handle.next_metrics()) is not None:
+        losses.append(metrics.avg_loss)
+    state = handle.join()
+    assert len(losses) == 25 and losses[-1] < 0.3 * losses[0]
+    assert sum(state.report.batches) == 25 * 12 and state.report.averages > 5
+
+
+# ------------------------------------------------------------------ clipping and learning rate
+
+
+def test_clipping_is_each_replicas_own_before_averaging(monkeypatch):
+    norms: dict[int, list[float]] = {0: [], 1: []}
+    original = SGD.step
+
+    def step(self: SGD, grads: Any) -> None:
+        squares = sum(float((g.data.astype(np.float64) ** 2).sum()) for _, g in grads.items())
+        norms[int(is_replica(1))].append(np.sqrt(squares))
+        original(self, grads)
+
+    monkeypatch.setattr(SGD, "step", step)
+
+    def unequal(model: Any, batch: Any) -> Tensor:
+        return loss_of(model, batch) * (100.0 if is_replica(1) else 1e-3)
+
+    state = builder(policy=SYNC, optim_factory=sgd, train_fn=unequal, max_grad_norm=0.25).run().join()
+    assert norms[1] == pytest.approx([0.25] * 12, rel=1e-4)
+    assert all(norm < 0.25 for norm in norms[0])  # not clipped by the other's norm
+    assert np.isfinite(state.params["w"]).all()
+
+
+@pytest.mark.parametrize(("world", "ratio", "scale"), [(1, 1.0, 1.0), (2, 1.0, 2.0), (3, 0.5, 2.0), (2, 0.0, 1.0)])
+def test_lr_sequence_of_the_schedule(world, ratio, scale):
+    seen: dict[int, list[float]] = {rank: [] for rank in range(world)}
+    asked = []
+
+    def schedule(n: int) -> CosineAnnealing:
+        asked.append(n)
+        return CosineAnnealing(0.1, 0.0, 3, 30)
+
+    def epoch_fn(epoch: int, replica: Replica) -> None:
+        step = replica.trainer.optimizer.step
+
+        def watched(grads: Any) -> None:
+            seen[replica.rank].append(replica.trainer.optimizer.lr)
+            step(grads)
+
+        if epoch == 0:
+            replica.trainer.optimizer.step = watched  # type: ignore[method-assign]
+
+    builder(policy=SYNC, replicas=world, scheduler=schedule, lr_scale_ratio=ratio, epoch_fn=epoch_fn).run().join()
+    want = [scale * CosineAnnealing(0.1, 0.0, 3, 30).get_lr(step) for step in range(2 * (12 // world))]
+    assert asked == [world]
+    for rank in range(world):
+        assert seen[rank] == want
+
+
+def test_lr_without_a_schedule_is_scaled_once():
+    rates = []
+    fn = lambda epoch, replica: rates.append(replica.trainer.optimizer.lr)  # noqa: E731
+    builder(policy=SYNC, epoch_fn=fn, lr_scale_ratio=0.5, replicas=3).run().join()
+    assert rates == [0.02 * 2] * 6
+
+
+# ------------------------------------------------------------------ builder and handle
+
+
+@pytest.mark.parametrize("name", ["dataset", "batch_size", "num_epochs"])
+def test_builder_required_fields(name):
+    with pytest.raises(ValueError, match=f"^DdpBuilder: {name} is required$"):
+        builder(**{name: None}).run()
+
+
+def test_builder_defaults_are_those_of_flodl():
+    b = DdpBuilder(Net, adamw, loss_of)
+    assert (b.policy, b.backend, b.anchor, b.max_anchor, b.overhead_target) == (CADENCE, COMMUNICATOR, 10, 200, 0.1)
+    assert (b.divergence_threshold, b.max_batch_diff, b.max_overshoot, b.progressive_dispatch) == (
+        0.05,
+        None,
+        None,
+        None,
+    )
+    assert (b.max_grad_norm, b.lr_scale_ratio, b.seed, b.snapshot_timeout, b.timeline) == (None, 1.0, 42, 5.0, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0, expected an integer >= 1"),
+        ({"num_epochs": -1}, "num_epochs is -1, expected an integer >= 0"),
+        ({"replicas": 0}, "replicas is 0"),
+        ({"replicas": True}, "replicas is True"),
+        ({"max_batch_diff": 0}, "max_batch_diff is 0, expected an integer >= 1"),
+        ({"checkpoint_every": 1}, "checkpoint_every and checkpoint_fn go together"),
+        ({"lr_scale_ratio": -1}, "lr_scale_ratio is -1"),
+        ({"speed_hint": (0, 0.4)}, "speed_hint is .0, 0.4., expected .slowest rank, ratio >= 1"),
+        ({"speed_hint": (2, 2.0)}, "slow_rank is 2, expected a rank from 0 to 1"),
+        ({"partition_ratios": [1, 2, 3]}, "partition_ratios is .1, 2, 3., expected 2 numbers > 0"),
+        ({"partition_ratios": [1, 2], "progressive_dispatch": True}, "partition_ratios have no effect"),
+        ({"partition_ratios": [1, 2], "policy": SYNC}, "with policy SYNC every replica has one batch"),
+        ({"policy": SYNC, "replicas": 13}, "50 samples are 12 batches of 4, too few for a step of 13 replicas"),
+        ({"batch_timeout": 0}, "batch_timeout is 0"),
+        ({"dataset": (X, Y[:-1])}, "arrays of the lengths .49, 50., expected equal ones"),
+        ({"backend": CPU, "communicators": ThreadCommunicator.group(2)}, "communicators are for several replicas"),
+        ({"communicators": ThreadCommunicator.group(3)}, "communicators are .rank, world size. "),
+        ({"divergence_threshold": 0.0}, "divergence_threshold is 0.0"),
+    ],
+)
+def test_builder_refuses_what_does_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        builder(**options).run()
+
+
+def test_builder_replicas_must_be_alike():
+    made = iter([Net(), nn.Linear(5, 2)])
+    with pytest.raises(ValueError, match="^Ddp: replica 1 has 2 parameters and 0 buffers, expected 3 and 2"):
+        builder(model_factory=lambda: next(made)).run()
+    made = iter([Net(), Net(dtype=np.float32)])
+    with pytest.raises(ValueError, match=r"Ddp: replica 1 has w \(5, 6\) float32, expected w \(5, 6\) float64"):
+        builder(model_factory=lambda: next(made)).run()
+
+
+def test_builder_replicas_begin_with_the_first_ones_values():
+    seeds, first = iter(range(3)), []
+    builder(
+        model_factory=lambda: Net(seed=next(seeds)),
+        replicas=3,
+        epoch_fn=lambda epoch, replica: first.append(replica.model.w.data.copy()) if epoch == 0 else None,
+        policy=SYNC,
+    ).run().join()
+    assert len(first) == 3 and all(np.array_equal(w, Net(seed=0).w.data) for w in first)
+
+
+def test_handle_metrics_come_in_order_and_end_with_none():
+    released = threading.Event()
+
+    def train_fn(model: Any, batch: Any) -> Any:
+        assert released.wait(10)
+        return loss_of(model, batch), {"rank": float(is_replica(1))}
+
+    handle = builder(num_epochs=3, train_fn=train_fn).run()
+    assert handle.world_size == 2
+    assert handle.poll_metrics() == []  # run() has not waited for anything
+    released.set()
+    got = [handle.next_metrics() for _ in range(3)]
+    assert [m.epoch for m in got if m is not None] == [0, 1, 2]
+    assert handle.next_metrics() is None and handle.next_metrics() is None and handle.poll_metrics() == []
+    for metrics in got:
+        assert metrics is not None
+        assert sum(r.batches for r in metrics.per_rank) == 12
+        assert metrics.scalars["rank"] == pytest.approx(metrics.batch_share[1])
+        assert sum(metrics.batch_share) == pytest.approx(1)
+    state = handle.join()
+    assert handle.join() is state and state.epoch == 3 and state.failures == {}
+
+
+def test_handle_poll_drains():
+    handle = builder(num_epochs=2, replicas=1).run()
+    assert [m.epoch for m in handle.poll_metrics()] == [0, 1]
+    assert handle.poll_metrics() == [] and handle.next_metrics() is None
+
+
+def test_handle_stop_gives_what_has_been_trained():
+    began = threading.Event()
+
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        began.set()
+        return loss_of(model, batch)
+
+    with builder(num_epochs=10**9, train_fn=train_fn).run() as handle:
+        assert began.wait(10)
+        handle.stop()
+        state = handle.join()
+    assert state.failures == {} and state.replicas == [] and np.isfinite(state.params["w"]).all()
+    with pytest.raises(ValueError, match="the state has optimizers of 0 replicas, for 2"):
+        builder(resume=state).run()
+
+
+def test_metrics_fn_and_epoch_fn(caplog):
+    seen, epochs = [], []
+
+    def metrics_fn(metrics: Any) -> None:
+        seen.append(metrics.epoch)
+        if metrics.epoch == 1:
+            raise RuntimeError("the disk of the metrics is full")
+
+    with caplog.at_level(logging.ERROR, "minigrad.distributed"):
+        builder(num_epochs=4, metrics_fn=metrics_fn, epoch_fn=lambda e, r: epochs.append((r.rank, e))).run().join()
+    assert seen == [0, 1, 2, 3]
+    assert "metrics_fn failed for epoch 1" in caplog.text and "the disk of the metrics is full" in caplog.text
+    for rank in (0, 1):
+        mine = [e for r, e in epochs if r == rank]
+        assert mine == sorted(set(mine))
+
+
+def test_datasets_of_other_kinds():
+    class Rows:
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, indices: np.ndarray) -> Any:
+            return Tensor(X[indices]), Tensor(Y[indices])
+
+    want = arrays(builder(policy=SYNC).run().join())
+    assert_same_bits(arrays(builder(policy=SYNC, dataset=Rows()).run().join()), want)
+    only_x = builder(policy=SYNC, dataset=X, train_fn=lambda m, x: (m(x) ** 2).mean()).run().join()
+    assert only_x.batches == 24
+    with pytest.raises(TypeError, match="dataset is a int, expected arrays"):
+        builder(dataset=3).run()
+
+
+def test_data_partition_static_ratios_are_kept():
+    handle = builder(partition_ratios=[3, 1]).run()
+    handle.join()
+    assert [m.batch_share for m in handle.poll_metrics()] == [[0.75, 0.25]] * 2
+
+
+def test_timeline_of_a_run(tmp_path):
+    timeline = Timeline()
+    state = builder(policy=SYNC, backend=CPU, timeline=timeline).run().join()
+    summary = timeline.summary()
+    assert summary.batches == state.report.batches == [12, 12]
+    assert summary.averages == state.report.averages == 12 and summary.epochs == 2
+    kinds = {event.kind for event in timeline.events}
+    assert EventKind.AVERAGE_START in kinds and EventKind.SYNC_START not in kinds
+    assert "replica 1" in timeline.draw()
+
+
+# ------------------------------------------------------------------ resume
+
+
+@pytest.mark.parametrize("backend", AverageBackend)
+def test_resume_is_the_uninterrupted_run_to_the_bit(backend, tmp_path):
+    options = {
+        "policy": SYNC,
+        "backend": backend,
+        "num_epochs": 4,
+        "max_grad_norm": 0.5,
+        "scheduler": lambda world: CosineAnnealing(0.05, 0.0, 3, 25),
+    }
+    states: list[TrainedState] = []
+
+    def checkpoint_fn(epoch: int, state: TrainedState) -> None:
+        assert epoch == state.epoch
+        state.save(tmp_path / "run", keep=None)
+
+    whole = builder(**options, checkpoint_every=1, checkpoint_fn=checkpoint_fn).run().join()
+    plain = builder(**options).run().join()  # checkpoints change nothing
+    assert_same_bits(arrays(whole), arrays(plain))
+    for epochs in (1, 3):
+        saved = TrainedState.load(tmp_path / "run", step=12 * epochs)
+        assert saved.epoch == epochs
+        resumed = builder(**options, resume=saved, model_factory=lambda: Net(seed=9)).run().join()
+        states.append(resumed)
+        assert_same_bits(arrays(resumed), arrays(whole))
+        for (a, meta), (b, want) in zip(resumed.replicas, whole.replicas):
+            assert_same_bits(a, b)
+            assert meta["optimizer"] == want["optimizer"]
+    half = builder(**{**options, "num_epochs": 2}).run().join()  # what join gives is a checkpoint as well
+    assert_same_bits(arrays(builder(**options, resume=half).run().join()), arrays(whole))
+
+
+def test_resume_checks_what_it_is_given(tmp_path):
+    state = builder(policy=SYNC).run().join()
+    with pytest.raises(ValueError, match="the state has optimizers of 2 replicas, for 3: the numbers must be equal"):
+        builder(replicas=3, resume=state).run()
+    with pytest.raises(minigrad.data.DataError, match="the state is of seed 42, here it is 7"):
+        builder(seed=7, resume=state).run()
+    with pytest.raises(ValueError, match="the state does not fit the model: missing: weight; unexpected: mean"):
+        builder(model_factory=lambda: nn.Linear(5, 2), resume=state).run()
+    save_checkpoint(tmp_path, {"params": state.params}, {"step": 3})
+    with pytest.raises(CheckpointError, match="is no checkpoint of replicas"):
+        TrainedState.load(tmp_path)
+
+
+@pytest.mark.parametrize("policy", [CADENCE, ASYNC])
+def test_checkpoint_between_epochs_has_exactly_these_epochs(policy):
+    saved = []
+    state = builder(
+        policy=policy,
+        num_epochs=5,
+        checkpoint_every=2,
+        checkpoint_fn=lambda epoch, s: saved.append((epoch, s.epoch, s.batches, len(s.replicas))),
+    ).run()
+    state.join()
+    assert saved == [(2, 2, 24, 2), (4, 4, 48, 2)]
+
+
+def test_checkpoint_fn_that_raises_is_logged(caplog):
+    def checkpoint_fn(epoch: int, state: TrainedState) -> None:
+        raise OSError("no space left")
+
+    with caplog.at_level(logging.ERROR, "minigrad.distributed"):
+        state = builder(checkpoint_every=1, checkpoint_fn=checkpoint_fn).run().join()
+    assert state.epoch == 2
+    assert caplog.text.count("checkpoint_fn failed after epoch") == 2 and "no space left" in caplog.text
+
+
+# ------------------------------------------------------------------ death
+
+
+def failing(rank: int, at: int, how: Any) -> Any:
+    done = [0]
+
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        if is_replica(rank):
+            done[0] += 1
+            if done[0] == at:
+                how()
+        return loss_of(model, batch)
+
+    return train_fn
+
+
+def raises(error: BaseException) -> Any:
+    def how() -> None:
+        raise error
+
+    return how
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("backend", AverageBackend)
+@pytest.mark.parametrize("error", [ValueError("bad row"), SystemExit("killed")])
+def test_death_a_replica_that_raises_leaves_the_survivors_state(policy, backend, error):
+    began = time.monotonic()
+    handle = builder(
+        policy=policy, backend=backend, replicas=3, num_epochs=1000, train_fn=failing(1, 5, raises(error))
+    ).run()
+    with pytest.warns(RuntimeWarning, match=f"replica 1: {type(error).__name__}: .*average of replica 0, 2"):
+        state = handle.join()
+    assert time.monotonic() - began < 10
+    assert state.failures == {1: error}
+    handle.poll_metrics()
+    assert handle.next_metrics() is None
+    assert all(np.isfinite(array).all() for array in state.params.values())
+    assert not np.array_equal(state.params["w"], Net().w.data)
+
+
+def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
+    """The lost replica has ruined its weights before: nothing of that may be left."""
+
+    def ruin(model: Any, batch: Any) -> Tensor:
+        if is_replica(2) and int(model.seen.item()) > 0:
+            model.w.data[...] = 1e30
+            raise RuntimeError("ruined")
+        return loss_of(model, batch)
+
+    handle = builder(policy=SYNC, replicas=3, train_fn=ruin).run()
+    with pytest.warns(RuntimeWarning, match="replica 2: RuntimeError: ruined"):
+        state = handle.join()
+    assert np.abs(state.params["w"]).max() < 100
+
+
+@pytest.mark.parametrize("policy", [SYNC, CADENCE])
+@pytest.mark.parametrize("call", [1, 2])
+def test_death_in_the_midst_of_an_average(policy, call):
+    comms = ThreadCommunicator.group(3, timeout=5.0, fault=FaultPlan([Fault("kill", rank=1, call=2 * call)]))
+    began = time.monotonic()
+    handle = builder(policy=policy, replicas=3, num_epochs=1000, communicators=comms, anchor=1).run()
+    with pytest.warns(RuntimeWarning, match="replica 1: RankKilledError"):
+        state = handle.join()
+    assert time.monotonic() - began < 10 and list(state.failures) == [1]
+    assert all(np.isfinite(array).all() for array in state.params.values())
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
+    release = threading.Event()
+    handle = builder(policy=policy, batch_timeout=0.5, train_fn=failing(0, 3, release.wait), num_epochs=1000).run()
+    began = time.monotonic()
+    try:
+        with pytest.warns(
+            RuntimeWarning, match=r"replica 0: ReplicaStuckError: replica 0 has not ended .* within 0.5 s"
+        ):
+            state = handle.join()
+        assert time.monotonic() - began < 5 and list(state.failures) == [0]
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_death_of_all_is_a_clear_error(replicas):
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        raise KeyError("column")
+
+    handle = builder(train_fn=train_fn, replicas=replicas).run()
+    assert handle.next_metrics() is None
+    with pytest.raises(ReplicaFailedError, match="no trained replica is left: replica .: KeyError: 'column'") as info:
+        handle.join()
+    assert isinstance(info.value.__cause__, KeyError) and info.value.failures
+
+
+def test_death_by_numbers_that_are_not_finite_names_the_step():
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        loss = loss_of(model, batch)
+        return loss * float("nan") if is_replica(1) and int(model.seen.item()) > 2 else loss
+
+    with pytest.warns(RuntimeWarning, match="replica 1: NonFiniteLossError: the loss of step 3 is nan"):
+        state = builder(policy=SYNC, train_fn=train_fn).run().join()
+    assert np.isfinite(state.params["w"]).all()
+
+
+def test_death_of_the_only_one_by_the_keyboard_is_passed_on():
+    with pytest.raises(KeyboardInterrupt):
+        builder(replicas=1, train_fn=lambda m, b: raises(KeyboardInterrupt())()).run()
+
+
+# ------------------------------------------------------------------ replicas that are not equally fast
+
+
+def test_slow_rank_counts_three_to_one_and_waits_less_than_in_lockstep():
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        time.sleep(0.012 if is_replica(1) else 0.004)
+        return loss_of(model, batch)
+
+    waited = {}
+    for policy in (SYNC, CADENCE):
+        state = builder(policy=policy, num_epochs=8, train_fn=train_fn, anchor=4).run().join()
+        waited[policy] = sum(state.report.waited_ms) / sum(state.report.compute_ms)
+        if policy is CADENCE:
+            fast, slow = (sum(counts[rank] for counts in state.report.count_history[1:-1]) for rank in (0, 1))
+            assert 2.0 < fast / slow < 3.6
+    assert waited[CADENCE] < 0.6 * waited[SYNC]
