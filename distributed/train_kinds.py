@@ -48,11 +48,13 @@ class OptimizerKind:
         return self.config.lr
 
     def build(self, params: Iterable[Any] = ()) -> Optimizer:
-        """A new optimizer for these parameters (tensors, or pairs (name, tensor))."""
+        """A new optimizer for these parameters (tensors, or pairs (name, tensor)), perhaps none."""
+        named = list(params)
+        given = [named] if named else []
         if isinstance(self.config, SgdConfig):
-            return SGD.from_config(self.config, params)
+            return SGD.from_config(self.config, *given)
         if isinstance(self.config, AdamWConfig):
-            return AdamW.from_config(self.config, params)
+            return AdamW.from_config(self.config, *given)
         raise TypeError(f"an OptimizerKind holds an SgdConfig or an AdamWConfig, not a {type(self.config).__name__}")
 
 

@@ -137,6 +137,14 @@ def test_dp_step_api_round_robin_and_surplus_replicas() -> None:
     assert [len(r.steps[1].labels) for r in replicas] == [1, 1, 0, 0]
 
 
+def test_each_step_and_replica_has_random_numbers_of_its_own() -> None:
+    replicas = [Echo() for _ in range(3)]
+    trainer = DataParallelTrainer(config(), replicas, model=Net())
+    for step in range(3):
+        trainer.step(rows(6, step))
+    assert len({request.seed for replica in replicas for request in replica.steps}) == 9
+
+
 def test_dp_step_api_unequal_sample_weighting() -> None:
     x, y = np.array([[1.0], [10.0], [3.0]]), np.zeros((3, 1))
     trainer = DataParallelTrainer(config(), [Echo(), Echo()], model=Net())
@@ -171,7 +179,8 @@ def test_mean_semantics_equal_one_device(stack: ExitStack, n: int, samples: int,
     build = partial(Net, classes, **options)
     kind = config(ADAMW, LossKind.cross_entropy(), clip=0.4, size=size)
     batches = [rows(samples, seed, classes) for seed in range(4)]
-    trainer = DataParallelTrainer(kind, threads(stack, n, partial(build, seed=9)), model=build())
+    other = partial(build, seed=9, frozen=("unused", "head"))  # the trainer's model says what is frozen
+    trainer = DataParallelTrainer(kind, threads(stack, n, other), model=build())
     stats = [trainer.step(batch) for batch in batches]
     model = build()
     assert_same(trainer, stats, model, alone(model, kind, batches))
