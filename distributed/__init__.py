@@ -10,6 +10,7 @@ from .block_grads import BlockGradientSet, BlockLayout, PerBlockGradientAccumula
 from .block_trainer import BlockDistributedTrainer, NonFiniteBlockGradientError
 from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, GradientBucketManager, all_reduce_hook
+from .builder import DdpBuilder
 from .checkpoint import (
     load_distributed_checkpoint,
     random_state,
@@ -26,10 +27,13 @@ from .comm_errors import (
 )
 from .communicator import CommStats, Communicator, NoOpCommunicator, ReduceOp, Work
 from .compression import BFloat16Compression
+from .coordinator import ReplicaStuckError
 from .data_parallel import DataParallelTrainer
 from .ddp import Ddp, DdpConfig
+from .ddp_handle import DdpHandle, ReplicaFailedError
 from .distributed_trainer import DistributedTrainer
 from .el_che import ElChe
+from .epoch_metrics import EpochMetrics, ReplicaEpoch
 from .faults import Fault, FaultPlan, RankKilledError
 from .fused_optimizer import FusedDistributedOptimizer, FusedOptimizerConfig
 from .grad_sync import (
@@ -45,7 +49,9 @@ from .mpi import MpiCommunicator  # mpi4py itself only when one is made
 from .nccl import NcclCommunicator  # CuPy and NCCL themselves only when one is made
 from .parameter_server import AsyncParameterServer, ServerStats, StaleGradientError
 from .pipeline_parallel import PipelineParallelTrainer
+from .policies import AverageBackend, AveragingPolicy
 from .rendezvous import Place, discover_place, init_process_group
+from .replica_threads import Replica
 from .replicas import (
     ProcessReplica,
     ReplicaProtocol,
@@ -64,7 +70,9 @@ from .tensor_layers import (
 )
 from .tensor_parallel import TensorParallelTrainer
 from .thread import ThreadCommunicator, run_threads
+from .timeline import Event, EventKind, IdleGap, Timeline, TimelineSummary
 from .train_kinds import LossKind, OptimizerKind, StepStats, TrainerConfig, TrainSample
+from .trained_state import RunReport, TrainedState
 from .trainer import HasGraph, Trainer
 from .trainer_errors import (
     FinalStageDroppedReplyError,
@@ -125,6 +133,23 @@ __all__ = [
     "Ddp",
     "DdpConfig",
     "HasGraph",
+    # replicas whose loop is the builder's
+    "AverageBackend",
+    "AveragingPolicy",
+    "DdpBuilder",
+    "DdpHandle",
+    "EpochMetrics",
+    "Event",
+    "EventKind",
+    "IdleGap",
+    "Replica",
+    "ReplicaEpoch",
+    "ReplicaFailedError",
+    "ReplicaStuckError",
+    "RunReport",
+    "Timeline",
+    "TimelineSummary",
+    "TrainedState",
     # ranks that are not equally fast
     "AutoBalancer",
     "ElChe",
