@@ -101,7 +101,7 @@ class ReplicaSet:
         timeline: Timeline | None,
         timeout: float,
     ) -> None:
-        self.ddp = Ddp.wrap(models, devices, timeout)
+        self.ddp: Ddp = Ddp.wrap(models, devices, timeout)
         self._heads, self._models = list(heads), list(models)
         self._named: list[Named] = [[*model.named_parameters()] for model in models]
         self._timeline, self._timeout = timeline, timeout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from minigrad.distributed import (
     Trainer,
     TrainingConfig,
     TrainingMetrics,
+    replica_set,
 )
 from minigrad.distributed.builder import DdpBuilder
 from minigrad.distributed.timeline import EventKind, Timeline
@@ -306,36 +308,66 @@ def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:
         assert_weights(trainer.models[2], alone(1))
 
 
-def test_slow_replica_el_che_counts_go_to_three_to_one() -> None:
+class VirtualTime(threading.local):
+    """Takes the place of ``time`` in ``replica_set``: a thread's clock goes on only when told to."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_slow_replica_el_che_counts_are_three_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualTime()
+    monkeypatch.setattr(replica_set, "time", clock)
     with setup(2, DdpConfig(max_anchor=2)) as trainer:
         assert trainer.el_che is not None
         slow = trainer.models[1]
 
         def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
-            time.sleep(0.045 if model is slow else 0.015)
+            clock.now += 0.03 if model is slow else 0.01
             return model.loss(x, y)
 
-        while trainer.global_step < 5:
+        waited = []
+        while trainer.global_step < 2:
+            counts = trainer.el_che.batch_counts
+            if trainer.step(loss, *batch(0, 2)) is not None:
+                waited.append(abs(3 * counts[1] - counts[0]))
+        assert trainer.el_che.batch_counts == [6, 2]
+        assert waited == [4, 0]
+
+
+def test_slow_replica_that_sleeps_gets_fewer_batches() -> None:
+    with setup(2, DdpConfig(max_anchor=2)) as trainer:
+        assert trainer.el_che is not None
+        slow = trainer.models[1]
+
+        def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
+            time.sleep(0.03 if model is slow else 0.01)
+            return model.loss(x, y)
+
+        ratio = 1.0
+        while not 2.5 <= ratio <= 3.5:  # on a busy machine a round may tell nothing
+            assert trainer.global_step < 30
             trainer.step(loss, *batch(0, 2))
-        counts = trainer.el_che.batch_counts
-        assert counts[1] == trainer.el_che.anchor
-        assert 2 <= counts[0] / counts[1] <= 4
+            ratio = trainer.el_che.batches(0) / trainer.el_che.batches(1)
 
 
-def test_slow_replica_gets_fewer_rows_from_the_balancer() -> None:
+def test_slow_replica_gets_fewer_rows_from_the_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualTime()
+    monkeypatch.setattr(replica_set, "time", clock)
     with setup(2) as trainer:
         slow = trainer.models[1]
 
         def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
-            time.sleep(len(x.data) * (0.003 if model is slow else 0.001))
+            clock.now += len(x.data) * (3 if model is slow else 1)
             return model.loss(x, y)
 
         sizes = []
         for step in range(11):
             sizes.append(trainer.balancer.shard_sizes(16))
             trainer.step(loss, *batch(step, 16))
-        assert sizes[:10] == [[8, 8]] * 10
-        assert 10 <= sizes[10][0] <= 13
+        assert sizes == [[8, 8]] * 10 + [[12, 4]]
         assert_weights(trainer.models[0], alone(11, rows=16), tolerance=1e-8)
 
 
@@ -444,16 +476,16 @@ def test_a_loss_that_is_not_finite_changes_no_weight() -> None:
 
 
 def test_a_replica_that_hangs_is_named_within_the_deadline() -> None:
-    with setup(2, timeout=0.3) as trainer:
+    with setup(2, timeout=1) as trainer:
 
         def hanging(model: Net, x: Tensor, y: Tensor) -> Tensor:
-            time.sleep(1.5 if model is trainer.models[1] else 0)
+            time.sleep(4 if model is trainer.models[1] else 0)
             return model.loss(x, y)
 
         began = time.monotonic()
-        with pytest.raises(ReplicaDroppedReplyError, match="replica 1 has not ended forward and backward within 0.3 s"):
+        with pytest.raises(ReplicaDroppedReplyError, match="replica 1 has not ended forward and backward within 1 s"):
             trainer.step(hanging, *batch(0))
-        assert time.monotonic() - began < 1.4
+        assert time.monotonic() - began < 3.5
         with pytest.raises(RuntimeError, match="takes no more steps: replica 1"):
             trainer.step(loss_of, *batch(0))
 
