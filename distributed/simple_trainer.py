@@ -137,7 +137,7 @@ class SimpleTrainer:
 
         Raises NonFiniteLossError or NonFiniteGradientError, naming the step, before anything is changed but the window,
         which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a
-        trained parameter that the optimizer does not know.
+        trained parameter that the optimizer does not know, and for gradients of other tensors only.
         """
         loss = float(loss_value)
         self._check_loss(loss)
@@ -163,6 +163,11 @@ class SimpleTrainer:
         """Add a micro-batch of this weight to the window, and finish that if it is full, unless told to ``hold`` it."""
         if not isinstance(grads, GradStore):
             raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
+        if not grads.is_empty() and not any(p in grads for _, p in named):
+            raise ValueError(
+                f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "
+                "be trained; pass model.parameters() anew to each step (a generator gives its parameters only once)"
+            )
         wanted = GradStore()
         for name, p in named:
             grad = grads.remove(p)

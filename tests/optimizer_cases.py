@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
 
 def _case(kind: Any, shapes: list[tuple[int, ...]] = SHAPES, **options: Any) -> Case:
-    return Case(lambda params=(), **more: kind(params, **{**options, **more}), shapes)
+    return Case(lambda params=None, **more: kind(params, **{**options, **more}), shapes)
 
 
 CASES = {

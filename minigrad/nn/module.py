@@ -77,6 +77,15 @@ class Module:
             raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
         if isinstance(value, Parameter):
             home = tables["_parameters"]
+        elif name in tables["_parameters"]:
+            if value is not None:
+                raise located(
+                    TypeError(
+                        f"cannot assign {type(value).__name__} as parameter {name!r} of {type(self).__name__}: "
+                        "expected an nn.Parameter or None (to set its values: with no_grad(): parameter.copy_(values))"
+                    )
+                )
+            home = tables["_parameters"]
         elif isinstance(value, Module):
             home = tables["_modules"]
         elif name in tables["_buffers"] and (value is None or isinstance(value, Tensor)):

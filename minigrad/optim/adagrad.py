@@ -39,7 +39,7 @@ class AdaGrad(MultiTensorOptimizer):
 
     def __init__(
         self,
-        params: Any = (),
+        params: Any = None,
         lr: float = 0.01,
         eps: float = 1e-10,
         weight_decay: float = 0.0,
@@ -49,7 +49,7 @@ class AdaGrad(MultiTensorOptimizer):
         super().__init__(params, {"lr": lr, **options})
 
     @classmethod
-    def from_config(cls, config: AdaGradConfig, params: Iterable[Named] = ()) -> AdaGrad:
+    def from_config(cls, config: AdaGradConfig, params: Iterable[Named] | None = None) -> AdaGrad:
         """An AdaGrad with these options."""
         return cls(params, **asdict(config))
 

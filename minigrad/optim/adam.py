@@ -28,7 +28,7 @@ class Adam(MultiTensorOptimizer):
 
     def __init__(
         self,
-        params: Any = (),
+        params: Any = None,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

@@ -43,7 +43,7 @@ class AdamW(MultiTensorOptimizer):
 
     def __init__(
         self,
-        params: Any = (),
+        params: Any = None,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -52,7 +52,7 @@ class AdamW(MultiTensorOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @classmethod
-    def from_config(cls, config: AdamWConfig, params: Iterable[Named] = ()) -> AdamW:
+    def from_config(cls, config: AdamWConfig, params: Iterable[Named] | None = None) -> AdamW:
         """An AdamW with these options."""
         return cls(params, config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay)
 

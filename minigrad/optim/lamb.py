@@ -56,7 +56,7 @@ class Lamb(MultiTensorOptimizer):
 
     def __init__(
         self,
-        params: Any = (),
+        params: Any = None,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -68,7 +68,7 @@ class Lamb(MultiTensorOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options})
 
     @classmethod
-    def from_config(cls, config: LambConfig, params: Iterable[Named] = ()) -> Lamb:
+    def from_config(cls, config: LambConfig, params: Iterable[Named] | None = None) -> Lamb:
         """A Lamb with these options: ``Lamb.from_config(LambConfig.lars(), params)`` is LARS."""
         c = config
         return cls(params, c.lr, (c.beta1, c.beta2), c.eps, c.weight_decay, c.max_trust_ratio, c.use_adam)

@@ -60,7 +60,7 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        params: Any = (),
+        params: Any = None,
         lr: float = 0.02,
         momentum: float = 0.95,
         nesterov: bool = True,

@@ -45,11 +45,12 @@ class Optimizer(ABC):
     """Base of the optimizers.
 
     ``params`` is an iterable of tensors, of pairs (name, tensor) as ``module.named_parameters()`` gives, or of groups;
-    or a mapping to tensors. It may be empty: ``add_param_group`` brings more. A group is a dict with ``params`` and any
-    of the options in ``defaults``, which apply where a group is silent.
+    or a mapping to tensors. None leaves it to ``add_param_group`` to bring them, as trainers do. A group is a dict with
+    ``params`` and any of the options in ``defaults``, which apply where a group is silent.
 
-    Raises TypeError for something that is no parameter, ValueError for a tensor that does not require grad or was
-    computed by an operation, for a parameter given twice, and for options that are unknown or out of range.
+    Raises TypeError for something that is no parameter, ValueError if there are none in ``params``, for a tensor that
+    does not require grad or was computed by an operation, for a parameter given twice, and for options that are unknown
+    or out of range.
     """
 
     state_arrays: tuple[str, ...] = ()
@@ -67,12 +68,18 @@ class Optimizer(ABC):
         self._names: dict[int, str] = {}
         if isinstance(params, Tensor):
             raise located(TypeError("params is a Tensor; pass a list of parameters: [p], or model.parameters()"))
+        if params is None:
+            return
         entries = list(params.values() if isinstance(params, Mapping) else _ordered(params))
-        if entries and isinstance(entries[0], dict):
-            for group in entries:
-                self.add_param_group(group)
-        elif entries:
-            self.add_param_group({"params": entries})
+        for group in entries if entries and isinstance(entries[0], dict) else [{"params": entries}]:
+            self.add_param_group(group)
+        if not self._names:
+            raise located(
+                ValueError(
+                    "optimizer got an empty parameter list; a generator gives its parameters only once, and modules in "
+                    "a Python list are not registered: use nn.ModuleList"
+                )
+            )
 
     # ------------------------------------------------------------------ groups and options
 
@@ -158,8 +165,17 @@ class Optimizer(ABC):
     def step(self, grads: GradStore) -> None:
         """Update, in place, every parameter that has a gradient in ``grads``; the others stay as they are.
 
-        Raises ValueError or TypeError for a gradient or an option that does not fit, before anything is changed.
+        Raises ValueError or TypeError for a gradient or an option that does not fit, and ValueError for gradients of
+        other tensors only, before anything is changed.
         """
+        params = [p for group in self.param_groups for p in group["params"]]
+        if isinstance(grads, GradStore) and not grads.is_empty() and not any(p in grads for p in params):
+            raise located(
+                ValueError(
+                    f"none of the {len(grads)} gradients belongs to any of the optimizer's {len(params)} parameters, "
+                    "so nothing would be trained; was the optimizer made with the parameters of another model?"
+                )
+            )
         self.update(grads)
         self.timestep += 1
 

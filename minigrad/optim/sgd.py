@@ -45,7 +45,7 @@ class SGD(MultiTensorOptimizer):
 
     def __init__(
         self,
-        params: Any = (),
+        params: Any = None,
         lr: float = 0.01,
         momentum: float = 0.0,
         dampening: float = 0.0,
@@ -56,7 +56,7 @@ class SGD(MultiTensorOptimizer):
         super().__init__(params, {"lr": lr, **options})
 
     @classmethod
-    def from_config(cls, config: SgdConfig, params: Iterable[Named] = ()) -> SGD:
+    def from_config(cls, config: SgdConfig, params: Iterable[Named] | None = None) -> SGD:
         """An SGD with these options."""
         return cls(params, **asdict(config))
 

@@ -522,3 +522,14 @@ def test_gradients_must_be_a_grad_store() -> None:
         SimpleTrainer().step([p], {}, 1.0)
     with pytest.raises(ValueError, match="max_grad_norm is 'a'"):
         TrainingConfig(max_grad_norm="a")
+
+
+def test_gradients_of_other_tensors_only_are_refused() -> None:
+    p, other = minigrad.ones(2, requires_grad=True), minigrad.ones(2, requires_grad=True)
+    trainer = SimpleTrainer()
+    for params in ([p], iter(())):  # the latter: a generator that the last step has used up
+        with pytest.raises(ValueError, match=r"none of the 1 gradients belongs to any of the [01] parameters"):
+            trainer.step(params, other.sum().backward(), 1.0)
+    assert trainer.global_step == 0
+    assert trainer.step([p], (p * other).sum().backward(), 1.0) is not None
+    assert trainer.step([p], minigrad.GradStore(), 1.0) is not None

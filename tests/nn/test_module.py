@@ -364,3 +364,18 @@ def test_deepcopy_copies_weights_and_keeps_shared_ones_shared() -> None:
     assert not (model.first.weight == 7.0).any()
     with pytest.raises(RuntimeError, match="use .detach"):
         copy.deepcopy(model.first.weight * 2)
+
+
+def test_only_a_parameter_or_none_takes_the_place_of_a_parameter():
+    layer = nn.Linear(4, 2)
+    weight = layer.weight
+    for wrong in (mg.ones(2, 4), np.ones((2, 4)), nn.Linear(1, 1)):
+        with pytest.raises(TypeError, match=f"cannot assign {type(wrong).__name__} as parameter 'weight' of Linear"):
+            layer.weight = wrong
+    assert layer.weight is weight
+    layer.bias = None
+    assert layer.bias is None and [name for name, _ in layer.named_parameters()] == ["weight"]
+    with pytest.raises(TypeError, match="as parameter 'bias'"):  # it is still one
+        layer.bias = mg.ones(2)
+    layer.bias = nn.Parameter(mg.ones(2))
+    assert list(layer.state_dict()) == ["weight", "bias"]

@@ -215,3 +215,18 @@ def test_bad_options_are_named(case: Case) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             case.make([{"params": make_params(shapes=[(2, 2)]), **options}])
+
+
+def test_an_optimizer_that_would_train_nothing_is_refused(case: Case) -> None:
+    for empty in ([], (), iter(()), {}, [{"params": []}]):
+        with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
+            case.make(empty)
+    p, other = (minigrad.ones(2, 2, requires_grad=True) for _ in range(2))
+    optimizer = case.make([{"params": [p]}, {"params": []}])
+    with pytest.raises(ValueError, match="none of the 1 gradients belongs to any of the optimizer's 1 parameters"):
+        optimizer.step(other.sum().backward())
+    assert optimizer.timestep == 0
+    optimizer.step((p * other).sum().backward())
+    assert optimizer.timestep == 1
+    with pytest.raises(ValueError, match="any of the optimizer's 0 parameters"):
+        case.make().step(p.sum().backward())
