@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from minigrad.device import CPU
+from minigrad.random import drawing_from, generators_for
 
 from .comm_errors import CommError
 from .communicator import DEFAULT_TIMEOUT, Call, Communicator, Work, check_seconds, remaining
@@ -183,8 +184,12 @@ def run_threads(
     raise because of it does not hide it. After the first error the others have ``timeout`` seconds and one more to
     end; a rank that has not is named in the error. A rank that computes without end while nobody waits for it is
     waited for.
+
+    Each rank's default generator is its own, as that of a process would be, with a seed that the caller's default
+    generator and the rank decide; ``manual_seed`` in ``fn`` seeds the rank's.
     """
     comms = ThreadCommunicator.group(n, timeout, fault)
+    generators = generators_for(n)
     results: dict[int, _T] = {}
     errors: dict[int, BaseException] = {}  # in order of time
     changed = threading.Condition()
@@ -192,7 +197,7 @@ def run_threads(
 
     def run(rank: int) -> None:
         try:
-            with comms[rank] as comm:
+            with comms[rank] as comm, drawing_from(generators[rank]):
                 try:
                     results[rank] = fn(comm)  # type: ignore[arg-type]
                 except BaseException as error:

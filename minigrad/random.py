@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from . import dtypes
 from .errors import located
 
@@ -63,14 +65,48 @@ class Generator:
         return f"Generator(seed={self.seed}, offset={self.offset})"
 
 
-default_generator: Generator = Generator()
-
-
 class _Source(threading.local):
     draw: Callable[[Generator], tuple[int, int]] | None = None  # what ``next`` asks in the calling thread
+    default: Generator | None = None  # what the default generator stands for in the calling thread
 
 
 _source = _Source()
+
+
+class _DefaultGenerator(Generator):
+    """The default generator: one that all threads share, but within ``drawing_from`` the calling thread's own."""
+
+    def __init__(self) -> None:
+        self._shared = Generator()
+
+    def current(self) -> Generator:
+        """The generator that it stands for in the calling thread."""
+        return self._shared if _source.default is None else _source.default
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]  # one is read and written as the other
+        """The seed."""
+        return self.current().seed
+
+    @property
+    def offset(self) -> int:  # type: ignore[override]
+        """Draws made so far."""
+        return self.current().offset
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Start again from ``seed``; returns the generator."""
+        self.current().manual_seed(seed)
+        return self
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where ``state_dict`` was taken."""
+        self.current().load_state_dict(state)
+
+    def _draw(self) -> tuple[int, int]:
+        return self.current()._draw()
+
+
+default_generator: Generator = _DefaultGenerator()
 Draws = list[tuple[Generator, tuple[int, int]]]
 
 
@@ -114,20 +150,24 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
 
 @contextlib.contextmanager
 def drawing_from(generator: Generator) -> Iterator[None]:
-    """Let the calling thread's draws from the default generator come from ``generator``, whatever other threads draw.
+    """Let ``generator`` stand for the default generator in the calling thread, whatever other threads draw.
 
     So each of several threads that compute at once has random numbers of its own, the same in every run.
+    ``manual_seed`` then seeds ``generator``, and the default generator's state is that of ``generator``.
     """
-    outer = _source.draw
-
-    def draw(asked: Generator) -> tuple[int, int]:
-        return generator._draw() if asked is default_generator else asked._draw() if outer is None else outer(asked)
-
-    _source.draw = draw
+    outer = _source.default
+    _source.default = generator.current() if isinstance(generator, _DefaultGenerator) else generator
     try:
         yield
     finally:
-        _source.draw = outer
+        _source.default = outer
+
+
+def generators_for(n: int) -> list[Generator]:
+    """``n`` generators of different numbers, which one draw from the default generator decides."""
+    seed, offset = default_generator.next()
+    words = [np.random.SeedSequence(seed, spawn_key=(offset, i)).generate_state(1, np.uint64) for i in range(n)]
+    return [Generator(int(word[0])) for word in words]
 
 
 def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Generator | None) -> Any:

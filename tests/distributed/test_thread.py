@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from communicator_suite import BREAKING, CHECKS, SLOW_CHECKS, Check
 
+import minigrad
 from minigrad import Tensor
 from minigrad.distributed import (
     CommTimeoutError,
@@ -30,6 +31,7 @@ from minigrad.distributed import (
 )
 from minigrad.distributed.combine import combine
 from minigrad.distributed.faults import KINDS, with_flipped_bit
+from minigrad.nn import functional as F
 
 
 def name_of(check: Check) -> str:
@@ -477,3 +479,35 @@ def test_a_delay_delays():
     began = time.monotonic()
     run_threads(2, lambda comm: comm.barrier(), 30, FaultPlan([Fault("delay", 0, 1, seconds=0.2)]))
     assert time.monotonic() - began >= 0.2
+
+
+def test_each_rank_has_random_numbers_of_its_own() -> None:
+    def program(seed: int | None = None) -> list[list[float]]:
+        minigrad.manual_seed(3)
+
+        def train(comm: ThreadCommunicator) -> list[float]:
+            if seed is not None:
+                minigrad.manual_seed(seed)
+            drawn: list[float] = []
+            x = minigrad.ones(64, requires_grad=True)
+            for _ in range(20):
+                kept = minigrad.checkpoint(lambda x: F.dropout(x, 0.5).exp(), x)
+                drawn += [*kept.sum().backward()[x].tolist(), minigrad.rand(1).item()]
+            return drawn + [float(minigrad.default_generator.state_dict()["offset"])]
+
+        return run_threads(3, train, timeout=20)
+
+    before = minigrad.default_generator.state_dict()
+    try:
+        first = program()
+        assert first == program()
+        assert len({tuple(rank) for rank in first}) == 3
+        alike = program(5)
+        assert alike[0] == alike[1] == alike[2] and alike[0] not in first
+        minigrad.manual_seed(5)
+        run_threads(2, lambda comm: minigrad.manual_seed(comm.rank))
+        assert minigrad.default_generator.state_dict() == {"seed": 5, "offset": 1}
+        again = [run_threads(2, lambda comm: minigrad.rand(2).tolist()) for _ in range(2)]
+        assert again[0] != again[1]  # two calls are two events
+    finally:
+        minigrad.default_generator.load_state_dict(before)
