@@ -391,14 +391,18 @@ def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     return x.all(dim, keepdim)
 
 
-def var(x: Tensor, dim: Dim = None, keepdim: bool = False, *, correction: float = 1) -> Tensor:
+def var(
+    x: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Tensor:
     """Variance over ``dim``, divided by n - correction."""
-    return x.var(dim, keepdim, correction=correction)
+    return x.var(dim, unbiased, keepdim, correction=correction)
 
 
-def std(x: Tensor, dim: Dim = None, keepdim: bool = False, *, correction: float = 1) -> Tensor:
+def std(
+    x: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Tensor:
     """Square root of ``var``."""
-    return x.std(dim, keepdim, correction=correction)
+    return x.std(dim, unbiased, keepdim, correction=correction)
 
 
 def norm(x: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False) -> Tensor:

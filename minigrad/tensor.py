@@ -735,32 +735,45 @@ class Tensor(_Casts):
     def var(
         self,
         dim: Dim = None,
+        unbiased: bool = True,
         keepdim: bool = False,
         *,
-        correction: float = 1,
+        correction: float | None = None,
         axis: Dim = None,
         keepdims: bool = False,
     ) -> Tensor:
-        """Variance over ``dim``, divided by n - correction (1: the unbiased estimate, as in PyTorch; NumPy's is 0)."""
-        if not self.is_floating_point():
-            raise located(TypeError(f"var of {self.dtype} values is no integer; convert with .float() first"))
-        axes = shapes.normalize_dims(dim, axis, self.ndim)
-        return reduce.Var.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
+        """Variance over ``dim``, divided by n - correction. ``unbiased=False`` is a correction of 0, NumPy's default.
+
+        ``x.var(False)`` is ``x.var(unbiased=False)``.
+        """
+        return self._spread(reduce.Var, dim, unbiased, keepdim or keepdims, correction, axis)
 
     def std(
         self,
         dim: Dim = None,
+        unbiased: bool = True,
         keepdim: bool = False,
         *,
-        correction: float = 1,
+        correction: float | None = None,
         axis: Dim = None,
         keepdims: bool = False,
     ) -> Tensor:
         """Square root of ``var``; its gradient is 0 where it is 0."""
+        return self._spread(reduce.Std, dim, unbiased, keepdim or keepdims, correction, axis)
+
+    def _spread(
+        self, op: type[reduce.Var], dim: Dim, unbiased: bool, keepdim: bool, correction: float | None, axis: Dim
+    ) -> Tensor:
+        name = op.__name__.lower()
         if not self.is_floating_point():
-            raise located(TypeError(f"std of {self.dtype} values is no integer; convert with .float() first"))
-        axes = shapes.normalize_dims(dim, axis, self.ndim)
-        return reduce.Std.apply(self, axes=axes, keepdim=keepdim or keepdims, correction=correction)
+            raise located(TypeError(f"{name} of {self.dtype} values is no integer; convert with .float() first"))
+        if isinstance(dim, bool):
+            unbiased, dim = dim, None
+        if correction is None:
+            correction = 1 if unbiased else 0
+        elif not unbiased:
+            raise located(TypeError(f"{name}: pass correction={correction} or unbiased=False, not both"))
+        return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
 
     def norm(
         self,

@@ -227,6 +227,24 @@ def test_the_root_of_zero_has_gradient_zero(name, device):
     assert getattr(x, name)().backward()[x].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_var_and_std_take_what_pytorchs_take(name):
+    x = np.arange(12.0).reshape(3, 4) ** 2
+    for dim, ddof, calls in [
+        (None, 1, [{}]),
+        (None, 0, [{"unbiased": False}, {"correction": 0}, {"dim": False}]),
+        (1, 0, [{"dim": 1, "unbiased": False}, {"dim": 1, "correction": 0}]),
+        (1, 2, [{"dim": 1, "correction": 2}]),
+    ]:
+        for options in calls:
+            found = getattr(mg.tensor(x), name)(**options), getattr(mg, name)(mg.tensor(x), **options)
+            for y in found:
+                np.testing.assert_allclose(y.numpy(), getattr(np, name)(x, axis=dim, ddof=ddof))
+    assert getattr(mg.tensor(x), name)(1, False, True).shape == (3, 1)  # PyTorch's order
+    with pytest.raises(TypeError, match=f"{name}: pass correction=2 or unbiased=False, not both"):
+        getattr(mg.tensor(x), name)(unbiased=False, correction=2)
+
+
 def test_a_second_backward_of_std_and_norm(device):
     x = mg.tensor([1.0, 2.0, 4.0], device=device, requires_grad=True)
     for y in (x.std(), x.norm(), x.var()):
