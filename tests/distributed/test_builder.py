@@ -638,14 +638,14 @@ def test_death_of_the_only_one_by_the_keyboard_is_passed_on():
 
 def test_slow_rank_counts_three_to_one_and_waits_less_than_in_lockstep():
     def train_fn(model: Any, batch: Any) -> Tensor:
-        time.sleep(0.012 if is_replica(1) else 0.004)
+        time.sleep(0.03 if is_replica(1) else 0.01)
         return loss_of(model, batch)
 
     waited = {}
     for policy in (SYNC, CADENCE):
-        state = builder(policy=policy, num_epochs=8, train_fn=train_fn, anchor=4).run().join()
+        state = builder(policy=policy, num_epochs=8, train_fn=train_fn, anchor=3).run().join()
         waited[policy] = sum(state.report.waited_ms) / sum(state.report.compute_ms)
         if policy is CADENCE:
             fast, slow = (sum(counts[rank] for counts in state.report.count_history[1:-1]) for rank in (0, 1))
-            assert 2.0 < fast / slow < 3.6
+            assert 2.1 < fast / slow < 3.8
     assert waited[CADENCE] < 0.6 * waited[SYNC]

@@ -1,0 +1,58 @@
+"""Two replicas of unequal speed: what is printed is what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+
+import pytest
+from example_scripts import load
+
+SCRIPT = "heterogeneous_training.py"
+pytestmark = pytest.mark.usefixtures("same_generator")
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_slow_one_gets_fewer_batches_and_nobody_waits(monkeypatch, capsys, tmp_path):
+    arguments = ("--epochs", 3, "--samples", 640, "--sleep-ms", 15, "--anchor", 3, "--width", 40)
+    assert load(SCRIPT, monkeypatch, *arguments).main() == 0
+    shown = capsys.readouterr().out
+    lockstep, cadence = shown.split("CADENCE:")
+    assert "settled at 1.0:1.0" in lockstep and "batches        60 and 60" in lockstep
+    (ratio,) = re.findall(r"which is ([0-9.]+):1", cadence)
+    assert 2.1 < float(ratio) < 3.8
+    fast, slow = map(int, re.findall(r"batches +(\d+) and (\d+)", cadence)[0])
+    assert fast + slow == 120 and fast > 1.6 * slow
+    before, after = map(float, re.findall(r"waiting: ([0-9.]+) % .* lockstep, ([0-9.]+) %", shown)[0])
+    assert after < 0.6 * before
+    assert len(re.findall(r"^replica [01]  [#.-]+$", shown, re.MULTILINE)) == 4
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert (tmp_path / "runs/heterogeneous_training.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_it_does_without_matplotlib(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
+    arguments = ("--epochs", 1, "--samples", 64, "--sleep-ms", 0, "--width", 0)
+    assert load(SCRIPT, monkeypatch, *arguments).main() == 0
+    shown = capsys.readouterr().out
+    assert "no picture: matplotlib is not installed" in shown and "replica 0  " not in shown
+
+
+@pytest.mark.parametrize(
+    "name", ["epochs", "samples", "batch-size", "sleep-ms", "slow-down", "anchor", "seed", "width"]
+)
+def test_values_out_of_range_are_refused(name, monkeypatch):
+    script = load(SCRIPT, monkeypatch, f"--{name}", -1)
+    with pytest.raises(script.UsageError, match=f"--{name} is -1.*, expected at least"):
+        script.main()
+
+
+def test_two_batches_are_needed(monkeypatch):
+    script = load(SCRIPT, monkeypatch, "--samples", 31)
+    with pytest.raises(script.UsageError, match="--samples is 31, expected at least two batches of 16"):
+        script.main()
