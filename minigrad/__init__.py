@@ -217,6 +217,9 @@ from .recompute import checkpoint
 from .tensor import Tensor
 from .threads import get_num_threads, set_num_threads
 
+# PyTorch's other names. Not in __all__: "import *" would hide Python's own bool, float and int.
+bool, double, float, half, int, long = bool_, float64, float32, float16, int32, int64
+
 __version__ = "0.1.0"
 
 __all__ = [

@@ -52,6 +52,8 @@ def draw(
 
     Raises ValueError for a tensor that does not require grad, and for a graph of more than ``limit`` boxes.
     """
+    if not isinstance(tensor, Tensor):
+        raise located(TypeError(f"draw expects a tensor, such as a loss, not {type(tensor).__name__}"))
     if not tensor.requires_grad:
         raise located(ValueError(f"draw: a tensor of shape {tensor.shape} that does not require grad has no graph"))
     pairs: Any = {} if names is None else names.named_parameters() if hasattr(names, "named_parameters") else names

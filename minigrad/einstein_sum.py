@@ -27,6 +27,11 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     output has "..." and the letters that occur once, in alphabetical order. Sizes of 1 broadcast.
     Raises ValueError for an equation that does not fit the operands.
     """
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):  # all in one, which PyTorch takes too
+        operands = tuple(operands[0])
+    if not all(isinstance(x, Tensor) for x in operands):
+        kinds = ", ".join(type(x).__name__ for x in operands)
+        raise located(TypeError(f"einsum {equation!r}: operands {kinds}; expected tensors"))
     dtype = dtypes.result_dtype([x.data for x in operands]) if operands else None
     if dtype is not None and dtypes.is_half(dtype):  # rounded once, whatever the number of products
         return einsum(equation, *(x.float() for x in operands)).to(dtype)
@@ -53,7 +58,7 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
     """The labels of each operand and of the output."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [TERM.fullmatch(term) for term in left.split(",")]
-    if len(terms) != len(operands) or not all(isinstance(x, Tensor) for x in operands):
+    if len(terms) != len(operands):
         raise located(
             ValueError(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
         )

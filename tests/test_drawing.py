@@ -125,3 +125,5 @@ def test_what_is_refused() -> None:
     assert mg.draw(x, limit=11)
     with pytest.raises(ValueError, match="more than 10 boxes"):
         mg.draw(x, limit=10)
+    with pytest.raises(TypeError, match="draw expects a tensor, such as a loss, not float"):
+        mg.draw(1.5)  # type: ignore[arg-type]  # the error is the test

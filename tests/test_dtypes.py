@@ -92,3 +92,11 @@ def test_bfloat16_promotes_as_in_pytorch() -> None:
         assert str((half + other).dtype) == str((other + half).dtype) == expected, name
     assert (half * 2.5).dtype == (2 + half).dtype == (half + mg.tensor(1.0)).dtype == mg.bfloat16
     assert (half + mg.ones(1, dtype="float16")).dtype == mg.float32
+
+
+def test_pytorchs_other_names_of_dtypes() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+    for name in ("bool", "double", "float", "half", "int", "long"):
+        assert str(getattr(mg, name)) == str(getattr(torch, name)).removeprefix("torch."), name
+        assert name not in mg.__all__
+        assert mg.ones(2).to(getattr(mg, name)).dtype == getattr(mg, name)

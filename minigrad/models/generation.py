@@ -31,6 +31,10 @@ def stream(
 
     Raises ValueError for arguments out of range, before the first token.
     """
+    if not isinstance(tokens, Tensor):
+        raise located(
+            TypeError(f"generate: tokens are a {type(tokens).__name__}; expected a tensor of integers (B, T)")
+        )
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise located(ValueError(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1"))
     if temperature < 0 or not math.isfinite(temperature):

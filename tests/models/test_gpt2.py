@@ -270,6 +270,11 @@ def test_what_generate_refuses(model: GPT2, options: dict[str, Any], message: st
         model.generate(**{"tokens": tokens(1, 2), "max_new_tokens": 2, **options})
 
 
+def test_generate_takes_a_tensor(model: GPT2) -> None:
+    with pytest.raises(TypeError, match=r"generate: tokens are a list; expected a tensor of integers \(B, T\)"):
+        model.generate([[1, 2]], 2)  # type: ignore[arg-type]  # the error is the test
+
+
 # ---------------------------------------------------------------------- learning
 
 

@@ -207,6 +207,14 @@ def test_einsum_broadcasts_and_sums_as_in_pytorch(equation, shapes, device):
         np.testing.assert_allclose(host(grads[x]), t.grad.numpy(), rtol=1e-12)
 
 
+def test_einsum_takes_its_operands_in_one_list():
+    a, b = mg.tensor([[1.0, 2.0]]), mg.tensor([[3.0], [4.0]])
+    assert mg.einsum("ij,jk", [a, b]).tolist() == [[11.0]]
+    for operands, names in (([a.numpy()], "ndarray"), ([a, 2], "Tensor, int"), ([[a, 2]], "Tensor, int")):
+        with pytest.raises(TypeError, match=rf"operands {names}; expected tensors"):
+            mg.einsum("ij,jk", *operands)
+
+
 def test_wrong_products_are_named(device):
     a, v = mg.ones(2, 3, device=device), mg.ones(3, device=device)
     for wrong, message in (
