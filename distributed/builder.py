@@ -50,7 +50,7 @@ class DdpBuilder:
 
     Args:
         model_factory: makes a model; called once for each replica. All begin with the first one's values.
-        optim_factory: makes an optimizer of ``list(model.named_parameters())``.
+        optim_factory: makes an optimizer of the pairs (name, parameter) that require grad.
         train_fn: ``train_fn(model, batch) -> loss``, or ``(loss, {"name": number, ...})`` for the epoch's metrics.
         dataset: an array, a tuple of arrays, or an object with ``len()`` and ``dataset[indices] -> batch``.
         batch_size: samples of one replica's batch. What fills no batch is left out of an epoch.
@@ -222,7 +222,9 @@ class DdpBuilder:
                 self.resume.load_into(model)
             model.train()
             named = list(model.named_parameters())
-            optimizer = self.optim_factory(named)
+            optimizer = self.optim_factory([(name, p) for name, p in named if p.requires_grad])
+            if not isinstance(optimizer, Optimizer):
+                raise TypeError(f"optim_factory(params) returned {type(optimizer).__name__}, expected an Optimizer")
             if schedule is None and scale != 1.0:
                 for group in optimizer.param_groups:
                     group["lr"] *= scale

@@ -23,11 +23,13 @@ from minigrad.optim import LrSchedule, Optimizer
 
 from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
+from .builder import DdpBuilder
 from .communicator import DEFAULT_TIMEOUT, check_seconds
 from .ddp import DdpConfig
 from .el_che import ElChe
 from .params import Named
 from .replica_set import Job, LossFn, ReplicaSet
+from .replica_threads import TrainFn
 from .replica_threads import TrainFn
 from .simple_trainer import SimpleTrainer, TrainingConfig, TrainingMetrics
 from .timeline import EventKind
@@ -65,7 +67,7 @@ class Trainer:
     The gradient of a step is the mean over all rows of all replicas, however they were dealt out. Each replica computes
     its statistics (BatchNorm) of its own rows; after a step all have the buffers of the first replica that had rows.
     Parameters that are frozen or unfrozen in replica 0 are so in all. Random numbers, of dropout say, come from a
-    generator of each replica's own, which starts from the default generator's seed.
+    generator of each replica's own, which one draw from the default generator seeds.
 
     A step that fails changes no weight and drops the batches that it had. ReplicaError forwards what a replica's loss
     raised, as its cause; ReplicaDroppedReplyError says that a replica has not answered within ``timeout`` seconds.
@@ -121,6 +123,16 @@ class Trainer:
                 self._heads, self._models, places, optimizers, clipping, schedule, config.timeline, timeout
             )
             self._trainers = [*self._replicas.trainers]
+
+    @staticmethod
+    def builder(
+        model_factory: Callable[[], Module], optim_factory: OptimizerFactory, train_fn: TrainFn, **options: Any
+    ) -> DdpBuilder:
+        """A run whose loop is not yours: ``Trainer.builder(..., dataset=..., batch_size=..., num_epochs=...).run()``.
+
+        ``options`` are the fields of ``DdpBuilder``.
+        """
+        return DdpBuilder(model_factory, optim_factory, train_fn, **options)
 
     @classmethod
     def setup(

@@ -23,6 +23,7 @@ from minigrad.distributed.simple_trainer import SimpleTrainer, TrainingConfig
 from minigrad.distributed.thread import ThreadCommunicator
 from minigrad.distributed.timeline import EventKind, Timeline
 from minigrad.distributed.trained_state import TrainedState
+from minigrad.distributed.trainer import Trainer
 from minigrad.optim import SGD, AdamW, CosineAnnealing
 from minigrad.serialization import CheckpointError, save_checkpoint
 
@@ -59,12 +60,16 @@ def loss_of(model: Any, batch: Any) -> Tensor:
     return ((model(x) - y) ** 2).mean()
 
 
+def trained(model: nn.Module) -> list[Any]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
 def adamw(params: Any) -> AdamW:
-    return AdamW([(n, p) for n, p in params if p.requires_grad], lr=0.02, weight_decay=0.1)
+    return AdamW(params, lr=0.02, weight_decay=0.1)
 
 
 def sgd(params: Any) -> SGD:
-    return SGD([(n, p) for n, p in params if p.requires_grad], lr=0.05)
+    return SGD(params, lr=0.05)
 
 
 def builder(**options: Any) -> DdpBuilder:
@@ -148,7 +153,7 @@ def test_policies_sync_is_per_batch_averaging(world, backend):
 def test_policies_sync_with_sgd_is_one_device_with_the_whole_batch():
     """The mean of two SGD steps is the SGD step of the mean gradient."""
     model = Net()
-    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), sgd(list(model.named_parameters())))
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), sgd(trained(model)))
     for epoch in range(2):
         batches = epoch_batches(epoch)
         for step in range(len(batches) // 2):
@@ -356,6 +361,16 @@ def test_builder_replicas_begin_with_the_first_ones_values():
         policy=SYNC,
     ).run().join()
     assert len(first) == 3 and all(np.array_equal(w, Net(seed=0).w.data) for w in first)
+
+
+def test_builder_needs_an_optimizer():
+    with pytest.raises(TypeError, match=r"optim_factory\(params\) returned NoneType, expected an Optimizer"):
+        builder(optim_factory=lambda params: None).run()
+
+
+def test_builder_from_trainer():
+    got = Trainer.builder(Net, adamw, loss_of, dataset=(X, Y), batch_size=BATCH, num_epochs=2, policy=SYNC)
+    assert_same_bits(arrays(got.run().join()), arrays(builder(replicas=1).run().join()))
 
 
 def test_handle_metrics_come_in_order_and_end_with_none():
