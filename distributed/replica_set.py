@@ -13,7 +13,7 @@ from minigrad.device import Device
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer, clip_grad_norm
-from minigrad.random import Generator, default_generator, drawing_from
+from minigrad.random import Generator, drawing_from, generators_for
 from minigrad.tensor import Tensor
 
 from .comm_errors import CommError
@@ -110,8 +110,7 @@ class ReplicaSet:
             ReplicaTrainer(config, communicator, optimizer, schedule)
             for communicator, optimizer in zip(self.ddp.communicators, optimizers, strict=True)
         ]
-        seed = default_generator.seed
-        self.generators: list[Generator] = [Generator((seed + rank + 1) % 2**64) for rank in range(len(models))]
+        self.generators: list[Generator] = generators_for(len(models))
         self.share_weights()
 
     def share_weights(self) -> None:

@@ -90,6 +90,12 @@ def test_counts_follow_an_anchor_that_falls_within_the_dead_zone() -> None:
 def test_the_anchor_stays_within_max_anchor() -> None:
     assert report(ElChe(2, 10).with_max_anchor(25), [100, 100], 100).batch_counts == [25, 25]
     assert report(ElChe(2, 10), [1, 1], 1e9).anchor == 200
+    assert report(ElChe(2, 300), [1, 1], 1e9).anchor == 300
+
+
+def test_a_quotient_that_is_whole_but_for_rounding_is_not_rounded_up() -> None:
+    assert 0.07 / 0.01 > 7
+    assert report(ElChe(2, 1).with_overhead_target(0.01), [100, 100], 7).anchor == 7
 
 
 def test_el_che_counts_are_refreshed_by_max_anchor() -> None:

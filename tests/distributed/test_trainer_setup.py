@@ -27,7 +27,7 @@ from minigrad.distributed import (
 )
 from minigrad.distributed.builder import DdpBuilder
 from minigrad.distributed.timeline import EventKind, Timeline
-from minigrad.optim import SGD, AdamW, ExponentialDecay
+from minigrad.optim import SGD, AdamW, ExponentialDecay, NonFiniteGradientError
 from minigrad.random import manual_seed
 
 LR = 0.01
@@ -216,6 +216,25 @@ def test_buffers_are_those_of_replica_0_and_shards_have_statistics_of_their_own(
         for p, a, b in zip(trainer.models[1].parameters(), first.parameters(), second.parameters(), strict=True):
             mean = (grads[0][a].data + grads[1][b].data) / 2
             np.testing.assert_allclose(p.data, a.data - LR * mean, rtol=1e-10)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(Tensor(np.ones(5)))
+        self.register_buffer("seen", Tensor(np.zeros(1)))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.seen.add_(float(x.data[0, 0]))
+        return ((x * self.gain - y) ** 2).mean()
+
+
+def test_buffers_are_those_of_the_first_replica_that_had_rows() -> None:
+    config = DdpConfig(max_anchor=0, speed_hint=(0, 4.0))
+    with Trainer.setup_with(Counting(), lambda device: Counting(), sgd, config, devices=["cpu"] * 3) as trainer:
+        x, y = batch(0, 2)  # for replicas 1 and 2
+        trainer.step(lambda model, x, y: model.loss(x, y), x, y)
+        assert [model.seen.item() for model in trainer.models] == [x.data[0, 0]] * 3
 
 
 def test_random_numbers_of_replicas_are_their_own_and_reproducible() -> None:
@@ -473,6 +492,22 @@ def test_a_loss_that_is_not_finite_changes_no_weight() -> None:
         assert bits(trainer.models[0]) == before
         trainer.step(loss_of, *batch(0))
         assert_weights(trainer.models[1], alone(1))
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_a_gradient_that_is_not_finite_changes_no_weight(limit: float | None) -> None:
+    with setup(2, DdpConfig(max_anchor=0, max_grad_norm=limit)) as trainer:
+        before = bits(trainer.models[0])
+
+        def steep(model: Net, x: Tensor, y: Tensor) -> Tensor:
+            extra = (model.gain * 0.0).sqrt() if model is trainer.models[1] else 0.0
+            return model.loss(x, y) + extra
+
+        with pytest.raises(NonFiniteGradientError, match="step 1"):
+            trainer.step(steep, *batch(0))
+        assert bits(trainer.models[0]) == before
+        assert made(trainer.step(loss_of, *batch(0))).step == 1
+        assert_alike(trainer)
 
 
 def test_a_replica_that_hangs_is_named_within_the_deadline() -> None:
