@@ -51,9 +51,9 @@ from .parameter_server import AsyncParameterServer, ServerStats, StaleGradientEr
 from .pipeline_parallel import PipelineParallelTrainer
 from .policies import AverageBackend, AveragingPolicy
 from .rendezvous import Place, discover_place, init_process_group
+from .replica_process import ProcessReplica
 from .replica_threads import Replica
 from .replicas import (
-    ProcessReplica,
     ReplicaProtocol,
     ReplicaStep,
     ReplicaStepResult,

@@ -33,7 +33,9 @@ class StaleGradientError(RuntimeError):
 
     def __init__(self, message: str, worker: int, staleness: int, max_staleness: int) -> None:
         super().__init__(message)
-        self.worker, self.staleness, self.max_staleness = worker, staleness, max_staleness
+        self.worker: int = worker
+        self.staleness: int = staleness
+        self.max_staleness: int = max_staleness
 
 
 @dataclass(frozen=True)

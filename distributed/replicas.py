@@ -3,29 +3,21 @@
 A replica keeps nothing between steps: each request brings the weights. So one that is new, or late, or was dead can
 never spoil a step, and none has to be brought up to date.
 
-What goes between processes is safetensors and JSON; nothing is unpickled but the function that the child starts with,
-which it gets from its parent.
+Here is what they all do, and the replica that is a thread; ``replica_process`` has the one that is a process.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
-import os
 import queue
-import signal
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from minigrad import safetensors_format
 from minigrad.device import CPU, Device
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
@@ -34,10 +26,9 @@ from minigrad.random import Generator, drawing_from
 from minigrad.tensor import Tensor
 
 from .train_kinds import LossKind, host_array
-from .trainer_errors import ReplicaDroppedReplyError, ReplicaError
+from .trainer_errors import ReplicaDroppedReplyError
 
 Arrays = Mapping[str, np.ndarray]
-END_SECONDS = 5.0  # that a process has to end after it was told to
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,7 @@ def compute_step(model: Module, step: ReplicaStep) -> ReplicaStepResult:
     return ReplicaStepResult(mean, grad_norm(grads), samples, gradients, buffers, total)
 
 
-class _Worker:
+class Worker:
     """A thread that does one request after the other, and answers every one, at the latest when it ends."""
 
     def __init__(self, work: Callable[[ReplicaStep], ReplicaStepResult], name: str) -> None:
@@ -142,6 +133,7 @@ class _Worker:
         self._thread.start()
 
     def submit(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
+        """Queue a request; the future gets its answer."""
         future: Future[ReplicaStepResult] = Future()
         with self._lock:
             if self._ended is None:
@@ -151,6 +143,7 @@ class _Worker:
         return future
 
     def close(self, timeout: float | None) -> None:
+        """End the thread after the requests that it has, and wait for it that long, in seconds."""
         self._requests.put(None)
         self._thread.join(timeout)
 
@@ -189,7 +182,7 @@ class ThreadReplica:
 
     def __init__(self, build: Callable[[], Module]) -> None:
         self._model = build()
-        self._worker = _Worker(lambda step: compute_step(self._model, step), "replica")
+        self._worker = Worker(lambda step: compute_step(self._model, step), "replica")
 
     def make_step(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
         """Begin the step; the future gets the result."""
@@ -204,144 +197,3 @@ class ThreadReplica:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class ProcessReplica:
-    """A replica in a process of its own, started afresh (spawn). ``build`` is a function of a module, or a
-    ``functools.partial`` of one: the process imports it and calls it for its model at its first step.
-
-    Close it, or use it in a ``with`` statement; it also ends with this process.
-    """
-
-    def __init__(self, build: Callable[[], Module]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, build), name="replica", daemon=True)
-        self._process.start()
-        theirs.close()  # so that the process's end is the end of the pipe
-        self._worker = _Worker(self._exchange, f"replica-{self._process.pid}")
-
-    @property
-    def pid(self) -> int | None:
-        """The process's number."""
-        return self._process.pid
-
-    def make_step(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
-        """Send the step; the future gets the result."""
-        return self._worker.submit(step)
-
-    def close(self) -> None:
-        """End the process; a step under way is dropped."""
-        self._process.terminate()
-        self._process.join(END_SECONDS)
-        if self._process.is_alive():  # stopped, say
-            self._process.kill()
-            self._process.join()
-        self._worker.close(timeout=END_SECONDS)
-        self._pipe.close()
-
-    def __enter__(self) -> ProcessReplica:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _exchange(self, step: ReplicaStep) -> ReplicaStepResult:
-        message = _encode_step(step)
-        try:
-            self._pipe.send_bytes(message)
-            reply = self._pipe.recv_bytes()
-        except (EOFError, OSError) as error:
-            self._process.join(END_SECONDS)
-            code = self._process.exitcode
-            raise ReplicaDroppedReplyError(
-                f"process {self._process.pid} " + (f"ended with exit code {code}" if code is not None else "is gone")
-            ) from error
-        return _decode_result(reply)
-
-
-def _serve(pipe: Connection, build: Callable[[], Module]) -> None:
-    """What a replica's process does until its parent closes the pipe or ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
-    model: Module | None = None
-    while True:
-        try:
-            request = pipe.recv_bytes()
-        except (EOFError, OSError):
-            return
-        try:
-            if model is None:
-                model = build()
-            reply = _encode_result(compute_step(model, _decode_step(request)))
-        except Exception as error:
-            text = {"kind": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
-            reply = _message({}, {"error": text})
-        try:
-            pipe.send_bytes(reply)
-        except OSError:
-            os._exit(0)  # the parent is gone: there is nobody to report to
-
-
-# ------------------------------------------------------------------ messages: arrays as safetensors, the rest as JSON
-
-
-def _encode_step(step: ReplicaStep) -> bytes:
-    arrays = {"features": step.features, "labels": step.labels}
-    arrays.update({f"state.{name}": array for name, array in step.state.items()})
-    rest = {
-        "trained": sorted(step.trained),
-        "loss": [step.loss.name, step.loss.weights],
-        "batch_size": step.batch_size,
-        "seed": step.seed,
-    }
-    return _message(arrays, rest)
-
-
-def _decode_step(message: bytes) -> ReplicaStep:
-    arrays, rest = _parts(message)
-    name, weights = rest["loss"]
-    return ReplicaStep(
-        arrays["features"],
-        arrays["labels"],
-        _under("state.", arrays),
-        frozenset(rest["trained"]),
-        LossKind(name, None if weights is None else tuple(weights)),
-        rest["batch_size"],
-        rest["seed"],
-    )
-
-
-def _encode_result(result: ReplicaStepResult) -> bytes:
-    arrays = {f"gradient.{name}": array for name, array in result.gradients.items()}
-    arrays.update({f"buffer.{name}": array for name, array in result.buffers.items()})
-    # hex, because JSON has no NaN
-    numbers = [float(result.loss).hex(), float(result.grad_norm).hex(), result.samples, result.weight]
-    return _message(arrays, {"result": numbers})
-
-
-def _decode_result(message: bytes) -> ReplicaStepResult:
-    arrays, rest = _parts(message)
-    if "error" in rest:
-        error = rest["error"]
-        raise ReplicaError(error["message"], kind=error["kind"], trace=error["trace"])
-    loss, norm, samples, weight = rest["result"]
-    gradients, buffers = _under("gradient.", arrays), _under("buffer.", arrays)
-    return ReplicaStepResult(float.fromhex(loss), float.fromhex(norm), samples, gradients, buffers, weight)
-
-
-def _under(prefix: str, arrays: Arrays) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _message(arrays: Arrays, rest: Mapping[str, Any]) -> bytes:
-    return b"".join(safetensors_format.encode(arrays, {"rest": json.dumps(rest)}))
-
-
-def _parts(message: bytes) -> tuple[dict[str, np.ndarray], Any]:
-    end = 8 + int.from_bytes(message[:8], "little")
-    header = safetensors_format.parse_header(message[8:end], len(message) - end)
-    arrays = {
-        name: np.frombuffer(message, e.dtype, math.prod(e.shape), end + e.begin).reshape(e.shape)
-        for name, e in header.tensors.items()
-    }
-    return arrays, json.loads(header.metadata["rest"])

@@ -5,12 +5,8 @@ cross-entropy.
     row-parallel         y = sum_r x_r W_r^T    W by columns:  every rank has a part of x and all of y
 
 A column-parallel layer, something elementwise, and a row-parallel layer need one all-reduce in forward and one in
-backward. Where forward gives every rank the same x, backward must add up what each made of it: without that, gradients
-further down would be those of one rank's part only.
-
-What every rank has whole (inputs, outputs, targets) must be the same on all ranks, and all ranks call the same layers
-in the same order. Parts are of ceil(n / ranks) each, the last ones shorter or empty. Source: Shoeybi et al.,
-"Megatron-LM" (2019), whose names and defaults these layers have.
+backward. What every rank has whole (inputs, outputs, targets) must be the same on all ranks, and all ranks call the
+same layers in the same order. Source: Shoeybi et al., "Megatron-LM" (2019), whose names and defaults these layers have.
 """
 
 from __future__ import annotations
@@ -18,107 +14,14 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from minigrad.autograd import Function, no_grad
+from minigrad.autograd import no_grad
 from minigrad.errors import located
 from minigrad.nn import Embedding, Linear, Module, Parameter
 from minigrad.nn import functional as F
 from minigrad.tensor import Tensor
 
 from .communicator import Communicator, ReduceOp
-
-
-def part_of(n: int, communicator: Communicator) -> tuple[int, int]:
-    """(begin, end) of this rank's part of n things."""
-    size = math.ceil(n / communicator.world_size)
-    return min(communicator.rank * size, n), min((communicator.rank + 1) * size, n)
-
-
-# ------------------------------------------------------------------ what moves between ranks
-
-
-class _OverRanks(Function):
-    """An operation that knows the other ranks."""
-
-    __slots__ = ("communicator",)
-    communicator: Communicator
-    widens = False
-
-    def sum_of(self, x: Any) -> Any:
-        """The sum of all ranks' arrays, in new memory."""
-        total = Tensor.wrap(self.kernels.copy(x), self.device)
-        self.communicator.all_reduce(total)
-        return total.data
-
-    def gathered(self, part: Any, n: int) -> Any:
-        """All ranks' parts (..., n_r) side by side: (..., n)."""
-        ranks, k = self.communicator.world_size, self.kernels
-        send = k.zeros((*part.shape[:-1], math.ceil(n / ranks)), part.dtype)
-        send[..., : part.shape[-1]] = part
-        parts = k.empty((ranks, *send.shape), part.dtype)
-        self.communicator.all_gather(Tensor.wrap(send, self.device), Tensor.wrap(parts, self.device))
-        return k.contiguous(k.movement.cat(tuple(parts), -1)[..., :n])
-
-    def own(self, whole: Any) -> Any:
-        """This rank's part of (..., n)."""
-        begin, end = part_of(whole.shape[-1], self.communicator)
-        return self.kernels.copy(whole[..., begin:end])
-
-
-class CopyToRanks(_OverRanks):
-    """y = x on every rank;  dx = sum of dy over the ranks, each of which used x for another part."""
-
-    __slots__ = ()
-    is_view = True
-
-    def forward(self, x: Any, *, communicator: Communicator) -> Any:
-        self.communicator = communicator
-        return x
-
-    def backward(self, dy: Any) -> Any:
-        return self.sum_of(dy)
-
-
-class SumOverRanks(_OverRanks):
-    """y = sum of x over the ranks;  dx = dy, which is the same on every rank."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, *, communicator: Communicator) -> Any:
-        self.communicator = communicator
-        return self.sum_of(x)
-
-    def backward(self, dy: Any) -> Any:
-        return dy
-
-
-class GatherFromRanks(_OverRanks):
-    """y (..., n) = the ranks' x (..., n_r) side by side;  dx = this rank's part of dy."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, *, n: int, communicator: Communicator) -> Any:
-        self.communicator = communicator
-        return self.gathered(x, n)
-
-    def backward(self, dy: Any) -> Any:
-        return self.own(dy)
-
-
-class SplitToRanks(_OverRanks):
-    """y (..., n_r) = this rank's part of x (..., n);  dx = the ranks' dy side by side."""
-
-    __slots__ = ("n",)
-    n: int
-
-    def forward(self, x: Any, *, communicator: Communicator) -> Any:
-        self.communicator, self.n = communicator, x.shape[-1]
-        return self.own(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.gathered(dy, self.n)
-
-
-# ------------------------------------------------------------------ layers
+from .tensor_ops import CopyToRanks, GatherFromRanks, SplitToRanks, SumOverRanks, part_of
 
 
 class SplitModule(Module):
@@ -171,7 +74,7 @@ class ColumnParallelLinear(_ParallelLinear):
     of that, (..., out_r). Weight (out_r, in), bias (out_r,). Begins as a Linear of rank 0's; ``take`` sets others.
     """
 
-    split = ("weight", "bias")
+    split: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def __init__(
         self,
@@ -247,13 +150,16 @@ class VocabParallelEmbedding(SplitModule):
     """A table of vectors of which each rank has some rows: integer indices of any shape -> (*shape, embedding_dim).
     Weight (num_r, embedding_dim). Begins as an Embedding of rank 0's; ``take`` sets others."""
 
+    num_embeddings: int
+    embedding_dim: int
     weight: Parameter
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, communicator: Communicator, *, dtype: Any = None
     ) -> None:
         super().__init__()
-        self.num_embeddings, self.embedding_dim, self.communicator = num_embeddings, embedding_dim, communicator
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.communicator = communicator
         whole = Embedding(num_embeddings, embedding_dim, dtype=dtype).to(device=communicator.device)
         for p in whole.parameters():
             communicator.broadcast(p)

@@ -14,7 +14,7 @@ class TrainerError(RuntimeError):
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
-        self.rank = rank
+        self.rank: int | None = rank
 
 
 class NoReplicasError(TrainerError):

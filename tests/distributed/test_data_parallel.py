@@ -349,7 +349,7 @@ def test_dp_errors_dropped_reply_of_a_thread(stack: ExitStack, how: str, reason:
     )
     assert time.monotonic() - began < 5 and error.rank == 1  # type: ignore[attr-defined]
     if how == "exit":
-        assert_step_fails(trainer, (x, y), ReplicaDroppedReplyError, "replica dropped reply: replica 1")
+        assert_step_fails(trainer, (x, y), ReplicaDroppedReplyError, f"replica dropped reply: replica 1: {reason}")
     trainer.set_replicas(threads(stack, 2))
     trainer.step((x, y))
     model = Net()

@@ -34,7 +34,7 @@ from minigrad.distributed import (
     run_threads,
     vocab_parallel_cross_entropy,
 )
-from minigrad.distributed.tensor_layers import part_of
+from minigrad.distributed.tensor_ops import part_of
 from minigrad.nn import functional as F
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
