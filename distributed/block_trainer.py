@@ -129,7 +129,7 @@ class BlockDistributedTrainer(BucketedTrainer):
         self._names = {p.id: key for _, named in self.layout.groups for key, p in named}
         self._spoiled: set[int] = set()
         self._buffers_before: dict[str, Any] = {}
-        self._weight = 0.0
+        self._weight, self._unit = 0.0, 0.0
         self._log_every = log_every if log is not None else 0
         self._log: JsonLinesLog | None = JsonLinesLog(log) if log is not None and config.is_coordinator else None
         self._tokens, self._since, self._stats_before = 0, time.perf_counter(), CommStats()
@@ -163,6 +163,10 @@ class BlockDistributedTrainer(BucketedTrainer):
         weight = float(samples or 0) if weight is None else weight
         self._begin()
         self._weight += weight
+        if self._communicator.world_size == 1 and weight:
+            # Only ratios matter. Equally large micro-batches count 1 each, as SimpleTrainer's, and nothing is rounded.
+            self._unit = self._unit or weight
+            weight /= self._unit
         self._tokens += tensors[-1].numel() if tensors else 0
         params = list(self.model.named_parameters())
 
@@ -192,7 +196,7 @@ class BlockDistributedTrainer(BucketedTrainer):
         """Where a window begins, remember what a failure must bring back."""
         if self._accumulator.current_step == 0:
             self._buffers_before = {name: b.device.kernels.copy(b.data) for name, b in self._buffers().items()}
-            self._weight = 0.0
+            self._weight = self._unit = 0.0
 
     def _guarded(self, step: Callable[[], TrainingMetrics | None]) -> TrainingMetrics | None:
         """``step``, and what belongs to its end: buffers averaged, or put back; the scale; the log."""

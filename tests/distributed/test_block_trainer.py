@@ -563,11 +563,9 @@ def test_must_world_1_is_simple_trainer_bit_for_bit(communicator, accum):
     config = TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=accum)
     block, simple = BlockDistributedTrainer(net, communicator(), config), SimpleTrainer(config)
     for step in range(3 * accum):
-        x, y = batch(step, dtype=np.float32)
+        x, y = batch(step, slice(0, 11), np.float32)  # 11: times 11 and divided by it is another number
         loss = other.loss(Tensor(x), Tensor(y))
-        assert block.train_batch(x, y, weight=1.0) == simple.step(
-            other.named_parameters(), loss.backward(), loss.item()
-        )
+        assert block.train_batch(x, y) == simple.step(other.named_parameters(), loss.backward(), loss.item())
     assert state_bits(block, net) == state_bits(simple, other) and block.communicator.stats.operations == 0
     assert {k: a.tobytes() for k, a in contents(net).items()} == {k: a.tobytes() for k, a in contents(other).items()}
 
@@ -983,7 +981,7 @@ def test_must_weight_identity_mean_semantics_and_checkpoint_with_processes(tmp_p
 @requires_mpi
 @pytest.mark.parametrize("how", ["killed", "stalled"])
 def test_must_peer_loss_of_a_process(how):
-    result = run_ranks(2, LOST, TESTS, how, timeout=40, options=("--grace", "1"))
+    grace = "10" if how == "killed" else "1"  # rank 0 has 10 s to notice; one that sleeps needs no longer
+    result = run_ranks(2, LOST, TESTS, how, timeout=40, options=("--grace", grace))
     assert result.returncode != 0 and result.seconds < 25
-    (line,) = result.lines(0)
-    assert line in ("PeerLostError in step 3", "CommTimeoutError in step 3"), result.text
+    assert result.lines(0) in (["PeerLostError in step 3"], ["CommTimeoutError in step 3"]), result.text

@@ -244,9 +244,9 @@ def test_should_shuffle_epochs_are_disjoint_complete_and_pure(tmp_path):
 
 
 def test_should_determinism_the_same_file_gives_the_same_weights(tmp_path):
-    # In one process: threads would share the generator of initial weights. For two, see the test with processes below.
     for name, seed in (("a", 42), ("b", 42), ("c", 43)):
-        go(NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / name, seed=seed, dropout=0.2))
+        path = write(tmp_path, output_dir=tmp_path / name, seed=seed, dropout=0.2)
+        run_threads(2, lambda comm, path=path: go(comm, path), timeout=30)  # type: ignore[misc]
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
     assert weights(tmp_path / "a") != weights(tmp_path / "c")
 
