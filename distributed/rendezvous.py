@@ -25,6 +25,7 @@ from .communicator import (
     remaining,
 )
 from .grad_sync import all_gather_bytes
+from .rank_parent import report_joined
 from .store import Store
 
 BACKENDS = ("noop", "mpi", "nccl")
@@ -204,6 +205,7 @@ def init_process_group(
     """
     deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
     check_seconds("timeout", timeout)
+    report_joined()
     place = discover_place(rank, world_size, local_rank, master_addr, master_port)
     if place.world_size == 1:
         _check_alone(place, os.environ)

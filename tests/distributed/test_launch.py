@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks import requires_mpi, run_ranks
@@ -140,32 +142,160 @@ def test_the_job_ends_after_its_timeout():
     assert result.seconds < 15
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-def test_a_signal_to_the_launcher_ends_all_ranks(tmp_path, number):
-    """Even SIGKILL leaves no process; a rank that ignores SIGTERM is killed too."""
-    program = tmp_path / f"rank_that_waits_{number.name}.py"
-    program.write_text(
-        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "print(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
-    )
+def started(program: Path, *options: str, ranks: int = 2, **how: Any) -> tuple[subprocess.Popen[str], list[str]]:
+    """A job whose ranks have each written their first line, and these lines in order of rank."""
     job = subprocess.Popen(
-        [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", str(program)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, "-m", "minigrad.distributed.launch", "-n", str(ranks), *options, str(program)],
+        text=True, start_new_session=True, **{**dict.fromkeys(("stdout", "stderr"), subprocess.PIPE), **how},
+        stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    assert job.stdout is not None
-    (folder,) = {job.stdout.readline()[len("[0] ") :].rstrip() for _ in range(2)}  # of the job's shared memory
-    assert Path(folder).name.startswith(launch.SCRATCH) and os.path.isdir(folder)
-    began = time.monotonic()
+    if job.stdout is None:
+        return job, []
+    return job, sorted(job.stdout.readline() for _ in range(ranks))
+
+
+SAVES = (
+    "import signal, sys, time\n"
+    "def on_term(*_): raise SystemExit(143)\n"
+    "signal.signal(signal.SIGTERM, on_term)\n"
+    "try:\n    print('ready')\n    time.sleep(99)\n"
+    "except KeyboardInterrupt:\n    time.sleep(0.3)\n    print('interrupted')\n    raise\n"
+    "finally:\n    print('saved')\n"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_to_the_launcher_reaches_every_rank(tmp_path, number):
+    """``finally`` runs, and KeyboardInterrupt is raised, as without the launcher."""
+    program = tmp_path / "program.py"
+    program.write_text(SAVES)
+    job, _ = started(program)
     job.send_signal(number)
-    _, err = job.communicate(timeout=30)
+    out, err = job.communicate(timeout=20)
+    assert job.returncode == 128 + number, err
+    expected = ["interrupted"] * (number is signal.SIGINT) + ["saved"]
+    for rank in range(2):
+        assert re.findall(rf"^\[{rank}\] (.*)$", out, re.M) == expected, out + err
+    assert f"launch: got {number.name} and passed it on; the ranks have 30 s" in err
+    assert f"launch: all ranks have ended after {number.name}\n" in err
+    assert "failed" not in err and "not by the signal" not in err
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_mpirun_not_at_all(tmp_path):
+    """The terminal sends SIGINT to all processes of its foreground group."""
+    import fcntl
+    import pty
+    import termios
+
+    program = tmp_path / "program.py"
+    program.write_text(SAVES)
+    parent, child = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(child, termios.TIOCSCTTY, 0)
+
+    job, _ = started(program, stdout=child, stderr=child, preexec_fn=take_terminal)
+    os.close(child)
+    shown = b""
+    while shown.count(b"ready") < 2:
+        shown += os.read(parent, 4096)
+    os.write(parent, b"\x03")
+    while True:
+        try:
+            piece = os.read(parent, 4096)
+        except OSError:  # what reading from a terminal without processes gives on Linux
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(parent)
+    text = shown.decode()
+    assert job.wait(20) == 130, text
+    assert text.count("interrupted") == text.count("saved") == 2, text
+    assert "all ranks have ended after SIGINT" in text
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["grace", "again"])
+def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
+    """At the end of the grace, or at a second signal."""
+    program = tmp_path / f"rank_that_goes_on_{again}.py"
+    program.write_text(
+        WHO + "import signal\nif rank:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(99)\n"
+    )
+    job, _ = started(program, "--grace", "60" if again else "0.5")
+    job.send_signal(signal.SIGINT)
+    if again:
+        time.sleep(launch.REPEATED / 5)
+        job.send_signal(signal.SIGINT)  # the same one, for timeout(1) sends it twice
+        time.sleep(launch.REPEATED + 0.2)
+        assert job.poll() is None
+        job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=20)
+    assert job.returncode == 130
+    assert f"killed rank 1, {'at the second signal' if again else 'still running after 0.5 s'}" in err, err
     wait_until_gone(str(program))
-    assert time.monotonic() - began < 12
-    if number is signal.SIGKILL:
-        return  # nobody is left to tidy up
-    assert job.returncode == 128 + number
-    assert f"got {number.name} and ended all ranks" in err
+
+
+def test_a_rank_that_fails_while_it_ends_is_named(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        WHO + "try:\n    print('ready')\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    sys.exit(3 * rank)\n"
+    )
+    job, _ = started(program)
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=20)
+    assert job.returncode == 130
+    assert "launch: not by the signal, rank 1: exit code 3\n" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_killed_launcher_leaves_no_process(tmp_path):
+    """Even of ranks that ignore SIGTERM."""
+    program = tmp_path / "rank_that_waits.py"
+    program.write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(99)\n"
+    )
+    job, _ = started(program)
+    job.kill()
+    job.communicate(timeout=20)
+    wait_until_gone(str(program), 12.0)
+
+
+def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, time\nprint(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
+    )  # fmt: skip
+    job, lines = started(program)
+    (folder,) = {line[len("[0] ") :].rstrip() for line in lines}
+    assert Path(folder).name.startswith(launch.SCRATCH) and os.path.isdir(folder)
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=20)
     assert not os.path.exists(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank dies with its parent on Linux alone")
+def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        WHO + "import signal\nfrom minigrad.distributed.rank_parent import VICTIM, report\n"
+        "if rank == 0:\n    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(99)\n"
+        "time.sleep(0.5)\nreport(rank, VICTIM)\nsys.exit(1)\n"
+    )
+    result = run_ranks(2, program, timeout=30)
+    assert result.returncode == 137, result.text
+    assert "launch: rank 0 failed first: killed by SIGKILL\nlaunch: after that, rank 1: exit code 1" in result.stderr
+
+
+def test_independent_copies_are_warned_of():
+    program = "from minigrad.distributed import init_process_group\n{}print('done')\n"
+    result = run_ranks(2, program.format(""))
+    assert result.returncode == 0, result.text
+    assert "launch: warning: no rank asked for a communicator" in result.stderr and "2 copies" in result.stderr
+    result = run_ranks(2, program.format("with init_process_group() as comm:\n    comm.barrier()\n"))
+    assert result.returncode == 0 and result.stderr == "", result.text
+    assert run_ranks(1, program.format("")).stderr == ""
 
 
 def test_what_is_missing_is_said(monkeypatch, capsys):
@@ -173,6 +303,9 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
         raise launch.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(launch.importlib.metadata, "distribution", nothing)
+    with pytest.raises(SystemExit):
+        launch.main(["-n", "2"])  # this is missing first
+    assert "name a script" in capsys.readouterr().err
     assert launch.main(["-n", "2", "x.py"]) == 2
     assert 'pip install "minigrad-cuda[mpi]"' in capsys.readouterr().err
 
