@@ -23,13 +23,11 @@ from minigrad.optim import LrSchedule, Optimizer
 
 from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
-from .builder import DdpBuilder
 from .communicator import DEFAULT_TIMEOUT, check_seconds
 from .ddp import DdpConfig
 from .el_che import ElChe
 from .params import Named
 from .replica_set import Job, LossFn, ReplicaSet
-from .replica_threads import TrainFn
 from .replica_threads import TrainFn
 from .simple_trainer import SimpleTrainer, TrainingConfig, TrainingMetrics
 from .timeline import EventKind
@@ -123,16 +121,6 @@ class Trainer:
                 self._heads, self._models, places, optimizers, clipping, schedule, config.timeline, timeout
             )
             self._trainers = [*self._replicas.trainers]
-
-    @staticmethod
-    def builder(
-        model_factory: Callable[[], Module], optim_factory: OptimizerFactory, train_fn: TrainFn, **options: Any
-    ) -> DdpBuilder:
-        """A run whose loop is not yours: ``Trainer.builder(..., dataset=..., batch_size=..., num_epochs=...).run()``.
-
-        ``options`` are the fields of ``DdpBuilder``.
-        """
-        return DdpBuilder(model_factory, optim_factory, train_fn, **options)
 
     @classmethod
     def setup(
