@@ -98,9 +98,7 @@ def tensors(model: nn.Module) -> dict[str, np.ndarray]:
 def by_hand(world: int, optimizer: Any, epochs: int, clip: float | None = None) -> dict[str, np.ndarray]:
     """Per-batch averaging written down: each replica steps on its batch, then all are set to their mean."""
     models = [Net() for _ in range(world)]
-    trainers = [
-        SimpleTrainer(TrainingConfig(max_grad_norm=clip), optimizer(list(m.named_parameters()))) for m in models
-    ]
+    trainers = [SimpleTrainer(TrainingConfig(max_grad_norm=clip), optimizer(trained(m))) for m in models]
     for epoch in range(epochs):
         batches = epoch_batches(epoch)
         for step in range(len(batches) // world):
