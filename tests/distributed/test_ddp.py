@@ -296,13 +296,13 @@ comm = MpiCommunicator(timeout=30)
 model = normed(comm.rank)
 Ddp.of_rank(model, comm).sync_params()
 assert bits(model) == bits(normed(0))
-sizes = (9, 0, 3)
+sizes = (7, 5)
 net, alone = nets(2, frozen=("bias",))
 grads = gradients(net, CUTS[sizes][comm.rank], CUTS[sizes][comm.rank + 1])
 Ddp.of_rank(net, comm).weighted_all_reduce_gradients([grads], sizes)
 assert_gradients(net, grads, by_name(alone, gradients(alone, 0, ROWS)))
 same = all_gather_bytes(comm, repr({name: g.tobytes() for name, g in by_name(net, grads).items()}).encode())
-assert same == [same[0]] * 3
+assert same == [same[0]] * 2
 comm.close()
 print("passed")
 """
@@ -311,9 +311,9 @@ print("passed")
 @requires_mpi
 def test_sync_params_and_weighted_all_reduce_between_processes() -> None:
     here = Path(__file__).parent
-    result = run_ranks(3, PROCESSES, here, here.parent, timeout=60)
+    result = run_ranks(2, PROCESSES, here, here.parent, timeout=60)
     assert result.returncode == 0, result.text
-    assert [result.lines(rank) for rank in range(3)] == [["passed"]] * 3
+    assert [result.lines(rank) for rank in range(2)] == [["passed"]] * 2
 
 
 # ------------------------------------------------------------------ DdpConfig
