@@ -14,16 +14,18 @@ import minigrad
 from minigrad import Tensor, nn
 from minigrad.data import EpochSampler
 from minigrad.distributed.builder import DdpBuilder
+from minigrad.distributed.coordinator import Coordinator, Plan
 from minigrad.distributed.ddp_handle import ReplicaFailedError
 from minigrad.distributed.faults import Fault, FaultPlan
 from minigrad.distributed.policies import AverageBackend, AveragingPolicy
 from minigrad.distributed.replica_average import CommunicatorAverager, HostAverager, weighted_mean
-from minigrad.distributed.replica_threads import Replica
+from minigrad.distributed.replica_threads import Replica, ReplicaThreads
 from minigrad.distributed.simple_trainer import SimpleTrainer, TrainingConfig
 from minigrad.distributed.thread import ThreadCommunicator
 from minigrad.distributed.timeline import EventKind, Timeline
 from minigrad.distributed.trained_state import TrainedState
 from minigrad.distributed.trainer import Trainer
+from minigrad.distributed.workload import Batch
 from minigrad.optim import SGD, AdamW, CosineAnnealing
 from minigrad.serialization import CheckpointError, save_checkpoint
 
@@ -617,6 +619,40 @@ def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
         assert time.monotonic() - began < 5 and list(state.failures) == [0]
     finally:
         release.set()
+
+
+def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy():
+    """All wait, with nothing to watch; one is woken alone, gets a batch, and never comes back."""
+    coordinator = Coordinator(Plan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
+    threads = ReplicaThreads(coordinator, [], None, None, None, None, None, None, None, None)  # type: ignore[arg-type]
+    for rank in (0, 1):
+        assert isinstance(coordinator.next(rank), Batch)
+    coordinator.batch_done(0, 4, 0.0, 1.0)
+    woken = threading.Thread(target=threads._next, args=(0,), daemon=True)
+    woken.start()
+    watching = threading.Event()
+
+    def watch() -> None:
+        with threads.changed:
+            watching.set()
+            threads.wait(lambda: False)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    while not threads.changed._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    with threads.changed:
+        coordinator.batch_done(1, 4, 0.0, 1.0)
+        coordinator.arrived(0, 1)
+        coordinator.arrived(1, 1)
+        coordinator.average_done(0, 0.0)
+        coordinator.average_done(1, 0.0)
+        coordinator.leave(1)
+    watcher.start()
+    assert watching.wait(5)
+    with threads.changed:
+        threads.changed.notify(1)  # the first that waits: the replica
+    watcher.join(5)
+    assert not watcher.is_alive() and list(coordinator.failures) == [0]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
