@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -356,6 +357,25 @@ def test_dp_errors_dropped_reply_of_a_thread(stack: ExitStack, how: str, reason:
     alone(model, config(), [rows(6, 0), rows(6, 1)])
     for name, p in model.named_parameters():
         np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), p.data, rtol=1e-11)
+
+
+def test_dp_errors_steps_that_wait_for_a_dead_or_closed_replica_are_answered() -> None:
+    state = {name: t.numpy() for name, t in Net().state_dict().items()}
+    x, y = rows(2)
+    good = ReplicaStep(x, y, state, frozenset(state), LossKind.mse(), 2, 0)
+    bad = replace(good, features=x + 2000.0)
+    for ending in ("exit", "close"):
+        replica = ThreadReplica(partial(Failing, "sleep" if ending == "close" else "exit"))
+        first, waiting = replica.make_step(bad), replica.make_step(good)
+        if ending == "close":  # ends when it has done what it has
+            replica.close()
+            assert first.result(timeout=10).samples == waiting.result(timeout=10).samples == 2
+        else:
+            with pytest.raises(ReplicaDroppedReplyError, match="SystemExit"):
+                waiting.result(timeout=10)
+        time.sleep(0.1)
+        with pytest.raises(ReplicaDroppedReplyError, match="SystemExit" if ending == "exit" else "it was closed"):
+            replica.make_step(good).result(timeout=10)
 
 
 def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -178,10 +180,15 @@ def test_many_workers_at_once_lose_no_update() -> None:
             versions.append(ps.push_gradient(worker, version, np.ones(3)))
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads come between each other's lines
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
     total = workers * pushes
     assert not torn
     assert sorted(versions) == list(range(1, total + 1))
@@ -189,3 +196,28 @@ def test_many_workers_at_once_lose_no_update() -> None:
     stats = ps.stats()
     assert (stats.gradients_applied, stats.weights_pulled, stats.gradients_rejected) == (total, total + 1, 0)
     assert 0 <= stats.avg_staleness < workers * 4
+
+
+def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    ps = server(max_staleness=100)
+    step, inside, most = ps._trainer.step, [], []
+
+    def slow(*args: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.005)
+        try:
+            return step(*args)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(ps._trainer, "step", slow)
+    threads = [threading.Thread(target=ps.push_gradient, args=(worker, 0, ONES)) for worker in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.002)
+    weights, version = ps.pull_weights()
+    assert np.allclose(weights, START - np.float32(0.1) * version)
+    for thread in threads:
+        thread.join(30)
+    assert most == [1] * 6 and ps.stats().version == 6

@@ -218,7 +218,7 @@ def test_stage_dropped_reply(rank: int, kind: str, error: type[Exception], words
     assert time.monotonic() - began < 10
     others = [seen[r] for r in range(3) if r != rank]
     assert all(type(e) is error or (kind == "delay" and isinstance(e, error)) for e in others), others
-    assert all(words in str(e) and "no weight was changed" in str(e) for e in others)
+    assert all(words in str(e) and "step 1" in str(e) and "no weight was changed" in str(e) for e in others)
 
 
 # ---------------------------------------------------------------------- processes
