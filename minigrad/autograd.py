@@ -250,9 +250,11 @@ class Function:
         node.half = _prepare(cls, inputs, arrays, dtype, kernels) if mixed or dtype.char not in "fd" else None
         try:
             out = node.forward(*arrays, **params)
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, OverflowError) as error:
             kind = type(error)
-            if kind not in (ValueError, IndexError) or not isinstance(error.args[0] if error.args else None, str):
+            if kind not in (ValueError, IndexError, OverflowError) or not isinstance(
+                error.args[0] if error.args else None, str
+            ):
                 raise
             reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
             raise located(kind(f"{cls.__name__}: {reason}\n  inputs: {_describe(inputs)}")) from error

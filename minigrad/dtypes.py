@@ -58,6 +58,16 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
+def check_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    """OverflowError if ``array``, made of Python's numbers, holds one that the integer ``dtype`` cannot."""
+    if dtype.kind not in "iu" or array.dtype.kind not in "iuf" or not array.size:
+        return
+    limits = np.iinfo(dtype)
+    for value in (array.min().item(), array.max().item()):  # NaN, if there is one
+        if not limits.min - 1 < value < limits.max + 1:  # the fraction is cut off
+            raise located(OverflowError(f"{value} does not fit {dtype}, which holds {limits.min} to {limits.max}"))
+
+
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Whether the dtype is a floating one (only such tensors can require grad)."""
     return dtype.kind in "fV"

@@ -88,7 +88,11 @@ class Tensor(_Casts):
         if dtype is None and python_data and array.dtype == np.float64:
             dtype = dtypes.default_dtype()
         dtype = dtypes.as_dtype(array.dtype if dtype is None else dtype)
-        self._init(device.kernels.from_host(array.astype(dtype, order="C", copy=False)), device)
+        if python_data:
+            dtypes.check_numbers(array, dtype)
+        with np.errstate(over="ignore"):  # to infinity, as everywhere
+            array = array.astype(dtype, order="C", copy=False)
+        self._init(device.kernels.from_host(array), device)
         if requires_grad:
             self.requires_grad_()
 

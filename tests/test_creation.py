@@ -258,3 +258,26 @@ def test_where() -> None:
     assert mg.where(condition, mg.ones(3, 1), 2.0).shape == (3, 2)
     with pytest.raises(TypeError, match="bool tensor"):
         mg.where(mg.tensor([1, 0]), x, x)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(300, "uint8"), (-1, "uint8"), (2**40, "int32"), (1e10, "int32"), (float("nan"), "int64"), (2.0**63, "int64")],
+)
+def test_numbers_that_do_not_fit_are_refused(value: float, dtype: str) -> None:
+    for data in (value, [0, value]):
+        with pytest.raises(OverflowError, match=f"does not fit {dtype}, which holds"):
+            mg.tensor(data, dtype=dtype)
+
+
+def test_numbers_that_fit_their_dtype() -> None:
+    assert mg.tensor([0, 255.9, 255], dtype="uint8").tolist() == [0, 255, 255]
+    assert mg.tensor([-(2**63), 2**63 - 1], dtype="int64").tolist() == [-(2**63), 2**63 - 1]
+    assert mg.tensor([], dtype="uint8").shape == (0,) and mg.tensor([3, -2], dtype="bool").tolist() == [True, True]
+    assert mg.tensor([70000.0, 1.0], dtype="float16").tolist() == [float("inf"), 1.0]  # without a warning
+    assert mg.tensor(np.array([300]), dtype="uint8").tolist() == [44]  # an array is cast, as by .to
+
+
+def test_a_number_that_an_operand_cannot_hold_is_named_with_the_operation() -> None:
+    with pytest.raises(OverflowError, match=r"Add: Python integer -2 out of bounds for uint8\n  inputs: \(2,\) uint8"):
+        mg.ones(2, dtype="uint8") + -2
