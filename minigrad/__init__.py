@@ -1,5 +1,8 @@
 """minigrad: a small deep-learning framework to read, to learn from, and to train transformers with."""
 
+from typing import TYPE_CHECKING
+
+from . import hints as _hints
 from . import nn, optim
 from .anomaly import detect_anomaly
 from .autograd import BackwardHook, Function, backward, enable_grad, is_grad_enabled, no_grad
@@ -218,7 +221,12 @@ from .tensor import Tensor
 from .threads import get_num_threads, set_num_threads
 
 # PyTorch's other names. Not in __all__: "import *" would hide Python's own bool, float and int.
-bool, double, float, half, int, long = bool_, float64, float32, float16, int32, int64
+bool = bool_
+double = float64
+float = float32
+half = float16
+int = int32
+long = int64
 
 __version__ = "0.1.0"
 
@@ -447,3 +455,6 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
+    __getattr__ = _hints.of_module(__name__)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .errors import located
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -122,3 +124,15 @@ class GradStore:
 
     def __repr__(self) -> str:
         return f"GradStore({len(self)} gradients)"
+
+
+def check_grads(name: str, grads: Any) -> GradStore:
+    """``grads``, if it is a GradStore; else TypeError, naming the function that was called with it."""
+    if not isinstance(grads, GradStore):
+        raise located(
+            TypeError(
+                f"{name} takes the GradStore that loss.backward() returned, not "
+                f"{'None' if grads is None else type(grads).__name__}: gradients are not stored on the parameters"
+            )
+        )
+    return grads

@@ -102,6 +102,9 @@ def save_safetensors(
     """
     if isinstance(path, Mapping):
         raise TypeError("save_safetensors(path, arrays): the path comes first")
+    if not isinstance(arrays, Mapping):
+        hint = "; pass its .state_dict()" if hasattr(arrays, "state_dict") else ""
+        raise TypeError(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
     path = Path(path)
     try:
         durable.replace_file(path, encode(arrays, metadata))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import dlpack, dtypes, printing, shapes
+from . import dlpack, dtypes, hints, printing, shapes
 from .autograd import BackwardHook, TensorCore, backward, is_grad_enabled
 from .derived import DerivedMethods
 from .device import CPU, Device
@@ -177,9 +177,7 @@ class Tensor(_Casts):
         return format(self.item(), spec) if spec and not self.ndim else format(str(self), spec)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "grad":
-            raise AttributeError("gradients are not stored on tensors: grads = loss.backward(), then grads[tensor]")
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        raise hints.missing("Tensor", name, dir(type(self)), type(self).__name__)
 
     # ------------------------------------------------------------------ autograd
 
@@ -1190,7 +1188,8 @@ class Tensor(_Casts):
             raise located(
                 RuntimeError(
                     f"{name} changes a tensor in place where gradients are recorded, which would lose them; "
-                    "compute a new tensor (x = x + y), or work under no_grad() or on .detach()"
+                    "compute a new tensor (x = x + y; total = total + loss, or total += loss.item() to log it), or "
+                    "work under no_grad() or on .detach()"
                 )
             )
         if not self.data.flags.writeable:

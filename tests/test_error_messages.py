@@ -637,6 +637,143 @@ def trainer_with_a_parameter_that_is_not_in_the_optimizer() -> None:
     trainer.step([a, b], (a * b).sum().backward(), 1.0)
 
 
+# Habits of PyTorch ----------------------------------------------------------------------------------------------------
+
+
+@mistake
+def adding_up_losses_in_place() -> None:
+    total = mg.zeros(())
+    total += (leaf(3) * 2).sum()
+
+
+@mistake
+def optimizer_zero_grad() -> None:
+    AdamW([leaf(3)]).zero_grad()
+
+
+@mistake
+def optimizer_step_without_gradients() -> None:
+    AdamW([leaf(3)]).step()
+
+
+@mistake
+def optimizer_of_a_module() -> None:
+    AdamW(nn.Linear(2, 2))
+
+
+@mistake
+def optimizer_with_the_learning_rate_first() -> None:
+    AdamW(1e-3, nn.Linear(2, 2).parameters())
+
+
+@mistake
+def optimizer_of_nothing() -> None:
+    class Net(nn.Module):
+        """Keeps its layers in a list, where they are not found."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(2, 2)]
+
+    AdamW(Net().parameters())
+
+
+@mistake
+def optimizer_of_another_model() -> None:
+    AdamW(nn.Linear(2, 2).parameters()).step(nn.Linear(2, 1)(mg.ones(2)).sum().backward())
+
+
+@mistake
+def trainer_with_parameters_used_up() -> None:
+    w = leaf(2)
+    SimpleTrainer().step(iter(()), w.sum().backward(), 1.0)
+
+
+@mistake
+def clipping_of_parameters() -> None:
+    clip_grad_norm(nn.Linear(2, 2).parameters(), 1.0)
+
+
+@mistake
+def clipping_by_its_name_in_torch() -> None:
+    nn.utils.clip_grad_norm_([leaf(3)], 1.0)
+
+
+@mistake
+def a_schedule_by_its_name_in_torch() -> None:
+    mg.optim.lr_scheduler.StepLR(None, 1)
+
+
+@mistake
+def saving_as_in_torch(folder: Path) -> None:
+    mg.save(nn.Linear(2, 2).state_dict(), folder / "model.pt")
+
+
+@mistake
+def saving_a_module(folder: Path) -> None:
+    save_safetensors(folder / "model.safetensors", nn.Linear(2, 2))
+
+
+@mistake
+def loading_a_path(folder: Path) -> None:
+    nn.Linear(2, 2).load_state_dict(str(folder / "model.safetensors"))
+
+
+@mistake
+def tensor_to_the_gpu() -> None:
+    mg.ones(2).cuda()
+
+
+@mistake
+def module_to_the_gpu() -> None:
+    nn.Linear(2, 2).cuda()
+
+
+@mistake
+def a_layer_that_is_not_here() -> None:
+    nn.Conv2d(3, 8, 3)
+
+
+@mistake
+def a_layer_of_another_place() -> None:
+    mg.Linear(2, 2)
+
+
+@mistake
+def a_misspelt_method() -> None:
+    mg.ones(2).sofmax(0)
+
+
+@mistake
+def a_misspelt_parameter() -> None:
+    nn.Linear(2, 2).wieght  # noqa: B018
+
+
+@mistake
+def tensor_over_a_parameter() -> None:
+    nn.Linear(4, 2).weight = mg.ones(2, 4)
+
+
+@mistake
+def list_to_a_layer() -> None:
+    nn.Linear(2, 2)([[1.0, 2.0]])
+
+
+@mistake
+def layers_as_a_list() -> None:
+    nn.Sequential([nn.Linear(2, 2)])
+
+
+@mistake
+def attention_without_a_batch() -> None:
+    nn.CausalSelfAttention(4, 2)(mg.ones(3, 4))
+
+
+@mistake
+def drawing_of_a_number() -> None:
+    mg.draw(3)
+
+
 # Files ----------------------------------------------------------------------------------------------------------------
 
 

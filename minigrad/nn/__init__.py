@@ -1,5 +1,8 @@
 """Modules, layers and their functions."""
 
+from typing import TYPE_CHECKING
+
+from .. import hints as _hints
 from . import functional, init
 from .containers import ModuleDict, ModuleList, Sequential
 from .hooks import RemovableHandle
@@ -83,3 +86,6 @@ __all__ = [
     "functional",
     "init",
 ]
+
+if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
+    __getattr__ = _hints.of_module(__name__)

@@ -13,9 +13,16 @@ from ..tensor import Tensor
 F = TypeVar("F", bound=Callable[..., Tensor])
 
 
+def check_tensor(name: str, x: Any) -> Tensor:
+    """``x``, if it is a tensor."""
+    if not isinstance(x, Tensor):
+        raise located(TypeError(f"{name} expects a tensor, not {type(x).__name__}; make one with minigrad.tensor(...)"))
+    return x
+
+
 def floating(name: str, x: Tensor) -> Tensor:
-    """``x``, if its dtype is a floating one."""
-    if not x.is_floating_point():
+    """``x``, if it is a tensor of a floating dtype."""
+    if not check_tensor(name, x).is_floating_point():
         raise located(TypeError(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()"))
     return x
 

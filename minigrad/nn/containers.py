@@ -37,7 +37,8 @@ class ModuleList(Module):
 
     def _checked(self, module: Any) -> Module:
         if not isinstance(module, Module):
-            raise located(TypeError(f"{type(self).__name__} holds Modules, not {type(module).__name__}"))
+            hint = f"; pass them one by one: {type(self).__name__}(*layers)" if isinstance(module, list | tuple) else ""
+            raise located(TypeError(f"{type(self).__name__} holds Modules, not {type(module).__name__}{hint}"))
         return module
 
     def __setitem__(self, index: int, module: Module) -> None:

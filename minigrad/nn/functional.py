@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import hints as _hints
 from .. import shapes
 from ..creation import one_hot as one_hot
 from ..dtypes import bool_
@@ -20,7 +21,7 @@ from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
-from .checks import floating, in_float32
+from .checks import check_tensor, floating, in_float32
 from .losses import binary_cross_entropy as binary_cross_entropy
 from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy
@@ -155,7 +156,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: x (..., in), weight (out, in), bias (out,) or None -> (..., out)."""
     if (
         weight.ndim != 2
-        or not x.ndim
+        or not check_tensor("linear", x).ndim
         or x.shape[-1] != weight.shape[1]
         or (bias is not None and bias.shape != weight.shape[:1])
     ):
@@ -173,7 +174,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
 
     Raises IndexError naming an index out of range.
     """
-    if indices.dtype.kind not in "iu":
+    if check_tensor("embedding", indices).dtype.kind not in "iu":
         raise located(
             TypeError(
                 f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight)"
@@ -317,3 +318,7 @@ def _masked_attention(
     blind = scores.detach().amax(-1, keepdim=True) == -math.inf  # queries that may see no key: their result is 0
     probabilities = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     return dropout(probabilities, dropout_p, generator=generator) @ value
+
+
+if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
+    __getattr__ = _hints.of_module(__name__)

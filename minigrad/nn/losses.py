@@ -6,7 +6,7 @@ from ..errors import located
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import log_sigmoid
 from ..tensor import Tensor
-from .checks import check_reduction, floating, in_float32, reduced
+from .checks import check_reduction, check_tensor, floating, in_float32, reduced
 
 
 @in_float32
@@ -29,8 +29,8 @@ def cross_entropy(
     check_reduction("cross_entropy", reduction)
     if not 0 <= label_smoothing <= 1:
         raise located(ValueError(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]"))
-    class_dim = 0 if input.ndim == 1 else 1
-    if target.is_floating_point() and input.ndim and target.shape == input.shape:
+    class_dim = 0 if check_tensor("cross_entropy", input).ndim == 1 else 1
+    if check_tensor("cross_entropy", target).is_floating_point() and input.ndim and target.shape == input.shape:
         return _soft_cross_entropy(input, target, weight, class_dim, reduction, label_smoothing)
     if target.dtype.kind not in "iu":
         raise located(

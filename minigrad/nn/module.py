@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import hints
 from ..autograd import no_grad
 from ..device import Device
 from ..dtypes import is_floating
@@ -102,9 +103,11 @@ class Module:
             found = self.__dict__.get(table, {})
             if name in found:
                 return found[name]
-        if name == "zero_grad":
-            raise AttributeError("there is nothing to zero: loss.backward() returns fresh gradients, in a GradStore")
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        raise hints.missing("Module", name, dir(self), type(self).__name__)
+
+    def __dir__(self) -> list[str]:
+        tables = (self.__dict__.get(table, {}) for table in ("_parameters", "_buffers", "_modules"))
+        return sorted({*super().__dir__(), *(name for table in tables for name in table)})
 
     def __delattr__(self, name: str) -> None:
         for table in (self._parameters, self._buffers, self._modules, self.__dict__):
@@ -253,6 +256,13 @@ class Module:
         must always. All is checked before anything is copied; ValueError lists every missing, unexpected and
         mismatched name. Values are cast between floating dtypes.
         """
+        if not isinstance(state, Mapping):
+            raise located(
+                TypeError(
+                    f"load_state_dict takes a mapping from names to arrays, not {type(state).__name__}; "
+                    "minigrad.serialization.load_safetensors(path) reads one"
+                )
+            )
         own: dict[str, Tensor] = {}
         first: dict[int, str] = {}
         names: dict[str, list[str]] = {}

@@ -13,6 +13,7 @@ from ..creation import arange, empty
 from ..errors import located
 from ..tensor import Tensor
 from . import functional as F
+from .checks import check_tensor
 from .layers import GELU, Dropout, LayerNorm, Linear
 from .module import Module
 
@@ -101,7 +102,7 @@ class SelfAttention(Module):
             raise located(
                 ValueError("a KV cache is for causal attention; here each token sees those that come later too")
             )
-        B, T, C = x.shape
+        B, T, C = self._sizes(x)
         qkv = self.c_attn(x).reshape(B, T, 3, self.n_head, C // self.n_head)
         dropout = self.dropout if self.training else 0.0
         if cache is None:
@@ -110,6 +111,14 @@ class SelfAttention(Module):
             q, k, v = qkv.unbind(2)
             y = causal_attention(q, k, v, dropout, cache)
         return self.resid_dropout(self.c_proj(y))
+
+    def _sizes(self, x: Tensor) -> tuple[int, ...]:
+        C = self.c_proj.in_features
+        if check_tensor(type(self).__name__, x).ndim != 3 or x.shape[2] != C:
+            raise located(
+                ValueError(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
+            )
+        return x.shape
 
 
 class CausalSelfAttention(SelfAttention):

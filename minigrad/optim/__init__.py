@@ -1,5 +1,8 @@
 """Optimizers, learning-rate schedules, gradient clipping and accumulation, averages of weights."""
 
+from typing import TYPE_CHECKING
+
+from .. import hints as _hints
 from .adagrad import AdaGrad, AdaGradConfig
 from .adam import Adam
 from .adamw import AdamW, AdamWConfig
@@ -69,3 +72,6 @@ __all__ = [
     "WarmRestarts",
     "Wsd",
 ]
+
+if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
+    __getattr__ = _hints.of_module(__name__)

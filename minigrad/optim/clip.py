@@ -12,7 +12,7 @@ from typing import Any
 
 from ..device import Device
 from ..errors import located
-from ..grad_store import GradStore, TensorId
+from ..grad_store import GradStore, TensorId, check_grads
 from ..tensor import Tensor
 
 EPSILON = 1e-6  # of PyTorch: the clipped norm is max_norm * norm / (norm + 1e-6)
@@ -112,6 +112,7 @@ def clip_grad_value(grads: GradStore, max_value: float, params: Iterable[Tensor 
 
 def _chosen(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> list[tuple[TensorId, Tensor]]:
     """The gradients in question, each once, in an order that does not depend on how the store was filled."""
+    check_grads("clipping", grads)
     if params is None:
         return sorted(grads.items(), key=lambda item: item[0])
     chosen: dict[TensorId, Tensor] = {}

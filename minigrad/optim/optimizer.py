@@ -10,13 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .. import hints
 from ..device import Device
 from ..errors import located
-from ..grad_store import GradStore
+from ..grad_store import GradStore, check_grads
 from ..tensor import Tensor
 from . import saved_state
 
@@ -59,6 +60,13 @@ class Optimizer(ABC):
     timestep: int
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        if isinstance(params, Tensor) or hasattr(params, "named_parameters") or not isinstance(params, Iterable | None):
+            raise located(
+                TypeError(
+                    f"{type(self).__name__}: params is a {type(params).__name__}; pass a list of parameters: [p], or "
+                    "model.parameters()"
+                )
+            )
         self.defaults = defaults
         self.defaults = self.checked(defaults)
         self.param_groups: list[dict[str, Any]] = []
@@ -66,8 +74,6 @@ class Optimizer(ABC):
         self.timestep = 0
         """Calls of ``step`` so far, also of those that found no gradients."""
         self._names: dict[int, str] = {}
-        if isinstance(params, Tensor):
-            raise located(TypeError("params is a Tensor; pass a list of parameters: [p], or model.parameters()"))
         if params is None:
             return
         entries = list(params.values() if isinstance(params, Mapping) else _ordered(params))
@@ -162,14 +168,20 @@ class Optimizer(ABC):
 
     # ------------------------------------------------------------------ the step
 
-    def step(self, grads: GradStore) -> None:
+    if not TYPE_CHECKING:  # to type checkers, an attribute that is not there is an error
+
+        def __getattr__(self, name):
+            raise hints.missing("Optimizer", name, dir(self), type(self).__name__)
+
+    def step(self, grads: GradStore | None = None) -> None:
         """Update, in place, every parameter that has a gradient in ``grads``; the others stay as they are.
 
         Raises ValueError or TypeError for a gradient or an option that does not fit, and ValueError for gradients of
         other tensors only, before anything is changed.
         """
+        grads = check_grads("step", grads)
         params = [p for group in self.param_groups for p in group["params"]]
-        if isinstance(grads, GradStore) and not grads.is_empty() and not any(p in grads for p in params):
+        if not grads.is_empty() and not any(p in grads for p in params):
             raise located(
                 ValueError(
                     f"none of the {len(grads)} gradients belongs to any of the optimizer's {len(params)} parameters, "
@@ -190,10 +202,7 @@ class Optimizer(ABC):
 
     def _collect(self, grads: GradStore) -> list[Update]:
         """The parameters that have a gradient, in order of the groups, with everything checked."""
-        if not isinstance(grads, GradStore):
-            raise located(
-                TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
-            )
+        check_grads("update", grads)
         updates = []
         for index, group in enumerate(self.param_groups):
             self.checked(options_of(group))
