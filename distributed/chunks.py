@@ -57,7 +57,8 @@ class ChunkPool:
     """
 
     def __init__(self, batches: int, world: int) -> None:
-        self.batches, self.world = batches, world
+        self.batches: int = batches
+        self.world: int = world
         self.next_batch: int = 0
 
     @property

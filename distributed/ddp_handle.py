@@ -15,7 +15,7 @@ class ReplicaFailedError(RuntimeError):
 
     def __init__(self, message: str, failures: dict[int, BaseException]) -> None:
         super().__init__(message)
-        self.failures = failures
+        self.failures: dict[int, BaseException] = failures
 
 
 class DdpHandle:

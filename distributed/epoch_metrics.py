@@ -50,7 +50,9 @@ class EpochSums:
     """Collects the batches of one epoch of ``batches`` until all are done."""
 
     def __init__(self, epoch: int, batches: int, world: int, began: float) -> None:
-        self.epoch, self.batches, self.began = epoch, batches, began
+        self.epoch: int = epoch
+        self.batches: int = batches
+        self.began: float = began
         self._ranks = [_Sums() for _ in range(world)]
 
     @property

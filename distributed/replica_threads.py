@@ -30,7 +30,7 @@ from .timeline import EventKind, Timeline
 from .trained_state import RunReport, TrainedState, tensors_of
 from .workload import Batch
 
-log = logging.getLogger("minigrad.distributed")
+log: logging.Logger = logging.getLogger("minigrad.distributed")
 
 TrainFn = Callable[[Any, Any], Tensor | tuple[Tensor, Mapping[str, float]]]
 
@@ -39,7 +39,8 @@ class ReplicaSchedule(LrSchedule):
     """A schedule at ``position``, the run's step, times ``scale``; what a replica itself has counted plays no part."""
 
     def __init__(self, inner: LrSchedule, scale: float) -> None:
-        self.inner, self.scale = inner, scale
+        self.inner: LrSchedule = inner
+        self.scale: float = scale
         self.position: int = 0
 
     def _lr(self, step: int) -> float:
@@ -58,12 +59,15 @@ class Replica:
         schedule: ReplicaSchedule | None,
         communicator: Communicator | None,
     ) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.model, self.trainer, self.schedule = model, trainer, schedule
-        self.communicator = communicator
+        self.rank: int = rank
+        self.world_size: int = world_size
+        self.model: Module = model
+        self.trainer: SimpleTrainer = trainer
+        self.schedule: ReplicaSchedule | None = schedule
+        self.communicator: Communicator | None = communicator
         self.epoch: int = -1
-        self.named = list(model.named_parameters())
-        self.tensors = [tensor for _, tensor in tensors_of(model)]
+        self.named: list[tuple[str, Tensor]] = list(model.named_parameters())
+        self.tensors: list[Tensor] = [tensor for _, tensor in tensors_of(model)]
 
 
 class ReplicaThreads:
@@ -82,8 +86,9 @@ class ReplicaThreads:
         checkpoint_fn: Callable[[int, TrainedState], None] | None,
         timeline: Timeline | None,
     ) -> None:
-        self.coordinator, self.replicas = coordinator, list(replicas)
-        self.changed = threading.Condition()
+        self.coordinator: Coordinator = coordinator
+        self.replicas: list[Replica] = list(replicas)
+        self.changed: threading.Condition = threading.Condition()
         self.metrics: deque[EpochMetrics] = deque()
         self._averager, self._order, self._fetch, self._train_fn = averager, order, fetch, train_fn
         self._epoch_fn, self._metrics_fn, self._checkpoint_fn = epoch_fn, metrics_fn, checkpoint_fn

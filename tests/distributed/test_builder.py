@@ -229,13 +229,33 @@ def test_backends_give_the_same_average_of_the_same_inputs(dtype):
 @pytest.mark.parametrize("policy", [CADENCE, ASYNC])
 @pytest.mark.parametrize("backend", AverageBackend)
 def test_backends_learn_with_every_policy(policy, backend):
-    handle = builder(policy=policy, backend=backend, num_epochs=25, anchor=2).run()
+    handle = builder(policy=policy, backend=backend, num_epochs=25, anchor=2, max_anchor=4).run()
     losses = []
     while (metrics := handle.next_metrics()) is not None:
         losses.append(metrics.avg_loss)
     state = handle.join()
     assert len(losses) == 25 and losses[-1] < 0.3 * losses[0]
-    assert sum(state.report.batches) == 25 * 12 and state.report.averages > 5
+    assert sum(state.report.batches) == 25 * 12 and state.report.averages > 1
+
+
+@pytest.mark.parametrize("backend", AverageBackend)
+def test_backends_weight_with_the_batches_done(backend):
+    """With so large an anchor there is one average, at the end: of 9 batches and of 3."""
+    options = {"policy": CADENCE, "anchor": 200, "partition_ratios": [3, 1], "num_epochs": 1}
+    state = builder(**options, backend=backend).run().join()
+    alone = []
+    for part in (slice(0, 9), slice(9, 12)):
+        model = Net()
+        trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), adamw(trained(model)))
+        for rows in epoch_batches(0)[part]:
+            loss = loss_of(model, (Tensor(X[rows]), Tensor(Y[rows])))
+            trainer.step(list(model.named_parameters()), loss.backward(), loss.item())
+        alone.append(tensors(model))
+    assert state.report.count_history == [[9, 3]]
+    for name in ("w", "v", "mean"):
+        want = (9 * alone[0][name] + 3 * alone[1][name]) / 12
+        np.testing.assert_allclose(arrays(state)[name], want, rtol=0, atol=1e-14)
+    assert arrays(state)["seen"] == 9
 
 
 # ------------------------------------------------------------------ clipping and learning rate
@@ -604,6 +624,16 @@ def test_death_in_the_midst_of_an_average(policy, call):
         state = handle.join()
     assert time.monotonic() - began < 10 and list(state.failures) == [1]
     assert all(np.isfinite(array).all() for array in state.params.values())
+
+
+@pytest.mark.parametrize("policy", [SYNC, CADENCE])
+def test_death_of_a_replica_whose_words_never_arrive(policy):
+    """It does not know that it is lost; the others find out at the communicator's deadline, and name it."""
+    comms = ThreadCommunicator.group(3, timeout=0.5, fault=FaultPlan([Fault("drop", rank=1, call=2)]))
+    handle = builder(policy=policy, replicas=3, num_epochs=1000, communicators=comms, anchor=1).run()
+    with pytest.warns(RuntimeWarning, match=r"replica 1: CommTimeoutError: .*average of replica 0, 2$"):
+        state = handle.join()
+    assert list(state.failures) == [1]
 
 
 @pytest.mark.parametrize("policy", AveragingPolicy)
