@@ -27,7 +27,7 @@ from minigrad.distributed.trained_state import TrainedState
 from minigrad.distributed.trainer import Trainer
 from minigrad.distributed.workload import Batch
 from minigrad.optim import SGD, AdamW, CosineAnnealing
-from minigrad.serialization import CheckpointError, save_checkpoint
+from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
 COMMUNICATOR, CPU = AverageBackend.COMMUNICATOR, AverageBackend.CPU
@@ -533,6 +533,12 @@ def test_resume_checks_what_it_is_given(tmp_path):
     save_checkpoint(tmp_path, {"params": state.params}, {"step": 3})
     with pytest.raises(CheckpointError, match="is no checkpoint of replicas"):
         TrainedState.load(tmp_path)
+    state.save(tmp_path / "whole")
+    files, meta, *_ = load_checkpoint(tmp_path / "whole")
+    del files["replica-1"]
+    save_checkpoint(tmp_path / "part", files, meta)
+    with pytest.raises(CheckpointError, match="is no checkpoint of replicas"):
+        TrainedState.load(tmp_path / "part")
 
 
 @pytest.mark.parametrize("policy", [CADENCE, ASYNC])

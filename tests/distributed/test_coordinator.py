@@ -129,6 +129,16 @@ def test_data_partition_every_batch_once_and_no_deadlock(
         assert not any(w.c.steps)  # the last average has everything in it
 
 
+def test_data_partition_at_most_one_epoch_ahead():
+    w = World(plan(CADENCE, batches=8, epochs=5, progressive=False), [1.0, 1.0], anchor=100)
+    assert w.c.next(1) == Batch(0, 4)  # and it stays in there
+    seen = []
+    while isinstance(task := w.c.next(0), Batch):
+        seen.append(task)
+        w.c.batch_done(0, 2, 0.0, 1.0)
+    assert seen == [Batch(epoch, i) for epoch in (0, 1) for i in range(4)] and task == Wait("no batch left")
+
+
 def test_policies_sync_averages_after_each_batch():
     w = World(plan(SYNC, world=3, batches=13, epochs=2), [1.0, 5.0, 2.0]).run()
     assert w.c.count_history == [[1, 1, 1]] * 8

@@ -57,6 +57,12 @@ def test_timeline_idle_gaps():
     assert timeline.idle_gaps(0, min_ms=15) == [IdleGap(0, about(10), about(20))]
     assert timeline.idle_gaps(1) == [IdleGap(1, about(30), about(20))]
     assert Timeline().idle_gaps(0) == []
+    clock = Clock()
+    nested = Timeline(clock=clock)
+    for end, start in ((20, 10), (30, 0), (40, 35)):
+        clock.ms = 5000.0 + end
+        nested.span(EventKind.BATCH, 0, float(start))
+    assert nested.idle_gaps(0) == [IdleGap(0, about(30), about(5))]
 
 
 def test_timeline_summary():
