@@ -305,7 +305,7 @@ class Module:
         lines = [f"({name}): {child!r}" for name, child in self._modules.items()]
         inner = "\n".join(lines).replace("\n", "\n  ")
         extra = self.extra_repr()
-        body = f"{extra}\n  {inner}\n" if lines and extra else f"\n  {inner}\n" if lines else extra
+        body = f"\n  {extra}\n  {inner}\n" if lines and extra else f"\n  {inner}\n" if lines else extra
         return f"{type(self).__name__}({body})"
 
 

@@ -6,10 +6,12 @@ Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..autograd import is_grad_enabled
-from ..creation import arange, empty
+from ..creation import arange, empty, ones, where
+from ..dtypes import bool_
 from ..errors import located
 from ..tensor import Tensor
 from . import functional as F
@@ -95,9 +97,17 @@ class SelfAttention(Module):
         self.c_proj = Linear(n_embd, n_embd, bias)
         self.resid_dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). With a cache (causal only, under no_grad), x continues the tokens that are in it: one
-        at a time, or any number into an empty cache."""
+        at a time, or any number into an empty cache.
+
+        ``attn_mask``, broadcastable to (B, nh, T, T), is as in ``F.scaled_dot_product_attention``: True where a token
+        (row) may see another (column), or numbers that are added to the scores; causal attention stays causal besides.
+        For sequences padded with the token ``pad``: ``attn_mask = (tokens != pad)[:, None, None, :]``. It goes with no
+        cache.
+        """
+        if cache is not None and attn_mask is not None:
+            raise located(ValueError("attention takes a KV cache or an attn_mask, not both"))
         if cache is not None and not self.is_causal:
             raise located(
                 ValueError("a KV cache is for causal attention; here each token sees those that come later too")
@@ -105,7 +115,11 @@ class SelfAttention(Module):
         B, T, C = self._sizes(x)
         qkv = self.c_attn(x).reshape(B, T, 3, self.n_head, C // self.n_head)
         dropout = self.dropout if self.training else 0.0
-        if cache is None:
+        if attn_mask is not None:
+            q, k, v = (t.transpose(1, 2) for t in qkv.unbind(2))
+            mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
+        elif cache is None:
             y = F.packed_attention(qkv, dropout, is_causal=self.is_causal).reshape(B, T, C)
         else:
             q, k, v = qkv.unbind(2)
@@ -119,6 +133,16 @@ class SelfAttention(Module):
                 ValueError(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
             )
         return x.shape
+
+    def extra_repr(self) -> str:
+        """Heads and options."""
+        return f"n_head={self.n_head}, is_causal={self.is_causal}, dropout={self.dropout}"
+
+
+def _causal_too(mask: Tensor, T: int) -> Tensor:
+    """The mask, and no token sees a later one."""
+    causal = ones(T, T, dtype=bool_, device=mask.device).tril()
+    return mask & causal if mask.dtype == bool_ else where(causal, mask, -math.inf)
 
 
 class CausalSelfAttention(SelfAttention):
@@ -191,6 +215,10 @@ class GroupedQueryAttention(Module):
         positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
         q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
         return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
+
+    def extra_repr(self) -> str:
+        """Heads and options."""
+        return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, is_causal=True, dropout={self.dropout}"
 
 
 class MLP(Module):
@@ -266,7 +294,7 @@ class Block(Module):
         self.ln_2 = LayerNorm(n_embd, eps, bias=bias)
         self.mlp = MLP(n_embd, dropout, bias, hidden)
 
-    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        x = x + self.attn(self.ln_1(x), cache)
+    def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
+        x = x + self.attn(self.ln_1(x), cache, attn_mask)
         return x + self.mlp(self.ln_2(x))

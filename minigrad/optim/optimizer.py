@@ -170,7 +170,7 @@ class Optimizer(ABC):
 
     if not TYPE_CHECKING:  # to type checkers, an attribute that is not there is an error
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             raise hints.missing("Optimizer", name, dir(self), type(self).__name__)
 
     def step(self, grads: GradStore | None = None) -> None:

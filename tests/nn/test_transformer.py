@@ -232,3 +232,57 @@ def test_swiglu() -> None:
     g = x.numpy() @ gate.T
     want = (g / (1 + np.exp(-g)) * (x.numpy() @ up.T)) @ down.T
     np.testing.assert_allclose(module(x).detach().numpy(), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kind", ["padding", "bool", "float"])
+def test_attn_mask_as_in_torch(is_causal, kind):
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    B, T, C, nh = 2, 5, 8, 2
+    rng = np.random.default_rng(0)
+    if kind == "padding":
+        mask = (np.arange(T) < np.array([[5], [3]]))[:, None, None, :]
+    elif kind == "bool":
+        mask = (rng.random((B, 1, T, T)) < 0.6) | np.eye(T, dtype=bool)
+    else:
+        mask = rng.standard_normal((nh, T, T)).astype(np.float32)
+    block = nn.Block(C, nh, is_causal=is_causal)
+    x = mg.randn(B, T, C, requires_grad=True)
+    dy = rng.standard_normal((B, T, C)).astype(np.float32)
+    y = block(x, attn_mask=mg.tensor(mask))
+    grads = y.backward(mg.tensor(dy))
+
+    layer = torch.nn.TransformerEncoderLayer(
+        C, nh, 4 * C, 0.0, torch.nn.GELU("tanh"), batch_first=True, norm_first=True
+    )
+    named = dict(block.named_parameters())
+    names = {
+        "self_attn.in_proj_": "attn.c_attn.",
+        "self_attn.out_proj.": "attn.c_proj.",
+        "linear1.": "mlp.c_fc.",
+        "linear2.": "mlp.c_proj.",
+        "norm1.": "ln_1.",
+        "norm2.": "ln_2.",
+    }
+    ours = {t + w: named[o + w] for t, o in names.items() for w in ("weight", "bias")}
+    layer.load_state_dict({name: torch.tensor(p.detach().numpy()) for name, p in ours.items()})
+    full = np.broadcast_to(mask, (B, nh, T, T))
+    added = np.where(full, np.float32(0), -np.inf).astype(np.float32) if full.dtype == bool else full
+    if is_causal:
+        added = np.where(np.tril(np.ones((T, T), bool)), added, np.float32(-np.inf))
+    tx = torch.tensor(x.detach().numpy(), requires_grad=True)
+    ty = layer(tx, src_mask=torch.tensor(added.reshape(B * nh, T, T)))
+    ty.backward(torch.tensor(dy))
+    np.testing.assert_allclose(y.detach().numpy(), ty.detach().numpy(), atol=2e-6)
+    np.testing.assert_allclose(grads[x].numpy(), tx.grad.numpy(), atol=5e-6)
+    for name, p in layer.named_parameters():
+        np.testing.assert_allclose(grads[ours[name]].numpy(), p.grad.numpy(), atol=2e-5)
+
+
+def test_a_mask_goes_with_no_cache_and_repr_says_what_attention_it_is():
+    block = nn.Block(8, 2, dropout=0.1)
+    with mg.no_grad(), pytest.raises(ValueError, match="a KV cache or an attn_mask, not both"):
+        block(mg.ones(1, 2, 8), nn.KVCache(1, 2, 4, 4, mg.ones(1)), mg.ones(2, 2))
+    assert "SelfAttention(\n    n_head=2, is_causal=True, dropout=0.1\n" in repr(block)
+    assert "is_causal=False" in repr(nn.SelfAttention(8, 2))
+    assert "n_head=4, n_kv_head=2, is_causal=True" in repr(nn.GroupedQueryAttention(16, 4, 2))
