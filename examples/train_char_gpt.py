@@ -16,6 +16,7 @@ import itertools
 import math
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -31,20 +32,24 @@ import minigrad
 from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
-from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingMetrics
+from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
 from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
+FAILURES = (NonFiniteLossError, NonFiniteGradientError, CheckpointError, CommError, OSError)  # that end a run
+COMPILES_AFTER = 3.0  # seconds after which a first step is taken to compile kernels
 
 
 def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> int:
     """Parse the flags, prepare the run, train it. ``kind`` is the kind of model, and what its settings are."""
     parser = Parser(description)
     parser.add_argument("--data", nargs="+", default=None, metavar="PATH", help="text files, folders, or: shakespeare")
-    parser.add_argument("--out", default=None, metavar="FOLDER", help="folder of the run (default runs/char-gpt...)")
+    parser.add_argument(
+        "--out", default=None, metavar="FOLDER", help=f"folder of the run (default runs/char-{kind.family}...)"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
@@ -63,13 +68,8 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
         raise UsageError(error) from error
     except OSError as error:
         raise UsageError(describe(error)) from error
-    with contextlib.closing(run.log):
-        try:
-            return run.train()
-        except (NonFiniteLossError, NonFiniteGradientError, CheckpointError, OSError) as error:
-            saved = list_checkpoints(run.run.folder)
-            kept = f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was saved yet"
-            raise RunError(f"{describe(error)}; {kept}") from error
+    with contextlib.closing(run):
+        return run.train_or_explain()
 
 
 def load_text(data: list[str] | None, settings: Settings) -> Corpus:
@@ -97,71 +97,135 @@ def prepare_resumed(
     """The run of a checkpoint, on the same text."""
     run = load_run(latest_folder(out), device, changes=flags, kind=kind)
     corpus = load_text(run.origin["data"] if data is None else data, run.settings)
+    check_text(run, corpus)
+    return TrainingRun(run, corpus)
+
+
+def check_text(run: Run, corpus: Corpus) -> None:
+    """Raise UsageError for another text than that of the run."""
     if corpus.metadata["sha256"] != run.origin["sha256"]:
         trained = run.origin.get("name", "another one")
         raise UsageError(
             f"{corpus.name} is not the text that the run in {run.folder} was trained on: that was {trained}"
         )
-    return TrainingRun(run, corpus)
 
 
 class TrainingRun:
-    """The training loop of a run, and what it shows and writes."""
+    """The training loop of a run, and what it shows and writes; on several processes, rank 0 does that for all."""
 
-    def __init__(self, run: Run, corpus: Corpus) -> None:
+    def __init__(self, run: Run, corpus: Corpus, rank: int = 0, world_size: int = 1) -> None:
         self.run = run
         self.corpus = corpus
+        self.rank = rank
         self.settings: Settings = run.settings
         self.model: CausalLM = run.model
         self.trainer: SimpleTrainer = run.trainer
         s = run.settings
         train, val = train_val_split(run.tokenizer.encode(corpus.text), s.val_fraction, s.block_size)
-        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed)
+        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, rank, world_size)
         self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
         self.saved_step: int | None = run.trainer.global_step or None
+        self.log: JsonLinesLog | None = self.open_log()
+
+    def open_log(self) -> JsonLinesLog | None:
+        """metrics.jsonl, up to the run's step. Raises UsageError if nothing can be written into the folder."""
         try:
-            self.log: JsonLinesLog = JsonLinesLog(run.folder / "metrics.jsonl")
+            log = JsonLinesLog(self.run.folder / "metrics.jsonl")
         except OSError as error:
-            raise UsageError(f"cannot write into {run.folder}: {error.strerror}") from error
-        self.log.truncate_after(run.trainer.global_step)
+            raise UsageError(f"cannot write into {self.run.folder}: {error.strerror}") from error
+        log.truncate_after(self.trainer.global_step)
+        return log
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        if self.log is not None:
+            self.log.write(record)
+
+    def say(self, text: str) -> None:
+        """Print, on rank 0."""
+        if self.rank == 0:
+            tqdm.write(text)  # above the bar, if there is one
+
+    def train_or_explain(self) -> int:
+        """``train``; raises RunError that says what is saved."""
+        try:
+            return self.train()
+        except FAILURES as error:
+            raise RunError(f"{describe(error)}; {self.rescue(error)}") from error
+
+    def rescue(self, error: Exception) -> str:
+        """Save what can be saved after a failure; says what is."""
+        saved = list_checkpoints(self.run.folder)
+        return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was saved yet"
 
     def train(self) -> int:
         """Train to the last step; returns the exit code."""
         s, trainer, folder = self.settings, self.trainer, self.run.folder
-        print(
+        self.say(
             f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.run.tokenizer.vocab_size} different\n"
             f"{s.label}: {self.model.num_parameters():,} parameters, {s.n_layer} layers, {s.n_head} heads, "
-            f"{s.n_embd} channels, {self.tokens_per_step:,} tokens a step, {minigrad.get_num_threads()} threads"
+            f"{s.n_embd} channels, {self.tokens_per_step:,} tokens a step, {self.workers()}"
         )
         if trainer.global_step >= s.steps:
-            print(f"nothing to do: {folder} has {trainer.global_step} steps (a larger --steps goes on)")
+            self.say(f"nothing to do: {folder} has {trainer.global_step} steps (a larger --steps goes on)")
             return 0
-        print(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}")
+        self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}")
         started = time.perf_counter()
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
-        bar = tqdm(initial=trainer.global_step, total=s.steps, bar_format=BAR, dynamic_ncols=True, disable=None)
-        with bar, interrupts() as interrupt:
-            while trainer.global_step < s.steps and not interrupt:
+        hidden = None if self.rank == 0 else True  # None: unless this is a terminal
+        bar = tqdm(initial=trainer.global_step, total=s.steps, bar_format=BAR, dynamic_ncols=True, disable=hidden)
+        with bar, interrupts() as received:
+            while trainer.global_step < s.steps and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
-                metrics = self.step()
+                with contextlib.nullcontext() if seconds else self.compile_hint():
+                    metrics = self.step()
                 seconds.append(time.perf_counter() - before)
                 rate = self.tokens_per_step * len(seconds) / sum(seconds)
                 shown = f"loss {metrics.loss:.3f}, lr {metrics.lr:.1e}, {rate:,.0f} tokens/s"
                 bar.set_postfix_str(shown, refresh=False)
                 bar.update()
                 if metrics.step % LOG_EVERY == 0 or metrics.step == 1:
-                    self.log.write({**vars(metrics), "tokens_per_second": round(rate)})
-                self.after_step(metrics, bar)
+                    self.write({**vars(metrics), "tokens_per_second": round(rate)})
+                self.after_step(metrics)
         self.save()
         if trainer.global_step < s.steps:
-            print(f"stopped after step {trainer.global_step}, saved. To go on:")
-            print(f"  {how_to_run('train_char_gpt.py', '--resume', '--out', folder)}")
-            return 128 + interrupt[0]
-        print(f"done in {time.perf_counter() - started:.0f} s; weights and metrics are in {folder}")
-        plot_losses(folder)
-        print(f"next: {how_to_run('sample.py', folder)}")
+            self.say(f"stopped after step {trainer.global_step}, saved. To go on:\n  {self.how_to_resume()}")
+            return 128 + signal_number
+        self.finish(time.perf_counter() - started)
         return 0
+
+    @contextlib.contextmanager
+    def compile_hint(self) -> Iterator[None]:
+        """Around the first step: says why, if it takes long."""
+        text = "the first step also compiles the kernels that are not in the cache yet; later runs load them"
+        timer = threading.Timer(COMPILES_AFTER, self.say, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def workers(self) -> str:
+        """Who computes, in words."""
+        return f"{minigrad.get_num_threads()} threads"
+
+    def interrupted(self, received: list[int]) -> int:
+        """The signal that ends the training after this step, or 0."""
+        return received[0] if received else 0
+
+    def how_to_resume(self) -> str:
+        """The command that goes on with this run."""
+        return how_to_run(self.settings.script, "--resume", "--out", self.run.folder)
+
+    def finish(self, seconds: float) -> None:
+        """Say what the finished run has left, and draw it."""
+        folder = self.run.folder
+        self.say(f"done in {seconds:.0f} s; weights and metrics are in {folder}")
+        if self.rank == 0:
+            plot_losses(folder)
+        self.say(f"next: {how_to_run('sample.py', folder)}")
 
     def step(self) -> TrainingMetrics:
         """One optimizer step, of ``grad_accum`` micro-batches. Batches depend on nothing but seed and step."""
@@ -178,15 +242,15 @@ class TrainingRun:
         device = self.model.device
         return self.model.loss(minigrad.from_numpy(x).to(device=device), minigrad.from_numpy(y).to(device=device))
 
-    def after_step(self, metrics: TrainingMetrics, bar: Any) -> None:
+    def after_step(self, metrics: TrainingMetrics) -> None:
         """Validate, show a sample, save: each when it is its turn."""
         s, step = self.settings, metrics.step
         if step % s.eval_every == 0 or step == s.steps:
             val_loss = self.validate()
-            self.log.write({"step": step, "val_loss": val_loss})
-            bar.write(f"step {step:5d}  train loss {metrics.loss:.4f}  validation loss {val_loss:.4f}")
-        if s.sample_every and (step % s.sample_every == 0 or step == s.steps):
-            bar.write(f"{'-' * 30} sample\n{self.sample()}\n{'-' * 37}")
+            self.write({"step": step, "val_loss": val_loss})
+            self.say(f"step {step:5d}  train loss {metrics.loss:.4f}  validation loss {val_loss:.4f}")
+        if self.rank == 0 and s.sample_every and (step % s.sample_every == 0 or step == s.steps):
+            self.say(f"{'-' * 30} sample\n{self.sample()}\n{'-' * 37}")
         if step % s.save_every == 0:
             self.save()
 
@@ -217,9 +281,19 @@ class TrainingRun:
         """Save a checkpoint, unless this step has one; one of a broken model never replaces a good one."""
         if self.saved_step != self.trainer.global_step:
             self.validate(1)
-            self.log.sync()
-            save_run(self.run)
+            if self.log is not None:
+                self.log.sync()
+            self.write_checkpoint()
             self.saved_step = self.trainer.global_step
+
+    def write_checkpoint(self) -> None:
+        """Write a checkpoint, with all that an exact resume needs."""
+        save_run(self.run)
+
+    def close(self) -> None:
+        """Close metrics.jsonl."""
+        if self.log is not None:
+            self.log.close()
 
 
 @contextlib.contextmanager

@@ -4,35 +4,35 @@
     python -m minigrad.distributed.launch -n 2 examples/train_char_gpt_ddp.py --resume
     python examples/sample.py --prompt "The "
 
-It sees the same batches as one process would, and all ranks end with the same weights, bit for bit. If a rank dies, the
-others save the last whole step before they stop, so --resume goes on from there, on any number of ranks. Without the
-launcher it trains in one process.
+It sees the same batches as one process would, and all ranks end with the same weights, bit for bit. Ctrl-C finishes the
+step on all ranks, saves, and says how to resume. If a rank dies, the others save the last whole step before they stop,
+so --resume goes on from there, on any number of ranks. Without the launcher it trains in one process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 from char_run import Run, Settings, latest_folder, new_folder, run_contents, run_of
-from command_line import Parser, RunError, UsageError, run_cli
-from train_char_gpt import load_text
+from command_line import Parser, UsageError, how_to_run, run_cli
+from train_char_gpt import TrainingRun, check_text, load_text
 
 import minigrad
-from minigrad import GradStore, Tensor
-from minigrad.data import CharTokenizer, FixedBatches, RandomBatches, train_val_split
+from minigrad import GradStore
+from minigrad.data import CharTokenizer, Corpus
 from minigrad.device import CPU
 from minigrad.distributed import (
     BucketedTrainer,
     CommError,
     Communicator,
     NonFiniteLossError,
+    ReduceOp,
     TrainingMetrics,
     agree_on_settings,
     all_gather_bytes,
@@ -41,8 +41,11 @@ from minigrad.distributed import (
     mean_over_ranks,
     save_distributed_checkpoint,
 )
-from minigrad.optim import NonFiniteGradientError
-from minigrad.serialization import save_checkpoint
+from minigrad.metrics_log import JsonLinesLog
+from minigrad.serialization import CheckpointError, save_checkpoint
+
+T = TypeVar("T")
+TIMEOUT = 600.0
 
 
 def main() -> int:
@@ -52,120 +55,96 @@ def main() -> int:
     parser.add_argument("--out", default=None, metavar="FOLDER", help="folder of the run (default runs/char-gpt...)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds that a rank waits for others"
+        "--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds that a rank waits (default {TIMEOUT:g})"
     )
     parser.add_settings(Settings)
     flags = vars(parser.parse())
     data, out, resume, timeout = (flags.pop(name) for name in ("data", "out", "resume", "timeout"))
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"--timeout is {timeout:g}, expected a number of seconds above 0")
     with init_process_group(timeout=timeout) as comm:
-        training = Training(comm, prepare(comm, data, out, resume, flags), data)
-        try:
-            return training.train()
-        except CommError as error:
-            raise RunError(f"{error}; {training.rescue(error)}") from error
-        except (NonFiniteLossError, NonFiniteGradientError) as error:
-            raise RunError(error) from error
+        run, corpus = prepare(comm, data, out, resume, flags)
+        with contextlib.closing(Training(comm, run, corpus)) as training:
+            return training.train_or_explain()
 
 
-def prepare(comm: Communicator, data: list[str] | None, out: str | None, resume: bool, flags: dict[str, Any]) -> Run:
+def prepare(
+    comm: Communicator, data: list[str] | None, out: str | None, resume: bool, flags: dict[str, Any]
+) -> tuple[Run, Corpus]:
     """A new run, or that of rank 0's checkpoint, with a trainer that overlaps the all-reduce with backward."""
     trainer = functools.partial(_bucketed, comm)
     if resume:
-        folder = from_rank_0(comm, lambda: str(latest_folder(out)))
-        return run_of(load_distributed_checkpoint(comm, folder), CPU, flags, Settings, trainer)
-    try:
-        settings = Settings(**flags)
-        settings.check()
-        corpus = load_text(data, settings)
-        tokenizer = CharTokenizer.from_text(corpus.text)
-        model, made = settings.build(tokenizer.vocab_size, CPU, trainer)
-    except ValueError as error:  # settings out of range, and every kind of bad input: alike on all ranks
-        raise UsageError(error) from error
-    origin = {**corpus.metadata, "name": corpus.name, "data": data}
-    folder = from_rank_0(comm, lambda: str(new_folder(out, settings.family)))
-    return Run(Path(folder), settings, origin, tokenizer, model, made)
+        folder = on_rank_0(comm, lambda: latest_folder(out))
+        run = run_of(load_distributed_checkpoint(comm, folder or ""), CPU, flags, Settings, trainer)
+        corpus = load_text(run.origin["data"] if data is None else data, run.settings)
+    else:
+        try:
+            settings = Settings(**flags)
+            settings.check()
+            corpus = load_text(data, settings)
+            tokenizer = CharTokenizer.from_text(corpus.text)
+            model, made = settings.build(tokenizer.vocab_size, CPU, trainer)
+        except ValueError as error:  # settings out of range, and every kind of bad input: alike on all ranks
+            raise UsageError(error) from error
+        origin = {**corpus.metadata, "name": corpus.name, "data": data}
+        folder = on_rank_0(comm, lambda: new_folder(out, settings.family))
+        # The others show the folder and, if rank 0 dies, save there.
+        name = all_gather_bytes(comm, str(folder).encode())[0].decode()
+        run = Run(Path(name), settings, origin, tokenizer, model, made)
+    agree_on_settings(comm, {"the text": corpus.metadata["sha256"], "the settings": run.settings})
+    check_text(run, corpus)
+    return run, corpus
 
 
 def _bucketed(comm: Communicator, config: Any, **kwargs: Any) -> BucketedTrainer:
     return BucketedTrainer(config, comm, **kwargs)
 
 
-def from_rank_0(comm: Communicator, fn: Callable[[], str]) -> str:
-    """What ``fn`` returns on rank 0; its UsageError is raised on all ranks."""
-    answer = ""
+def on_rank_0(comm: Communicator, fn: Callable[[], T]) -> T | None:
+    """What ``fn`` returns on rank 0, None on the others; if it is refused there, it is on all ranks."""
+    result, refused = None, ""
     if comm.rank == 0:
         try:
-            answer = "=" + fn()
-        except UsageError as error:
-            answer = f"!{error}"
-    found = all_gather_bytes(comm, answer.encode())[0].decode()
-    if found.startswith("!"):
-        raise UsageError(found[1:])
-    return found[1:]
+            result = fn()
+        except (UsageError, CheckpointError) as error:
+            refused = str(error)
+    refused = all_gather_bytes(comm, refused.encode())[0].decode()
+    if refused:
+        raise UsageError(refused)
+    return result
 
 
-class Training:
-    """This rank's share of the training loop."""
+class Training(TrainingRun):
+    """The training loop of train_char_gpt.py on this rank. Here is what differs when there are others.
 
-    def __init__(self, comm: Communicator, run: Run, data: list[str] | None) -> None:
+    Whatever talks to the other ranks is called by all of them, in the same order.
+    """
+
+    def __init__(self, comm: Communicator, run: Run, corpus: Corpus) -> None:
         self.comm = comm
-        self.run = run
-        self.settings: Settings = run.settings
-        s = run.settings
-        corpus = load_text(run.origin["data"] if data is None else data, s)
-        agree_on_settings(comm, {"the text": corpus.metadata["sha256"], "the settings": s})
-        if corpus.metadata["sha256"] != run.origin["sha256"]:
-            raise UsageError(f"{corpus.name} is not the text that the run in {run.folder} was trained on")
-        train, val = train_val_split(run.tokenizer.encode(corpus.text), s.val_fraction, s.block_size)
-        self.batches: RandomBatches = RandomBatches(
-            train, s.batch_size, s.block_size, s.seed, comm.rank, comm.world_size
-        )
-        self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
-        assert isinstance(run.trainer, BucketedTrainer)
-        self.trainer: BucketedTrainer = run.trainer
-        self.saved_step: int | None = self.trainer.global_step or None
+        super().__init__(run, corpus, comm.rank, comm.world_size)
 
-    def say(self, text: str) -> None:
-        """Print on rank 0."""
-        if self.comm.rank == 0:
-            print(text)
+    def open_log(self) -> JsonLinesLog | None:
+        """Rank 0 writes metrics.jsonl; if it cannot, no rank trains."""
+        return on_rank_0(self.comm, super().open_log)
+
+    def workers(self) -> str:
+        """Who computes, in words."""
+        alone = self.comm.world_size == 1
+        return super().workers() + ("" if alone else f" on each of {self.comm.world_size} ranks")
 
     def train(self) -> int:
-        """Train to the last step; returns the exit code."""
-        s, trainer, model = self.settings, self.trainer, self.run.model
-        self.say(
-            f"GPT: {model.num_parameters():,} parameters on {self.comm.world_size} ranks, "
-            f"{s.batch_size * s.block_size * s.grad_accum:,} tokens a step, {minigrad.get_num_threads()} threads each\n"
-            f"run: {self.run.folder}, steps {trainer.global_step + 1} to {s.steps}"
-        )
-        trainer.broadcast_params(model.named_parameters())
-        started = time.perf_counter()
-        while trainer.global_step < s.steps:
-            metrics = self.step()
-            if metrics.step % s.eval_every == 0 or metrics.step == s.steps:
-                self.say(
-                    f"step {metrics.step:5d}  train loss {metrics.loss:.4f}  validation loss {self.validate():.4f}"
-                )
-            if s.sample_every and (metrics.step % s.sample_every == 0 or metrics.step == s.steps):
-                self.say(f"{'-' * 30} sample\n{self.sample() if self.comm.rank == 0 else ''}\n{'-' * 37}")
-            if metrics.step % s.save_every == 0:
-                self.save()
-        self.save()
-        trainer.assert_replicas_identical(model.named_parameters())
-        self.say(
-            f"done in {time.perf_counter() - started:.0f} s; all {self.comm.world_size} ranks hold the same weights, "
-            f"bit for bit; they are in {self.run.folder}"
-        )
-        return 0
+        """Train from rank 0's weights to the last step; returns the exit code."""
+        self.trainer.broadcast_params(self.model.named_parameters())
+        return super().train()
 
     def step(self) -> TrainingMetrics:
-        """One optimizer step, of ``grad_accum`` micro-batches."""
-        s, trainer, params = self.settings, self.trainer, list(self.run.model.named_parameters())
-        self.run.model.train()
+        """One optimizer step, of ``grad_accum`` micro-batches, of which each rank has its part."""
+        s, trainer, params = self.settings, self.trainer, list(self.model.named_parameters())
+        self.model.train()
         # Dropout's random numbers depend on the seed, the rank and the step alone: no checkpoint need hold them.
-        minigrad.default_generator.load_state_dict(
-            {"seed": (s.seed + 1 + self.comm.rank) % 2**64, "offset": trainer.global_step << 20}
-        )
+        seed = {"seed": (s.seed + 1 + self.comm.rank) % 2**64, "offset": trainer.global_step << 20}
+        minigrad.default_generator.load_state_dict(seed)
         for i in range(s.grad_accum):
             x, y = self.batches.batch(trainer.global_step * s.grad_accum + i)
             if len(x):
@@ -175,46 +154,60 @@ class Training:
         assert metrics is not None  # the window is full after grad_accum micro-batches
         return metrics
 
-    def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
-        """Mean cross-entropy of a batch, (B, T) tokens and (B, T) targets."""
-        return self.run.model.loss(minigrad.from_numpy(x), minigrad.from_numpy(y))
+    def interrupted(self, received: list[int]) -> int:
+        """The signal that ends the training on all ranks, whichever got it, or 0."""
+        number = minigrad.tensor([super().interrupted(received)])
+        self.comm.all_reduce(number, ReduceOp.MAX)
+        return int(number.item())
 
     @minigrad.no_grad()
-    def validate(self) -> float:
+    def validate(self, batches: int | None = None) -> float:
         """Mean loss (nats per character) over the validation batches, of which each rank takes some."""
-        self.run.model.eval()
+        self.model.eval()
         total, count = 0.0, 0
-        for x, y in itertools.islice(self.val_batches, self.comm.rank, None, self.comm.world_size):
+        for x, y in itertools.islice(self.val_batches, self.comm.rank, batches, self.comm.world_size):
             total += self.loss(x, y).item() * y.size
             count += y.size
         mean = mean_over_ranks(self.comm, {"loss": total / max(count, 1)}, weight=count)["loss"]
         if not math.isfinite(mean):
-            raise NonFiniteLossError(f"the validation loss is {mean}", self.trainer.global_step)
+            step = self.trainer.global_step
+            raise NonFiniteLossError(f"the validation loss after step {step} is {mean}", step)
         return mean
 
-    def sample(self) -> str:
-        """Some text of the model's own."""
-        tokenizer, s = self.run.tokenizer, self.settings
-        out = self.run.model.generate(minigrad.zeros(1, 1, dtype=minigrad.int64), s.sample_chars, top_k=40, seed=s.seed)
-        return tokenizer.decode(out.numpy()[0])
+    def write_checkpoint(self) -> None:
+        """Rank 0 writes for all; the others go on when the checkpoint is safe."""
+        contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
+        save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 
-    def save(self) -> None:
-        """Save a checkpoint, unless this step has one."""
-        if self.saved_step != self.trainer.global_step:
-            contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
-            save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
-            self.saved_step = self.trainer.global_step
+    def finish(self, seconds: float) -> None:
+        """Make sure that the ranks have the same weights, and say what the run has left."""
+        if self.comm.world_size > 1:
+            self.trainer.assert_replicas_identical(self.model.named_parameters())
+            self.say(f"all {self.comm.world_size} ranks hold the same weights, bit for bit")
+        super().finish(seconds)
 
-    def rescue(self, error: CommError) -> str:
+    def how_to_resume(self) -> str:
+        """The command that goes on with this run, on as many ranks."""
+        command = how_to_run("train_char_gpt_ddp.py", "--resume", "--out", self.run.folder)
+        launcher = f"python -m minigrad.distributed.launch -n {self.comm.world_size} "
+        return command if self.comm.world_size == 1 else launcher + command.removeprefix("python ")
+
+    def rescue(self, error: Exception) -> str:
         """Save without the others. Weights change only after a whole reduction, so they are those of the last step."""
+        if not isinstance(error, CommError):
+            return super().rescue(error)
         step, folder = self.trainer.global_step, self.run.folder
-        if self.saved_step == step:
-            return f"step {step} is saved in {folder}"
         alive = [rank for rank in range(self.comm.world_size) if rank not in error.ranks]
-        if self.comm.rank != alive[0]:
+        if self.saved_step == step:
+            done = f"step {step} is saved in {folder}"
+        elif not step:
+            return "no step was made"
+        elif self.comm.rank != alive[0]:
             return f"rank {alive[0]} saves step {step}"
-        tensors, state = run_contents(self.run)
-        return f"saved step {step}: {save_checkpoint(folder, tensors, state, keep=None)}"
+        else:
+            tensors, state = run_contents(self.run)
+            done = f"saved step {step}: {save_checkpoint(folder, tensors, state, keep=None)}"
+        return f"{done}. To go on: {self.how_to_resume()}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -37,7 +40,10 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert alone.returncode == 0, alone.stderr
     result = launch(2, tmp_path / "two", "--dropout", 0)
     assert result.returncode == 0, result.text
-    assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0)[-1] and not result.lines(1)
+    assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0) and not result.lines(1)
+    assert result.stderr == "" and "ranks" not in alone.stdout  # no progress bar; one process is nobody's replica
+    shown = result.lines(0)
+    assert shown[0].startswith("pydoc (Python ") and shown[-1].startswith("next: python ") and "sample.py" in shown[-1]
 
     def losses(lines: list[str]) -> list[list[float]]:
         return [[float(line.split()[i]) for i in (4, 7)] for line in lines if line.startswith("step ")]
@@ -48,6 +54,12 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert one.keys() == two.keys()
     for name in one:  # float32; AdamW turns rounding errors of tiny gradients into steps of up to the learning rate
         np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
+    lines = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 10, 20]
+    assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)
+    assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
+    again = run_ranks(2, SCRIPT, "--resume", "--out", tmp_path / "two", timeout=120)
+    assert again.returncode == 0 and "nothing to do: " in again.lines(0)[-1] and not again.lines(1), again.text
     sample = run("sample.py", tmp_path / "two", "--prompt", "The ", "--chars", 20, cwd=tmp_path)
     assert sample.returncode == 0 and sample.stdout.startswith("The "), sample.stderr
 
@@ -107,6 +119,7 @@ def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> N
         assert process.returncode == 128 + signal.SIGKILL, rest
     assert f"launch: rank {victim} failed first: killed by SIGKILL" in rest
     assert f"[{1 - victim}] error: " in rest and "saved step" in rest, rest
+    assert f"launch -n 2 {SCRIPT} --resume --out {folder}" in rest and "MPI_ERR" not in rest, rest
     saved = load_checkpoint(folder)
     assert saved.step >= 3
     last = saved.step + 4
@@ -128,18 +141,51 @@ def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(tmp_path: Path) -> None:
         shutil.rmtree(again / f"step-{step:08d}")
     result = run_ranks(2, SCRIPT, "--resume", "--out", again, timeout=120)
     assert result.returncode == 0, result.text
-    assert "steps 9 to 24" in result.lines(0)[1]
+    assert "steps 9 to 24" in result.lines(0)[2]
     expected, found = tensors(whole), tensors(again)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
     shutil.rmtree(again / "step-00000024")
     result = run_ranks(3, SCRIPT, "--resume", "--out", again, timeout=120)  # of each batch of 2, one rank has nothing
     assert result.returncode == 0, result.text
-    assert "all 3 ranks hold the same weights" in result.lines(0)[-1]
+    assert "all 3 ranks hold the same weights, bit for bit" in result.lines(0)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
+@pytest.mark.parametrize("to", ["launcher", "rank 1"])
+def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, to: str) -> None:
+    """Sent to the launcher, or to one rank, which tells the other; the command that it shows goes on."""
+    folder = tmp_path / "run"
+    number = signal.SIGINT if to == "launcher" else signal.SIGTERM
+    with running(folder) as process:
+        os.kill(process.pid if to == "launcher" else rank_process(folder, 1), number)
+        rest, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, rest
+    assert "error" not in rest and "Traceback" not in rest
+    stopped = re.search(r"^\[0\] stopped after step (\d+), saved. To go on:\n\[0\]   python (.*)$", rest, re.M)
+    assert stopped, rest
+    step = int(stopped[1])
+    assert step >= 3 and load_checkpoint(folder).step == step
+    if to != "launcher":
+        return  # the command is the same
+    command = [sys.executable, *shlex.split(stopped[2]), "--steps", str(step + 2)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and f"steps {step + 1} to {step + 2}" in done.stdout, done.stdout + done.stderr
 
 
 def test_wrong_input_is_one_line_on_every_rank(tmp_path: Path) -> None:
     assert_refused(run("train_char_gpt_ddp.py", "--n-head", 3, cwd=tmp_path), 2, "n_embd=128 is not a multiple")
+    assert_refused(run("train_char_gpt_ddp.py", "--timeout", "nan", cwd=tmp_path), 2, "--timeout is nan")
+    (tmp_path / "file").write_text("")
+    for folder, why in (
+        (tmp_path / "file" / "run", "Not a directory"),
+        (Path("/proc/run"), "error: cannot write into "),
+    ):
+        if folder.parent.exists():
+            result = launch(2, folder)
+            assert result.returncode == 2, result.text
+            for rank in range(2):
+                assert why in result.errors(rank) and not result.lines(rank), result.text
     result = launch(2, tmp_path / "x", "--resume")
     assert result.returncode == 2, result.text
     assert "is not a folder" in result.errors(0) and "Traceback" not in result.stderr

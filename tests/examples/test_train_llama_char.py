@@ -55,4 +55,5 @@ def test_sizes_that_do_not_fit_and_the_help(tmp_path: Path) -> None:
     assert result.returncode == 0
     for name in ("--data", "--resume", "--n-kv-head", "--n-inner", "--rope-base"):
         assert name in result.stdout
+    assert "default runs/char-llama" in result.stdout and "runs/char-gpt" not in result.stdout
     assert not any(tmp_path.iterdir())
