@@ -31,10 +31,11 @@ from .grad_sync import (
     assert_replicas_identical,
     broadcast_params,
     compare_replicas,
+    digest_of,
     exchange_window,
 )
 from .params import Named, Params, named_params
-from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
+from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics, check_kind
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -54,7 +55,11 @@ class DistributedTrainer(SimpleTrainer):
 
     ``bucket_size_bytes`` is the size of the flat buffers that are reduced at once. ``hook`` averages one of them (see
     ``CommHook``; ``BFloat16Compression`` halves what is sent).
+
+    Raises TypeError for a configuration or a communicator of another kind.
     """
+
+    _example = "TrainingConfig(learning_rate=1e-3), init_process_group()"
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class DistributedTrainer(SimpleTrainer):
         hook: CommHook = all_reduce_hook,
     ) -> None:
         super().__init__(config, optimizer, schedule)
+        check_kind(self, "communicator", communicator, Communicator, self._example)
         self._communicator = communicator
         self._bucket_size_bytes, self._hook = bucket_size_bytes, hook
         GradientBucketManager([], communicator, bucket_size_bytes, hook)  # checks them
@@ -252,6 +258,7 @@ class DistributedTrainer(SimpleTrainer):
             "the configuration": self.config,
             "the optimizer": type(optimizer).__name__,
             "the optimizer's options": [options_of(o) for o in (optimizer.defaults, *optimizer.param_groups)],
+            "the optimizer's state (its hash)": digest_of(optimizer.state_dict()[0]),
             "bucket_size_bytes": self._bucket_size_bytes,
             "the hook": getattr(self._hook, "__name__", type(self._hook).__name__),
             "the global step": self._global_step,

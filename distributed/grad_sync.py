@@ -251,6 +251,16 @@ def _host(tensor: Tensor) -> Any:
     return tensor.device.kernels.to_host(tensor.data)
 
 
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """A hash of named arrays, whatever their order: names, shapes, dtypes and bits."""
+    out = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        out.update(f"{name} {array.shape} {array.dtype.name};".encode())
+        out.update(array.reshape(-1).view(np.uint8).data)
+    return out.hexdigest()
+
+
 def _digest(p: Tensor) -> bytes:
     host = np.ascontiguousarray(p.device.kernels.to_host(p.data))
     return hashlib.blake2b(host.reshape(-1).view(np.uint8).data, digest_size=16).digest()

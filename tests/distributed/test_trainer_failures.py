@@ -230,6 +230,23 @@ def test_settings_that_differ_are_named_on_all_ranks(what):
     run_threads(3, body, timeout=30)
 
 
+def test_a_rank_with_other_moments_is_found():
+    def body(comm: ThreadCommunicator) -> None:
+        net = SCENARIO.net()
+        trainer = make_trainer("distributed", comm)
+        trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
+        arrays, meta = trainer.state_dict(net.named_parameters())
+        trainer.load_state_dict(net.named_parameters(), arrays, meta)
+        assert trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0) is not None
+        if comm.rank == 1:
+            arrays = {name: array * 2 for name, array in arrays.items()}
+        trainer.load_state_dict(net.named_parameters(), arrays, meta)
+        with pytest.raises(CollectiveMismatchError, match="the optimizer's state .* on rank 1, .* on rank 0"):
+            trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
+
+    run_threads(2, body, timeout=30)
+
+
 def test_a_rank_that_resumed_elsewhere_is_found():
     def body(comm: ThreadCommunicator) -> None:
         net = SCENARIO.net()
