@@ -22,7 +22,7 @@ from .communicator import Communicator
 from .distributed_trainer import DistributedTrainer
 from .grad_sync import Window
 from .params import Named, Params
-from .simple_trainer import TrainingConfig, TrainingMetrics
+from .simple_trainer import TrainingConfig, TrainingMetrics, check_kind
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,11 @@ class FusedDistributedOptimizer(DistributedTrainer):
     AdamW. Without clipping, the ranks make sure that no sum of their gradients can be infinite or NaN before anything
     is updated; if communication itself fails between two buckets, some parameters have been updated and others not:
     resume from a checkpoint.
+
+    Its configuration is a FusedOptimizerConfig; anything else, TrainingConfig included, raises TypeError.
     """
+
+    _example = "FusedOptimizerConfig(AdamWConfig(lr=1e-3)), init_process_group()"
 
     def __init__(
         self,
@@ -62,7 +66,8 @@ class FusedDistributedOptimizer(DistributedTrainer):
         *,
         hook: CommHook = all_reduce_hook,
     ) -> None:
-        fused = config or FusedOptimizerConfig()
+        fused = FusedOptimizerConfig() if config is None else config
+        check_kind(self, "config", fused, FusedOptimizerConfig, self._example)
         super().__init__(
             TrainingConfig(fused.adamw.lr, fused.adamw.weight_decay, fused.max_grad_norm, fused.grad_accum_steps),
             communicator,

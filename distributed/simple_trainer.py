@@ -29,6 +29,14 @@ class NonFiniteLossError(RuntimeError):
         self.step = step
 
 
+def check_kind(trainer: object, name: str, value: object, kind: type, example: str) -> None:
+    """Raise TypeError, with what would work, if an argument of a trainer's constructor is of another kind."""
+    if not isinstance(value, kind):
+        got = value.__name__ if isinstance(value, type) else f"of type {type(value).__name__}"
+        own = type(trainer).__name__
+        raise TypeError(f"{own}: {name} is {got}, expected a {kind.__name__}: {own}({example}) would work")
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a trainer steps. ``max_grad_norm`` None turns clipping off.
@@ -92,7 +100,11 @@ class SimpleTrainer:
 
     Without an ``optimizer`` it makes an AdamW of the configuration's learning rate and weight decay, for the parameters
     that the first step brings. A ``schedule`` sets the learning rate of every step.
+
+    Raises TypeError for a configuration of another kind.
     """
+
+    _example = "TrainingConfig(learning_rate=1e-3)"
 
     def __init__(
         self,
@@ -100,13 +112,17 @@ class SimpleTrainer:
         optimizer: Optimizer | None = None,
         schedule: LrSchedule | None = None,
     ) -> None:
-        self.config: TrainingConfig = config or TrainingConfig()
+        self.config: TrainingConfig = TrainingConfig() if config is None else config
+        check_kind(self, "config", self.config, TrainingConfig, self._example)
         self._own_optimizer = optimizer is None
         self._optimizer = optimizer or AdamW(lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
         self._schedule = schedule
         self._accumulator = self._new_accumulator()
         self._global_step = 0
         self._optimized: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(step {self._global_step}, {self.config}, {self._optimizer})"
 
     @classmethod
     def with_optimizer(cls, config: TrainingConfig, optimizer: Optimizer) -> SimpleTrainer:

@@ -23,6 +23,12 @@ usage: minigrad COMMAND [flags]
 
 minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
 
+ENV_HELP = """\
+usage: minigrad env
+
+Shows the versions, CPU, threads, kernel cache, devices and optional packages that this installation can use, and for
+the rest the command that would mend it. It takes no arguments and changes nothing."""
+
 SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
 COMMANDS = (*SCRIPTS, "env")
 
@@ -42,6 +48,9 @@ def main() -> int:
         guess = f"; did you mean {near[0]}?" if near else ""
         return refuse(f"{said}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
     if command == "env":
+        if arguments in (["-h"], ["--help"]):
+            print(ENV_HELP)
+            return 0
         return refuse(f"minigrad env takes no arguments, not {arguments[0]}") if arguments else env.main()
     return run_script(SCRIPTS[command], f"minigrad {command}", arguments)
 

@@ -80,6 +80,12 @@ def test_help_lists_the_commands(tmp_path):
             assert f"\n  minigrad {command} " in result.stdout
 
 
+def test_help_of_env(tmp_path):
+    result = run("env", "--help", cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout.startswith("usage: minigrad env\n")
+    assert run("env", "-h", cwd=tmp_path).stdout == result.stdout
+
+
 def test_version(tmp_path):
     assert run("--version", cwd=tmp_path).stdout == f"minigrad {minigrad.__version__}\n"
 

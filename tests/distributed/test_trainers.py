@@ -36,6 +36,8 @@ from minigrad import GradStore, Tensor, nn
 from minigrad.distributed import (
     BucketedTrainer,
     FaultPlan,
+    FusedDistributedOptimizer,
+    FusedOptimizerConfig,
     NoOpCommunicator,
     SimpleTrainer,
     ThreadCommunicator,
@@ -409,3 +411,34 @@ def test_without_a_loss_the_metrics_have_none():
     for world in (1, 2):
         for losses in run_threads(world, body, timeout=30):
             np.testing.assert_array_equal(losses, [math.nan, 1.5, math.nan, math.nan, math.nan])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda comm: FusedDistributedOptimizer(TrainingConfig(), comm),  # type: ignore[arg-type]
+            "config is of type TrainingConfig, expected a FusedOptimizerConfig: FusedDistributedOptimizer(Fused",
+        ),
+        (
+            lambda comm: BucketedTrainer(FusedOptimizerConfig(), comm),  # type: ignore[arg-type]
+            "config is of type FusedOptimizerConfig, expected a TrainingConfig: BucketedTrainer(TrainingConfig(",
+        ),
+        (lambda comm: SimpleTrainer({}), "config is of type dict, expected a TrainingConfig"),  # type: ignore[arg-type]
+        (lambda comm: SimpleTrainer(TrainingConfig), "config is TrainingConfig, expected"),  # type: ignore[arg-type]
+        (lambda comm: BucketedTrainer(None, 2), "communicator is of type int"),  # type: ignore[arg-type]
+        (lambda comm: FusedDistributedOptimizer(None, None), "communicator is of type NoneType"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_configuration_or_communicator_of_another_kind_is_refused(make, words) -> None:
+    with pytest.raises(TypeError) as caught:
+        make(NoOpCommunicator())
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [SimpleTrainer, BucketedTrainer, FusedDistributedOptimizer], ids=lambda kind: kind.__name__
+)
+def test_what_these_errors_offer_works(kind) -> None:
+    imports = "from minigrad.distributed import *\nfrom minigrad.optim import AdamWConfig\n"
+    exec(f"{imports}{kind.__name__}({kind._example})", {})
