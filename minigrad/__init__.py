@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from . import hints as _hints
 from . import nn, optim
 from .anomaly import detect_anomaly
-from .autograd import BackwardHook, Function, backward, enable_grad, is_grad_enabled, no_grad
+from .autograd import BackwardHook, Function, backward, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from .creation import (
     arange,
     as_tensor,
@@ -413,6 +413,7 @@ __all__ = [
     "scatter_reduce",
     "select",
     "set_default_dtype",
+    "set_grad_enabled",
     "set_num_threads",
     "set_printoptions",
     "sigmoid",

@@ -53,7 +53,7 @@ def is_grad_enabled() -> bool:
 class _SetGrad:
     """A context manager and decorator that sets the calling thread's grad mode; instances may be nested and reused."""
 
-    enabled: ClassVar[bool]
+    enabled: bool
 
     def __init__(self) -> None:
         self._previous: list[bool] = []
@@ -94,6 +94,24 @@ class enable_grad(_SetGrad):
     """Records again inside an outer ``no_grad``."""
 
     enabled = True
+
+
+class set_grad_enabled(_SetGrad):
+    """Records, or does not, as ``mode`` says: from the call on, or with ``with`` or as a decorator until the end."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self._before = _grad_mode.enabled
+        self.enabled: bool = bool(mode)
+        _grad_mode.enabled = self.enabled
+
+    def __enter__(self) -> None:
+        self._previous.append(self._before)
+        _grad_mode.enabled = self.enabled
+
+    def __call__(self, fn: F) -> F:
+        _grad_mode.enabled = self._before
+        return (enable_grad() if self.enabled else no_grad())(fn)
 
 
 class Version:

@@ -53,6 +53,14 @@ class Device:
             raise located(DeviceError(f"device {self} cannot be used: {reason}"))
         return package
 
+    def __eq__(self, other: object) -> bool:
+        """The same device, or its name."""
+        if isinstance(other, str):
+            return other == str(self) or (other, self.index) == (self.type, 0) or other == f"{self.type}:{self.index}"
+        return self is other
+
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         return f"Device('{self}')"
 

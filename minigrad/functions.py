@@ -450,14 +450,14 @@ def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     return x.cumprod(dim, dtype=dtype)
 
 
-def softmax(x: Tensor, dim: int) -> Tensor:
+def softmax(x: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """exp(x) along ``dim``, divided by its sum."""
-    return x.softmax(dim)
+    return x.softmax(dim, axis=axis)
 
 
-def log_softmax(x: Tensor, dim: int) -> Tensor:
+def log_softmax(x: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """log(softmax(x)) along ``dim``, computed without overflow."""
-    return x.log_softmax(dim)
+    return x.log_softmax(dim, axis=axis)
 
 
 # Shape and order ------------------------------------------------------------------------------------------------------

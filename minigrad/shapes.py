@@ -38,6 +38,14 @@ def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
     return tuple(sorted(dims)) if ndim else ()
 
 
+def some_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
+    """One dimension from ``dim`` or ``axis``; TypeError if neither is given."""
+    found = one_dim(dim, axis, ndim)
+    if found is None:
+        raise located(TypeError(f"{name} wants a dimension, such as dim=-1"))
+    return found
+
+
 def one_dim(dim: int | None, axis: int | None, ndim: int) -> int | None:
     """One dimension from ``dim`` or ``axis``, or None if neither is given."""
     if axis is not None:

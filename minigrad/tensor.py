@@ -151,6 +151,11 @@ class Tensor(_Casts):
         """Bytes per element."""
         return self.dtype.itemsize
 
+    def stride(self, dim: int | None = None) -> Any:
+        """How many elements lie between neighbours in each dimension, or in one."""
+        strides = tuple(step // self.dtype.itemsize for step in self.data.strides)
+        return strides if dim is None else strides[shapes.normalize_dim(dim, self.ndim)]
+
     def is_contiguous(self) -> bool:
         """Whether the elements lie in memory in row-major order."""
         return bool(self.data.flags.c_contiguous)
@@ -174,7 +179,17 @@ class Tensor(_Casts):
         return printing.represent_html(self)
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and not self.ndim else format(str(self), spec)
+        if spec and not self.ndim:
+            return format(self.item(), spec)
+        try:
+            return format(str(self), spec)
+        except ValueError as error:
+            raise located(
+                ValueError(
+                    f"format {spec!r} is for one number, not for a tensor of shape {self.shape}; format its elements "
+                    "(.tolist()), or see minigrad.set_printoptions(precision=...)"
+                )
+            ) from error
 
     def __getattr__(self, name: str) -> Any:
         raise hints.missing("Tensor", name, dir(type(self)), type(self).__name__)
@@ -903,13 +918,13 @@ class Tensor(_Casts):
         """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
         return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
 
-    def softmax(self, dim: int) -> Tensor:
+    def softmax(self, dim: int | None = None, *, axis: int | None = None) -> Tensor:
         """exp(self) along ``dim``, divided by its sum."""
-        return softmax.Softmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
+        return softmax.Softmax.apply(self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
 
-    def log_softmax(self, dim: int) -> Tensor:
+    def log_softmax(self, dim: int | None = None, *, axis: int | None = None) -> Tensor:
         """log(softmax(self)) along ``dim``, computed without overflow."""
-        return softmax.LogSoftmax.apply(self, axis=shapes.normalize_dim(dim, self.ndim))
+        return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
 
     # ------------------------------------------------------------------ movement
 

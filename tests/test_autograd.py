@@ -982,3 +982,21 @@ def test_forward_must_return_one_array() -> None:
 
     with pytest.raises(TypeError, match=r"Two.forward returned a tuple; expected one array"):
         Two.apply(mg.ones(3))
+
+
+def test_set_grad_enabled():
+    x = mg.ones(2, requires_grad=True)
+    assert mg.is_grad_enabled()
+    with mg.set_grad_enabled(False):
+        assert not (x * 2).requires_grad
+        with mg.set_grad_enabled(True):
+            assert (x * 2).requires_grad
+        assert not mg.is_grad_enabled()
+    assert mg.is_grad_enabled()
+    try:
+        mg.set_grad_enabled(False)
+        assert not mg.is_grad_enabled()
+    finally:
+        mg.set_grad_enabled(True)
+    decorated = mg.set_grad_enabled(False)(lambda: (x * 2).requires_grad)
+    assert mg.is_grad_enabled() and not decorated() and mg.is_grad_enabled()

@@ -63,3 +63,10 @@ def test_threads() -> None:
         assert mg.get_num_threads() == 1
     finally:
         mg.set_num_threads(n)
+
+
+def test_a_device_equals_its_names():
+    cpu, first, second = Device("cpu"), Device("cuda"), Device("cuda:1")
+    assert cpu == "cpu" and cpu == "cpu:0" and first == "cuda" and first == "cuda:0" and second == "cuda:1"
+    assert cpu != "cuda" and first != "cuda:1" and second != "cuda" and cpu != "gpu" and cpu != first and cpu != 0
+    assert {cpu: 1}[Device("cpu")] == 1

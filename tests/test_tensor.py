@@ -286,3 +286,17 @@ def test_formatting_a_number_and_asking_for_grad() -> None:
 
 def test_to_another_tensors_dtype() -> None:
     assert mg.tensor([1, 2]).to(mg.ones(1, dtype=mg.float64)).dtype == mg.float64
+
+
+def test_stride_format_and_axis():
+    x = mg.randn(2, 3, 4)
+    assert x.stride() == (12, 4, 1) and x.transpose(0, 2).stride() == (1, 4, 12) and x.stride(-2) == 4
+    assert f"{mg.tensor(1.25):.1f}" == "1.2" and f"{mg.ones(1):>13}" == " tensor([1.])"
+    with pytest.raises(ValueError, match=r"format '.2f' is for one number, not for a tensor of shape \(2,\)"):
+        f"{mg.ones(2):.2f}"
+    for softmax in (mg.softmax, mg.log_softmax, mg.nn.functional.softmax, Tensor.log_softmax):
+        assert (softmax(x, axis=1) == softmax(x, dim=1)).all() and not (softmax(x, axis=1) == softmax(x, 2)).all()
+        with pytest.raises(TypeError, match="wants a dimension, such as dim=-1"):
+            softmax(x)
+        with pytest.raises(TypeError, match="pass dim or axis"):
+            softmax(x, 1, axis=1)

@@ -11,6 +11,7 @@ import numpy as np
 from .. import hints as _hints
 from .. import shapes
 from ..creation import one_hot as one_hot
+from ..creation import where
 from ..dtypes import bool_
 from ..errors import located
 from ..ops import activation, attention, elementwise, matmul
@@ -123,9 +124,9 @@ PAD_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circula
 """PyTorch's names, and NumPy's."""
 
 
-def softmax(x: Tensor, dim: int) -> Tensor:
+def softmax(x: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """exp(x) along ``dim``, divided by its sum."""
-    return x.softmax(dim)
+    return x.softmax(dim, axis=axis)
 
 
 def softmin(x: Tensor, dim: int) -> Tensor:
@@ -133,9 +134,9 @@ def softmin(x: Tensor, dim: int) -> Tensor:
     return (-x).softmax(dim)
 
 
-def log_softmax(x: Tensor, dim: int) -> Tensor:
+def log_softmax(x: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """log(softmax(x)) along ``dim``, computed without overflow."""
-    return x.log_softmax(dim)
+    return x.log_softmax(dim, axis=axis)
 
 
 @in_float32
@@ -169,10 +170,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return matmul.Linear.apply(x, weight) if bias is None else matmul.Linear.apply(x, weight, bias)
 
 
-def embedding(indices: Tensor, weight: Tensor) -> Tensor:
+def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Rows of ``weight`` (num, dim) at integer ``indices`` of any shape -> (*indices.shape, dim).
 
-    Raises IndexError naming an index out of range.
+    Row ``padding_idx`` (negative ones count from the end) gets no gradient. Raises IndexError naming an index out of
+    range.
     """
     if check_tensor("embedding", indices).dtype.kind not in "iu":
         raise located(
@@ -189,7 +191,17 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
         raise located(
             IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
         )
-    return embedding_ops.Embedding.apply(floating("embedding", weight), indices)
+    y = embedding_ops.Embedding.apply(floating("embedding", weight), indices)
+    if padding_idx is None:
+        return y
+    return where((indices == padding_row(padding_idx, weight.shape[0])).unsqueeze(-1), y.detach(), y)
+
+
+def padding_row(padding_idx: int, rows: int) -> int:
+    """The row that ``padding_idx`` names; ValueError if there is none."""
+    if not -rows <= padding_idx < rows:
+        raise located(ValueError(f"embedding: padding_idx={padding_idx} is no row of {rows}"))
+    return padding_idx % rows
 
 
 def rope(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..autograd import no_grad
 from ..creation import empty, ones, zeros
 from ..errors import located
 from ..shapes import shape_argument
@@ -42,25 +43,36 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """A table of vectors: integer indices of any shape -> (*shape, embedding_dim). Initialised standard normal."""
+    """A table of vectors: integer indices of any shape -> (*shape, embedding_dim). Initialised standard normal.
+
+    Row ``padding_idx`` begins as zeros and gets no gradient.
+    """
 
     num_embeddings: int
     embedding_dim: int
+    padding_idx: int | None
     weight: Parameter
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, *, dtype: Any = None) -> None:
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, dtype: Any = None
+    ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.weight = Parameter(empty(num_embeddings, embedding_dim, dtype=dtype))
         init.normal_(self.weight)
+        self.padding_idx = None if padding_idx is None else F.padding_row(padding_idx, num_embeddings)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx] = 0.0
 
     def forward(self, indices: Tensor) -> Tensor:
         """Indices -> their vectors."""
-        return F.embedding(indices, self.weight)
+        return F.embedding(indices, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
         """Sizes."""
-        return f"{self.num_embeddings}, {self.embedding_dim}"
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
 class LayerNorm(Module):

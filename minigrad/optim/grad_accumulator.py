@@ -36,6 +36,9 @@ class GradAccumulator:
         self._accum_steps = accum_steps
         self.reset()
 
+    def __repr__(self) -> str:
+        return f"GradAccumulator({self._accum_steps}, {self._current_step} in the window)"
+
     def reset(self) -> None:
         """Drop what the present window has so far."""
         self._sums: dict[TensorId, Tensor] = {}

@@ -244,3 +244,21 @@ def test_normalisations_refuse_other_sizes() -> None:
     with pytest.raises(ValueError, match=r"does not end in normalized_shape \(5,\)"):
         nn.RMSNorm(5)(mg.ones(2, 4))
     assert repr(nn.RMSNorm(5)) == "RMSNorm((5,), eps=None)" and repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05)"
+
+
+@pytest.mark.parametrize("padding_idx", [1, -3])
+def test_embedding_with_padding_as_in_torch(padding_idx):
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    indices = np.array([[0, 1, 3], [1, 1, 0]])
+    layer, theirs = nn.Embedding(4, 2, padding_idx), torch.nn.Embedding(4, 2, padding_idx)
+    assert (layer.weight[1] == 0).all() and not (layer.weight[0] == 0).any() and layer.padding_idx == 1
+    weight = layer.weight.detach().numpy() + 1  # what is in the row does not matter
+    layer.load_state_dict({"weight": weight})
+    theirs.load_state_dict({"weight": torch.tensor(weight)})
+    y, t = layer(mg.tensor(indices)), theirs(torch.tensor(indices))
+    np.testing.assert_array_equal(y.detach().numpy(), t.detach().numpy())
+    t.square().sum().backward()
+    np.testing.assert_allclose(y.square().sum().backward()[layer.weight].numpy(), theirs.weight.grad.numpy(), rtol=1e-6)
+    assert "padding_idx=1" in repr(layer) and "padding" not in repr(nn.Embedding(4, 2))
+    with pytest.raises(ValueError, match="padding_idx=4 is no row of 4"):
+        nn.Embedding(4, 2, 4)

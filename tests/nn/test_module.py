@@ -346,7 +346,7 @@ def test_repr() -> None:
         def extra_repr(self) -> str:
             return "factor=2"
 
-    assert repr(Scale()) == "Scale(factor=2\n  (inner): Tanh()\n)"
+    assert repr(Scale()) == "Scale(\n  factor=2\n  (inner): Tanh()\n)"
 
 
 def test_deepcopy_copies_weights_and_keeps_shared_ones_shared() -> None:
@@ -379,3 +379,15 @@ def test_only_a_parameter_or_none_takes_the_place_of_a_parameter():
         layer.bias = mg.ones(2)
     layer.bias = nn.Parameter(mg.ones(2))
     assert list(layer.state_dict()) == ["weight", "bias"]
+
+
+def test_dir_and_misspelt_names() -> None:
+    model = Sequential(nn.Linear(2, 3))
+    model.register_buffer("scale", mg.ones(1))
+    assert {"weight", "bias", "forward"} <= set(dir(model[0])) and {"0", "scale"} <= set(dir(model))
+    for owner, wrong, right in ((model[0], "wieght", "weight"), (model, "scales", "scale"), (nn, "Liner", "Linear")):
+        with pytest.raises(AttributeError, match=f"no attribute '{wrong}'; did you mean '{right}'\\?$"):
+            getattr(owner, wrong)
+    for owner in (model, mg, nn, mg.optim, mg.optim.SGD(model.parameters())):
+        with pytest.raises(AttributeError, match="has no attribute 'qqq'$"):
+            owner.qqq  # noqa: B018
