@@ -61,8 +61,9 @@ def main(arguments: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
-    for asked, carrier in carriers().items():
-        signal.signal(carrier, lambda received, frame, number=asked: child.send_signal(number))
+    asked = {carrier: number for number, carrier in carriers().items()}
+    for carrier in asked:
+        signal.signal(carrier, lambda received, frame: child.send_signal(asked[signal.Signals(received)]))
     report(rank, STARTED)
     code = child.wait()
     report(rank, code)

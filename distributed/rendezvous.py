@@ -278,7 +278,7 @@ def _backend(backend: str | None, place: Place, device: str | Device | None) -> 
 
 def _gpu(device: str | Device | None, place: Place) -> Device:
     """The GPU of this rank."""
-    if device is not None and device != "cuda":
+    if device is not None and (isinstance(device, Device) or device != "cuda"):  # Device("cuda:0") == "cuda"
         return Device(device)
     from minigrad.cuda_kernels import driver
 
