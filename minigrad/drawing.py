@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import html
 import itertools
+import os
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .autograd import Function
@@ -16,12 +19,25 @@ if TYPE_CHECKING:
 
 CHARACTER, LINE, PADDING = 7.3, 16.0, 9.0  # of 12-pixel monospace text, in pixels
 GAP, LAYER_GAP, MARGIN = 18.0, 34.0, 12.0
+WEIGHTS = {"leaf": 0.001, "operation": 1.0, "result": 1.0, "bend": 0.03}  # how much a box keeps its place
 
 
 class Drawing(str):
-    """SVG text that a notebook shows as the picture."""
+    """SVG text that a notebook shows as the picture; ``save`` writes it to a file."""
 
     __slots__ = ()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture to a file, whose name ends in .svg; returns its path."""
+        path = Path(path)
+        if path.suffix != ".svg":
+            raise located(ValueError(f"a drawing is SVG text, so its file is named *.svg, not {path.name!r}"))
+        path.write_text(self, encoding="utf-8")
+        return path
+
+    def __repr__(self) -> str:
+        (title,) = re.findall("<title>(.*)</title>", self)
+        return f"<Drawing: {title}; a notebook shows it, .save('graph.svg') keeps it>"
 
     def _repr_svg_(self) -> str:
         return str(self)
@@ -48,7 +64,7 @@ def draw(
 
     Each box gives shape and dtype. ``names`` gives names to tensors: a mapping, pairs as ``module.named_parameters()``
     gives, or a module. Inputs that do not require grad are not part of the graph. A notebook shows the result as a
-    picture; ``pathlib.Path("graph.svg").write_text(picture)`` keeps it.
+    picture; ``.save("graph.svg")`` keeps it.
 
     Raises ValueError for a tensor that does not require grad, and for a graph of more than ``limit`` boxes.
     """
@@ -128,8 +144,12 @@ def _layers(boxes: list[_Box]) -> list[list[_Box]]:
 
 
 def _order(layers: list[list[_Box]]) -> None:
-    """Sort each layer by the mean place of its neighbours, downwards and upwards in turn, so that fewer edges cross."""
-    for sweep in range(8):
+    """Sort each layer by the mean place of its neighbours, downwards and upwards in turn, so that fewer edges cross.
+
+    The best of the orders that come up stays.
+    """
+    best, fewest = [list(layer) for layer in layers], _crossings(layers)
+    for sweep in range(12):
         downwards = sweep % 2 == 0
         pairs = list(itertools.pairwise(layers if downwards else layers[::-1]))
         for fixed, layer in pairs:
@@ -139,10 +159,27 @@ def _order(layers: list[list[_Box]]) -> None:
                 near = [places[id(b)] for b in (box.inputs if downwards else box.outputs)]
                 means[id(box)] = sum(near) / len(near) if near else float(i)
             layer.sort(key=lambda box, means=means: means[id(box)])  # type: ignore[misc]
+        crossings = _crossings(layers)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in layers], crossings
+    layers[:] = best
+
+
+def _crossings(layers: list[list[_Box]]) -> int:
+    """How many pairs of edges between neighbouring layers cross."""
+    count = 0
+    for above, below in itertools.pairwise(layers):
+        place = {id(box): i for i, box in enumerate(above)}
+        ends = [place[id(source)] for box in below for source in sorted(box.inputs, key=lambda b: place[id(b)])]
+        count += sum(a > b for a, b in itertools.combinations(ends, 2))
+    return count
 
 
 def _place(layers: list[list[_Box]]) -> None:
-    """Coordinates: boxes near the middle of their neighbours, in their order, at a distance from each other."""
+    """Coordinates: boxes near the middle of their neighbours, in their order, at a distance from each other.
+
+    Bends give way to operations and leaves to both, so that chains of operations run straight down.
+    """
     y = MARGIN
     for layer in layers:
         height = max(box.height for box in layer)
@@ -153,24 +190,38 @@ def _place(layers: list[list[_Box]]) -> None:
                 box.height = height
             x += box.width + GAP
         y += height + LAYER_GAP
-    for sweep in range(8):
+    for sweep in range(16):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             wanted = []
             for box in layer:
                 near = box.inputs if sweep % 2 == 0 else box.outputs
+                heaviest = max((WEIGHTS[b.kind] for b in near), default=0.0)
+                near = [b for b in near if WEIGHTS[b.kind] == heaviest]
                 wanted.append(sum(b.x for b in near) / len(near) if near else box.x)
-            # Pushed to the right where too close, and to the left: both keep the distances, and so does their mean.
-            right, left = list(wanted), list(wanted)
-            for i in range(1, len(layer)):
-                right[i] = max(right[i], right[i - 1] + _distance(layer[i - 1], layer[i]))
-            for i in reversed(range(len(layer) - 1)):
-                left[i] = min(left[i], left[i + 1] - _distance(layer[i], layer[i + 1]))
-            for box, a, b in zip(layer, right, left, strict=True):
-                box.x = (a + b) / 2
+            _separate(layer, wanted)
     leftmost = min(box.x - box.width / 2 for layer in layers for box in layer)
     for layer in layers:
         for box in layer:
             box.x += MARGIN - leftmost
+
+
+def _separate(layer: list[_Box], wanted: list[float]) -> None:
+    """Put the boxes where they are wanted, or as near as the distances let them: by weighted least squares.
+
+    Boxes that would be too close are pooled at their mean (isotonic regression; Barlow, Brunk 1972).
+    """
+    starts = [0.0, *itertools.accumulate(_distance(a, b) for a, b in itertools.pairwise(layer))]
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for box, start, x in zip(layer, starts, wanted, strict=True):
+        mean, weight, members = x - start, WEIGHTS[box.kind], 1
+        while pools and pools[-1][0] > mean:
+            other, heavy, count = pools.pop()
+            mean = (mean * weight + other * heavy) / (weight + heavy)
+            weight, members = weight + heavy, members + count
+        pools.append((mean, weight, members))
+    means = [mean for mean, _, members in pools for _ in range(members)]
+    for box, start, mean in zip(layer, starts, means, strict=True):
+        box.x = start + mean
 
 
 def _distance(a: _Box, b: _Box) -> float:
@@ -187,6 +238,7 @@ def _svg(layers: list[list[_Box]], boxes: list[_Box]) -> str:
         f"<title>{title}</title>",
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
+        f'<rect width="{width:.1f}" height="{height:.1f}" fill="#ffffff"/>',  # also on a dark page
     ]
     for box in boxes:
         for i, source in enumerate(box.inputs):

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +128,46 @@ def test_what_is_refused() -> None:
         mg.draw(x, limit=10)
     with pytest.raises(TypeError, match="draw expects a tensor, such as a loss, not float"):
         mg.draw(1.5)  # type: ignore[arg-type]  # the error is the test
+
+
+def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
+    model = nn.Sequential(nn.Block(8, 2), nn.Block(8, 2))
+    picture = ElementTree.fromstring(mg.draw(model(leaf(1, 3, 8)).sum(), model))
+    middles, widths = [], []
+    for group in picture.iter(f"{SVG}g"):
+        rect = group.find(f"{SVG}rect")
+        assert rect is not None
+        widths.append(float(rect.attrib["width"]))
+        if group.attrib["class"] != "leaf":
+            middles.append(float(rect.attrib["x"]) + widths[-1] / 2)
+    assert len(middles) == 25 and max(middles) - min(middles) < 10  # pixels
+    assert float(picture.attrib["width"]) < 4.5 * max(widths)  # an operation, two leaves, and an edge that passes
+
+
+def test_edges_of_a_tree_do_not_cross() -> None:
+    x = [leaf(2) for _ in range(8)]
+    tree = ((x[0] + x[1]) * (x[2] + x[3])).exp() + ((x[4] * x[5]).exp() + (x[6] - x[7]))
+    picture = ElementTree.fromstring(mg.draw(tree.sum()))
+    ends = []
+    for path in picture.iter(f"{SVG}path"):
+        if path.attrib.get("class") == "edge":
+            n = [float(number) for number in re.findall(r"-?\d+\.\d", path.attrib["d"])]
+            ends += [((n[i], n[i + 1]), (n[i + 6], n[i + 7])) for i in (0, *range(2, len(n) - 6, 6)) if i + 7 < len(n)]
+    assert len(ends) >= 15
+    for i, ((ax, ay), (bx, by)) in enumerate(ends):
+        for (cx, cy), (dx, dy) in ends[:i]:
+            if (ay, by) == (cy, dy):
+                assert (ax - cx) * (bx - dx) >= 0
+
+
+def test_save_repr_and_background(tmp_path: Path) -> None:
+    picture = mg.draw(leaf(2).exp().sum())
+    path = picture.save(tmp_path / "graph.svg")
+    assert path.read_text(encoding="utf-8") == picture
+    with pytest.raises(ValueError, match=r"named \*\.svg, not 'graph.png'"):
+        picture.save(tmp_path / "graph.png")
+    assert repr(picture) == (
+        "<Drawing: graph of 3 operations and leaves; a notebook shows it, .save('graph.svg') keeps it>"
+    )
+    background = ElementTree.fromstring(picture).find(f"{SVG}rect")
+    assert background is not None and background.attrib["fill"] == "#ffffff"
