@@ -14,6 +14,7 @@ _SAVE = (
 _CUDA = "devices go by name: .to('cuda'); `python -m minigrad.env` says which there are"
 _NORM = "minigrad.optim.clip_grad_norm(grads, max_norm), with the GradStore that loss.backward() returned"
 _ZERO = "there is nothing to zero: loss.backward() returns fresh gradients, in a GradStore"
+_MEDIAN = "sort: x.flatten().sort().values[(x.numel() - 1) // 2]"
 _MODULES = "minigrad has the layers of transformers and of small networks: see minigrad.nn.__all__"
 
 HINTS: dict[str, dict[str, str]] = {
@@ -24,6 +25,7 @@ HINTS: dict[str, dict[str, str]] = {
         "concat": "use cat",
         "concatenate": "use cat",
         "inference_mode": "use no_grad",
+        "median": _MEDIAN,
         "compile": "the kernels are compiled by themselves",
         "utils": "data sets and loaders are in minigrad.data",
     },
@@ -52,6 +54,7 @@ HINTS: dict[str, dict[str, str]] = {
         "grad": "gradients are not stored on tensors: grads = loss.backward(), then grads[tensor]",
         "grad_fn": "use .node, or minigrad.draw for a picture of the graph",
         "cuda": _CUDA,
+        "median": _MEDIAN,
         "is_cuda": "use .device.type == 'cuda'",
         "type": "use .to(dtype), or .dtype",
         "retain_grad": "gradients are of leaves; cut with .detach().requires_grad_(), go on with .backward(gradient)",

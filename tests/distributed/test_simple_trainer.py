@@ -533,3 +533,11 @@ def test_gradients_of_other_tensors_only_are_refused() -> None:
     assert trainer.global_step == 0
     assert trainer.step([p], (p * other).sum().backward(), 1.0) is not None
     assert trainer.step([p], minigrad.GradStore(), 1.0) is not None
+
+
+def test_repr_shows_step_configuration_and_optimizer() -> None:
+    p = minigrad.ones(2, requires_grad=True)
+    trainer = SimpleTrainer(TrainingConfig(learning_rate=0.25))
+    trainer.step([p], p.sum().backward(), 1.0)
+    shown = repr(trainer)
+    assert shown.startswith("SimpleTrainer(step 1, TrainingConfig(learning_rate=0.25,") and "AdamW(" in shown

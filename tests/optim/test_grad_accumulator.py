@@ -260,3 +260,9 @@ def test_a_full_window_may_grow_until_it_is_flushed_and_sums_can_be_taken_out():
     assert taken is not None and taken.tolist() == [3.0, 3.0] and accumulator.pop(q.id) is None
     window = accumulator.flush()
     assert window is not None and window[0][p].tolist() == [1.0, 1.0] and q not in window[0] and window[1] == 1.0
+
+
+def test_repr() -> None:
+    accumulator = GradAccumulator(3)
+    accumulator.accumulate(GradStore(), 1.0)
+    assert repr(accumulator) == "GradAccumulator(3, 1 in the window)"
