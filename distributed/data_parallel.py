@@ -46,8 +46,8 @@ class DataParallelTrainer:
 
     The model's own values are the weights; its frozen parameters stay as they are. Loss and gradients are means over
     all samples of the batch, however many each replica got, and are summed in order of the replicas, so a run does not
-    depend on who answers first. Floating buffers become the samples' mean of the replicas' buffers; others must be
-    equal on all replicas. Layers that look at the whole batch (batch normalisation) see each replica's part of it.
+    depend on who answers first. Floating buffers become the samples' mean of the replicas' buffers; others, such as
+    counts of batches, the largest. Layers that look at the whole batch (batch normalisation) see each replica's part.
 
     ``timeout`` is the number of seconds that the replicas have for one step. ``seed`` is that of dropout and other
     random numbers, which depend on it, the step and the replica. ``schedule`` sets the learning rate of every step.
@@ -220,8 +220,8 @@ class DataParallelTrainer:
             if all(np.array_equal(copy, copies[0]) for copy in copies):
                 continue
             if not Tensor(copies[0]).is_floating_point():
-                ranks = ", ".join(str(rank) for rank, _ in used)
-                raise ValueError(f"buffer {name} ({copies[0].dtype}) differs between replicas {ranks} and has no mean")
+                means[name] = np.maximum.reduce(copies)
+                continue
             mean = sum(copy.astype(np.float64) * (r.samples / total) for copy, (_, r) in zip(copies, used))
             means[name] = np.asarray(mean).astype(copies[0].dtype)
         return means
