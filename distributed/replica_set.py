@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +120,20 @@ class ReplicaSet:
         self._agree()
 
     def round(self, jobs: list[list[Job]]) -> Round:
-        """Every replica's jobs at once, then one step."""
+        """Every replica's jobs at once, then one step. One that fails puts the buffers back, and changes nothing."""
+        before = [[(b, b.device.kernels.copy(b.data)) for _, b in model.named_buffers()] for model in self._models]
+        steps = [replica.global_step for replica in self.trainers]
+        try:
+            return self._round(jobs)
+        except Exception:
+            # A replica that has made the step keeps its buffers; one that is late may still write into them.
+            if self._unusable is None and [replica.global_step for replica in self.trainers] == steps:
+                for buffer, values in itertools.chain(*before):
+                    buffer.data[...] = values
+                    buffer.bump_version()
+            raise
+
+    def _round(self, jobs: list[list[Job]]) -> Round:
         self._follow_replica_0()
         timeline = self._timeline
 

@@ -67,10 +67,11 @@ class Trainer:
     Parameters that are frozen or unfrozen in replica 0 are so in all. Random numbers, of dropout say, come from a
     generator of each replica's own, which one draw from the default generator seeds.
 
-    A step that fails changes no weight and drops the batches that it had. ReplicaError forwards what a replica's loss
-    raised, as its cause; ReplicaDroppedReplyError says that a replica has not answered within ``timeout`` seconds.
-    After that, and after a failure of communication, the trainer takes no more steps. NonFiniteLossError and
-    NonFiniteGradientError are SimpleTrainer's.
+    A step that fails changes no weight and drops the batches that it had; with several replicas, no buffer either. What
+    the loss raises comes as it is from one replica; from several as ReplicaError, whose cause it is.
+    ReplicaDroppedReplyError says that a replica has not answered within ``timeout`` seconds. After that, and after a
+    failure of communication, the trainer takes no more steps. NonFiniteLossError and NonFiniteGradientError are
+    SimpleTrainer's.
     """
 
     def __init__(

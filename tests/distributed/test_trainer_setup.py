@@ -482,6 +482,26 @@ def test_a_replica_that_raises_changes_no_weight_and_the_next_step_is_as_if_noth
         assert_weights(trainer.models[1], alone(2))
 
 
+@pytest.mark.parametrize("failure", ["raises", "is not finite"])
+def test_a_step_that_fails_puts_the_buffers_back(failure: str) -> None:
+    with Trainer.setup(Counting(), lambda device: Counting(), sgd, devices=["cpu"] * 2) as trainer:
+        trainer.step(loss_of, *batch(0))
+        before = [bits(model) for model in trainer.models]
+
+        def broken(model: Counting, x: Tensor, y: Tensor) -> Tensor:
+            loss = model.loss(x, y)
+            if model is trainer.models[0]:
+                return loss
+            if failure == "raises":
+                raise KeyError("no such row")
+            return loss * float("nan")
+
+        with pytest.raises((ReplicaError, NonFiniteLossError)):
+            trainer.step(broken, *batch(7))
+        assert [bits(model) for model in trainer.models] == before
+        trainer.assert_replicas_identical()
+
+
 def test_a_loss_that_is_not_finite_changes_no_weight() -> None:
     with setup(2) as trainer:
         before = bits(trainer.models[0])
