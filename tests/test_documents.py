@@ -48,6 +48,35 @@ def test_documented_code_runs(path, block, tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_tests_that_documents_name_exist():
+    """`test_x` is a test of the file named last in the row; `test_x_...` and `test_x_*` are the beginning of one."""
+    known = {
+        path.name: re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    anywhere = [name for names in known.values() for name in names]
+    named = 0
+    for path in (ROOT / "docs/seed_systems.md", ROOT / "docs/distributed.md"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            candidates = anywhere
+            for word in re.findall(r"`((?:[\w/]*/)?test_[\w.*]*|\.\.\._\w+)`", line):
+                where = f"{path.relative_to(ROOT)}:{number}: {word}"
+                if word.endswith(".py"):
+                    assert Path(word).name in known, where
+                    candidates = known[Path(word).name]
+                    continue
+                part = word.strip(".*")
+                if word.startswith("..."):
+                    fits = any(name.endswith(part) for name in candidates)
+                elif part == word:
+                    fits = word in candidates
+                else:
+                    fits = any(name.startswith(part) for name in candidates)
+                assert fits, where
+                named += 1
+    assert named > 100
+
+
 @pytest.mark.parametrize(
     "source",
     [
