@@ -284,9 +284,8 @@ class Job:
     def _verdict(self, code: int, timed_out: bool, killed: bool) -> int:
         over = {rank for rank, _ in self.failures} | set(self.ended)
         silent = sorted(self.told[rank_parent.STARTED] - over)
-        if (
-            not killed and code >= 0
-        ):  # and yet these have not reported their end: their parents were killed, and they with them
+        # When mpirun ended by itself, who has not reported its end was killed together with its parent.
+        if not killed and code >= 0:
             self.failures += [(rank, -signal.SIGKILL) for rank in silent]
         if self.stop:
             return self._stopped(silent if killed else [])
