@@ -17,6 +17,7 @@ import numpy as np
 from minigrad.autograd import no_grad
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
+from minigrad.random import default_generator, generators_for
 
 from .communicator import Communicator, check_seconds
 from .coordinator import Coordinator, Plan
@@ -73,7 +74,8 @@ class DdpBuilder:
         checkpoint_every, checkpoint_fn: after every so many epochs all replicas are averaged and
             ``checkpoint_fn(epochs_done, TrainedState)`` is called, for example to save it; what it raises is logged.
         resume: the TrainedState to go on from. With policy SYNC the run goes on to the bit.
-        seed: of the order of samples.
+        seed: of the order of samples. Random numbers of models (dropout) come from a generator of each replica's own,
+            which one draw from the default generator seeds; with one replica, from the default generator.
         timeline: records what happens.
         snapshot_timeout: seconds after which an average is given up, and made later, because a replica is late (not
             with SYNC).
@@ -230,9 +232,15 @@ class DdpBuilder:
                     group["lr"] *= scale
             mine = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, mine)
-            if self.resume is not None:
-                trainer.load_state_dict(named, *self.resume.replicas[rank])
-            replicas.append(Replica(rank, world, model, trainer, mine, comms[rank] if comms else None))
+            replicas.append(
+                Replica(rank, world, model, trainer, mine, comms[rank] if comms else None, default_generator)
+            )
+        if world > 1:
+            for replica, generator in zip(replicas, generators_for(world), strict=True):
+                replica.generator = generator
+        if self.resume is not None:
+            for replica, saved in zip(replicas, self.resume.replicas, strict=True):
+                replica.load_state_dict(*saved)
         return replicas
 
     def _communicators(self) -> list[Communicator]:

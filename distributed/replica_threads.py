@@ -17,6 +17,7 @@ import numpy as np
 
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule
+from minigrad.random import Generator, drawing_from
 from minigrad.tensor import Tensor
 
 from .comm_errors import CommError
@@ -58,6 +59,7 @@ class Replica:
         trainer: SimpleTrainer,
         schedule: ReplicaSchedule | None,
         communicator: Communicator | None,
+        generator: Generator,
     ) -> None:
         self.rank: int = rank
         self.world_size: int = world_size
@@ -65,9 +67,20 @@ class Replica:
         self.trainer: SimpleTrainer = trainer
         self.schedule: ReplicaSchedule | None = schedule
         self.communicator: Communicator | None = communicator
+        self.generator: Generator = generator
         self.epoch: int = -1
         self.named: list[tuple[str, Tensor]] = list(model.named_parameters())
         self.tensors: list[Tensor] = [tensor for _, tensor in tensors_of(model)]
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What a resume needs beside the weights: the trainer's state and the random numbers'."""
+        arrays, meta = self.trainer.state_dict(self.named)
+        return arrays, {**meta, "generator": self.generator.state_dict()}
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.trainer.load_state_dict(self.named, arrays, meta)
+        self.generator.load_state_dict(meta["generator"])
 
 
 class ReplicaThreads:
@@ -106,7 +119,7 @@ class ReplicaThreads:
         """Train one replica to its end, in this thread."""
         rank = replica.rank
         try:
-            with replica.communicator or contextlib.nullcontext():
+            with replica.communicator or contextlib.nullcontext(), drawing_from(replica.generator):
                 try:
                     self._loop(replica)
                 except BaseException as error:
@@ -228,7 +241,7 @@ class ReplicaThreads:
         """Between average and ``average_done`` all replicas stand still and are equal; the first one saves for all."""
         if self._checkpoint_fn is None:
             return
-        self._states[replica.rank] = replica.trainer.state_dict(replica.named)
+        self._states[replica.rank] = replica.state_dict()
         if replica.rank:
             return
         with self.changed:
@@ -291,7 +304,7 @@ class ReplicaThreads:
             weights = [max(c.steps[replica.rank], 1) for replica in alive]
             tensors = weighted_mean([replica.tensors for replica in alive], weights)
             return self.state(tensors, c.epochs_done, [])
-        trainers = [replica.trainer.state_dict(replica.named) for replica in self.replicas]
+        trainers = [replica.state_dict() for replica in self.replicas]
         return self.state(alive[0].tensors, c.epochs_done, trainers)
 
 

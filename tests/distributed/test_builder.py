@@ -13,6 +13,7 @@ import pytest
 import minigrad
 from minigrad import Tensor, nn
 from minigrad.data import EpochSampler
+from minigrad.distributed import replica_average
 from minigrad.distributed.builder import DdpBuilder
 from minigrad.distributed.coordinator import Coordinator, Plan
 from minigrad.distributed.ddp_handle import ReplicaFailedError
@@ -26,6 +27,7 @@ from minigrad.distributed.timeline import EventKind, Timeline
 from minigrad.distributed.trained_state import TrainedState
 from minigrad.distributed.trainer import Trainer
 from minigrad.distributed.workload import Batch
+from minigrad.nn import functional as F
 from minigrad.optim import SGD, AdamW, CosineAnnealing
 from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -522,6 +524,31 @@ def test_resume_is_the_uninterrupted_run_to_the_bit(backend, tmp_path):
     assert_same_bits(arrays(builder(**options, resume=half).run().join()), arrays(whole))
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_resume_continues_the_random_numbers(replicas, tmp_path):
+    """Dropout's masks are each replica's own, the same in every run, and go on where they were."""
+    masks: dict[int, list[bytes]] = {}
+
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        kept = F.dropout(Tensor(np.ones(64, np.float32)), 0.5)
+        rank = 0 if replicas == 1 else next(rank for rank in range(replicas) if is_replica(rank))
+        masks.setdefault(rank, []).append(kept.data.tobytes())
+        return loss_of(model, batch) * (1 + kept.mean())
+
+    def run(epochs: int, **options: Any) -> TrainedState:
+        minigrad.manual_seed(3)
+        masks.clear()
+        return builder(policy=SYNC, replicas=replicas, num_epochs=epochs, train_fn=train_fn, **options).run().join()
+
+    whole = run(4)
+    steps = len(masks[0])
+    drawn = [mask for own in masks.values() for mask in own]
+    assert sorted(masks) == list(range(replicas)) and len(set(drawn)) == len(drawn) == replicas * steps
+    assert_same_bits(arrays(run(4)), arrays(whole))
+    run(2).save(tmp_path)
+    assert_same_bits(arrays(run(4, resume=TrainedState.load(tmp_path))), arrays(whole))
+
+
 def test_resume_checks_what_it_is_given(tmp_path):
     state = builder(policy=SYNC).run().join()
     with pytest.raises(ValueError, match="the state has optimizers of 2 replicas, for 3: the numbers must be equal"):
@@ -630,6 +657,26 @@ def test_death_in_the_midst_of_an_average(policy, call):
         state = handle.join()
     assert time.monotonic() - began < 10 and list(state.failures) == [1]
     assert all(np.isfinite(array).all() for array in state.params.values())
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
+    def pack(tensors: Any, share: float) -> Any:
+        if is_replica(1):
+            raise MemoryError("no room for the sum")
+        return original(tensors, share)
+
+    original = replica_average.pack
+    monkeypatch.setattr(replica_average, "pack", pack)
+    began = time.monotonic()
+    handle = builder(policy=policy, backend=AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
+    with handle._threads.changed:
+        handle._threads.wait(lambda: False)
+    assert time.monotonic() - began < 10
+    monkeypatch.undo()
+    with pytest.warns(RuntimeWarning, match=r"\(replica 1: MemoryError: .*average of replica 0, 2$"):
+        state = handle.join()
+    assert list(state.failures) == [1]
 
 
 @pytest.mark.parametrize("policy", [SYNC, CADENCE])
