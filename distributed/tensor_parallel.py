@@ -15,7 +15,8 @@ from minigrad.tensor import Tensor
 
 from .comm_errors import CollectiveMismatchError
 from .communicator import Communicator
-from .grad_sync import all_gather_bytes
+from .grad_sync import agree_on_params, all_gather_bytes, compare_replicas
+from .params import Named
 from .replicas import mean_gradient
 from .sharded_trainer import PartTrainer
 from .tensor_layers import SplitModule, vocab_parallel_cross_entropy
@@ -36,13 +37,14 @@ class TensorParallelTrainer(PartTrainer):
             stats = trainer.step((x, y))
 
     Every rank calls ``step`` with the same batch, which goes through the model in parts of
-    ``config.batch_size_per_device`` samples. All other parameters must have the same values on all ranks at the start,
-    and then keep them, bit for bit: their gradients are made of numbers that all ranks have. Where the model's outputs
-    are split over the ranks, because its last layer is column-parallel with ``gather_output=False``, say over how many
-    ``split_classes``; the loss is then ``vocab_parallel_cross_entropy``.
+    ``config.batch_size_per_device`` samples. All other parameters must have the same values on all ranks, which the
+    first step compares, and then keep them, bit for bit: their gradients are made of numbers that all ranks have. Where
+    the model's outputs are split over the ranks, because its last layer is column-parallel with
+    ``gather_output=False``, say over how many ``split_classes``; the loss is then ``vocab_parallel_cross_entropy``.
 
     ``seed`` is that of dropout, which is the same on all ranks. For a rank that is gone or silent the others raise
-    ShardDroppedReplyError. Raises NoShardsError for a model without a layer that is split.
+    ShardDroppedReplyError. Raises NoShardsError for a model without a layer that is split; the first step
+    ReplicaMismatchError, on all ranks, for other parameters that differ.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class TensorParallelTrainer(PartTrainer):
         self.model: Module = model
         self.split_classes: int | None = split_classes
         self.seed: int = seed
+        self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in split]  # until compared
 
     def _lost(self, ranks: tuple[int, ...], error: Exception) -> ShardDroppedReplyError:
         return ShardDroppedReplyError(
@@ -74,6 +77,9 @@ class TensorParallelTrainer(PartTrainer):
         )
 
     def _gradients(self, batch: Batch) -> tuple[GradStore, float]:
+        if self._whole is not None:
+            compare_replicas(self._communicator, agree_on_params(self._communicator, self._whole))
+            self._whole = None
         x, y = self._same_batch(batch)
         if not self.config.loss.weight_of(y):
             raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")

@@ -24,6 +24,7 @@ from minigrad.distributed import (
     NoShardsError,
     OptimizerKind,
     RankKilledError,
+    ReplicaMismatchError,
     RowParallelLinear,
     ShardDroppedReplyError,
     TensorParallelTrainer,
@@ -211,6 +212,22 @@ def test_no_shards() -> None:
             TensorParallelTrainer(config(), nn.Linear(5, 4), comm)
         with pytest.raises(ValueError, match="split_classes is 4, but the loss is mse"):
             TensorParallelTrainer(config(), ColumnParallelLinear(5, 4, comm), comm, split_classes=4)
+
+    run_threads(2, check, timeout=30)
+
+
+def test_other_parameters_that_differ_are_refused() -> None:
+    def check(comm: Communicator) -> None:
+        norm = nn.LayerNorm(4, dtype="float64")
+        model = nn.Sequential(ColumnParallelLinear(5, 4, comm, dtype="float64"), norm)
+        trainer = TensorParallelTrainer(config(), model, comm)
+        norm.bias.data[0] = comm.rank
+        before = [p.data.copy() for p in model.parameters()]
+        with pytest.raises(ReplicaMismatchError, match="'1.bias'"):
+            trainer.step(rows(6))
+        assert all(np.array_equal(p.data, old) for p, old in zip(model.parameters(), before, strict=True))
+        norm.bias.data[0] = 0.0
+        assert trainer.step(rows(6)).grad_norm > 0
 
     run_threads(2, check, timeout=30)
 
