@@ -267,7 +267,7 @@ def run_tests(package: Path, stem: str, limit: float) -> str:
             os.dup2(output.fileno(), 2)
             code = 70
             try:
-                code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *test_files(stem)]))
+                code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *test_files(stem)]))
             except BaseException:
                 traceback.print_exc()
             finally:
