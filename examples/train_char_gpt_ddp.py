@@ -197,7 +197,8 @@ class Training(TrainingRun):
         if not isinstance(error, CommError):
             return super().rescue(error)
         step, folder = self.trainer.global_step, self.run.folder
-        alive = [rank for rank in range(self.comm.world_size) if rank not in error.ranks]
+        # This rank is alive, whatever the error says of ranks that merely wait for another one.
+        alive = [rank for rank in range(self.comm.world_size) if rank not in error.ranks or rank == self.comm.rank]
         if self.saved_step == step:
             done = f"step {step} is saved in {folder}"
         elif not step:
