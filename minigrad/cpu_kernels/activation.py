@@ -43,4 +43,5 @@ def softplus(x: np.ndarray, beta: float, threshold: float) -> np.ndarray:
 def softplus_backward(dy: np.ndarray, x: np.ndarray, beta: float, threshold: float) -> np.ndarray:
     """dy * sigmoid(beta x); dy itself where beta x > threshold."""
     z = x * x.dtype.type(beta)
-    return np.where(z > threshold, dy, dy / (np.exp(-z) + 1))
+    decay = np.exp(-np.abs(z))
+    return np.where(z > threshold, dy, dy * (np.where(z < 0, decay, 1) / (decay + 1)))

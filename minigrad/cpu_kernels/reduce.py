@@ -121,34 +121,57 @@ def prod_of_others(x: np.ndarray, axis: int) -> np.ndarray:
 @quiet
 def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
     """Products of the first 1, 2, ... values along ``axis``."""
-    return np.cumprod(x, axis=axis, dtype=x.dtype)
+    wide = np.float64 if x.dtype.kind == "f" else x.dtype  # so that a product may leave float32 and come back
+    return np.cumprod(x, axis=axis, dtype=wide).astype(x.dtype, copy=False)
 
 
 @kernel
-def _cumprod_backward(dy, x, dx):
+def _cumprod_backward(dy, x, y, dx):
     for r in range(x.shape[0]):
-        dy_row, x_row, dx_row = dy[r], x[r], dx[r]
-        before = x.dtype.type(1)
-        for i in range(x.shape[1]):
-            dx_row[i] = before
-            before *= x_row[i]
-        later = x.dtype.type(0)  # sum over j >= i of dy_j times the product of x between i and j
-        for back in range(x.shape[1]):
-            i = x.shape[1] - 1 - back
-            later = dy_row[i] + later
-            dx_row[i] *= later
-            later *= x_row[i]
+        dy_row, x_row, y_row, dx_row = dy[r], x[r], y[r], dx[r]
+        n = x.shape[1]
+        first = n  # of the zeros: before it dx_i is a sum of dy_j y_j, divided by x_i
+        for i in range(n - 1, -1, -1):
+            if x_row[i] == 0:
+                first = i
+        total = 0.0
+        for i in range(first - 1, -1, -1):
+            total += dy_row[i] * y_row[i]
+            dx_row[i] = total / x_row[i]
+        if first < n:  # at the first zero the products without it count, up to the next zero; behind it nothing does
+            product, total = 1.0, float(dy_row[first])
+            dx_row[first:] = 0
+            for i in range(first + 1, n):
+                if x_row[i] == 0:
+                    total += 0 * product  # NaN if the product is infinite, as in PyTorch
+                    break
+                product *= x_row[i]
+                total += dy_row[i] * x.dtype.type(product)
+            dx_row[first] = total * y_row[first - 1] if first else total
 
 
-def cumprod_backward(dy: np.ndarray, x: np.ndarray, axis: int) -> np.ndarray:
-    """dx of ``cumprod``, in time n and without division; float32 or float64. Any strides."""
-    dtype = x.dtype
-    dy_rows, x_rows = (np.ascontiguousarray(np.moveaxis(a, axis, -1), dtype) for a in (dy, x))
-    dx = np.empty(x_rows.shape, dtype)
+def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""
+    n = x.shape[axis]
+    if n == 1:
+        return dy
+    dy_rows, x_rows, y_rows = (np.ascontiguousarray(np.moveaxis(a, axis, -1), x.dtype) for a in (dy, x, y))
+    dx = np.empty(x_rows.shape, x.dtype)
     if x.size:
-        n = x.shape[axis]
-        _cumprod_backward(dy_rows.reshape(-1, n), x_rows.reshape(-1, n), dx.reshape(-1, n))
+        _cumprod_backward(*(a.reshape(-1, n) for a in (dy_rows, x_rows, y_rows, dx)))
     return np.moveaxis(dx, -1, axis)
+
+
+@quiet
+def median(x: np.ndarray) -> np.ndarray:
+    """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
+    if not x.size:
+        return np.full((), np.nan, x.dtype)
+    flat = x.reshape(-1)
+    if x.dtype.kind in "fV" and np.isnan(flat).any():
+        return np.full((), np.nan, x.dtype)
+    middle = (x.size - 1) // 2
+    return np.asarray(np.partition(flat, middle)[middle])
 
 
 @quiet

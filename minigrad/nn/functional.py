@@ -71,10 +71,9 @@ def selu(x: Tensor) -> Tensor:
     return elu(floating("selu", x), 1.6732632423543772) * 1.0507009873554805
 
 
-@in_float32
 def mish(x: Tensor) -> Tensor:
     """x tanh(softplus(x)) (Misra 2019)."""
-    return x * softplus(floating("mish", x)).tanh()
+    return activation.Mish.apply(floating("mish", x))
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:

@@ -55,3 +55,24 @@ class Softplus(FloatFunction):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.activation.softplus_backward(dy, self.saved[0], self.beta, self.threshold)
+
+
+class Mish(FloatFunction):
+    """y = x t, t = tanh(log(1 + e^x));  dx = (t + x (1 - t^2) / (1 + e^-x)) dy.
+
+    Source: Misra, "Mish: A self regularized non-monotonic activation function" (2019).
+    """
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        k = self.kernels.elementwise
+        t = k.tanh(self.kernels.activation.softplus(x, 1.0, 20.0))
+        self.saved = (x, t)
+        with self.kernels.quiet():  # -inf gives NaN
+            return k.mul(x, t)
+
+    def backward(self, dy: Any) -> Any:
+        x, t = self.saved
+        k = self.kernels.elementwise
+        return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))

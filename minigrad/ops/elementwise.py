@@ -67,7 +67,7 @@ class Mul(Arithmetic):
 
 
 class Div(Arithmetic):
-    """z = x / y;  dx = dz / y, dy = -z dz / y. Integers are divided as floats."""
+    """z = x / y;  dx = dz / y, dy = -(z / y) dz. Integers are divided as floats."""
 
     __slots__ = ()
     floats = True
@@ -81,8 +81,8 @@ class Div(Arithmetic):
     def backward(self, dz: Any) -> Any:
         y, z = self.saved
         k = self.kernels.elementwise
-        dx = k.div(dz, y)
-        return dx if self.needs[0] else None, k.neg(k.mul(dx, z)) if self.needs[1] else None
+        # z / y first, as in PyTorch: where it overflows, or y is infinite, the order decides about NaN.
+        return k.div(dz, y) if self.needs[0] else None, k.neg(k.mul(dz, k.div(z, y))) if self.needs[1] else None
 
 
 class FloorDiv(Arithmetic):
@@ -149,7 +149,7 @@ class Pow(Arithmetic):
             dx = k.select(c.ne(y, 0), k.mul(dz, k.mul(y, k.pow(x, k.sub(y, 1)))))
         if self.needs[1]:
             at_zero = c.logical_and(c.eq(x, 0), c.ge(y, 0))
-            dy = k.select(c.logical_not(at_zero), k.mul(dz, k.mul(z, k.log(x))))
+            dy = k.mul(dz, k.select(c.logical_not(at_zero), k.mul(z, k.log(x))))
         return dx, dy
 
 
@@ -164,14 +164,25 @@ class PowScalar(Function):
         _refuse_bool("**", x)
         self.n = n
         self.saved = (x,)
-        return self.kernels.elementwise.pow(x, n)
+        return self.power(x, n)
 
     def backward(self, dy: Any) -> Any:
         (x,) = self.saved
         k = self.kernels.elementwise
         if self.n == 0:
-            return k.mul(dy, 0), None
-        return k.mul(dy, k.mul(k.pow(x, self.n - 1), self.n)), None
+            return _zeros_like(self.kernels, dy), None
+        return k.mul(dy, k.mul(self.power(x, self.n - 1), self.n)), None
+
+    def power(self, x: Any, n: float) -> Any:
+        """x^n; for n = 1/2 and -1/2 the roots, which differ at -0 and -inf (C's ``pow`` has no NaN there)."""
+        k = self.kernels.elementwise
+        if x.dtype.kind in "fV" and n in (0.5, -0.5):
+            return k.sqrt(x) if n > 0 else k.rsqrt(x)
+        return k.pow(x, n)
+
+
+def _zeros_like(kernels: Any, x: Any) -> Any:
+    return kernels.full(x.shape, 0, x.dtype)
 
 
 class Maximum(Arithmetic):
@@ -252,7 +263,7 @@ class NanToNum(Function):
         return self.kernels.elementwise.nan_to_num(x, nan, posinf, neginf)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.select(self.kernels.comparison.isfinite(self.saved[0]), dy)
+        return self.kernels.elementwise.mul(dy, self.kernels.comparison.isfinite(self.saved[0]))
 
 
 class Clamp(Function):
@@ -273,6 +284,58 @@ class Clamp(Function):
         if low is not None:
             dy = select(c.ge(x, low), dy)
         return select(c.le(x, high), dy) if high is not None else dy
+
+
+class ClampTensor(Arithmetic):
+    """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be None.
+
+    dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
+    """
+
+    __slots__ = ()
+
+    def forward(self, x: Any, low: Any, high: Any) -> Any:
+        self.saved = (x, low, high)
+        return self.kernels.elementwise.clamp(x, low, high)
+
+    def backward(self, dz: Any) -> Any:
+        x, low, high = self.saved
+        select, c = self.kernels.elementwise.select, self.kernels.comparison
+        dx = dlow = dhigh = dz
+        if low is not None:
+            dx = select(c.ge(x, low), dx)
+            dlow = select(c.lt(x, low), dlow)
+        if high is not None:
+            dx = select(c.le(x, high), dx)
+            dhigh = select(c.gt(x, high) if low is None else c.logical_or(c.gt(x, high), c.gt(low, high)), dhigh)
+            if low is not None:
+                dlow = select(c.lt(low, high), dlow)
+        return dx, dlow if self.needs[1] else None, dhigh if self.needs[2] else None
+
+
+class Lerp(Arithmetic):
+    """z = x + w (y - x), from the nearer end: y - (1 - w) (y - x) for |w| >= 1/2.
+
+    dx = (1 - w) dz, dy = w dz, dw = (y - x) dz.
+    """
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any, w: Any) -> Any:
+        k = self.kernels.elementwise
+        with self.kernels.quiet():  # infinite ends
+            distance = k.sub(y, x)
+            rest = 1 - w if isinstance(w, int | float) else k.sub(1, w)
+            self.saved = (w, rest, distance if self.needs[2] else None)
+            if isinstance(w, int | float):
+                return k.add(x, k.mul(distance, w)) if abs(w) < 0.5 else k.sub(y, k.mul(distance, rest))
+            near = self.kernels.comparison.lt(k.abs(w), 0.5)
+            return k.where(near, k.add(x, k.mul(distance, w)), k.sub(y, k.mul(distance, rest)))
+
+    def backward(self, dz: Any) -> Any:
+        w, rest, distance = self.saved
+        k = self.kernels.elementwise
+        return k.mul(dz, rest), k.mul(dz, w), k.mul(dz, distance) if self.needs[2] else None
 
 
 class Neg(Function):
@@ -623,7 +686,7 @@ class StepFunction(Function):
     __slots__ = ()
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, 0)
+        return _zeros_like(self.kernels, dy)
 
 
 class Sign(StepFunction):

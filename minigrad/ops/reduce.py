@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..autograd import Function
+from ..dtypes import float32, float64
 
 
 class Reduction(Function):
@@ -37,6 +39,20 @@ class Sum(Reduction):
 
     def backward(self, dy: Any) -> Any:
         return self.spread(dy)
+
+
+class NanSum(Sum):
+    """y = sum over the axes of the x that are not NaN;  dx = dy, spread, times whether x is not NaN."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
+        number = self.kernels.comparison.logical_not(self.kernels.comparison.isnan(x))
+        self.saved = (number,)
+        return super().forward(self.kernels.elementwise.select(number, x), axes=axes, keepdim=keepdim)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.elementwise.mul(self.spread(dy), self.saved[0])
 
 
 class Mean(Reduction):
@@ -88,6 +104,46 @@ class AMin(_Extremum):
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
         self.remember(axes, x)
         y = self.kernels.reduce.min(x, axes, keepdim)
+        self.saved = (x, y)
+        return y
+
+
+class _WholeExtremum(_Extremum):
+    """Of all values; if it is NaN, dy is divided evenly among the NaNs (while AMax and AMin have NaN everywhere)."""
+
+    __slots__ = ()
+
+    def backward(self, dy: Any) -> Any:
+        x, y = self.saved
+        k, c = self.kernels, self.kernels.comparison
+        attained = c.logical_or(c.eq(x, y), c.logical_and(c.isnan(x), c.isnan(y)))
+        ties = k.reduce.sum(attained, self.axes, True, x.dtype)
+        return k.elementwise.select(attained, k.elementwise.div(self.spread(dy), ties))
+
+
+class Max(_WholeExtremum, AMax):
+    """y = the largest value;  dx = dy / (number of ties) where x = y."""
+
+    __slots__ = ()
+
+
+class Min(_WholeExtremum, AMin):
+    """y = the smallest value;  dx = dy / (number of ties) where x = y."""
+
+    __slots__ = ()
+
+
+class Median(_WholeExtremum):
+    """y = the value in the middle, of an even number the lower one;  dx = dy / (number of ties) where x = y.
+
+    NaN if there is one, and of no values.
+    """
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        self.remember(tuple(range(x.ndim)), x)
+        y = self.kernels.reduce.median(x)
         self.saved = (x, y)
         return y
 
@@ -152,7 +208,9 @@ class Var(Reduction):
         k = self.kernels
         centred = k.elementwise.sub(x, k.reduce.mean(x, axes, True))
         self.saved = (centred,)
-        total = k.reduce.sum(k.elementwise.square(centred), axes, keepdim)
+        # Without the rounding of the mean, so that equal values have the variance 0.
+        exact = k.elementwise.sub(centred, k.reduce.mean(centred, axes, True))
+        total = k.reduce.sum(k.elementwise.square(exact), axes, keepdim)
         if self.divisor:
             return k.elementwise.div(total, self.divisor)
         return k.full(total.shape, float("nan"), x.dtype)
@@ -174,7 +232,13 @@ class Std(Var):
     __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
-        y = self.kernels.elementwise.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
+        k = self.kernels.elementwise
+        y = k.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
+        if x.dtype == float32 and not self.kernels.comparison.logical_and(y != 0, y != math.inf).all():
+            # The squares may have left float32, where the root would not.
+            y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
+            y = k.cast(k.sqrt(y), float32)
+            self.saved = (k.cast(self.saved[0], float32),)
         self.saved = (*self.saved, y)
         return y
 
@@ -186,22 +250,52 @@ class Std(Var):
 
 
 class Norm(Reduction):
-    """y = sqrt(sum(x^2)) over the axes;  dx = x dy / y, 0 where y = 0."""
+    """y = (sum |x|^p)^(1/p) over the axes, for p = 2 the root;  dx = sign(x) (|x| / y)^(p-1) dy, 0 where y = 0.
 
-    __slots__ = ()
+    For infinite p the largest (smallest) |x|, whose ties share dy evenly; NaNs take part. For p = 0 the number of
+    x that are not 0;  dx = 0. Which factors are formed first is PyTorch's choice: it decides where the result is NaN.
+    """
 
-    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
+    __slots__ = ("p",)
+    p: float
+
+    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2) -> Any:
         self.remember(axes, x)
-        k = self.kernels
-        y = k.elementwise.sqrt(k.reduce.sum(k.elementwise.square(x), axes, keepdim))
+        self.p = p
+        k, reduce = self.kernels.elementwise, self.kernels.reduce
+        if p == 2:
+            y = k.sqrt(reduce.sum(k.square(x), axes, keepdim))
+        elif p == 0:
+            y = reduce.sum(self.kernels.comparison.ne(x, 0), axes, keepdim, x.dtype)
+        elif math.isinf(p):
+            y = (reduce.max if p > 0 else reduce.min)(k.abs(x), axes, keepdim)
+        elif p == 1:
+            y = reduce.sum(k.abs(x), axes, keepdim)
+        else:
+            y = k.pow(reduce.sum(k.pow(k.abs(x), p), axes, keepdim), 1 / p)
         self.saved = (x, y)
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, y = self.saved
-        k = self.kernels
-        slope = k.elementwise.select(k.comparison.ne(y, 0), k.elementwise.div(dy, y))
-        return k.elementwise.mul(x, self.spread(slope))
+        (x, y), p = self.saved, self.p
+        k, c = self.kernels.elementwise, self.kernels.comparison
+        y, dy = self.spread(y), self.spread(dy)
+        if p == 2:
+            return k.mul(dy, k.select(c.ne(y, 0), k.div(x, y)))
+        if p == 0:
+            return self.kernels.full(x.shape, 0, x.dtype)
+        if p == 1:
+            return k.mul(k.sign(x), dy)
+        size = k.abs(x)
+        if math.isinf(p):
+            attained = c.logical_or(c.eq(size, y), c.isnan(x))
+            ties = self.kernels.reduce.sum(attained, self.axes, True, x.dtype)
+            return k.mul(k.sign(x), k.mul(k.div(dy, ties), attained))
+        if p < 1:
+            slope = k.mul(k.sign(x), k.select(c.ne(x, 0), k.pow(size, p - 1)))
+            return k.mul(k.mul(slope, dy), k.pow(y, 1 - p))
+        slope = k.mul(k.sign(x), k.pow(size, p - 1)) if p < 2 else k.mul(x, k.pow(size, p - 2))
+        return k.mul(slope, k.select(c.ne(y, 0), k.div(dy, k.pow(y, p - 1))))
 
 
 class LogSumExp(Reduction):
@@ -237,18 +331,30 @@ class CumSum(Function):
 
 
 class Prod(Reduction):
-    """y = x_1 x_2 ... x_n along an axis;  dx_i = dy times the product of the other x. Integers and bool: in int64."""
+    """y = x_1 x_2 ... x_n along an axis;  dx_i = dy times the product of the other x. Integers and bool: in int64.
 
-    __slots__ = ()
+    As in PyTorch that product is y / x_i if no x is 0, which differs where values are infinite or NaN. ``whole`` is
+    PyTorch's product of all elements: two zeros make its gradient 0 everywhere.
+    """
 
-    def forward(self, x: Any, *, axis: int, keepdim: bool) -> Any:
+    __slots__ = ("whole",)
+    whole: bool
+
+    def forward(self, x: Any, *, axis: int, keepdim: bool, whole: bool = False) -> Any:
         self.remember((axis,), x)
-        self.saved = (x,)
-        return self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind in "fV" else "int64")
+        self.whole = whole
+        y = self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind in "fV" else "int64")
+        self.saved = (x, y)
+        return y
 
     def backward(self, dy: Any) -> Any:
-        others = self.kernels.reduce.prod_of_others(self.saved[0], self.axes[0])
-        return self.kernels.elementwise.mul(self.spread(dy), others)
+        x, y = self.saved
+        k = self.kernels
+        zeros = int(k.reduce.sum(k.comparison.eq(x, 0), tuple(range(x.ndim)), False, "int64"))
+        if self.whole and zeros > 1:
+            return k.full(x.shape, 0, x.dtype)
+        others = k.reduce.prod_of_others(x, self.axes[0]) if zeros else k.elementwise.div(self.spread(y), x)
+        return k.elementwise.mul(self.spread(dy), others)
 
 
 class CumProd(Function):
@@ -259,8 +365,10 @@ class CumProd(Function):
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis
-        self.saved = (x,)
-        return self.kernels.reduce.cumprod(x, axis)
+        y = self.kernels.reduce.cumprod(x, axis)
+        self.saved = (x, y)
+        return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.reduce.cumprod_backward(dy, self.saved[0], self.axis)
+        x, y = self.saved
+        return self.kernels.reduce.cumprod_backward(dy, x, y, self.axis)

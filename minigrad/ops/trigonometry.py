@@ -92,8 +92,8 @@ class Atan2(Arithmetic):
         x, y = self.saved
         k = self.kernels.elementwise
         square = k.add(k.square(x), k.square(y))
-        slope = k.select(self.kernels.comparison.ne(square, 0), k.div(dz, square))
-        return k.mul(slope, y), k.neg(k.mul(slope, x))
+        inverse = k.select(self.kernels.comparison.ne(square, 0), k.reciprocal(square))
+        return k.mul(k.mul(dz, y), inverse), k.neg(k.mul(k.mul(dz, x), inverse))
 
 
 class Asinh(FloatFunction):
@@ -122,7 +122,7 @@ class Acosh(FloatFunction):
     def backward(self, dy: Any) -> Any:
         (x,) = self.saved
         k = self.kernels.elementwise
-        return k.mul(dy, k.rsqrt(k.mul(k.sub(x, 1), k.add(x, 1))))
+        return k.mul(dy, k.rsqrt(k.add(k.mul(k.sub(x, 1), k.add(x, 1)), 0)))  # + 0, because -0 has the root -inf
 
 
 class Atanh(FloatFunction):
