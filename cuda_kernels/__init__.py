@@ -1,60 +1,54 @@
-"""The Numba CUDA kernels: one module per family, with the names of ``minigrad.cpu_kernels``.
+"""The CUDA backend: Numba CUDA kernels, one module per family with the names of ``minigrad.cpu_kernels``.
 
-The folder ``cuda_kernels/`` is installed as ``minigrad.cuda_kernels``. This release holds no kernels: a family that is
-asked for raises MissingKernelError, and nothing falls back to the CPU. Importing the package imports neither numba-cuda
-nor CuPy; a family is imported when it is first used.
+The folder ``cuda_kernels/`` is installed as ``minigrad.cuda_kernels``. A family that is missing raises
+MissingKernelError; nothing falls back to the CPU. Importing the package imports neither numba-cuda nor CuPy; a family,
+and what allocates memory, is imported when it is first used.
+
+With ``NUMBA_ENABLE_CUDASIM=1`` in the environment the kernels run in ``simulator.py``, on any machine.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import importlib
-import sys
-from types import ModuleType
-from typing import NamedTuple
+import os
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Driver", "MissingKernelError", "availability", "driver"]
+from .libcuda import Driver, driver
+
+__all__ = ["Driver", "MissingKernelError", "availability", "driver", "quiet", "simulated"]
+
+# Functions of these modules that are names of the backend itself, as in minigrad.cpu_kernels.
+_MEMORY = {
+    name: "array"
+    for name in (
+        "as_array",
+        "contiguous",
+        "copy",
+        "empty",
+        "from_host",
+        "full",
+        "may_share_memory",
+        "ones",
+        "to_host",
+        "zeros",
+    )
+} | {"from_dlpack": "sharing"}
 
 
 class MissingKernelError(NotImplementedError):
     """An operation has no kernel on the device that was asked to compute it."""
 
 
-class Driver(NamedTuple):
-    """The NVIDIA driver: the CUDA version that it supports, as (major, minor), and the number of devices it shows."""
-
-    cuda: tuple[int, int]
-    devices: int
-
-
-def driver() -> Driver:
-    """Ask the NVIDIA driver itself, by its C interface, so that no Python package of CUDA is needed.
-
-    Raises OSError, saying why, if there is no driver or it does not start.
-    """
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    try:
-        library = ctypes.CDLL(name)
-    except OSError as error:
-        raise OSError(f"no NVIDIA driver ({error})") from None
-    version, devices = ctypes.c_int(), ctypes.c_int()
-    for call, arguments in (
-        ("cuInit", (0,)),
-        ("cuDriverGetVersion", (ctypes.byref(version),)),
-        ("cuDeviceGetCount", (ctypes.byref(devices),)),
-    ):
-        status = getattr(library, call)(*arguments)
-        if status == 100:  # CUDA_ERROR_NO_DEVICE
-            return Driver((0, 0), 0)
-        if status:
-            raise OSError(f"the NVIDIA driver does not start ({call} returned CUDA error {status})")
-    return Driver((version.value // 1000, version.value % 1000 // 10), devices.value)
-
-
 def availability() -> tuple[bool, str]:
     """Whether this machine can run CUDA kernels, and the reason: what is missing with its remedy, or what was found."""
+    if simulated():
+        problem = _import_problem("greenlet")
+        if problem:
+            return False, f'{problem}, which the simulator needs: pip install "minigrad-cuda[test]"'
+        return True, "2 devices of the simulator (NUMBA_ENABLE_CUDASIM=1)"
     missing = []
     extra = "cuda12"
     try:
@@ -88,10 +82,26 @@ def _import_problem(module: str) -> str | None:
     return None
 
 
-def __getattr__(name: str) -> ModuleType:
+def simulated() -> bool:
+    """Whether kernels run in the simulator; decided by the environment."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
+def quiet() -> Any:
+    """A context in which NaN and infinite results raise no warnings; kernels never do."""
+    return contextlib.nullcontext()
+
+
+def __getattr__(name: str) -> Any:
     """Import the kernel family ``name`` when it is first used; raise MissingKernelError if there is none."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "Array":
+        globals()[name] = importlib.import_module(f"{__name__}.array").DeviceArray
+        return globals()[name]
+    if name in _MEMORY:
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MEMORY[name]}"), name)
+        return globals()[name]
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:

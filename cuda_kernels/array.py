@@ -1,0 +1,343 @@
+"""DeviceArray: the raw array of a CUDA tensor, a strided view of device memory with NumPy's names.
+
+Views (reshape, transposes, basic indexing) are metadata, computed on the host. Arithmetic is kernels':
+``x * y`` is ``elementwise.mul(x, y)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import memory, signatures
+from .memory import Memory
+
+
+class Flags(NamedTuple):
+    """As of a NumPy array."""
+
+    c_contiguous: bool
+    writeable: bool
+    owndata: bool
+
+
+class DeviceArray:
+    """``shape`` and ``dtype`` over device memory from address ``pointer`` on; ``strides`` in bytes.
+
+    ``base`` is the array that a view was made of (None for one of its own memory), ``words`` what kernels accept it as.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "base",
+        "dtype",
+        "memory",
+        "pointer",
+        "shape",
+        "strides",
+        "words",
+        "writeable",
+    )
+
+    base: DeviceArray | None
+    dtype: np.dtype[Any]
+    memory: Memory
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    words: tuple[str, str]
+    writeable: bool
+
+    def __init__(
+        self,
+        memory: Memory,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None = None,
+        pointer: int | None = None,
+        base: DeviceArray | None = None,
+        writeable: bool = True,
+    ) -> None:
+        self.memory = memory
+        self.shape = shape
+        self.dtype = dtype
+        self.strides = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
+        self.pointer = memory.pointer if pointer is None else pointer
+        self.base = base
+        self.writeable = writeable
+        self.words = _words.get(dtype) or _words.setdefault(dtype, signatures.words_of(dtype))
+
+    # Metadata ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def device(self) -> int:
+        """The index of the device."""
+        return self.memory.device
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie one after the other in C order."""
+        expected = self.dtype.itemsize
+        for n, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if n == 0:
+                return True
+            if n != 1:
+                if stride != expected:
+                    return self.size == 0
+                expected *= n
+        return True
+
+    @property
+    def flags(self) -> Flags:
+        """c_contiguous, writeable and owndata."""
+        return Flags(self.contiguous, self.writeable, self.base is None)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The strides in elements, as kernels take them."""
+        itemsize = self.dtype.itemsize
+        return tuple([stride // itemsize for stride in self.strides])
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device=cuda:{self.device})"
+
+    # Views ------------------------------------------------------------------------------------------------------------
+
+    def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, writeable: bool = True) -> DeviceArray:
+        """The elements at other strides, in bytes, from ``offset`` bytes after the first on."""
+        return DeviceArray(
+            self.memory,
+            shape,
+            self.dtype,
+            strides,
+            self.pointer + offset,
+            self if self.base is None else self.base,
+            self.writeable and writeable,
+        )
+
+    def reshape(self, *shape: Any) -> DeviceArray:
+        """As NumPy's: a view where the strides allow it, else of a contiguous copy; one size may be -1."""
+        sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        if -1 in sizes:
+            rest = math.prod(n for n in sizes if n != -1)
+            if sizes.count(-1) > 1 or not rest or self.size % rest:
+                raise ValueError(f"cannot reshape array of size {self.size} into shape {sizes}")
+            sizes = tuple(self.size // rest if n == -1 else n for n in sizes)
+        if math.prod(sizes) != self.size:
+            raise ValueError(f"cannot reshape array of size {self.size} into shape {sizes}")
+        if sizes == self.shape:
+            return self.view(self.shape, self.strides)
+        if self.contiguous:
+            return self.view(sizes, contiguous_strides(sizes, self.dtype.itemsize))
+        try:
+            strides = _ghost(self).reshape(sizes, copy=False).strides
+        except ValueError:  # these strides need a copy
+            return copy(self).reshape(sizes)
+        return self.view(sizes, strides)
+
+    def transpose(self, *axes: int) -> DeviceArray:
+        """The dimensions in another order (default: reversed); a view."""
+        order = axes or tuple(reversed(range(self.ndim)))
+        return self.view(tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order))
+
+    @property
+    def T(self) -> DeviceArray:
+        """The dimensions in reverse order; a view."""
+        return self.transpose()
+
+    def __getitem__(self, index: Any) -> DeviceArray:
+        """Basic indexing: integers, slices, None and Ellipsis give a view. (Arrays: ``indexing.index``.)"""
+        parts = index if isinstance(index, tuple) else (index,)
+        for part in parts:
+            if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
+                raise TypeError(f"a DeviceArray is indexed by integers, slices, None and Ellipsis, not {part!r}")
+        ghost = _ghost(self)
+        found = ghost[parts if Ellipsis in parts else (*parts, ...)]  # with Ellipsis never a scalar, which would be read
+        return self.view(found.shape, found.strides, _address(found) - _address(ghost) if found.size else 0)
+
+    # Arithmetic -------------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return _elementwise().add(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _elementwise().add(other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _elementwise().sub(self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _elementwise().sub(other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _elementwise().mul(self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _elementwise().mul(other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _elementwise().div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _elementwise().div(other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _elementwise().pow(self, other)
+
+    def __neg__(self) -> Any:
+        return _elementwise().neg(self)
+
+    # Sharing ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the protocol by which CuPy, Numba and PyTorch share memory."""
+        if self.dtype.kind == "V":
+            raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
+            return {
+            "shape": self.shape,
+            "strides": None if self.contiguous else self.strides,
+            "typestr": self.dtype.str,
+            "data": (self.pointer if self.size else 0, not self.writeable),
+            "version": 3,
+            "stream": memory.current_stream() or 1,  # 1 is the legacy default stream; 0 is not allowed
+        }
+
+
+_words: dict[np.dtype[Any], tuple[str, str]] = {}
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of elements that lie one after the other in C order."""
+    strides = []
+    for n in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= n or 1
+    return tuple(reversed(strides))
+
+
+def _ghost(x: DeviceArray) -> np.ndarray:
+    """A NumPy array of the same shape and strides over no memory, which is only asked for the metadata of views."""
+    return np.lib.stride_tricks.as_strided(np.empty(1, f"V{x.dtype.itemsize}"), x.shape, x.strides)
+
+
+def _address(ghost: np.ndarray) -> int:
+    return int(ghost.__array_interface__["data"][0])
+
+
+def _elementwise() -> Any:
+    return importlib.import_module(f"{__package__}.elementwise")
+
+
+# The functions of ``minigrad.cpu_kernels.storage`` --------------------------------------------------------------------
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any, device: int | None = None) -> DeviceArray:
+    """A new array, not cleared, on a device (default: the current one). Kernels pass their input's."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    dtype = np.dtype(dtype)
+    device = memory.current_device() if device is None else device
+    return DeviceArray(memory.allocate(math.prod(shape) * dtype.itemsize, device), shape, dtype)
+
+
+def zeros(shape: int | tuple[int, ...], dtype: Any, device: int | None = None) -> DeviceArray:
+    """A new array of zeros."""
+    x = empty(shape, dtype, device)
+    memory.clear(x.pointer, x.nbytes)
+    return x
+
+
+def full(shape: int | tuple[int, ...], value: Any, dtype: Any, device: int | None = None) -> DeviceArray:
+    """A new array filled with ``value``."""
+    x = empty(shape, dtype, device)
+    _elementwise().fill(x, value)
+    return x
+
+
+def ones(shape: int | tuple[int, ...], dtype: Any, device: int | None = None) -> DeviceArray:
+    """A new array of ones."""
+    return full(shape, 1, dtype, device)
+
+
+def copy(x: DeviceArray) -> DeviceArray:
+    """A new C-contiguous array of the same values, on the same device."""
+    y = empty(x.shape, x.dtype, x.device)
+    if x.contiguous:
+        memory.copy_across(y.pointer, x.pointer, x.nbytes)
+    else:
+        importlib.import_module(f"{__package__}.movement").copy_into(y, x)
+    return y
+
+
+def contiguous(x: DeviceArray) -> DeviceArray:
+    """``x`` itself if it is C-contiguous, else a copy that is."""
+    return x if x.contiguous else copy(x)
+
+
+def from_host(x: np.ndarray, device: int | None = None) -> DeviceArray:
+    """A copy of a NumPy array on a device."""
+    x = np.ascontiguousarray(x).reshape(np.shape(x))
+    y = empty(x.shape, x.dtype, device)
+    memory.copy_in(y.pointer, x)
+    return y
+
+
+def to_host(x: DeviceArray) -> np.ndarray:
+    """A NumPy copy, which waits for what the stream has still to do."""
+    x = contiguous(x)
+    y = np.empty(x.shape, x.dtype)
+    memory.copy_out(y, x.pointer)
+    return y
+
+
+def as_array(x: Any, dtype: Any = None) -> DeviceArray:
+    """A DeviceArray as it is; a number or NumPy array as one on the current device."""
+    if isinstance(x, DeviceArray):
+        return x
+    return from_host(np.asarray(x, dtype))
+
+
+def may_share_memory(x: DeviceArray, y: DeviceArray) -> bool:
+    """Whether the address ranges of two arrays overlap."""
+    if not isinstance(x, DeviceArray) or not isinstance(y, DeviceArray) or x.device != y.device:
+        return False
+    low_x, high_x = _extent(x)
+    low_y, high_y = _extent(y)
+    return low_x < high_y and low_y < high_x
+
+
+def _extent(x: DeviceArray) -> tuple[int, int]:
+    """The first address of an array's elements, and the one after the last."""
+    if not x.size:
+        return 0, 0
+    reaches = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
+    low = x.pointer + sum(r for r in reaches if r < 0)
+    return low, x.pointer + sum(r for r in reaches if r > 0) + x.dtype.itemsize

@@ -1,0 +1,36 @@
+"""What kernels are written in: ``from .language import cuda, kernel, device_function, libdevice, math``.
+
+The names are Numba's where a GPU computes, and those of ``simulator.py`` where the simulator does. A kernel file imports
+from here only, and its source is the same for both. ``ptx`` (vector loads, conversions of half floats) is imported
+beside it: ``from . import ptx``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from . import simulated, simulator
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SIMULATED: bool = simulated()
+
+cuda: Any
+math: Any
+libdevice: Any
+
+if SIMULATED:
+    cuda, math, libdevice = simulator.cuda, simulator.math, simulator.libdevice
+else:
+    import math  # type: ignore[no-redef]
+
+    from numba import cuda
+    from numba.cuda import libdevice
+
+FULL_WARP = 0xFFFFFFFF  # the mask of all 32 lanes
+
+
+def device_function(function: F) -> F:
+    """A function that kernels call; it is compiled into each of them."""
+    return function if SIMULATED else cuda.jit(device=True, forceinline=True)(function)

@@ -1,0 +1,224 @@
+"""The only way a kernel starts: ``kernel`` declares one, ``Kernel.launch`` runs it.
+
+    @kernel("float32*", "float32*", "int64", threads=256, registers=16)
+    def double(x, y, n):
+        i = cuda.grid(1)
+        if i < n:
+            y[i] = x[i] + x[i]
+
+    double.launch((n + 255) // 256, x, y, n)
+
+A kernel has one signature (``signatures.py``), so a launch chooses nothing: it writes addresses and numbers into a buffer
+and calls the driver, at a cost of a few microseconds. Compiling and loading happen at the first launch on a device. In
+the simulator the same call runs the Python source.
+
+``MINIGRAD_DEBUG=2`` waits for each launch and prints a line: kernel, grid, microseconds, GB/s or TFLOP/s, and per cent
+of what the device was measured to reach (``limits.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import compiler, libcuda, memory, signatures, simulator
+from .array import DeviceArray
+from .language import SIMULATED
+
+Grid = int | tuple[int, ...]
+Work = Callable[..., int]  # of a launch's arguments
+
+DEBUG: int = int(os.environ.get("MINIGRAD_DEBUG") or 0)
+KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect.py``
+
+
+class Kernel:
+    """A kernel with its signature and launch settings; see ``kernel``."""
+
+    def __init__(
+        self,
+        function: Callable[..., None],
+        name: str,
+        signature: tuple[str, ...],
+        threads: int | tuple[int, ...],
+        registers: int,
+        shared_bytes: int,
+        fastmath: bool,
+        vector_loads: bool,
+        capability: tuple[int, int],
+        flops: Work | None,
+        nbytes: Work | None,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.symbol = name.replace(".", "_")
+        self.signature = signature
+        self.threads = _three(threads)
+        self.launch_bounds = math.prod(self.threads)
+        self.registers = registers
+        self.shared_bytes = shared_bytes
+        self.fastmath = fastmath
+        self.vector_loads = vector_loads
+        self.capability = capability
+        self.flops = flops
+        self.nbytes = nbytes
+        self._words = tuple(word if word.endswith("*") else None for word in signature)
+        self._packing = struct.Struct(signatures.packing(signature))
+        self._buffer = ctypes.create_string_buffer(max(self._packing.size, 8))
+        first = ctypes.addressof(self._buffer)
+        self._arguments = (ctypes.c_void_p * max(len(signature), 1))(*(first + 8 * i for i in range(len(signature))))
+        self._functions: dict[int, ctypes.c_void_p] = {}
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(self.signature)})"
+
+    def launch(self, grid: Grid, *args: Any, threads: int | tuple[int, ...] | None = None) -> None:
+        """Start the kernel on ``grid`` blocks (x, or up to three sizes), as part of the current stream.
+
+        An array stands for each pointer of the signature, a number for the rest. An empty grid starts nothing.
+        ``threads`` (default: the kernel's) may be fewer than declared. Raises TypeError for arguments that do not fit
+        the signature, CudaError with the kernel's name and the arguments if the driver refuses.
+        """
+        values = []
+        for word, a in zip(self._words, args):
+            if type(a) is DeviceArray:
+                if word not in a.words:
+                    raise self._misfit(args)
+                values.append(a.pointer)
+            elif word is None:
+                values.append(a)
+            else:
+                raise self._misfit(args)
+        if len(args) != len(self._words):
+            raise self._misfit(args)
+        x, y, z = (grid, 1, 1) if isinstance(grid, int) else _three(grid)
+        if not x or not y or not z:
+            return
+        width, height, depth = self.threads if threads is None else _three(threads)
+        if SIMULATED:
+            self._simulate((x, y, z), (width, height, depth), args)
+            return
+        device = memory.current_device()
+        function = self._functions.get(device) or self._load(device)
+        started = time.perf_counter_ns() if DEBUG >= 2 else 0
+        self._packing.pack_into(self._buffer, 0, *values)
+        status = _cu_launch_kernel(
+            function, x, y, z, width, height, depth, self.shared_bytes, memory.current_stream(), self._arguments, None
+        )
+        if status:
+            raise libcuda.CudaError(f"launching {self._call(args, (x, y, z))}: {libcuda.describe(status)}")
+        if DEBUG >= 2:
+            self._report((x, y, z), args, started)
+
+    def _load(self, device: int) -> ctypes.c_void_p:
+        major = libcuda.device_attribute(libcuda.COMPUTE_MAJOR, device)
+        minor = libcuda.device_attribute(libcuda.COMPUTE_MINOR, device)
+        if (major, minor) < self.capability:
+            raise libcuda.CudaError(
+                f"kernel {self} needs compute capability {_dotted(self.capability)}, cuda:{device} has "
+                f"{_dotted((major, minor))}"
+            )
+        cubin = compiler.to_cubin(self, (major, minor))
+        function = libcuda.load(cubin, self.symbol, self.shared_bytes)
+        self._functions[device] = function
+        return function
+
+    def _simulate(self, grid: tuple[int, int, int], threads: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+        values = []
+        for word, a in zip(self.signature, args, strict=True):
+            if isinstance(a, DeviceArray):
+                values.append(simulator.pointer(a.memory.bytes, a.pointer, signatures.storage(word)))
+            else:
+                struct.pack(signatures.packing((word,)), a)  # raises where a GPU's launch would
+                values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
+        if DEBUG >= 2:
+            print(f"minigrad: {self.name} grid {grid} in the simulator", file=sys.stderr)
+        try:
+            simulator.run(self.function, grid, threads, self.shared_bytes, tuple(values))
+        except simulator.SimulationError as error:
+            raise simulator.SimulationError(f"{self._call(args, grid)}: {error}") from error
+
+    def _report(self, grid: tuple[int, int, int], args: tuple[Any, ...], started: int) -> None:
+        from . import limits  # measured by kernels, which are launched from here
+
+        try:
+            memory.synchronize()
+        except Exception as error:
+            raise libcuda.CudaError(f"running {self._call(args, grid)}: {error}") from error
+        seconds = (time.perf_counter_ns() - started) * 1e-9
+        print(f"minigrad: {limits.describe(self, grid, args, seconds)}", file=sys.stderr)
+
+    def work(self, args: tuple[Any, ...]) -> tuple[int, int]:
+        """(bytes, floating-point operations) of a launch; bytes are each array's once where nothing else is stated."""
+        moved = self.nbytes(*args) if self.nbytes else sum(a.nbytes for a in args if isinstance(a, DeviceArray))
+        return moved, self.flops(*args) if self.flops else 0
+
+    def _call(self, args: tuple[Any, ...], grid: tuple[int, int, int]) -> str:
+        shown = ", ".join(f"{a.dtype.name}{list(a.shape)}" if isinstance(a, DeviceArray) else repr(a) for a in args)
+        return f"{self.name}({shown}) on a grid of {grid}"
+
+    def _misfit(self, args: tuple[Any, ...]) -> TypeError:
+        found = ", ".join(a.words[0] if isinstance(a, DeviceArray) else repr(a) for a in args)
+        return TypeError(f"kernel {self} was launched with ({found})")
+
+
+def kernel(
+    *signature: str,
+    threads: int | tuple[int, ...],
+    registers: int,
+    name: str | None = None,
+    shared_bytes: int = 0,
+    fastmath: bool = False,
+    vector_loads: bool = False,
+    capability: tuple[int, int] = compiler.OLDEST,
+    flops: Work | None = None,
+    nbytes: Work | None = None,
+) -> Callable[[Callable[..., None]], Kernel]:
+    """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``, which holds it to what is stated here.
+
+    ``signature``: a word for each parameter (``signatures.py``). ``threads``: the block's size, and the most that a
+    launch may use. ``registers``: the most registers of a thread, on any architecture. ``name``: of a kernel that a
+    factory makes; the file's name comes before it. ``shared_bytes``: dynamic shared memory. ``fastmath``: approximate
+    functions, flushed subnormals. ``vector_loads``: it must load 128 bits at once. ``capability``: the oldest compute
+    capability. ``flops``, ``nbytes``: a launch's work, from its arguments.
+    """
+
+    def declare(function: Callable[..., None]) -> Kernel:
+        full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}"
+        if full in KERNELS:
+            raise ValueError(f"there are two kernels {full}")
+        made = Kernel(
+            function, full, signature, threads, registers, shared_bytes, fastmath, vector_loads, capability, flops, nbytes
+        )
+        KERNELS[full] = made
+        return made
+
+    return declare
+
+
+def _three(sizes: Grid) -> tuple[int, int, int]:
+    if isinstance(sizes, int):
+        return sizes, 1, 1
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+_cu_launch_kernel: Any = None
+if not SIMULATED:
+    try:
+        _cu_launch_kernel = libcuda.library().cuLaunchKernel
+        _cu_launch_kernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    except OSError:  # no driver: kernels can be compiled and inspected, and nothing can be launched
+        _cu_launch_kernel = None

@@ -1,0 +1,261 @@
+"""Device memory: from CuPy's pool on a GPU, so that all libraries of a process share one; NumPy's in the simulator.
+
+Freed blocks stay in the pool and are used again, in the order of the stream, without asking the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from . import simulator
+from .language import SIMULATED
+
+ALIGNMENT = 256  # bytes, as of the driver's own allocations
+SIMULATED_DEVICES = 2
+SIMULATED_BYTES = 4 << 30  # the memory of each
+
+
+class OutOfMemoryError(RuntimeError):
+    """A device's memory is full."""
+
+
+class Memory:
+    """A piece of device memory, given back when the last array that uses it goes.
+
+    ``pointer`` is its address, ``owner`` what keeps it alive: CuPy's object, or whoever lent it. In the simulator
+    ``bytes`` are its bytes.
+    """
+
+    __slots__ = ("bytes", "counted", "device", "owner", "pointer")
+
+    def __init__(self, pointer: int, device: int, owner: Any, counted: int = 0, raw: np.ndarray | None = None) -> None:
+        self.pointer = pointer
+        self.device = device
+        self.owner = owner
+        self.bytes = raw
+        self.counted = counted
+        if counted:
+            usage = _usage(device)
+            usage.now += counted
+            usage.peak = max(usage.peak, usage.now)
+
+    def __del__(self) -> None:
+        if self.counted:
+            _usage(self.device).now -= self.counted
+
+
+class Usage:
+    """Bytes that arrays of one device hold, and the most that they held."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+
+
+_usages: dict[int, Usage] = {}
+
+
+def _usage(device: int) -> Usage:
+    return _usages.get(device) or _usages.setdefault(device, Usage())
+
+
+def allocate(nbytes: int, device: int) -> Memory:
+    """New memory, not cleared (0xFF in the simulator). Raises OutOfMemoryError: what was asked, what is held."""
+    if SIMULATED:
+        if _usage(device).now + nbytes > SIMULATED_BYTES:
+            raise _out_of_memory(nbytes, device)
+        raw = np.full(nbytes + ALIGNMENT, simulator.POISON, np.uint8)
+        raw = raw[-raw.ctypes.data % ALIGNMENT :][:nbytes]
+        return Memory(raw.ctypes.data, device, raw, nbytes, raw)
+    import cupy
+
+    with on_device(device):
+        try:
+            owner = cupy.cuda.alloc(nbytes)
+        except cupy.cuda.memory.OutOfMemoryError:
+            raise _out_of_memory(nbytes, device) from None
+    return Memory(owner.ptr, device, owner, nbytes)
+
+
+def _out_of_memory(nbytes: int, device: int) -> OutOfMemoryError:
+    free, total = mem_get_info(device)
+    mib = 1 << 20
+    return OutOfMemoryError(
+        f"cuda:{device} is out of memory: {nbytes / mib:.1f} MiB were asked for; arrays hold "
+        f"{_usage(device).now / mib:.1f} MiB, the pool keeps {memory_reserved(device) / mib:.1f} MiB, and of the device's "
+        f"{total / mib:.0f} MiB {free / mib:.1f} MiB are free. A smaller batch or minigrad.checkpoint needs less; "
+        "minigrad.cuda.empty_cache() returns what the pool keeps unused"
+    )
+
+
+# Devices and streams --------------------------------------------------------------------------------------------------
+
+
+class on_device:  # noqa: N801  # a context, as in minigrad.no_grad
+    """Make a device the current one of this thread."""
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._before = current_device()
+        set_device(self._device)
+
+    def __exit__(self, *_: object) -> None:
+        set_device(self._before)
+
+
+_simulated_current = 0
+
+
+def current_device() -> int:
+    """The index of this thread's device."""
+    if SIMULATED:
+        return _simulated_current
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+def set_device(device: int) -> None:
+    """Make a device this thread's. Raises ValueError where there is no such one."""
+    global _simulated_current
+    if not 0 <= device < device_count():
+        raise ValueError(f"there is no device cuda:{device}; there are {device_count()}")
+    if SIMULATED:
+        _simulated_current = device
+        return
+    import cupy
+
+    cupy.cuda.runtime.setDevice(device)
+
+
+def device_count() -> int:
+    """The number of devices."""
+    if SIMULATED:
+        return SIMULATED_DEVICES
+    import cupy
+
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def current_stream() -> int:
+    """The handle of this thread's stream on its device: CuPy's, so that both work in one order."""
+    if SIMULATED:
+        return 0
+    import cupy
+
+    return int(cupy.cuda.get_current_stream().ptr)
+
+
+def synchronize(device: int | None = None) -> None:
+    """Wait until a device (default: the current one) has done everything that it was given."""
+    if SIMULATED:
+        return
+    import cupy
+
+    with on_device(current_device() if device is None else device):
+        cupy.cuda.runtime.deviceSynchronize()
+
+
+# Statistics -----------------------------------------------------------------------------------------------------------
+
+
+def memory_allocated(device: int) -> int:
+    """Bytes that arrays hold now."""
+    return _usage(device).now
+
+
+def max_memory_allocated(device: int) -> int:
+    """The most bytes that arrays held since the start or ``reset_peak_memory_stats``."""
+    return _usage(device).peak
+
+
+def reset_peak_memory_stats(device: int) -> None:
+    """Count the peak from now on."""
+    _usage(device).peak = _usage(device).now
+
+
+def memory_reserved(device: int) -> int:
+    """Bytes that the pool has from the driver, used or not."""
+    if SIMULATED:
+        return _usage(device).now
+    import cupy
+
+    with on_device(device):
+        return int(cupy.get_default_memory_pool().total_bytes())
+
+
+def mem_get_info(device: int) -> tuple[int, int]:
+    """(free, total) bytes of the device."""
+    if SIMULATED:
+        return SIMULATED_BYTES - _usage(device).now, SIMULATED_BYTES
+    import cupy
+
+    with on_device(device):
+        free, total = cupy.cuda.runtime.memGetInfo()
+    return int(free), int(total)
+
+
+def empty_cache(device: int) -> None:
+    """Return the pool's unused memory to the driver."""
+    if SIMULATED:
+        return
+    import cupy
+
+    with on_device(device):
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+
+def copy_in(target: int, source: np.ndarray, wait: bool = True) -> None:
+    """Copy a contiguous NumPy array's bytes to a device address; without ``wait`` as part of the stream."""
+    if SIMULATED:
+        ctypes.memmove(target, source.ctypes.data, source.nbytes)
+        return
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    runtime.memcpyAsync(target, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice, current_stream())
+    if wait:
+        runtime.streamSynchronize(current_stream())
+
+
+def copy_out(target: np.ndarray, source: int, wait: bool = True) -> None:
+    """Copy bytes from a device address into a contiguous NumPy array."""
+    if SIMULATED:
+        ctypes.memmove(target.ctypes.data, source, target.nbytes)
+        return
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    runtime.memcpyAsync(target.ctypes.data, source, target.nbytes, runtime.memcpyDeviceToHost, current_stream())
+    if wait:
+        runtime.streamSynchronize(current_stream())
+
+
+def copy_across(target: int, source: int, nbytes: int) -> None:
+    """Copy bytes between device addresses, of one device or of two, as part of the stream."""
+    if SIMULATED:
+        ctypes.memmove(target, source, nbytes)
+        return
+    import cupy
+
+    cupy.cuda.runtime.memcpyAsync(target, source, nbytes, cupy.cuda.runtime.memcpyDefault, current_stream())
+
+
+def clear(target: int, nbytes: int) -> None:
+    """Fill device memory with zero bytes, as part of the stream."""
+    if SIMULATED:
+        ctypes.memset(target, 0, nbytes)
+        return
+    import cupy
+
+    cupy.cuda.runtime.memsetAsync(target, 0, nbytes, current_stream())

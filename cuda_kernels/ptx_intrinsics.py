@@ -1,0 +1,165 @@
+"""The functions of ``ptx.py`` for the GPU: Numba intrinsics that emit LLVM IR or inline PTX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.cuda.extending import intrinsic
+from numba.cuda.np import arrayobj  # noqa: F401  # registers arrays with the CUDA target
+
+I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+GLOBAL = 1  # LLVM's address space
+
+
+def _element_pointer(context: Any, builder: Any, pointer_type: Any, pointer: Any, index_type: Any, index: Any) -> Any:
+    """The address of an element of a pointer parameter (global memory) or of a 1-D array (shared memory)."""
+    index = context.cast(builder, index, index_type, types.int64)
+    if isinstance(pointer_type, types.CPointer):
+        element = builder.gep(pointer, [index])
+        return builder.addrspacecast(element, ir.PointerType(element.type.pointee, GLOBAL))
+    array = context.make_array(pointer_type)(context, builder, value=pointer)
+    return builder.gep(array.data, [index])
+
+
+def _as_vector(context: Any, builder: Any, dtype: Any, n: int, element: Any) -> tuple[Any, int]:
+    vector = ir.VectorType(context.get_data_type(dtype), n)
+    space = getattr(element.type, "addrspace", 0)
+    return builder.bitcast(element, ir.PointerType(vector, space)), dtype.bitwidth // 8 * n
+
+
+def _loader(n: int, constant: bool) -> Any:
+    @intrinsic
+    def load(typing_context, p, i):  # noqa: ANN001  # Numba reads the parameter names
+        dtype = p.dtype
+
+        def generate(context, builder, signature, args):
+            element = _element_pointer(context, builder, p, args[0], i, args[1])
+            vector, width = _as_vector(context, builder, dtype, n, element)
+            value = builder.load(vector, align=width)
+            if constant:
+                value.set_metadata("invariant.load", builder.module.add_metadata([]))
+            return cgutils.pack_array(builder, [builder.extract_element(value, I32(k)) for k in range(n)])
+
+        return types.UniTuple(dtype, n)(p, i), generate
+
+    return load
+
+
+def _storer(n: int) -> Any:
+    @intrinsic
+    def store(typing_context, p, i, values):
+        dtype = p.dtype
+
+        def generate(context, builder, signature, args):
+            element = _element_pointer(context, builder, p, args[0], i, args[1])
+            vector, width = _as_vector(context, builder, dtype, n, element)
+            value = ir.Constant(vector.type.pointee, ir.Undefined)
+            for k, kind in enumerate(values.types):
+                lane = context.cast(builder, builder.extract_value(args[2], k), kind, dtype)
+                value = builder.insert_element(value, lane, I32(k))
+            builder.store(value, vector, align=width)
+            return context.get_dummy_value()
+
+        return types.void(p, i, values), generate
+
+    return store
+
+
+load2, load4, load8, load16 = (_loader(n, False) for n in (2, 4, 8, 16))
+load_constant2, load_constant4, load_constant8, load_constant16 = (_loader(n, True) for n in (2, 4, 8, 16))
+store2, store4, store8, store16 = (_storer(n) for n in (2, 4, 8, 16))
+
+
+@intrinsic
+def float16_to_float(typing_context, bits):
+    """uint16 bits of a float16 as float32."""
+
+    def generate(context, builder, signature, args):
+        narrow = context.cast(builder, args[0], bits, types.uint16)
+        return builder.fpext(builder.bitcast(narrow, ir.HalfType()), F32)
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def float_to_float16(typing_context, x):
+    """The uint16 bits of float32 ``x`` rounded to float16."""
+
+    def generate(context, builder, signature, args):
+        value = context.cast(builder, args[0], x, types.float32)
+        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), I16)
+
+    return types.uint16(x), generate
+
+
+@intrinsic
+def bfloat16_to_float(typing_context, bits):
+    """uint16 bits of a bfloat16 as float32: its upper half."""
+
+    def generate(context, builder, signature, args):
+        narrow = context.cast(builder, args[0], bits, types.uint16)
+        return builder.bitcast(builder.shl(builder.zext(narrow, I32), I32(16)), F32)
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def float_to_bfloat16(typing_context, x):
+    """The uint16 bits of float32 ``x`` rounded to bfloat16, in integers, for cards older than the instruction.
+
+    Half a unit less one, plus the bit that decides a tie, is added below the cut; NaN becomes the quiet one.
+    """
+
+    def generate(context, builder, signature, args):
+        value = context.cast(builder, args[0], x, types.float32)
+        bits = builder.bitcast(value, I32)
+        odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
+        rounded = builder.lshr(builder.add(bits, builder.add(I32(0x7FFF), odd)), I32(16))
+        sign = builder.and_(builder.lshr(bits, I32(16)), I32(0x8000))
+        quiet = builder.or_(sign, I32(0x7FC0))
+        is_nan = builder.fcmp_unordered("uno", value, value)
+        return builder.trunc(builder.select(is_nan, quiet, rounded), I16)
+
+    return types.uint16(x), generate
+
+
+@intrinsic
+def float_as_int(typing_context, x):
+    """The bits of float32 ``x``."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(context.cast(builder, args[0], x, types.float32), I32)
+
+    return types.int32(x), generate
+
+
+@intrinsic
+def int_as_float(typing_context, i):
+    """The float32 of these bits."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(context.cast(builder, args[0], i, types.int32), F32)
+
+    return types.float32(i), generate
+
+
+def _instruction(text: str) -> Any:
+    """A PTX instruction from float32 to float32."""
+
+    @intrinsic
+    def run(typing_context, x):
+        def generate(context, builder, signature, args):
+            value = context.cast(builder, args[0], x, types.float32)
+            assembly = ir.InlineAsm(ir.FunctionType(F32, [F32]), text, "=f,f", side_effect=False)
+            return builder.call(assembly, [value])
+
+        return types.float32(x), generate
+
+    return run
+
+
+exp2_approx = _instruction("ex2.approx.ftz.f32 $0, $1;")
+tanh_approx = _instruction("tanh.approx.f32 $0, $1;")
