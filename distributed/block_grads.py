@@ -187,10 +187,7 @@ class PerBlockGradientAccumulator(GradAccumulator):
 
     def block_grads(self) -> list[BlockGradientSet]:
         """The sums, in the layout's order and shared with the window; groups without any gradient are left out."""
-        store = GradStore()
-        for id, total in self._sums.items():
-            store.insert(id, total)
-        return self.layout.sets(store)
+        return self.layout.sets(GradStore(self._sums.copy()))
 
     def has_non_finite(self) -> bool:
         """Whether any sum holds an infinity or NaN."""

@@ -189,7 +189,8 @@ class SimpleTrainer:
             grad = grads.remove(p)
             if grad is None:
                 continue
-            if (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
+            g, x = grad.data, p.data
+            if g.shape != x.shape or g.dtype != x.dtype or grad.device is not p.device:
                 raise ValueError(
                     f"the gradient of parameter {name} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the "
                     f"parameter has {p.shape}, {p.dtype}, on {p.device}"
@@ -231,7 +232,7 @@ class SimpleTrainer:
     def _named(self, params: Params) -> Named:
         """The parameters with names; those new to the trainer's own optimizer are added to it."""
         named = named_params(params)
-        if all(p._id in self._optimized for _, p in named if p.requires_grad):
+        if self._optimized.issuperset([p._id for _, p in named if p.requires_grad]):
             return named
         known = {p._id for group in self._optimizer.param_groups for p in group["params"]}
         missing = [i for i, (_, p) in enumerate(named) if p.requires_grad and p._id not in known]
@@ -290,6 +291,5 @@ def merged(parts: Iterable[GradStore]) -> GradStore:
     """All parts' gradients in one store."""
     grads = GradStore()
     for part in parts:
-        for id, grad in part.items():
-            grads.insert(id, grad)
+        grads.update(part)
     return grads

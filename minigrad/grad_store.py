@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .errors import located
@@ -47,8 +47,8 @@ class GradStore:
 
     __slots__ = ("_grads",)
 
-    def __init__(self) -> None:
-        self._grads: dict[int, Tensor] = {}
+    def __init__(self, numbered: dict[int, Tensor] | None = None) -> None:
+        self._grads: dict[int, Tensor] = {} if numbered is None else numbered
 
     @staticmethod
     def _key(key: Tensor | TensorId) -> int:
@@ -71,11 +71,18 @@ class GradStore:
 
     def get(self, key: Tensor | TensorId) -> Tensor | None:
         """The gradient of a tensor, or None."""
-        return self._grads.get(self._key(key))
+        try:  # a tensor is the usual case; this is asked for each parameter, several times in a step
+            return self._grads.get(key._id)  # type: ignore[union-attr]
+        except AttributeError:
+            return self._grads.get(self._key(key))
 
     def insert(self, key: Tensor | TensorId, grad: Tensor) -> None:
         """Set the gradient of a tensor, replacing the one it had."""
         self._grads[self._key(key)] = grad
+
+    def update(self, other: GradStore) -> None:
+        """Insert all gradients of another store."""
+        self._grads.update(other._grads)
 
     def remove(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the gradient of a tensor out of the store and return it, or None."""
@@ -107,6 +114,10 @@ class GradStore:
     def items(self) -> list[tuple[TensorId, Tensor]]:
         """Pairs of id and gradient, in the order of ``keys``."""
         return list(zip(self.keys(), self.values(), strict=True))
+
+    def numbered(self) -> ItemsView[int, Tensor]:
+        """``items`` with the plain numbers of the ids, without making a TensorId of each."""
+        return self._grads.items()
 
     def __iter__(self) -> Iterator[TensorId]:
         return iter(self.keys())

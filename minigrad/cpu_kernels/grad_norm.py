@@ -60,6 +60,8 @@ def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
     """``arrays``: at least one, contiguous, of one dtype; the caller keeps them alive."""
     first = np.array([address_of(array) for array in arrays], np.int64)
     size = np.array([array.size for array in arrays], np.int64)
+    if size.max() <= CHUNK:
+        return _Chunks(first, size, np.empty(0, arrays[0].dtype))
     chunks = -(-size // CHUNK)
     index = np.arange(chunks.sum()) - np.repeat(chunks.cumsum() - chunks, chunks)  # of the chunk in its array
     addresses = np.repeat(first, chunks) + index * (CHUNK * arrays[0].itemsize)
@@ -68,7 +70,7 @@ def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
 
 
 def _is_real(array: np.ndarray) -> bool:
-    return bool(array.dtype == np.float32 or array.dtype == np.float64)
+    return array.dtype.char in "fd"
 
 
 def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
@@ -78,8 +80,9 @@ def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
     """
     groups: dict[np.dtype, list[np.ndarray]] = {}
     for array in arrays:
-        plain = np.ascontiguousarray(array) if _is_real(array) else array.astype(np.float64, order="C")
-        groups.setdefault(plain.dtype, []).append(plain)
+        if not (_is_real(array) and array.flags.c_contiguous):
+            array = np.ascontiguousarray(array) if _is_real(array) else array.astype(np.float64, order="C")
+        groups.setdefault(array.dtype, []).append(array)
     total = 0.0
     for group in groups.values():
         addresses, sizes, like = _table(group)

@@ -78,8 +78,9 @@ class Table:
                 f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
                 f"{len(self.sizes)} gradients and float64 scalars of shape ({len(self.sizes)}, {columns})"
             )
-        for i, (p, g) in enumerate(zip(self.arrays[0], grads, strict=True)):
-            _check_array(i, g, self.dtype, p.size)
+        for i, (size, g) in enumerate(zip(self.sizes.tolist(), grads, strict=True)):
+            if g.dtype != self.dtype or g.size != size or not g.flags.c_contiguous:
+                _check_array(i, g, self.dtype, size)
         self.addresses[:, GRAD] = [address_of(g) for g in grads]
         return np.ascontiguousarray(scalars)
 

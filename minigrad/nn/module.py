@@ -135,8 +135,9 @@ class Module:
                 continue
             seen.add(id(module))
             yield name, module
-            children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items()]
-            stack.extend(reversed(children))
+            if module._modules:
+                children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items()]
+                stack.extend(reversed(children))
 
     def modules(self) -> Iterator[Module]:
         """This module and all below it, each once."""
@@ -170,9 +171,8 @@ class Module:
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """All parameters with dotted names, shared ones once, under their first name."""
-        for name, parameter, again in self._named_tensors("_parameters", prefix):
-            if not again:
-                yield name, parameter  # type: ignore[misc]  # this table holds Parameters only
+        named = self._named_tensors("_parameters", prefix)
+        return ((name, parameter) for name, parameter, again in named if not again)  # type: ignore[misc]  # Parameters only
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters, shared ones once."""

@@ -95,7 +95,7 @@ def clip_grad_norm_per_param(
     for (_, grad), norm in zip(chosen, norms):
         if math.isfinite(norm) and norm > max_norm:
             _scale([grad], max_norm / (norm + EPSILON))
-    return [(number, norm) for (number, _), norm in zip(chosen, norms)]
+    return [(TensorId(number), norm) for (number, _), norm in zip(chosen, norms)]
 
 
 def clip_grad_value(grads: GradStore, max_value: float, params: Iterable[Tensor | TensorId] | None = None) -> None:
@@ -110,16 +110,18 @@ def clip_grad_value(grads: GradStore, max_value: float, params: Iterable[Tensor 
         grad.bump_version()
 
 
-def _chosen(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> list[tuple[TensorId, Tensor]]:
-    """The gradients in question, each once, in an order that does not depend on how the store was filled."""
+def _chosen(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> list[tuple[int, Tensor]]:
+    """The gradients in question with the numbers of their ids, each once, in an order that does not depend on how the
+    store was filled.
+    """
     check_grads("clipping", grads)
     if params is None:
-        return sorted(grads.items(), key=lambda item: item[0])
-    chosen: dict[TensorId, Tensor] = {}
+        return sorted(grads.numbered(), key=lambda item: item[0])
+    chosen: dict[int, Tensor] = {}
     for p in params:
         grad = grads.get(p)
         if grad is not None:
-            chosen[p if isinstance(p, TensorId) else p.id] = grad
+            chosen[p if isinstance(p, TensorId) else p._id] = grad
     return list(chosen.items())
 
 
@@ -133,8 +135,8 @@ def _by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
 
 def _norm(grads: list[Tensor]) -> float:
     arrays: dict[Device, list[Any]] = {}
-    for grad in grads:
-        arrays.setdefault(grad.device, []).append(grad.data)
+    for device in {grad.device for grad in grads}:
+        arrays[device] = [grad.data for grad in grads if grad.device is device]
     return math.sqrt(math.fsum(device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.items()))
 
 
@@ -150,14 +152,14 @@ def _scale(grads: list[Tensor], factor: float) -> None:
         grad.bump_version()
 
 
-def _non_finite(norm: float, chosen: list[tuple[TensorId, Tensor]]) -> NonFiniteGradientError:
+def _non_finite(norm: float, chosen: list[tuple[int, Tensor]]) -> NonFiniteGradientError:
     bad = [(number, grad) for number, grad in chosen if not math.isfinite(_norm([grad]))]
     where = (
         f"; {len(bad)} of {len(chosen)} gradients are not finite" if bad else ", from finite gradients: it overflows"
     )
     if bad:
         number, grad = bad[0]
-        where += f", the first is that of tensor {int(number)} of shape {grad.shape}"
+        where += f", the first is that of tensor {number} of shape {grad.shape}"
     return NonFiniteGradientError(f"the gradient norm is {norm}{where}; nothing was changed", norm)
 
 

@@ -41,7 +41,7 @@ class GradAccumulator:
 
     def reset(self) -> None:
         """Drop what the present window has so far."""
-        self._sums: dict[TensorId, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}  # by the number of the id
         self._loss_sum = 0.0
         self._weight = 0.0
         self._current_step = 0
@@ -81,30 +81,29 @@ class GradAccumulator:
         loss = float(loss)
         if not weight:
             grads = GradStore()  # of no samples: also a NaN, which times 0 would still be NaN
-        arrays = [grad.data for grad in grads.values()]
+        arrays = [grad.data for _, grad in grads.numbered()]
         # What shares memory with another gradient, as an array or a view, must not be scaled or added to in place.
         take = take and len({id(a) for a in arrays}) == len(arrays) and all(a.flags.owndata for a in arrays)
-        new: dict[TensorId, Tensor] = {}
-        for number, grad in grads.items():
+        new: dict[int, Tensor] = {}
+        for number, grad in grads.numbered():
             total = self._sums.get(number)
             if total is None:
                 new[number] = grad if take and grad.data.flags.c_contiguous else _copy(grad)
             elif (total.shape, total.dtype, total.device) != (grad.shape, grad.dtype, grad.device):
                 raise located(
                     ValueError(
-                        f"the gradient of tensor {int(number)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; "
+                        f"the gradient of tensor {number} has shape {grad.shape}, {grad.dtype}, on {grad.device}; "
                         f"in this window it had {total.shape}, {total.dtype}, on {total.device}"
                     )
                 )
-        for grad in new.values():
-            _scale([grad], weight)
-        for number, grad in grads.items():
-            total = self._sums.get(number)
-            if total is not None:
+        _scale(new.values(), weight)
+        for number, total in self._sums.items():
+            added = grads.get(TensorId(number))
+            if added is not None:
                 if weight != 1.0:
-                    grad = grad if take else _copy(grad)
-                    _scale([grad], weight)
-                total.device.kernels.elementwise.add_into(total.data, grad.data)
+                    added = added if take else _copy(added)
+                    _scale([added], weight)
+                total.device.kernels.elementwise.add_into(total.data, added.data)
         self._sums.update(new)
         self._loss_sum += weight * loss if weight else 0.0
         self._weight += weight
@@ -113,7 +112,7 @@ class GradAccumulator:
 
     def pop(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the sum of one tensor's gradients out of the window, for somebody who goes on with it, or None."""
-        return self._sums.pop(key if isinstance(key, TensorId) else key.id, None)
+        return self._sums.pop(key if isinstance(key, TensorId) else key._id, None)
 
     def flush(self) -> tuple[GradStore, float] | None:
         """End the window early: the means over the micro-batches that it has, or None if it has none.
@@ -123,9 +122,7 @@ class GradAccumulator:
         """
         if self._current_step == 0:
             return None
-        mean = GradStore()
-        for number, total in self._sums.items():
-            mean.insert(number, total)
+        mean = GradStore(self._sums)
         weight = self._weight or 1.0
         _scale(self._sums.values(), 1.0 / weight)
         loss = self._loss_sum / weight
@@ -138,8 +135,8 @@ class GradAccumulator:
         Ids mean nothing in another process, so ``params`` (tensors, or pairs (name, tensor)) tells how the gradients
         are called: by name, or by position. Raises ValueError if a gradient belongs to none of them.
         """
-        names = {p.id: name for name, p in _named(params)}
-        unknown = [int(number) for number in self._sums if number not in names]
+        names = {p._id: name for name, p in _named(params)}
+        unknown = [number for number in self._sums if number not in names]
         if unknown:
             raise located(
                 ValueError(
@@ -182,7 +179,7 @@ class GradAccumulator:
             if isinstance(meta.get(key), bool) or not isinstance(meta.get(key), int | float):
                 raise located(ValueError(f"{key} is {meta.get(key)!r}, expected a number"))
         by_name = {f"grad.{name}": p for name, p in _named(params)}
-        sums = {}
+        sums: dict[int, Tensor] = {}
         for key, array in arrays.items():
             p = by_name.get(key)
             if p is None:
@@ -193,7 +190,7 @@ class GradAccumulator:
                         f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
                     )
                 )
-            sums[p.id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
+            sums[p._id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
         self._sums, self._current_step = sums, count
         self._loss_sum, self._weight = float(meta["loss_sum"]), float(meta["weight"])
 

@@ -35,11 +35,11 @@ class MultiTensorOptimizer(Optimizer):
 
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
+        kinds_of = [self.kinds_of(group) for group in self.param_groups]
         batches: dict[Any, list[Update]] = {}
         for update in self._collect(grads):
-            self._check_updatable(update.param)
-            kinds = self.kinds_of(self.param_groups[update.group])
-            batches.setdefault((update.param.device, update.param.data.dtype, kinds), []).append(update)
+            p = update.param
+            batches.setdefault((str(p.device), p.data.dtype, kinds_of[update.group]), []).append(update)
         prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
         for batch, states, table in prepared:
             kernels = batch[0].param.device.kernels
@@ -54,16 +54,16 @@ class MultiTensorOptimizer(Optimizer):
 
     def _prepare(self, batch: list[Update], kinds: tuple[str, ...]) -> tuple[list[ParamState], Any]:
         """The states and the kernel's table of addresses of these parameters, kept while their memory is the same."""
-        key = kinds, *[update.param._id for update in batch]
+        ids = [update.param._id for update in batch]
+        key = kinds, *ids
         params = [update.param.data for update in batch]
         known = self._tables.get(key)
         if known is not None:
-            same = [
-                p is cached and self.state.get(update.param._id) is state
-                for update, p, cached, state in zip(batch, params, known[0], known[1], strict=True)
-            ]
-            if False not in same:
+            now = zip(params, known[0], map(self.state.get, ids), known[1], strict=True)
+            if False not in [p is cached and state is cached_state for p, cached, state, cached_state in now]:
                 return known[1], known[2]
+        for update in batch:  # arrays of the table that is used again have passed this
+            self._check_updatable(update.param)
         self._make_states((update.param for update in batch), kinds)
         states = [self._state_of(update.param) for update in batch]
         family = getattr(batch[0].param.device.kernels, self.family)
@@ -81,15 +81,10 @@ class MultiTensorOptimizer(Optimizer):
 
     def _scalars(self, batch: list[Update], states: list[ParamState]) -> np.ndarray:
         """float64 (number of parameters, number of scalars): each parameter's scalars for its coming update."""
-        rows: dict[tuple[int, int], tuple[float, ...]] = {}
-        scalars = []
-        for update, state in zip(batch, states, strict=True):
-            key = update.group, state.step + 1
-            row = rows.get(key)
-            if row is None:
-                row = rows[key] = self._row(self.param_groups[update.group], key[1])
-            scalars.append(row)
-        return np.array(scalars, np.float64)
+        # Few rows differ: one for each group, unless parameters were frozen for a while.
+        rows: dict[tuple[int, int], int] = {}
+        index = [rows.setdefault((update.group, state.step), len(rows)) for update, state in zip(batch, states)]
+        return np.array([self._row(self.param_groups[group], t + 1) for group, t in rows])[index]
 
     def reset(self) -> None:
         """Forget the moments and all counts; groups and options stay."""

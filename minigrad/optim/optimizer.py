@@ -74,6 +74,7 @@ class Optimizer(ABC):
         self.timestep = 0
         """Calls of ``step`` so far, also of those that found no gradients."""
         self._names: dict[int, str] = {}
+        self._valid: dict[int, dict[str, Any]] = {}  # of each group, the options that were last found in order
         if params is None:
             return
         entries = list(params.values() if isinstance(params, Mapping) else _ordered(params))
@@ -205,7 +206,9 @@ class Optimizer(ABC):
         check_grads("update", grads)
         updates = []
         for index, group in enumerate(self.param_groups):
-            self.checked(options_of(group))
+            options = options_of(group)
+            if options != self._valid.get(index):
+                self._valid[index] = self.checked(options)
             for p in group["params"]:
                 grad = grads.get(p)
                 if grad is None:
