@@ -11,6 +11,7 @@ from .block_trainer import BlockDistributedTrainer, NonFiniteBlockGradientError
 from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, GradientBucketManager, all_reduce_hook
 from .builder import DdpBuilder
+from .calls import CommStats, ReduceOp, Work
 from .checkpoint import (
     load_distributed_checkpoint,
     random_state,
@@ -25,7 +26,7 @@ from .comm_errors import (
     PeerLostError,
     RendezvousError,
 )
-from .communicator import CommStats, Communicator, NoOpCommunicator, ReduceOp, Work
+from .communicator import Communicator
 from .compression import BFloat16Compression
 from .coordinator import ReplicaStuckError
 from .data_parallel import DataParallelTrainer
@@ -47,6 +48,7 @@ from .grad_sync import (
 )
 from .mpi import MpiCommunicator  # mpi4py itself only when one is made
 from .nccl import NcclCommunicator  # CuPy and NCCL themselves only when one is made
+from .noop import NoOpCommunicator
 from .parameter_server import AsyncParameterServer, ServerStats, StaleGradientError
 from .pipeline_parallel import PipelineParallelTrainer
 from .policies import AverageBackend, AveragingPolicy

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .communicator import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, Communicator
+from .communicator import Communicator
+from .deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT
 from .rendezvous import Place, discover_place, init_process_group
 
 BACKENDS = ("cpu", "cuda")

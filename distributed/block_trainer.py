@@ -32,7 +32,8 @@ from .block_config import DistributedTrainConfig
 from .block_grads import BlockGradientSet, BlockLayout, PerBlockGradientAccumulator, shard_batches
 from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, GradientBucketManager, all_reduce_hook
-from .communicator import CommStats, Communicator, ReduceOp
+from .calls import CommStats, ReduceOp
+from .communicator import Communicator
 from .grad_sync import Window, all_gather_bytes
 from .params import Named
 from .simple_trainer import TrainingConfig, TrainingMetrics, merged

@@ -22,8 +22,9 @@ from minigrad.device import Device
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.tensor import Tensor
 
+from .calls import ReduceOp, Work
 from .comm_errors import CommError
-from .communicator import Communicator, ReduceOp, Work
+from .communicator import Communicator
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 

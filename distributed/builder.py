@@ -19,9 +19,10 @@ from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.random import default_generator, generators_for
 
-from .communicator import Communicator, check_seconds
+from .communicator import Communicator
 from .coordinator import Coordinator, Plan
 from .ddp_handle import DdpHandle
+from .deadlines import check_seconds
 from .divergence import DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics

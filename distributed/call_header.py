@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from .communicator import Call
+from .calls import Call
 
 SIZE = 128
 _HASH, _TEXT = 16, 96

@@ -14,7 +14,7 @@ import numpy as np
 
 from minigrad.dtypes import is_floating
 
-from .communicator import ReduceOp
+from .calls import ReduceOp
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,

@@ -9,10 +9,7 @@ A communicator belongs to one thread of each rank. All ranks call the same colle
 
 from __future__ import annotations
 
-import enum
-import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -20,110 +17,9 @@ from minigrad.device import CPU, Device
 from minigrad.dtypes import SUPPORTED, bool_, is_floating
 from minigrad.tensor import Tensor
 
+from .calls import Call, CommStats, ReduceOp, Work
 from .comm_errors import CommError, CommunicatorBrokenError
-
-DEFAULT_TIMEOUT = 600.0  # seconds an operation may take
-RENDEZVOUS_TIMEOUT = 60.0  # seconds until all ranks must have met
-
-
-class ReduceOp(enum.Enum):
-    """How ``all_reduce`` and ``reduce_scatter`` combine the ranks' values. AVG, the sum divided by the number of ranks,
-    is for floating dtypes only."""
-
-    SUM = "sum"
-    PROD = "prod"
-    MIN = "min"
-    MAX = "max"
-    AVG = "avg"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One operation, checked, as an engine gets it.
-
-    ``send`` and ``recv`` are contiguous raw arrays of the device (the same one for ``all_reduce``; only ``recv`` for
-    ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source.
-    """
-
-    name: str
-    sequence: int
-    step: int | None
-    send: Any = None
-    recv: Any = None
-    op: ReduceOp | None = None
-    peer: int | None = None
-    tag: int = 0
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of what is sent, None for ``barrier``."""
-        array = self.recv if self.send is None else self.send
-        return None if array is None else array.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of what is sent, () for ``barrier``."""
-        array = self.recv if self.send is None else self.send
-        return () if array is None else tuple(array.shape)
-
-    def __str__(self) -> str:
-        """All that must be the same on every rank, in words: ``all_reduce(sum) of (3, 4) float32``."""
-        words = self.name
-        if self.op is not None:
-            words += f"({self.op.value})"
-        if self.dtype is not None:
-            words += f" of {self.shape} {self.dtype}"
-        if self.name == "broadcast":
-            words += f" from rank {self.peer}"
-        return words
-
-
-@dataclass
-class CommStats:
-    """What a communicator has done so far. Times are seconds of the wall clock.
-
-    ``busy_s`` is the time in which at least one operation was under way, ``waited_s`` the part of it for which the
-    rank's own thread stood still.
-    """
-
-    operations: int = 0
-    bytes_sent: int = 0
-    busy_s: float = 0.0
-    waited_s: float = 0.0
-
-    @property
-    def hidden_share(self) -> float:
-        """The share of communication that ran beside the rank's own work, 0 to 1; 0 if there was none."""
-        return max(0.0, 1.0 - self.waited_s / self.busy_s) if self.busy_s > 0 else 0.0
-
-
-class Work(ABC):
-    """An operation under way; what it writes may be read, and what it reads be changed, only after ``wait``."""
-
-    @abstractmethod
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not; never blocks."""
-
-    @abstractmethod
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until it has ended, at most ``timeout`` seconds (default: what the communicator allows).
-
-        Raises the operation's error, or CommTimeoutError.
-        """
-
-
-class FinishedWork(Work):
-    """An operation that is over."""
-
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns at once."""
-
-
-FINISHED = FinishedWork()
+from .deadlines import DEFAULT_TIMEOUT, check_seconds
 
 
 class Communicator(ABC):
@@ -398,42 +294,3 @@ class Communicator(ABC):
             raise ValueError(f"{name}: {what} is {rank}, this rank itself; it has nobody to exchange with")
         if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < 2**15:
             raise ValueError(f"{name}: tag is {tag!r}, expected an integer from 0 to {2**15 - 1}")
-
-
-class NoOpCommunicator(Communicator):
-    """A world of one rank: every collective is a copy or nothing, so that the same program runs alone.
-
-    It takes tensors of any device. ``send`` and ``recv`` have nobody to talk to and raise ValueError.
-    """
-
-    def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
-        super().__init__(1, 0, CPU, timeout)
-
-    def _serves(self, device: Device) -> bool:
-        return True
-
-    def _start(self, call: Call) -> Work:
-        if call.send is not None and call.send is not call.recv:
-            call.recv.reshape(-1)[...] = call.send.reshape(-1)
-        return FINISHED
-
-    def _sync(self) -> None:
-        """Everything is already over."""
-
-    def _split(self, color: int | None, key: int) -> Communicator | None:
-        return None if color is None else NoOpCommunicator(self.timeout)
-
-    def _shut(self) -> None:
-        """It holds nothing."""
-
-
-def check_seconds(name: str, value: Any) -> float:
-    """``value`` as a float. Raises ValueError unless it is a number of seconds > 0 (infinity never ends)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{name} is {value!r}, expected a number of seconds > 0")
-    return float(value)
-
-
-def remaining(deadline: float) -> float:
-    """Seconds until ``deadline`` on the clock of ``time.monotonic``, not below 0."""
-    return max(0.0, deadline - time.monotonic())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from minigrad.dtypes import bfloat16
 from minigrad.tensor import Tensor
 
-from .communicator import Communicator, ReduceOp, Work
+from .calls import ReduceOp, Work
+from .communicator import Communicator
 
 
 class BFloat16Compression:

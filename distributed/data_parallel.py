@@ -24,7 +24,7 @@ from minigrad.nn import Module
 from minigrad.optim import GradAccumulator, LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
-from .communicator import check_seconds
+from .deadlines import check_seconds
 from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
 from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig
 from .train_kinds import Batch, StepStats, TrainerConfig, batch_arrays, host_array

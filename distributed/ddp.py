@@ -23,7 +23,9 @@ from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.tensor import Tensor
 
-from .communicator import DEFAULT_TIMEOUT, Communicator, ReduceOp, Work
+from .calls import ReduceOp, Work
+from .communicator import Communicator
+from .deadlines import DEFAULT_TIMEOUT
 from .grad_sync import agree_on_params
 from .params import Named
 from .thread import ThreadCommunicator

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .calls import Call
 from .combine import combine
-from .communicator import Call
 from .progress import Messages, Steps
 
 BLOCK_BYTES = 1 << 20  # of one owner's block in a reduction

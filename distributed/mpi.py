@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import exchange, mpi_header
+from .calls import FINISHED, Call, Work
 from .comm_errors import (
     CollectiveMismatchError,
     CommError,
@@ -29,16 +30,8 @@ from .comm_errors import (
     PeerLostError,
     RendezvousError,
 )
-from .communicator import (
-    DEFAULT_TIMEOUT,
-    FINISHED,
-    RENDEZVOUS_TIMEOUT,
-    Call,
-    Communicator,
-    Work,
-    check_seconds,
-    remaining,
-)
+from .communicator import Communicator
+from .deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .progress import Messages, Operation, Progress, Steps
 from .rank_parent import VICTIM, report, report_joined
 

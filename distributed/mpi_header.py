@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from minigrad.dtypes import SUPPORTED
 
-from .communicator import Call, ReduceOp
+from .calls import Call, ReduceOp
 
 NAMES = (
     "all_reduce",

@@ -27,16 +27,10 @@ from minigrad.device import Device, DeviceError
 
 from . import call_header
 from .call_thread import CallThread
+from .calls import Call, Work
 from .comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
-from .communicator import (
-    DEFAULT_TIMEOUT,
-    RENDEZVOUS_TIMEOUT,
-    Call,
-    Communicator,
-    Work,
-    check_seconds,
-    remaining,
-)
+from .communicator import Communicator
+from .deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .nccl_launch import Handles, Launch
 
 ID_BYTES = 128

@@ -12,8 +12,8 @@ from minigrad import dtypes
 
 from . import call_header
 from .call_thread import Job
+from .calls import Call, ReduceOp
 from .comm_errors import CollectiveMismatchError, CommunicatorBrokenError
-from .communicator import Call, ReduceOp
 
 # ncclDataType_t and ncclRedOp_t. NCCL has no bool; the minimum and maximum of bool are those of bytes.
 DTYPES = {

@@ -24,8 +24,9 @@ from minigrad.nn import Module
 from minigrad.optim import GradAccumulator, LrSchedule
 from minigrad.tensor import Tensor
 
+from .calls import Work
 from .comm_errors import CollectiveMismatchError
-from .communicator import Communicator, Work
+from .communicator import Communicator
 from .grad_sync import all_gather_bytes, mean_over_ranks
 from .sharded_trainer import PartTrainer
 from .train_kinds import Batch, TrainerConfig, batch_arrays

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
+from .calls import Call, Work
 from .comm_errors import CommTimeoutError
-from .communicator import Call, Work, check_seconds, remaining
+from .deadlines import check_seconds, remaining
 
 Messages = list[tuple[Any, int]]  # requests, each with the rank at the other end
 Steps = Iterator[Messages]

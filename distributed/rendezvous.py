@@ -16,15 +16,10 @@ from typing import Any
 from minigrad.device import Device
 
 from .comm_errors import RendezvousError
-from .communicator import (
-    DEFAULT_TIMEOUT,
-    RENDEZVOUS_TIMEOUT,
-    Communicator,
-    NoOpCommunicator,
-    check_seconds,
-    remaining,
-)
+from .communicator import Communicator
+from .deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .grad_sync import all_gather_bytes
+from .noop import NoOpCommunicator
 from .rank_parent import report_joined
 from .store import Store
 

@@ -17,8 +17,9 @@ from minigrad.dtypes import is_floating
 from minigrad.nn import Parameter
 from minigrad.tensor import Tensor
 
+from .calls import ReduceOp
 from .combine import combine
-from .communicator import Communicator, ReduceOp
+from .communicator import Communicator
 
 Flats = dict[np.dtype[Any], np.ndarray]
 

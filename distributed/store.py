@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from .comm_errors import RendezvousError
-from .communicator import RENDEZVOUS_TIMEOUT, check_seconds, remaining
+from .deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 
 MAX_VALUE = 4096  # bytes that a rank may contribute
 MAX_WORLD = 2**16

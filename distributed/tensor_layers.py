@@ -20,7 +20,8 @@ from minigrad.nn import Embedding, Linear, Module, Parameter
 from minigrad.nn import functional as F
 from minigrad.tensor import Tensor
 
-from .communicator import Communicator, ReduceOp
+from .calls import ReduceOp
+from .communicator import Communicator
 from .tensor_ops import CopyToRanks, GatherFromRanks, SplitToRanks, SumOverRanks, part_of
 
 

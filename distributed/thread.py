@@ -16,8 +16,10 @@ import numpy as np
 from minigrad.device import CPU
 from minigrad.random import drawing_from, generators_for
 
+from .calls import Call, Work
 from .comm_errors import CommError
-from .communicator import DEFAULT_TIMEOUT, Call, Communicator, Work, check_seconds, remaining
+from .communicator import Communicator
+from .deadlines import DEFAULT_TIMEOUT, check_seconds, remaining
 from .faults import FaultCounter, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, Part, Seat, words_of
 

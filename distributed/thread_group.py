@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from .calls import Call, CommStats, ReduceOp
 from .combine import combine
 from .comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
-from .communicator import Call, CommStats, ReduceOp
 
 BLOCK_BYTES = 1 << 20  # what one thread handles at once; between blocks it needs the interpreter lock
 SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the work

@@ -23,8 +23,8 @@ from minigrad.optim import LrSchedule, Optimizer
 
 from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
-from .communicator import DEFAULT_TIMEOUT, check_seconds
 from .ddp import DdpConfig
+from .deadlines import DEFAULT_TIMEOUT, check_seconds
 from .el_che import ElChe
 from .params import Named
 from .replica_set import Job, LossFn, ReplicaSet

@@ -23,7 +23,8 @@ from minigrad.distributed import (
     ThreadCommunicator,
     Work,
 )
-from minigrad.distributed.communicator import Call, check_seconds
+from minigrad.distributed.calls import Call
+from minigrad.distributed.deadlines import check_seconds
 
 
 def name_of(check: Check) -> str:
