@@ -1,40 +1,36 @@
-"""Methods of Tensor that write to places or look for them, made of gather, scatter and sorting. ``Tensor`` inherits
-them.
-"""
+"""Methods of Tensor that write to places or look for them, made of gather, scatter and sorting."""
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import dtypes, shapes
-from .autograd import TensorCore
-from .errors import located
-from .indices import scatter_source
-from .ops import indexing
+from .. import dtypes, shapes
+from ..autograd import TensorCore
+from ..errors import located
+from ..indices import scatter_source
+from ..ops import indexing
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ..tensor import Tensor
+
 
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
-class IndexingMethods(TensorCore):
-    """See the module; ``self`` is a Tensor."""
+class DerivedIndexingMethods:
+    """See the module."""
 
     __slots__ = ()
 
-    # ------------------------------------------------------------------ writing, out of place
-
-    def masked_scatter(self: Any, mask: Tensor, source: Tensor) -> Tensor:
+    def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         """The values of ``source``, in order, where the bool ``mask`` holds, else self; self and mask broadcast."""
         shape = shapes.broadcast(self.shape, mask.shape)
         x, chosen = self.expand(*shape), mask.expand(*shape)
-        count = builtins.int(chosen.sum())
+        count = int(chosen.sum())
         if count > source.numel():
             raise located(ValueError(f"masked_scatter: {count} places and {source.numel()} values in the source"))
         if source.dtype != self.dtype:
@@ -46,17 +42,17 @@ class IndexingMethods(TensorCore):
         place = (chosen.reshape(-1).cumsum(0) - 1).clamp(min=0)
         return source.reshape(-1).index_select(0, place).reshape(shape).where(chosen, x)
 
-    def index_add(self: Any, dim: builtins.int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
         """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
         at, places = _along(self, dim, index, source)
         return self.scatter_add(at, places, source if alpha == 1 else source * alpha)
 
-    def index_copy(self: Any, dim: builtins.int, index: Tensor, source: Tensor) -> Tensor:
+    def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         """A copy in which y[index[i]] = source[i] along ``dim``; of equal places the last one stays."""
         at, places = _along(self, dim, index, source)
         return self.scatter(at, places, source)
 
-    def index_fill(self: Any, dim: builtins.int, index: Tensor, value: Any) -> Tensor:
+    def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
         """A copy in which y[index[i]] = value along ``dim``; ``value`` is a number or a 0-d tensor."""
         if not self.ndim:
             return self.reshape(1).index_fill(dim, index, value).reshape(())
@@ -72,7 +68,7 @@ class IndexingMethods(TensorCore):
             raise located(ValueError(f"index_fill: a value of shape {fill.shape}; expected a number or a 0-d tensor"))
         return fill.to(self.dtype).where(mask, self)
 
-    def index_put(self: Any, indices: Sequence[Tensor], values: Any, accumulate: bool = False) -> Tensor:
+    def index_put(self: Tensor, indices: Sequence[Tensor], values: Any, accumulate: bool = False) -> Tensor:
         """A copy in which y[indices] = values, which broadcast; with ``accumulate`` they are added.
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
@@ -86,7 +82,7 @@ class IndexingMethods(TensorCore):
         return write(0, places.reshape(-1), values).reshape(self.shape)
 
     def scatter_reduce(
-        self: Any, dim: builtins.int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+        self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
     ) -> Tensor:
         """A copy in which y[i][index[i][j]] is reduced with src[i][j] (for dim 1), as in ``scatter``.
 
@@ -111,18 +107,12 @@ class IndexingMethods(TensorCore):
         count = self.new_full(self.shape, include_self, dtype=dtypes.int64).scatter_add(axis, index, ones)
         return total.div(count.clamp(min=1), rounding_mode=None if self.is_floating_point() else "floor").to(self.dtype)
 
-    def masked_scatter_(self: Any, mask: Tensor, source: Tensor) -> Tensor:
-        """``masked_scatter`` in place."""
-        return self._write("masked_scatter_", lambda x, y: x.masked_scatter(mask, y), source)
-
-    # ------------------------------------------------------------------ looking for places and values
-
-    def masked_select(self: Any, mask: Tensor) -> Tensor:
+    def masked_select(self: Tensor, mask: Tensor) -> Tensor:
         """The values where the bool ``mask`` holds, as a vector; the two broadcast."""
         shape = shapes.broadcast(self.shape, mask.shape)
         return self.expand(*shape)[mask.expand(*shape)]
 
-    def nonzero(self: Any, *, as_tuple: bool = False) -> Any:
+    def nonzero(self: Tensor, *, as_tuple: bool = False) -> Any:
         """Where self is not 0: indices (int64) of shape (count, ndim), or with ``as_tuple`` one vector per dimension,
         so that ``x[x.nonzero(as_tuple=True)]`` are the values.
         """
@@ -137,11 +127,11 @@ class IndexingMethods(TensorCore):
         return places.unbind(1) if as_tuple else places
 
     def unique(
-        self: Any,
+        self: Tensor,
         sorted: bool = True,
         return_inverse: bool = False,
         return_counts: bool = False,
-        dim: builtins.int | None = None,
+        dim: int | None = None,
     ) -> Any:
         """The different values of the flattened tensor, sorted even if not asked; no gradient.
 
@@ -168,7 +158,7 @@ class IndexingMethods(TensorCore):
             found.append(rank.new_zeros(values.numel()).scatter_add(0, rank, ones))
         return tuple(found) if len(found) > 1 else values
 
-    def diag(self: Any, diagonal: builtins.int = 0) -> Tensor:
+    def diag(self: Tensor, diagonal: int = 0) -> Tensor:
         """The diagonal of a matrix, or the matrix with this vector on its diagonal and zeros elsewhere; a copy."""
         if self.ndim == 2:
             return self.diagonal(diagonal).clone()

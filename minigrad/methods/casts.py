@@ -1,0 +1,93 @@
+"""Methods of Tensor: another dtype or device.
+
+Some are named like Python's types; apart, because in Tensor's own annotations these names mean the types.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import dtypes
+from ..autograd import TensorCore
+from ..device import CPU, Device
+from ..errors import located
+from ..ops import elementwise
+
+if TYPE_CHECKING:
+    from ..tensor import Tensor
+
+
+class CastsMethods:
+    """See the module."""
+
+    __slots__ = ()
+
+    def _cast(self: Tensor, dtype: np.dtype[Any]) -> Tensor:
+        same = self.data.dtype == dtype
+        return self if same else elementwise.Cast.apply(self, dtype=dtype) 
+
+    def to(
+        self: Tensor,
+        *args: Any,
+        dtype: Any = None,
+        device: str | Device | None = None,
+        non_blocking: builtins.bool = False,
+    ) -> Tensor:
+        """A tensor of another dtype or device: ``to("cuda")``, ``to(minigrad.float64)``, ``to(dtype=..., device=...)``,
+        or those of another tensor, ``to(other)``. Itself if nothing changes.
+
+        With ``non_blocking`` a copy between pinned memory (``pin_memory()``) and a GPU becomes part of the stream, and
+        the call does not wait for it: what is copied from must not change, and what is copied to must not be read,
+        before ``minigrad.cuda.synchronize()`` or a later operation of the same stream.
+        """
+        for arg in args:
+            if isinstance(arg, TensorCore):
+                dtype, device = arg.data.dtype, arg.device
+            elif isinstance(arg, Device) or (isinstance(arg, str) and arg.partition(":")[0] in ("cpu", "cuda")):
+                device = arg
+            else:
+                dtype = arg
+        x = self
+        if dtype is not None:
+            x = x._cast(dtypes.as_dtype(dtype))
+        if device is not None and (target := Device(device)) is not x.device:
+            return transfer.ToDevice.apply(x, target=target, wait=not non_blocking)
+        return x
+
+    def cpu(self: Tensor) -> Tensor:
+        """On the CPU."""
+        return self.to(device=CPU)
+
+    def float(self: Tensor) -> Tensor:
+        """As float32."""
+        return self._cast(dtypes.float32)
+
+    def double(self: Tensor) -> Tensor:
+        """As float64."""
+        return self._cast(dtypes.float64)
+
+    def long(self: Tensor) -> Tensor:
+        """As int64."""
+        return self._cast(dtypes.int64)
+
+    def int(self: Tensor) -> Tensor:
+        """As int32."""
+        return self._cast(dtypes.int32)
+
+    def bool(self: Tensor) -> Tensor:
+        """As bool."""
+        return self._cast(dtypes.bool_)
+
+    def half(self: Tensor) -> Tensor:
+        """As float16."""
+        return self.to(dtypes.float16)
+
+    def bfloat16(self: Tensor) -> Tensor:
+        """As bfloat16."""
+        return self.to(dtypes.bfloat16)
+
+    def type_as(self: Tensor, other: Tensor) -> Tensor:
+        """As the dtype of ``other``."""
+        return self.to(other.dtype)

@@ -1,0 +1,71 @@
+"""Methods of Tensor: products of vectors and matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..autograd import TensorCore
+from ..errors import located
+from ..ops import matmul
+
+if TYPE_CHECKING:
+    from ..tensor import Tensor
+
+
+class MatmulMethods:
+    """See the module."""
+
+    __slots__ = ()
+
+    def __matmul__(self: Tensor, other: Any) -> Tensor:
+        return _matmul(self, self._operand(other))
+
+    def __rmatmul__(self: Tensor, other: Any) -> Tensor:
+        return _matmul(self._operand(other), self)
+
+    def matmul(self: Tensor, other: Any) -> Tensor:
+        """self @ other: dot product, matrix product, or batched with broadcasting, as in PyTorch."""
+        return self @ other
+
+    def mm(self: Tensor, other: Tensor) -> Tensor:
+        """self @ other of two matrices."""
+        return _ranks("mm", self, 2, other, 2) @ other
+
+    def bmm(self: Tensor, other: Tensor) -> Tensor:
+        """self @ other of two batches of matrices: (B, m, k) and (B, k, n)."""
+        if _ranks("bmm", self, 3, other, 3).shape[0] != other.shape[0]:
+            raise located(
+                ValueError(f"bmm of shapes {self.shape} and {other.shape}: expected equal batches; @ broadcasts them")
+            )
+        return self @ other
+
+    def mv(self: Tensor, vec: Tensor) -> Tensor:
+        """self @ vec of a matrix and a vector."""
+        return _ranks("mv", self, 2, vec, 1) @ vec
+
+    def dot(self: Tensor, other: Tensor) -> Tensor:
+        """Sum of the products of two vectors."""
+        return _ranks("dot", self, 1, other, 1) @ other
+
+    def outer(self: Tensor, vec2: Tensor) -> Tensor:
+        """The matrix of all products self[i] * vec2[j] of two vectors."""
+        return _ranks("outer", self, 1, vec2, 1).unsqueeze(1) * vec2
+
+
+def _matmul(a: Any, b: Any) -> Tensor:
+    if not (isinstance(a, TensorCore) and isinstance(b, TensorCore)):
+        raise located(TypeError("@ of a tensor and a number; use * to scale a tensor"))
+    if not a.ndim or not b.ndim:
+        raise located(ValueError(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *"))
+    y = matmul.MatMul.apply(a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b)
+    if a.ndim == 1:
+        y = y.squeeze(-2)
+    return y.squeeze(-1) if b.ndim == 1 else y
+
+
+def _ranks(name: str, a: Tensor, m: int, b: Any, n: int) -> Tensor:
+    """``a``, if it is of ``m`` dimensions and ``b`` is a tensor of ``n``."""
+    if not isinstance(b, TensorCore) or (a.ndim, b.ndim) != (m, n):
+        found = f"shapes {a.shape} and {b.shape}" if isinstance(b, TensorCore) else f"a tensor and {type(b).__name__}"
+        raise located(ValueError(f"{name} of {found}: expected {m} and {n} dimensions; @ takes any"))
+    return a

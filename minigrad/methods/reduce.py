@@ -1,0 +1,227 @@
+"""Methods of Tensor: sums, means, extrema and the like over dimensions, and running sums and products."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from .. import shapes
+from ..autograd import TensorCore
+from ..errors import located
+from ..ops import reduce
+from ..shapes import Dim
+from .indexing import ValuesAndIndices
+
+if TYPE_CHECKING:
+    from ..tensor import Tensor
+
+
+class ReduceMethods:
+    """See the module."""
+
+    __slots__ = ()
+
+    def sum(
+        self: Tensor,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: Any = None,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """Sum over ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64."""
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        x = self if dtype is None else self.to(dtype)
+        y = reduce.Sum.apply(x, axes=axes, keepdim=keepdim or keepdims)
+        return y if dtype is None else y.to(dtype)
+
+    def mean(
+        self: Tensor,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: Any = None,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """Mean over ``dim`` (default all), cast to ``dtype`` first; floating tensors only."""
+        if dtype is not None:
+            return self.to(dtype).mean(dim, keepdim, axis=axis, keepdims=keepdims)
+        if not self.is_floating_point():
+            raise located(TypeError(f"mean of {self.dtype} values is no integer; convert with .float() first"))
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        return reduce.Mean.apply(self, axes=axes, keepdim=keepdim or keepdims)
+
+    def var(
+        self: Tensor,
+        dim: Dim = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """Variance over ``dim``, divided by n - correction. ``unbiased=False`` is a correction of 0, NumPy's default.
+
+        ``x.var(False)`` is ``x.var(unbiased=False)``.
+        """
+        return self._spread(reduce.Var, dim, unbiased, keepdim or keepdims, correction, axis)
+
+    def std(
+        self: Tensor,
+        dim: Dim = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """Square root of ``var``; its gradient is 0 where it is 0."""
+        return self._spread(reduce.Std, dim, unbiased, keepdim or keepdims, correction, axis)
+
+    def _spread(
+        self: Tensor, op: type[reduce.Var], dim: Dim, unbiased: bool, keepdim: bool, correction: float | None, axis: Dim
+    ) -> Tensor:
+        name = op.__name__.lower()
+        if not self.is_floating_point():
+            raise located(TypeError(f"{name} of {self.dtype} values is no integer; convert with .float() first"))
+        if isinstance(dim, bool):
+            unbiased, dim = dim, None
+        if correction is None:
+            correction = 1 if unbiased else 0
+        elif not unbiased:
+            raise located(TypeError(f"{name}: pass correction={correction} or unbiased=False, not both"))
+        return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
+
+    def norm(
+        self: Tensor,
+        p: float | str = 2,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        axis: Dim = None,
+        keepdims: bool = False,
+    ) -> Tensor:
+        """(sum |x|^p)^(1/p) over ``dim`` (default all); for infinite p the largest (smallest) |x|, for p = 0 the number
+        of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
+        """
+        if not self.is_floating_point():
+            raise located(TypeError(f"norm of {self.dtype} values is no integer; convert with .float() first"))
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        keep = keepdim or keepdims
+        if p in (2, "fro"):
+            return reduce.Norm.apply(self, axes=axes, keepdim=keep)
+        if isinstance(p, str):
+            raise located(ValueError(f"norm: p={p!r}; expected a number or 'fro' (dim is the second argument)"))
+        if p == 0:
+            return self.nan_to_num(1.0).abs().sign().sum(axes, keep)  # steps, so the gradient is 0
+        if math.isinf(p):
+            return self.abs().amax(axes, keep) if p > 0 else self.abs().amin(axes, keep)
+        return self.abs().sum(axes, keep) if p == 1 else (self.abs() ** p).sum(axes, keep) ** (1 / p)
+
+    def logsumexp(self: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
+        """log(sum(exp(self))) over ``dim``, without overflow."""
+        return reduce.LogSumExp.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+
+    def amax(
+        self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False
+    ) -> Tensor:
+        """Largest value over ``dim``; ties share the gradient evenly."""
+        return reduce.AMax.apply(self, axes=self._nonempty("amax", dim, axis), keepdim=keepdim or keepdims)
+
+    def amin(
+        self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False
+    ) -> Tensor:
+        """Smallest value over ``dim``; ties share the gradient evenly."""
+        return reduce.AMin.apply(self, axes=self._nonempty("amin", dim, axis), keepdim=keepdim or keepdims)
+
+    def max(self: Tensor, dim: Any = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+        """The largest value, along ``dim`` the pair (values, indices), or ``maximum`` with a tensor.
+
+        Along ``dim`` the first of equals gets the gradient.
+        """
+        if isinstance(dim, TensorCore):
+            return self.maximum(dim)
+        found = shapes.one_dim(dim, axis, self.ndim)
+        return self.amax() if found is None else self._select(self.argmax(found, keepdim=True), found, keepdim)
+
+    def min(self: Tensor, dim: Any = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+        """The smallest value, along ``dim`` the pair (values, indices), or ``minimum`` with a tensor.
+
+        Along ``dim`` the first of equals gets the gradient.
+        """
+        if isinstance(dim, TensorCore):
+            return self.minimum(dim)
+        found = shapes.one_dim(dim, axis, self.ndim)
+        return self.amin() if found is None else self._select(self.argmin(found, keepdim=True), found, keepdim)
+
+    def argmax(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+        """Index (int64) of the first largest value, along ``dim`` or of the flattened tensor."""
+        self._nonempty("argmax", dim, axis)
+        return reduce.ArgMax.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
+
+    def argmin(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+        """Index (int64) of the first smallest value, along ``dim`` or of the flattened tensor."""
+        self._nonempty("argmin", dim, axis)
+        return reduce.ArgMin.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
+
+    def _nonempty(self: Tensor, name: str, dim: Dim, axis: Dim) -> tuple[int, ...]:
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        if any(self.shape[i] == 0 for i in axes):
+            raise located(ValueError(f"{name} over an empty dimension of shape {self.shape} has no value"))
+        return axes
+
+    def _select(self: Tensor, indices: Tensor, dim: int, keepdim: bool) -> ValuesAndIndices:
+        values = self.gather(dim, indices) if self.ndim else self.clone()
+        if keepdim or not self.ndim:
+            return ValuesAndIndices(values, indices)
+        return ValuesAndIndices(values.squeeze(dim), indices.squeeze(dim))
+
+    def any(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
+        """Whether any value over ``dim`` is not zero."""
+        return reduce.AnyOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+
+    def all(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
+        """Whether all values over ``dim`` are not zero."""
+        return reduce.AllOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+
+    def cumsum(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+        """Sums of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64."""
+        dim = shapes.normalize_dim(dim, self.ndim)
+        x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
+        return reduce.CumSum.apply(x, axis=dim) if self.ndim else x.clone()
+
+    def prod(
+        self: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None, axis: int | None = None
+    ) -> Tensor:
+        """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.
+
+        The gradient is right at zeros too.
+        """
+        if dtype is not None:
+            return self.to(dtype).prod(dim, keepdim, axis=axis).to(dtype)
+        found = shapes.one_dim(dim, axis, self.ndim)
+        if found is not None and self.ndim:
+            return reduce.Prod.apply(self, axis=found, keepdim=keepdim)
+        y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False)
+        return y.reshape((1,) * self.ndim) if keepdim else y
+
+    def cumprod(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+        """Products of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64.
+
+        The gradient is right at zeros too.
+        """
+        dim = shapes.normalize_dim(dim, self.ndim)
+        x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
+        return reduce.CumProd.apply(x, axis=dim) if self.ndim else x.clone()
+
+    def nansum(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Sum over ``dim`` of what is not NaN."""
+        return self.masked_fill(self.isnan(), 0).sum(dim, keepdim)
+
+    def nanmean(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
+        return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
