@@ -28,14 +28,16 @@ _MEMORY = {
         "contiguous",
         "copy",
         "empty",
+        "from_device",
         "from_host",
         "full",
         "may_share_memory",
         "ones",
+        "reinterpret",
         "to_host",
         "zeros",
     )
-} | {"from_dlpack": "sharing"}
+} | {"from_dlpack": "sharing", "select": "memory"}
 
 
 class MissingKernelError(NotImplementedError):

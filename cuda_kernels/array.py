@@ -217,6 +217,14 @@ class DeviceArray:
 
     # Sharing ----------------------------------------------------------------------------------------------------------
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """The DLPack capsule, made by CuPy."""
+        return importlib.import_module(f"{__package__}.sharing").to_cupy(self).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(2, the device's index); 2 is DLPack's code of CUDA."""
+        return 2, self.device
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 of the protocol by which CuPy, Numba and PyTorch share memory."""
@@ -302,20 +310,40 @@ def contiguous(x: DeviceArray) -> DeviceArray:
     return x if x.contiguous else copy(x)
 
 
-def from_host(x: np.ndarray, device: int | None = None) -> DeviceArray:
-    """A copy of a NumPy array on a device."""
-    x = np.ascontiguousarray(x).reshape(np.shape(x))
-    y = empty(x.shape, x.dtype, device)
-    memory.copy_in(y.pointer, x)
+def from_host(x: np.ndarray, device: int | None = None, wait: bool = True) -> DeviceArray:
+    """A copy of a NumPy array on a device. Without ``wait``, from pinned memory, the copy is part of the stream."""
+    host = np.ascontiguousarray(x).reshape(np.shape(x))
+    y = empty(host.shape, host.dtype, device)
+    memory.copy_in(y.pointer, host, wait or host is not x or not memory.is_pinned(host))
     return y
 
 
-def to_host(x: DeviceArray) -> np.ndarray:
-    """A NumPy copy, which waits for what the stream has still to do."""
+def to_host(x: DeviceArray, wait: bool = True) -> np.ndarray:
+    """A NumPy copy, after what the stream has still to do. Without ``wait`` it is in pinned memory, and filled later."""
     x = contiguous(x)
-    y = np.empty(x.shape, x.dtype)
-    memory.copy_out(y, x.pointer)
+    y = np.empty(x.shape, x.dtype) if wait else memory.pinned_empty(x.shape, x.dtype)
+    with memory.on_device(x.device):
+        memory.copy_out(y, x.pointer, wait)
     return y
+
+
+def from_device(x: DeviceArray, device: int) -> DeviceArray:
+    """A copy on another device, after what the streams of both have still to do."""
+    x = contiguous(x)
+    memory.synchronize(x.device)
+    y = empty(x.shape, x.dtype, device)
+    with memory.on_device(device):
+        memory.copy_across(y.pointer, x.pointer, x.nbytes)
+        memory.synchronize(device)
+    return y
+
+
+def reinterpret(x: DeviceArray, dtype: Any) -> DeviceArray:
+    """The same bits as another dtype of the same width; a view."""
+    dtype = np.dtype(dtype)
+    if dtype.itemsize != x.dtype.itemsize:
+        raise ValueError(f"{x.dtype} cannot be taken for {dtype}: the widths differ")
+    return DeviceArray(x.memory, x.shape, dtype, x.strides, x.pointer, x if x.base is None else x.base, x.writeable)
 
 
 def as_array(x: Any, dtype: Any = None) -> DeviceArray:

@@ -119,14 +119,12 @@ class Kernel:
             self._report((x, y, z), args, started)
 
     def _load(self, device: int) -> ctypes.c_void_p:
-        major = libcuda.device_attribute(libcuda.COMPUTE_MAJOR, device)
-        minor = libcuda.device_attribute(libcuda.COMPUTE_MINOR, device)
-        if (major, minor) < self.capability:
+        found = memory.capability(device)
+        if found < self.capability:
             raise libcuda.CudaError(
-                f"kernel {self} needs compute capability {_dotted(self.capability)}, cuda:{device} has "
-                f"{_dotted((major, minor))}"
+                f"kernel {self} needs compute capability {_dotted(self.capability)}, cuda:{device} has {_dotted(found)}"
             )
-        cubin = compiler.to_cubin(self, (major, minor))
+        cubin = compiler.to_cubin(self, found)
         function = libcuda.load(cubin, self.symbol, self.shared_bytes)
         self._functions[device] = function
         return function

@@ -6,11 +6,15 @@ Freed blocks stay in the pool and are used again, in the order of the stream, wi
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
 
-from . import simulator
+from . import libcuda, simulator
 from .language import SIMULATED
 
 ALIGNMENT = 256  # bytes, as of the driver's own allocations
@@ -110,13 +114,17 @@ class on_device:  # noqa: N801  # a context, as in minigrad.no_grad
         set_device(self._before)
 
 
-_simulated_current = 0
+class _Simulated(threading.local):
+    current = 0
+
+
+_simulated = _Simulated()
 
 
 def current_device() -> int:
     """The index of this thread's device."""
     if SIMULATED:
-        return _simulated_current
+        return _simulated.current
     import cupy
 
     return int(cupy.cuda.runtime.getDevice())
@@ -124,17 +132,17 @@ def current_device() -> int:
 
 def set_device(device: int) -> None:
     """Make a device this thread's. Raises ValueError where there is no such one."""
-    global _simulated_current
     if not 0 <= device < device_count():
         raise ValueError(f"there is no device cuda:{device}; there are {device_count()}")
     if SIMULATED:
-        _simulated_current = device
+        _simulated.current = device
         return
     import cupy
 
     cupy.cuda.runtime.setDevice(device)
 
 
+@functools.cache
 def device_count() -> int:
     """The number of devices."""
     if SIMULATED:
@@ -142,6 +150,12 @@ def device_count() -> int:
     import cupy
 
     return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def select(device: int) -> None:
+    """``set_device``, at once where there is only one."""
+    if device_count() > 1 and current_device() != device:
+        set_device(device)
 
 
 def current_stream() -> int:
@@ -210,6 +224,52 @@ def empty_cache(device: int) -> None:
 
     with on_device(device):
         cupy.get_default_memory_pool().free_all_blocks()
+
+
+def device_name(device: int) -> str:
+    """The device's name."""
+    if SIMULATED:
+        return "simulator"
+    import cupy
+
+    return str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
+
+
+def capability(device: int) -> tuple[int, int]:
+    """The compute capability, (major, minor); of the simulator that of a card with all instructions that it knows."""
+    if SIMULATED:
+        return 9, 0
+    return (
+        libcuda.device_attribute(libcuda.COMPUTE_MAJOR, device),
+        libcuda.device_attribute(libcuda.COMPUTE_MINOR, device),
+    )
+
+
+# Host memory ----------------------------------------------------------------------------------------------------------
+
+_pinned: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()  # by address
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A NumPy array, not cleared, in page-locked memory, which a GPU reads and writes while the CPU does other work."""
+    dtype = np.dtype(dtype)
+    nbytes = max(math.prod(shape) * dtype.itemsize, 1)
+    if SIMULATED:
+        raw = np.empty(nbytes, np.uint8)
+    else:
+        import cupy
+
+        raw = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+    _pinned[raw.ctypes.data] = raw
+    return raw[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def is_pinned(x: np.ndarray) -> bool:
+    """Whether a NumPy array lies in memory of ``pinned_empty``."""
+    owner = x
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return _pinned.get(owner.ctypes.data) is owner
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None
     relay = dlpack.Relay(x)
     array = source.kernels.from_dlpack(relay)
     if relay.is_bfloat16:
-        array = array.view(dtypes.bfloat16)
+        array = source.kernels.reinterpret(array, dtypes.bfloat16)
     tensor = from_numpy(array) if source is CPU else Tensor.wrap(array, source)
     return tensor.clone() if copy else tensor
 

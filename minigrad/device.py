@@ -37,7 +37,7 @@ class Device:
         key = f"{kind}:{int(index or 0)}"
         device = cls._known.get(key)
         if device is None:
-            device = object.__new__(cls)
+            device = object.__new__(cls if kind == "cpu" else _CudaDevice)
             device.type, device.index = kind, int(index or 0)
             device = cls._known.setdefault(key, device)
         return device
@@ -45,13 +45,11 @@ class Device:
     @functools.cached_property
     def kernels(self) -> Any:
         """The backend package. Raises DeviceError, saying what is missing, where the device cannot be used."""
-        if self.type == "cpu":
-            return importlib.import_module("minigrad.cpu_kernels")
-        package = importlib.import_module("minigrad.cuda_kernels")
-        available, reason = package.availability()
-        if not available:
-            raise located(DeviceError(f"device {self} cannot be used: {reason}"))
-        return package
+        return importlib.import_module("minigrad.cpu_kernels")
+
+    def kernels_package(self) -> Any:
+        """``kernels``, but without making the device the calling thread's current one."""
+        return self.kernels
 
     def __eq__(self, other: object) -> bool:
         """The same device, or its name."""
@@ -70,6 +68,30 @@ class Device:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Device, (str(self),))
+
+
+class _CudaDevice(Device):
+    """A GPU. New memory lies on the thread's current device, so asking for the kernels makes this device the current."""
+
+    _package: Any = None
+
+    @property
+    def kernels(self) -> Any:  # type: ignore[override]  # read-only, as the other is used
+        package = self.kernels_package()
+        package.select(self.index)
+        return package
+
+    def kernels_package(self) -> Any:
+        if self._package is not None:
+            return self._package
+        package = importlib.import_module("minigrad.cuda_kernels")
+        available, reason = package.availability()
+        if available and self.index >= (count := package.memory.device_count()):
+            available, reason = False, f"there are {count} CUDA devices, cuda:0 to cuda:{count - 1}"
+        if not available:
+            raise located(DeviceError(f"device {self} cannot be used: {reason}"))
+        self._package = package
+        return package
 
 
 CPU = Device("cpu")

@@ -35,7 +35,7 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
     options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
     if x.dtype != bfloat16:
         return x.data.__dlpack__(**options)
-    capsule = x.data.view(np.uint16).__dlpack__(**options)
+    capsule = x.device.kernels.reinterpret(x.data, np.uint16).__dlpack__(**options)
     _code_of(capsule).value = BFLOAT
     return capsule
 

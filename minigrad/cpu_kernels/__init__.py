@@ -42,6 +42,7 @@ from .storage import (
     may_share_memory,
     ones,
     quiet,
+    reinterpret,
     to_host,
     zeros,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "quiet",
     "random",
     "reduce",
+    "reinterpret",
     "rms_norm",
     "rope",
     "sgd",

@@ -36,14 +36,19 @@ def contiguous(x: np.ndarray) -> np.ndarray:
     return x if x.flags.c_contiguous else np.array(x, order="C", copy=True)
 
 
-def from_host(x: np.ndarray) -> np.ndarray:
-    """A NumPy array as an array of this device: itself."""
+def from_host(x: np.ndarray, wait: bool = True) -> np.ndarray:
+    """A NumPy array as an array of this device: itself, so there is nothing to wait for."""
     return x
 
 
-def to_host(x: np.ndarray) -> np.ndarray:
-    """An array of this device as a NumPy array: itself."""
+def to_host(x: np.ndarray, wait: bool = True) -> np.ndarray:
+    """An array of this device as a NumPy array: itself, so there is nothing to wait for."""
     return x
+
+
+def reinterpret(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """The same bits as another dtype of the same width; a view."""
+    return x.view(dtype)
 
 
 def quiet() -> Any:
