@@ -1,0 +1,156 @@
+"""y[...] = x between arrays of one shape and dtype, at any strides.
+
+On the host the dimensions are put in the order of y's strides, those that follow on one another in both arrays become
+one, and a run of elements that lies together in both is cut into words of up to 16 bytes. What is left is
+y[i0 sy0 + ... + i4 sy4] = x[i0 sx0 + ... + i4 sx4] on words, one of four cases:
+
+* one run: the driver's own copy;
+* runs (the inner dimension is kept): a thread for each word, of 16 bytes where the addresses allow it;
+* x's runs lie along another dimension than y's: the tiled transpose of ``ladder_transpose.py``;
+* no runs: a thread for each element, neighbours writing neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from . import memory, ptx
+from .array import DeviceArray
+from .language import cuda
+from .launch import Kernel, kernel
+
+RANK = 5  # dimensions of a kernel
+THREADS = 256
+MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
+WIDTHS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+def _strided(bits: int, vector: bool) -> Kernel:
+    """The copy of words of ``bits``; with ``vector`` each of them is two, and strides still count single ones."""
+    word = f"bits{bits}*"
+
+    @kernel(
+        word,
+        word,
+        *["uint32"] * RANK,
+        *["int64"] * (2 * RANK),
+        threads=THREADS,
+        registers=20,
+        name=f"copy_{bits * (1 + vector)}_bits",
+        vector_loads=vector,
+    )
+    def copy_words(y, x, n, n1, n2, n3, n4, sy0, sy1, sy2, sy3, sy4, sx0, sx1, sx2, sx3, sx4):
+        i = cuda.grid(1)
+        if i < n:
+            rest = np.uint32(i)
+            outer = rest // n4
+            i4 = np.int64(rest - outer * n4)
+            to, source = i4 * sy4, i4 * sx4
+            if outer > 0:  # else the other places are all 0
+                rest, outer = outer, outer // n3
+                i3 = np.int64(rest - outer * n3)
+                to += i3 * sy3
+                source += i3 * sx3
+                if outer > 0:
+                    rest, outer = outer, outer // n2
+                    i2 = np.int64(rest - outer * n2)
+                    to += i2 * sy2
+                    source += i2 * sx2
+                    if outer > 0:
+                        rest, outer = outer, outer // n1
+                        i1, i0 = np.int64(rest - outer * n1), np.int64(outer)
+                        to += i1 * sy1 + i0 * sy0
+                        source += i1 * sx1 + i0 * sx0
+            if vector:
+                ptx.store2(y, to, ptx.load2(x, source))
+            else:
+                y[to] = x[source]
+
+    return copy_words
+
+
+_COPY = {width: _strided(8 * width, False) for width in (1, 2, 4, 8)} | {16: _strided(64, True)}
+
+
+class Dimension(NamedTuple):
+    """Size, and strides in bytes."""
+
+    n: int
+    sy: int
+    sx: int
+
+
+def copy_into(y: DeviceArray, x: DeviceArray) -> None:
+    """y[...] = x; equal shapes and dtypes, any strides; no position of y occurs twice, and x does not overlap y.
+
+    Raises ValueError if shapes or dtypes differ.
+    """
+    if y.shape != x.shape or y.dtype != x.dtype:
+        raise ValueError(
+            f"copy_into takes arrays of one shape and dtype: got {y.dtype} {y.shape} and {x.dtype} {x.shape}"
+        )
+    if y.size:
+        _copy(y, x, y.pointer, x.pointer, collapse(y.shape, y.strides, x.strides))
+
+
+def collapse(shape: tuple[int, ...], sy: tuple[int, ...], sx: tuple[int, ...]) -> list[Dimension]:
+    """The dimensions from y's largest stride to its smallest, without those of size 1, neighbours merged."""
+    kept = [Dimension(*d) for d in zip(shape, sy, sx, strict=True) if d[0] != 1]
+    kept.sort(key=lambda d: (-abs(d.sy), -abs(d.sx)))
+    merged: list[Dimension] = []
+    for d in kept:
+        if merged and merged[-1].sy == d.n * d.sy and merged[-1].sx == d.n * d.sx:
+            merged[-1] = Dimension(merged[-1].n * d.n, d.sy, d.sx)
+        else:
+            merged.append(d)
+    return merged
+
+
+def _copy(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list[Dimension]) -> None:
+    """Copy from address ``source`` to address ``to``, in parts along the outer dimension if one launch cannot."""
+    if len(dimensions) > RANK or (len(dimensions) > 1 and math.prod(d.n for d in dimensions) > MOST_WORDS):
+        (n, sy, sx), *inner = dimensions
+        parts = n if len(dimensions) > RANK or n == 1 else 2
+        cuts = [n * part // parts for part in range(parts + 1)]
+        for start, end in itertools.pairwise(cuts):
+            part = inner if end - start == 1 else [Dimension(end - start, sy, sx), *inner]
+            _copy(y, x, to + start * sy, source + start * sx, part)
+        return
+    run = y.itemsize
+    if dimensions and dimensions[-1].sy == dimensions[-1].sx == run:
+        run *= dimensions.pop().n
+    if not dimensions:
+        memory.copy_across(to, source, run)
+        return
+    width = _word(run, [to, source, *(d.sy for d in dimensions), *(d.sx for d in dimensions)])
+    if width < run:
+        dimensions.append(Dimension(run // width, width, width))
+    _launch(y, x, to, source, width, dimensions)
+
+
+def _word(run: int, places: list[int]) -> int:
+    """The widest word, in bytes, of which the run and all distances between runs are multiples."""
+    width = 16
+    while run % width or any(place % width for place in places):
+        width //= 2
+    return width
+
+
+def _launch(y: DeviceArray, x: DeviceArray, to: int, source: int, width: int, dimensions: list[Dimension]) -> None:
+    dtype = WIDTHS[min(width, 8)]
+    dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
+    words = math.prod(d.n for d in dimensions)
+    _COPY[width].launch(
+        -(-words // THREADS),
+        DeviceArray(y.memory, (words,), dtype, (width,), to),
+        DeviceArray(x.memory, (words,), dtype, (width,), source),
+        words,
+        *(d.n for d in dimensions[1:]),
+        *(d.sy // dtype.itemsize for d in dimensions),
+        *(d.sx // dtype.itemsize for d in dimensions),
+        threads=min(THREADS, -(-words // 32) * 32),
+    )
