@@ -19,7 +19,7 @@ except ImportError:
 FUNCTIONS = {
     name: function
     for name, function in vars(functions).items()
-    if inspect.isfunction(function) and function.__module__ == functions.__name__
+    if inspect.isfunction(function) and function.__module__.startswith(functions.__name__)
 }
 INDEX = np.array([[0, 1], [1, 0], [1, 1]])
 VECTOR = np.array([0.5, -1.5, 2.0])

@@ -26,7 +26,7 @@ class CastsMethods:
 
     def _cast(self: Tensor, dtype: np.dtype[Any]) -> Tensor:
         same = self.data.dtype == dtype
-        return self if same else elementwise.Cast.apply(self, dtype=dtype) 
+        return self if same else elementwise.Cast.apply(self, dtype=dtype)
 
     def to(
         self: Tensor,

@@ -76,6 +76,30 @@ class ComparisonMethods:
     def __rrshift__(self: Tensor, other: Any) -> Tensor:
         return comparison.RightShift.apply(_bits(">>", self._operand(other)), _bits(">>", self))
 
+    def eq(self: Tensor, other: Any) -> Tensor:
+        """self == other, elementwise."""
+        return self == other
+
+    def ne(self: Tensor, other: Any) -> Tensor:
+        """self != other, elementwise."""
+        return self != other
+
+    def lt(self: Tensor, other: Any) -> Tensor:
+        """self < other, elementwise."""
+        return self < other
+
+    def le(self: Tensor, other: Any) -> Tensor:
+        """self <= other, elementwise."""
+        return self <= other
+
+    def gt(self: Tensor, other: Any) -> Tensor:
+        """self > other, elementwise."""
+        return self > other
+
+    def ge(self: Tensor, other: Any) -> Tensor:
+        """self >= other, elementwise."""
+        return self >= other
+
     def bitwise_not(self: Tensor) -> Tensor:
         """~self, of integers or bool."""
         return ~self

@@ -16,30 +16,6 @@ class DerivedMethods:
 
     __slots__ = ()
 
-    def eq(self: Tensor, other: Any) -> Tensor:
-        """self == other, elementwise."""
-        return self == other
-
-    def ne(self: Tensor, other: Any) -> Tensor:
-        """self != other, elementwise."""
-        return self != other
-
-    def lt(self: Tensor, other: Any) -> Tensor:
-        """self < other, elementwise."""
-        return self < other
-
-    def le(self: Tensor, other: Any) -> Tensor:
-        """self <= other, elementwise."""
-        return self <= other
-
-    def gt(self: Tensor, other: Any) -> Tensor:
-        """self > other, elementwise."""
-        return self > other
-
-    def ge(self: Tensor, other: Any) -> Tensor:
-        """self >= other, elementwise."""
-        return self >= other
-
     def subtract(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
         """self - alpha * other."""
         return self.sub(other, alpha=alpha)

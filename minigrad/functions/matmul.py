@@ -1,0 +1,37 @@
+"""Products of vectors and matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..tensor import Tensor
+
+
+def matmul(x: Tensor, other: Any) -> Tensor:
+    """x @ other."""
+    return x.matmul(other)
+
+
+def mm(x: Tensor, other: Tensor) -> Tensor:
+    """x @ other of two matrices."""
+    return x.mm(other)
+
+
+def bmm(x: Tensor, other: Tensor) -> Tensor:
+    """x @ other of two batches of matrices."""
+    return x.bmm(other)
+
+
+def mv(x: Tensor, vec: Tensor) -> Tensor:
+    """x @ vec of a matrix and a vector."""
+    return x.mv(vec)
+
+
+def dot(x: Tensor, other: Tensor) -> Tensor:
+    """Sum of the products of two vectors."""
+    return x.dot(other)
+
+
+def outer(x: Tensor, vec2: Tensor) -> Tensor:
+    """The matrix of all products x[i] * vec2[j] of two vectors."""
+    return x.outer(vec2)
