@@ -185,7 +185,8 @@ class Run:
 
 
 def _complain(error: Exception, code: int) -> int:
-    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    text = str(error).partition("\n  at ")[0]  # without the line of this program, which is no news to its user
+    print("error: " + " ".join(text.split()), file=sys.stderr)
     return code
 
 

@@ -205,7 +205,7 @@ def load_run(
         checkpoint = load_checkpoint(folder, step)
     except CheckpointError as error:
         offer = "; to go on from that one, delete or rename the damaged folder" if error.previous else ""
-        raise CheckpointError(f"{error}{offer}", error.path, error.previous) from error
+        raise CheckpointError(f"{error.args[0]}{offer}", error.path, error.previous) from error
     return run_of(checkpoint, device, changes, kind)
 
 

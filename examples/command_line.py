@@ -114,7 +114,8 @@ def run_cli(main: Callable[[], int]) -> NoReturn:
 
 def complain(message: object, code: int) -> int:
     """Print ``error: message`` as one line and return the exit code."""
-    print("error: " + " ".join(str(message).split()), file=sys.stderr)
+    text = str(message).partition("\n  at ")[0]  # without the line of the script, which is no news to its user
+    print("error: " + " ".join(text.split()), file=sys.stderr)
     return code
 
 

@@ -30,9 +30,28 @@ def user_line() -> str | None:
 
 def located(error: E) -> E:
     """The error, its message followed by the line of the user's call."""
+    if isinstance(error, LocatedError):
+        return error
     line = user_line()
     if line is not None and error.args and isinstance(error.args[0], str):
         place = f"\n  at {line}"
         message = error.args[0].replace(place, "")  # it may quote an error that has its place
         error.args = (message + place, *error.args[1:])
     return error
+
+
+class LocatedError(ValueError):
+    """A ValueError whose text ends with the line of the user's call, wherever in minigrad it is raised.
+
+    Attributes:
+        args: the message alone.
+        place: what follows it in the text: a new line, and ``at file:line: source``; or nothing.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = user_line()
+        self.place = f"\n  at {line}" if line else ""
+        super().__init__(message.replace(self.place, "") if line else message)  # it may quote an error of this line
+
+    def __str__(self) -> str:
+        return super().__str__() + self.place

@@ -38,6 +38,12 @@ class TensorId(int):
         return f"TensorId({int(self)})"
 
 
+class NoGradientError(KeyError):
+    """The KeyError of ``grads[tensor]``; its text is the message, which Python would show in quotes."""
+
+    __str__ = Exception.__str__
+
+
 class GradStore:
     """A mapping from tensor (or TensorId) to its gradient, a Tensor of the same shape, dtype and device.
 
@@ -57,15 +63,19 @@ class GradStore:
         except AttributeError:
             if isinstance(key, TensorId):
                 return key
-            raise TypeError(f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}") from None
+            raise located(
+                TypeError(f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}")
+            ) from None
 
     def __getitem__(self, key: Tensor | TensorId) -> Tensor:
-        """The gradient of a tensor; KeyError, with the likely reason, if there is none."""
+        """The gradient of a tensor; NoGradientError, a KeyError, with the likely reason, if there is none."""
         grad = self._grads.get(self._key(key))
         if grad is None:
-            raise KeyError(
-                f"no gradient for tensor {int(self._key(key))}: it does not require grad, is not a leaf, or the loss "
-                "does not depend on it (use .get to test)"
+            raise located(
+                NoGradientError(
+                    f"no gradient for tensor {int(self._key(key))}: it does not require grad, is not a leaf, or the "
+                    "loss does not depend on it (use .get to test)"
+                )
             )
         return grad
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .errors import located
+
 _SAVE = (
     "minigrad.serialization has save_safetensors(path, model.state_dict()) and load_safetensors(path) for weights, "
     "save_checkpoint and load_checkpoint to resume"
@@ -14,7 +16,6 @@ _SAVE = (
 _CUDA = "devices go by name: .to('cuda'); `python -m minigrad.env` says which there are"
 _NORM = "minigrad.optim.clip_grad_norm(grads, max_norm), with the GradStore that loss.backward() returned"
 _ZERO = "there is nothing to zero: loss.backward() returns fresh gradients, in a GradStore"
-_MEDIAN = "sort: x.flatten().sort().values[(x.numel() - 1) // 2]"
 _MODULES = "minigrad has the layers of transformers and of small networks: see minigrad.nn.__all__"
 
 HINTS: dict[str, dict[str, str]] = {
@@ -25,7 +26,6 @@ HINTS: dict[str, dict[str, str]] = {
         "concat": "use cat",
         "concatenate": "use cat",
         "inference_mode": "use no_grad",
-        "median": _MEDIAN,
         "compile": "the kernels are compiled by themselves",
         "utils": "data sets and loaders are in minigrad.data",
     },
@@ -54,7 +54,6 @@ HINTS: dict[str, dict[str, str]] = {
         "grad": "gradients are not stored on tensors: grads = loss.backward(), then grads[tensor]",
         "grad_fn": "use .node, or minigrad.draw for a picture of the graph",
         "cuda": _CUDA,
-        "median": _MEDIAN,
         "is_cuda": "use .device.type == 'cuda'",
         "type": "use .to(dtype), or .dtype",
         "retain_grad": "gradients are of leaves; cut with .detach().requires_grad_(), go on with .backward(gradient)",
@@ -76,7 +75,8 @@ def missing(kind: str, name: str, names: list[str], owner: str | None = None) ->
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.75)
         hint = f"it is {found}.{name}" if found else f"did you mean {lower[near[0]]!r}?" if near else None
     # With a name, and None as the object, Python adds no second suggestion where it prints the error.
-    return AttributeError(f"{message}; {hint}" if hint else message, name=name)
+    error = AttributeError(f"{message}; {hint}" if hint else message, name=name)
+    return error if name.startswith("_") else located(error)  # protocols ask for such names all the time
 
 
 def of_module(module: str) -> Callable[[str], Any]:

@@ -26,6 +26,7 @@ import numpy as np
 import safetensors.numpy
 
 from .dtypes import bfloat16
+from .errors import LocatedError
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -58,7 +59,7 @@ _SHORT = reprlib.Repr()  # bounded in depth and length, whatever the value
 _CHUNK = 4 << 20  # hashing follows reading and writing while the bytes are still in the cache
 
 
-class CheckpointError(ValueError):
+class CheckpointError(LocatedError):
     """A checkpoint or weights file that cannot be written or trusted.
 
     Attributes:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import durable
+from .errors import located
 from .safetensors_format import (
     Arrays,
     CheckpointError,
@@ -101,10 +102,12 @@ def save_safetensors(
         CheckpointError: something cannot be stored, or the file could not be written (the old one is then intact).
     """
     if isinstance(path, Mapping):
-        raise TypeError("save_safetensors(path, arrays): the path comes first")
+        raise located(TypeError("save_safetensors(path, arrays): the path comes first"))
     if not isinstance(arrays, Mapping):
         hint = "; pass its .state_dict()" if hasattr(arrays, "state_dict") else ""
-        raise TypeError(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
+        raise located(
+            TypeError(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
+        )
     path = Path(path)
     try:
         durable.replace_file(path, encode(arrays, metadata))

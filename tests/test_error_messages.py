@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad import Tensor, nn
+from minigrad import Tensor, data, nn
 from minigrad.device import Device
 from minigrad.distributed import SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
@@ -807,6 +807,60 @@ def damaged_checkpoint(folder: Path) -> None:
 @mistake
 def folder_without_checkpoints(folder: Path) -> None:
     load_checkpoint(folder)
+
+
+@mistake
+def state_that_json_cannot_hold(folder: Path) -> None:
+    save_checkpoint(folder, {}, {"step": 1, "when": {1, 2}})
+
+
+@mistake
+def tensors_without_names(folder: Path) -> None:
+    save_safetensors(folder / "model.safetensors", {1: mg.ones(2)})
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+@mistake
+def corpus_that_is_not_there() -> None:
+    data.load_corpus("no-such-file.txt")
+
+
+@mistake
+def tokenizer_of_no_text() -> None:
+    data.CharTokenizer.from_text("")
+
+
+@mistake
+def character_that_the_tokenizer_lacks() -> None:
+    data.CharTokenizer.from_text("abc").encode("abd")
+
+
+@mistake
+def token_beyond_the_vocabulary() -> None:
+    data.BytePairTokenizer.train("abc abc", 258).decode([999])
+
+
+@mistake
+def tokenizer_file_of_another_kind(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    data.BytePairTokenizer.from_file(folder / "tokenizer.json")
+
+
+@mistake
+def too_few_tokens_for_a_batch() -> None:
+    data.RandomBatches(np.arange(5), 2, 8, seed=0)
+
+
+@mistake
+def epoch_of_no_examples() -> None:
+    data.EpochSampler(0, 8, seed=0)
+
+
+@mistake
+def token_file_that_is_not_there() -> None:
+    data.open_tokens("no-such-file.bin")
 
 
 # The comparison -------------------------------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ def test_a_damaged_newest_checkpoint_names_the_intact_one_before(tmp_path):
     assert str(newest / "model.safetensors") in str(error)
     assert "the file is missing" in str(error)
     assert str(old) in str(error)
-    assert "\n" not in str(error)
+    assert "\n" not in error.args[0]
     assert_is_step(load_checkpoint(error.previous), 1)
 
     (old / "manifest.json").unlink()

@@ -1,5 +1,7 @@
 """The one exception of the data package."""
 
+from ..errors import LocatedError
 
-class DataError(ValueError):
-    """A text, a token or a batch that cannot be had; the message is one line and says what would work."""
+
+class DataError(LocatedError):
+    """A text, a token or a batch that cannot be had; the message says what would work."""

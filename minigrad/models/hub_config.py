@@ -31,7 +31,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (None,),
     "final_logit_softcapping": (None,),
     "is_encoder_decoder": (False,),
-    "layer_types": (None,),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
     "sliding_window": (None,),
@@ -59,6 +58,11 @@ class HubConfig:
         self._used = set(INERT)
         for name, values in REFUSED.items():
             self.only(name, *values)
+        kinds = self.get("layer_types", None)  # one name for each layer
+        if kinds is not None and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
+            raise located(
+                self.error(f"layer_types = {show(kinds)} is not supported, only 'full_attention' of every layer")
+            )
 
     def error(self, fault: str) -> CheckpointError:
         """A `CheckpointError` that names the file."""

@@ -18,6 +18,7 @@ class AdaGradConfig:
     eps: float = 1e-10
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0
+    lr_decay: float = 0.0
 
 
 class AdaGrad(MultiTensorOptimizer):
@@ -25,10 +26,9 @@ class AdaGrad(MultiTensorOptimizer):
 
         g <- g + weight_decay * p
         s <- s + g * g                       s starts at initial_accumulator_value
-        p <- p - lr * g / (sqrt(s) + eps)
+        p <- p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)        at the t-th update of p
 
-    The sums (``sum``) have the dtype of the parameter. PyTorch's ``lr_decay`` is a schedule:
-    ``Lambda(lambda step: lr / (1 + step * lr_decay))``. A step bumps the parameters' versions.
+    The sums (``sum``) have the dtype of the parameter. A step bumps the parameters' versions.
 
     Source: Duchi, Hazan & Singer, "Adaptive subgradient methods for online learning and stochastic optimization"
     (2011).
@@ -41,12 +41,13 @@ class AdaGrad(MultiTensorOptimizer):
         self,
         params: Any = None,
         lr: float = 0.01,
-        eps: float = 1e-10,
+        lr_decay: float = 0.0,
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
     ) -> None:
         options = {"eps": eps, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value}
-        super().__init__(params, {"lr": lr, **options})
+        super().__init__(params, {"lr": lr, **options, "lr_decay": lr_decay})
 
     @classmethod
     def from_config(cls, config: AdaGradConfig, params: Iterable[Named] | None = None) -> AdaGrad:
@@ -61,7 +62,7 @@ class AdaGrad(MultiTensorOptimizer):
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
         options = super().checked(options)
-        for name in ("eps", "weight_decay", "initial_accumulator_value"):
+        for name in ("eps", "weight_decay", "initial_accumulator_value", "lr_decay"):
             options[name] = check_range(options[name], name, 0.0)
         return options
 
@@ -75,4 +76,4 @@ class AdaGrad(MultiTensorOptimizer):
         return super()._prepare(batch, kinds)
 
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
-        return group["lr"], group["weight_decay"], group["eps"]
+        return group["lr"] / (1 + (t - 1) * group["lr_decay"]), group["weight_decay"], group["eps"]

@@ -37,7 +37,7 @@ def test_an_unknown_character_is_named(known, unknown, data):
     with pytest.raises(DataError) as caught:
         tokenizer.encode(known[:position] + unknown + known[position:])
     assert f"{unknown!r} (U+{ord(unknown):04X}) at position {position:,}, line" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in caught.value.args[0]
 
 
 def test_the_line_of_an_unknown_character():

@@ -171,7 +171,7 @@ def test_a_fault_is_named(tmp_path, path, value, message):
     with pytest.raises(DataError, match=message) as caught:
         load(changed(path, value), tmp_path)
     assert str(caught.value).startswith(str(tmp_path / "tokenizer.json"))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in caught.value.args[0]
 
 
 @pytest.mark.parametrize(

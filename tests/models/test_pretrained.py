@@ -249,6 +249,8 @@ SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
     [
         ({}, 1e4, None),
         ({"rope_theta": 500}, 500.0, None),
+        ({"layer_types": ["full_attention"]}, 1e4, None),
+        ({"layer_types": None}, 1e4, None),
         ({"rope_theta": 500.0, "rope_scaling": None}, 500.0, None),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, 1e4, RopeScaling("linear", 2.0)),
         ({"rope_theta": 5.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5.0, SCALED),
@@ -279,6 +281,11 @@ def test_rope_of_old_and_new_files(fields: Any, base: float, scaling: Any, tmp_p
         ({"rope_theta": -1}, "rope_theta is -1, expected a number above 0"),
         ({"rope_interleaved": True}, "rope_interleaved = True is not supported, only False"),
         ({"sliding_window": 4096}, "sliding_window = 4096 is not supported, only null"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = .*, only 'full_attention' of every"),
+        (
+            {"layer_types": "full_attention"},
+            "layer_types = 'full_attention' is not supported, only 'full_attention' of",
+        ),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"hidden_size": None}, "hidden_size is None, expected a positive integer"),
         ({"hidden_size": 4.0}, "hidden_size is 4.0"),

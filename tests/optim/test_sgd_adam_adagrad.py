@@ -34,11 +34,17 @@ def adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float)
     return step
 
 
-def adagrad(lr: float, eps: float = 1e-10, weight_decay: float = 0, initial_accumulator_value: float = 0) -> Any:
+def adagrad(
+    lr: float,
+    lr_decay: float = 0,
+    weight_decay: float = 0,
+    initial_accumulator_value: float = 0,
+    eps: float = 1e-10,
+) -> Any:
     def step(p: Any, g: Any, state: dict[str, Any], t: int) -> Any:
         g = g + weight_decay * p
         s = state["s"] = state.get("s", initial_accumulator_value) + g * g
-        return p - lr * g / (np.sqrt(s) + eps)
+        return p - lr / (1 + (t - 1) * lr_decay) * g / (np.sqrt(s) + eps)
 
     return step
 
@@ -52,6 +58,7 @@ OPTIONS: list[tuple[Any, Callable[..., Any], str, dict[str, Any]]] = [
     (Adam, adam, "Adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
     (Adam, adam, "Adam", {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
     (AdaGrad, adagrad, "Adagrad", {"lr": 0.02}),
+    (AdaGrad, adagrad, "Adagrad", {"lr": 0.1, "lr_decay": 0.3}),
     (AdaGrad, adagrad, "Adagrad", {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1, "initial_accumulator_value": 0.5}),
 ]
 
@@ -112,8 +119,18 @@ def test_configs() -> None:
     sgd_ = SGD.from_config(changed, make_params())
     assert sgd_.config == changed
     assert sgd_.param_groups[0]["dampening"] == 0.3
-    assert AdaGradConfig() == AdaGradConfig(lr=0.01, eps=1e-10, weight_decay=0.0, initial_accumulator_value=0.0)
-    assert AdaGrad.from_config(AdaGradConfig(0.1, 1e-3, 0.2, 0.3)).config == AdaGradConfig(0.1, 1e-3, 0.2, 0.3)
+    assert AdaGradConfig() == AdaGradConfig(0.01, 1e-10, 0.0, 0.0, lr_decay=0.0)
+    assert AdaGrad.from_config(AdaGradConfig(0.1, 1e-3, 0.2, 0.3, 0.4)).config == AdaGradConfig(
+        0.1, 1e-3, 0.2, 0.3, 0.4
+    )
+
+
+def test_adagrad_takes_pytorchs_positions() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    names = ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+    defaults = AdaGrad(make_params(), 0.1, 0.2, 0.3, 0.4, 0.5).defaults
+    theirs = torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1))], 0.1, 0.2, 0.3, 0.4, 0.5).defaults
+    assert {name: defaults[name] for name in names} == {name: theirs[name] for name in names}
 
 
 def test_sgd_refuses_nesterov_without_plain_momentum() -> None:
