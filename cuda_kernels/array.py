@@ -131,7 +131,9 @@ class DeviceArray:
 
     # Views ------------------------------------------------------------------------------------------------------------
 
-    def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, writeable: bool = True) -> DeviceArray:
+    def view(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, writeable: bool = True
+    ) -> DeviceArray:
         """The elements at other strides, in bytes, from ``offset`` bytes after the first on."""
         return DeviceArray(
             self.memory,
@@ -180,7 +182,9 @@ class DeviceArray:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 raise TypeError(f"a DeviceArray is indexed by integers, slices, None and Ellipsis, not {part!r}")
         ghost = _ghost(self)
-        found = ghost[parts if Ellipsis in parts else (*parts, ...)]  # with Ellipsis never a scalar, which would be read
+        found = ghost[
+            parts if Ellipsis in parts else (*parts, ...)
+        ]  # with Ellipsis never a scalar, which would be read
         return self.view(found.shape, found.strides, _address(found) - _address(ghost) if found.size else 0)
 
     # Arithmetic -------------------------------------------------------------------------------------------------------
@@ -231,13 +235,13 @@ class DeviceArray:
         if self.dtype.kind == "V":
             raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
             return {
-            "shape": self.shape,
-            "strides": None if self.contiguous else self.strides,
-            "typestr": self.dtype.str,
-            "data": (self.pointer if self.size else 0, not self.writeable),
-            "version": 3,
-            "stream": memory.current_stream() or 1,  # 1 is the legacy default stream; 0 is not allowed
-        }
+                "shape": self.shape,
+                "strides": None if self.contiguous else self.strides,
+                "typestr": self.dtype.str,
+                "data": (self.pointer if self.size else 0, not self.writeable),
+                "version": 3,
+                "stream": memory.current_stream() or 1,  # 1 is the legacy default stream; 0 is not allowed
+            }
 
 
 _words: dict[np.dtype[Any], tuple[str, str]] = {}

@@ -61,7 +61,9 @@ class Report:
     @property
     def float64(self) -> int:
         """Instructions of float64 arithmetic."""
-        return self.count("DADD", "DMUL", "DFMA", "DSETP", "DMNMX", "MUFU.RCP64", "MUFU.RSQ64", "F2F.F64", "F2F.F32.F64")
+        return self.count(
+            "DADD", "DMUL", "DFMA", "DSETP", "DMNMX", "MUFU.RCP64", "MUFU.RSQ64", "F2F.F64", "F2F.F32.F64"
+        )
 
     def faults(self) -> list[str]:
         """Where the kernel breaks its budget."""
@@ -141,7 +143,9 @@ def _number(pattern: str, text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. 0 if all kernels keep their budgets."""
-    parser = argparse.ArgumentParser(prog="python -m minigrad.cuda_kernels.inspect", description=__doc__.split("\n\n")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m minigrad.cuda_kernels.inspect", description=__doc__.split("\n\n")[1]
+    )
     parser.add_argument("kernels", nargs="*", help="words of kernel names, e.g. softmax (default: all kernels)")
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"], metavar="sm_NN", help="architectures")
     parser.add_argument("--sass", action="store_true", help="count each instruction too")

@@ -194,7 +194,17 @@ def kernel(
         if full in KERNELS:
             raise ValueError(f"there are two kernels {full}")
         made = Kernel(
-            function, full, signature, threads, registers, shared_bytes, fastmath, vector_loads, capability, flops, nbytes
+            function,
+            full,
+            signature,
+            threads,
+            registers,
+            shared_bytes,
+            fastmath,
+            vector_loads,
+            capability,
+            flops,
+            nbytes,
         )
         KERNELS[full] = made
         return made

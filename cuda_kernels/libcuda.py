@@ -91,7 +91,9 @@ def assemble(ptx: str, architecture: str) -> bytes:
     text = ptx.encode() + b"\0"
     call("cuLinkCreate_v2", 2, options, values, ctypes.byref(state))
     try:
-        status = library().cuLinkAddData_v2(state, INPUT_PTX, text, ctypes.c_size_t(len(text)), b"kernel", 0, None, None)
+        status = library().cuLinkAddData_v2(
+            state, INPUT_PTX, text, ctypes.c_size_t(len(text)), b"kernel", 0, None, None
+        )
         status = status or library().cuLinkComplete(state, ctypes.byref(cubin), ctypes.byref(size))
         if status:
             raise CudaError(f"assembling for {architecture}: {describe(status)}\n{log.value.decode(errors='replace')}")

@@ -298,7 +298,9 @@ class _Shared:
             return _allocate(shape, dtype, _now.block.dynamic.view(dtype))
         shape = shape if isinstance(shape, tuple) else (shape,)
         count = python_math.prod(shape)
-        return _allocate(shape, dtype, np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape))
+        return _allocate(
+            shape, dtype, np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+        )
 
 
 class _Local:
@@ -451,4 +453,3 @@ def pointer(memory: Any, address: int, dtype: Any) -> Pointer:
         raise SimulationError(f"address {address:#x} is not aligned for {np.dtype(dtype)}")
     view = memory[: len(memory) // itemsize * itemsize].view(dtype)
     return Pointer(view, (address - first) // itemsize)
-

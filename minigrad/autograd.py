@@ -287,19 +287,55 @@ class Function:
         shared = cls.is_view and kernels.may_share_memory(out, arrays[0])
         y._init(out, device, inputs[0]._version if shared else None)
         if True in needs and _grad_mode.enabled and cls.differentiable and out.dtype.kind in "fV":
-            y.requires_grad = True
-            y.node = node
-            node.order = y._id
-            node.edges = tuple(
-                [
-                    (x if x.node is None else x.node, x.data.shape, x.data.dtype) if needed else None
-                    for x, needed in zip(inputs, needs)
-                ]
-            )
-            node._versions = _versions_of_saved(node.saved, inputs, arrays, y) if node.saved else ()
-            if _grad_mode.anomaly:
-                node.line = user_line()
+            node._record(y, inputs, arrays)
         return y
+
+    def _record(self, y: TensorCore, inputs: tuple[Any, ...], arrays: list[Any]) -> None:
+        """Make this instance the node of the graph that computed ``y``."""
+        y.requires_grad = True
+        y.node = self
+        self.order = y._id
+        self.edges = tuple(
+            [
+                (x if x.node is None else x.node, x.data.shape, x.data.dtype) if needed else None
+                for x, needed in zip(inputs, self.needs)
+            ]
+        )
+        self._versions = _versions_of_saved(self.saved, inputs, arrays, y) if self.saved else ()
+        if _grad_mode.anomaly:
+            self.line = user_line()
+
+
+class ToDevice(Function):
+    """y = x on another device;  dx = dy on the device of x. The one operation of two devices."""
+
+    __slots__ = ("source",)
+    source: Device
+
+    @classmethod
+    def apply(cls, *inputs: Any, **params: Any) -> Tensor:
+        """``x, target=device, wait=bool``: without ``wait`` the copy is part of the stream (see ``Tensor.to``)."""
+        (x,), target = inputs, params["target"]
+        node = cls()
+        node.source, node.device, node.kernels = x.device, target, x.device.kernels
+        node.saved, node.half, node.needs = (), None, (x.requires_grad,)
+        y: Tensor = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
+        y._init(_transferred(x.data, x.device, target, params["wait"]), target)
+        if x.requires_grad and _grad_mode.enabled:
+            node._record(y, inputs, [x.data])
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        return _transferred(dy, self.device, self.source, True)
+
+
+def _transferred(array: Any, source: Device, target: Device, wait: bool) -> Any:
+    """A copy of the array on the device ``target``."""
+    if source.type == "cpu":
+        return target.kernels.from_host(array, wait=wait)
+    if target.type == "cpu":
+        return source.kernels.to_host(array, wait=wait)
+    return target.kernels.from_device(array, target.index)
 
 
 def _mixed_devices(cls: type[Function], inputs: tuple[Any, ...]) -> RuntimeError:
@@ -429,7 +465,7 @@ def backward(
 
     start = root if root.node is None else root.node
     nodes, uses = _reachable(start)
-    pending = _Pending(kernels)
+    pending = _Pending()
     pending.add(start, seed, owned=False)
     grads = GradStore()
     if not nodes:
@@ -476,13 +512,12 @@ class _Pending:
     """Gradients under construction, each with a flag that says whether its array is ours to write to.
 
     The first contribution is stored as it is, the second allocates their sum unless one of the two is owned, later ones
-    add in place. So nothing that somebody else can see is ever written to.
+    add in place. So nothing that somebody else can see is ever written to. A gradient is on its target's device.
     """
 
-    __slots__ = ("_entries", "_kernels")
+    __slots__ = ("_entries",)
 
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
+    def __init__(self) -> None:
         self._entries: dict[Any, tuple[Any, bool]] = {}
 
     def add(self, target: Any, grad: Any, owned: bool) -> None:
@@ -491,23 +526,24 @@ class _Pending:
             self._entries[target] = (grad, owned)
             return
         total, total_owned = entry
+        elementwise = target.device.kernels.elementwise
         if total_owned:
-            self._kernels.elementwise.add_into(total, grad)
+            elementwise.add_into(total, grad)
         elif owned:
-            self._kernels.elementwise.add_into(grad, total)
+            elementwise.add_into(grad, total)
             self._entries[target] = (grad, True)
         else:
-            self._entries[target] = (self._kernels.elementwise.add(total, grad), True)
+            self._entries[target] = (elementwise.add(total, grad), True)
 
     def writable(self, target: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         """The gradient of ``target`` so far, as an array that may be added to in place."""
         entry = self._entries.get(target)
         if entry is None:
-            array = self._kernels.zeros(shape, dtype)
+            array = target.device.kernels.zeros(shape, dtype)
         elif entry[1]:
             return entry[0]
         else:
-            array = self._kernels.copy(entry[0])
+            array = target.device.kernels.copy(entry[0])
         self._entries[target] = (array, True)
         return array
 
@@ -521,7 +557,7 @@ class _Pending:
         if entry is None:
             return None
         array, owned = entry
-        return array if owned and array.flags.c_contiguous else self._kernels.copy(array)
+        return array if owned and array.flags.c_contiguous else target.device.kernels.copy(array)
 
 
 def _run(node: Function, dy: Any, pending: _Pending) -> None:
@@ -545,6 +581,7 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
                     f"{_called_at(node)}"
                 )
             )
+    node.device.activate()
     kernels = node.kernels
     if node.half is not None and dy.dtype == node.half:
         dy = kernels.elementwise.cast(dy, float32)

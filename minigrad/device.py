@@ -51,6 +51,9 @@ class Device:
         """``kernels``, but without making the device the calling thread's current one."""
         return self.kernels
 
+    def activate(self) -> None:
+        """Make it the device where the calling thread's new memory lies, if it is a GPU."""
+
     def __eq__(self, other: object) -> bool:
         """The same device, or its name."""
         if isinstance(other, str):
@@ -71,7 +74,7 @@ class Device:
 
 
 class _CudaDevice(Device):
-    """A GPU. New memory lies on the thread's current device, so asking for the kernels makes this device the current."""
+    """A GPU. New memory lies on the thread's current device, so asking for the kernels makes this the current one."""
 
     _package: Any = None
 
@@ -80,6 +83,9 @@ class _CudaDevice(Device):
         package = self.kernels_package()
         package.select(self.index)
         return package
+
+    def activate(self) -> None:
+        self.kernels_package().select(self.index)
 
     def kernels_package(self) -> Any:
         if self._package is not None:

@@ -5,14 +5,15 @@ Some are named like Python's types; apart, because in Tensor's own annotations t
 
 from __future__ import annotations
 
+import builtins
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import dtypes
-from ..autograd import TensorCore
+from ..autograd import TensorCore, ToDevice
 from ..device import CPU, Device
-from ..errors import located
 from ..ops import elementwise
 
 if TYPE_CHECKING:
@@ -53,12 +54,33 @@ class CastsMethods:
         if dtype is not None:
             x = x._cast(dtypes.as_dtype(dtype))
         if device is not None and (target := Device(device)) is not x.device:
-            return transfer.ToDevice.apply(x, target=target, wait=not non_blocking)
+            return ToDevice.apply(x, target=target, wait=not non_blocking)
         return x
 
     def cpu(self: Tensor) -> Tensor:
         """On the CPU."""
         return self.to(device=CPU)
+
+    def cuda(self: Tensor, device: str | Device | builtins.int = "cuda", non_blocking: builtins.bool = False) -> Tensor:
+        """On a GPU (default: the first), by its Device, name or index."""
+        target = f"cuda:{device}" if isinstance(device, builtins.int) else device
+        return self.to(device=target, non_blocking=non_blocking)
+
+    def pin_memory(self: Tensor) -> Tensor:
+        """A copy in page-locked memory of the CPU, from which ``to("cuda", non_blocking=True)`` copies beside other
+        work; itself if it lies there. DeviceError without CUDA.
+        """
+        if self.is_pinned():
+            return self
+        memory = Device("cuda").kernels_package().memory
+        pinned = memory.pinned_empty(self.shape, self.dtype)
+        pinned[...] = self.numpy()
+        return self.wrap(pinned)
+
+    def is_pinned(self: Tensor) -> builtins.bool:
+        """Whether the tensor is in page-locked memory of the CPU."""
+        memory = sys.modules.get("minigrad.cuda_kernels.memory")
+        return self.device is CPU and memory is not None and memory.is_pinned(self.data)
 
     def float(self: Tensor) -> Tensor:
         """As float32."""
