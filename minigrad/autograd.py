@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -117,11 +118,7 @@ class set_grad_enabled(_SetGrad):
 class Version:
     """Counts the in-place changes of one piece of memory; shared by a tensor and its views."""
 
-    __slots__ = ("count",)
-    count: int
-
-    def __init__(self) -> None:
-        self.count = 0
+    count: int = 0  # of the class: each result of an operation has a Version, and few are ever changed
 
 
 class TensorCore:
@@ -156,6 +153,7 @@ class _Released:
 
 
 _RELEASED: Any = _Released()
+_new: Callable[..., Any] = object.__new__
 
 
 class Deferred:
@@ -240,31 +238,35 @@ class Function:
         """Run the op on tensors (and other values) and return a Tensor that remembers how it was made."""
         # This runs for every operation, so it is one loop, and what is rare is asked last.
         arrays: list[Any] = []
-        needs: list[bool] = []
+        edges: list[Any] = []
         device: Device | None = None
         dtype: Any = None
         mixed = False
+        recording = _grad_mode.enabled and cls.differentiable
         for x in inputs:
             if isinstance(x, TensorCore):
                 array = x.data
                 arrays.append(array)
-                needs.append(x.requires_grad)
                 if device is None:
                     device, dtype = x.device, array.dtype
                 elif x.device is not device:
                     raise _mixed_devices(cls, inputs)
                 elif array.dtype is not dtype:
                     mixed = True
+                if recording and x.requires_grad:
+                    edges.append((x if x.node is None else x.node, array.shape, array.dtype))
+                    continue
             else:
                 arrays.append(x)
-                needs.append(False)
+            edges.append(None)
         if device is None:
             raise located(TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}"))
         node = cls()
         node.device = device
         node.kernels = kernels = device.kernels
         node.saved = ()
-        node.needs = tuple(needs)
+        node.edges = tuple(edges)
+        node.needs = tuple([edge is not None for edge in edges])
         node.half = _prepare(cls, inputs, arrays, dtype, kernels) if mixed or dtype.char not in "fd" else None
         try:
             out = node.forward(*arrays, **params)
@@ -283,11 +285,16 @@ class Function:
         if node.half is not None and out.dtype == float32:
             out = kernels.elementwise.cast(out, node.half)
 
-        y: Tensor = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
-        shared = cls.is_view and kernels.may_share_memory(out, arrays[0])
-        y._init(out, device, inputs[0]._version if shared else None)
-        if True in needs and _grad_mode.enabled and cls.differentiable and out.dtype.kind in "fV":
+        y: Tensor = _new(TensorCore.tensor_type)
+        y.data = out
+        y.device = device
+        y._id = next_id()
+        y._version = inputs[0]._version if cls.is_view and kernels.may_share_memory(out, arrays[0]) else Version()
+        if True in node.needs and out.dtype.kind in "fV":
             node._record(y, inputs, arrays)
+        else:
+            y.requires_grad = False
+            y.node = None
         return y
 
     def _record(self, y: TensorCore, inputs: tuple[Any, ...], arrays: list[Any]) -> None:
@@ -295,12 +302,6 @@ class Function:
         y.requires_grad = True
         y.node = self
         self.order = y._id
-        self.edges = tuple(
-            [
-                (x if x.node is None else x.node, x.data.shape, x.data.dtype) if needed else None
-                for x, needed in zip(inputs, self.needs)
-            ]
-        )
         self._versions = _versions_of_saved(self.saved, inputs, arrays, y) if self.saved else ()
         if _grad_mode.anomaly:
             self.line = user_line()
@@ -319,7 +320,8 @@ class ToDevice(Function):
         node = cls()
         node.source, node.device, node.kernels = x.device, target, x.device.kernels
         node.saved, node.half, node.needs = (), None, (x.requires_grad,)
-        y: Tensor = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
+        node.edges = ((x if x.node is None else x.node, x.data.shape, x.data.dtype),)
+        y: Tensor = _new(TensorCore.tensor_type)
         y._init(_transferred(x.data, x.device, target, params["wait"]), target)
         if x.requires_grad and _grad_mode.enabled:
             node._record(y, inputs, [x.data])
@@ -385,23 +387,17 @@ def _promote(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any]) ->
     return dtype
 
 
-def _owner(array: Any) -> Any:
-    return array if array.base is None else array.base
-
-
 def _versions_of_saved(
     saved: tuple[Any, ...], inputs: tuple[Any, ...], arrays: list[Any], y: TensorCore
 ) -> tuple[tuple[Version, int], ...]:
     """The version counters of those tensors whose memory ``saved`` refers to, with their present counts."""
-    owners = [_owner(s) for s in saved if hasattr(s, "base")]
-    found = []
-    for x, array in zip((*inputs, y), (*arrays, y.data), strict=True):
-        if isinstance(x, TensorCore):
-            owner = _owner(array)
-            for o in owners:
-                if o is owner:
-                    found.append((x._version, x._version.count))
-                    break
+    array_type = y.device.kernels.Array
+    owners = {id(s if s.base is None else s.base) for s in saved if isinstance(s, array_type)}
+    found = [
+        (x._version, x._version.count)
+        for x, array in zip((*inputs, y), (*arrays, y.data))
+        if isinstance(x, TensorCore) and id(array if array.base is None else array.base) in owners
+    ]
     return tuple(found)
 
 
@@ -470,19 +466,21 @@ def backward(
     grads = GradStore()
     if not nodes:
         _finish_leaf(root, pending, grads, hook)
+    entries = pending.entries
     with kernels.quiet():
         while nodes:
             node = nodes.pop()  # sorted: the newest is last
-            dy = pending.take(node)
-            if dy is not None:
-                _run(node, dy, pending)
+            entry = entries.pop(node, None)
+            if entry is not None:
+                _run(node, entry[0], pending)
+                del entry
             if not retain_graph and node.saved:
                 node.saved = _RELEASED
             for edge in node.edges:
                 if edge is not None and edge[0] in uses:
                     leaf = edge[0]
                     uses[leaf] -= 1
-                    if uses[leaf] == 0:
+                    if not uses[leaf]:
                         _finish_leaf(leaf, pending, grads, hook)
     return grads
 
@@ -504,8 +502,11 @@ def _reachable(start: Any) -> tuple[list[Function], dict[Any, int]]:
             elif target not in seen:
                 seen.add(target)
                 nodes.append(target)
-    nodes.sort(key=lambda node: node.order)
+    nodes.sort(key=_order)
     return nodes, uses
+
+
+_order: Callable[[Function], int] = operator.attrgetter("order")
 
 
 class _Pending:
@@ -515,15 +516,15 @@ class _Pending:
     add in place. So nothing that somebody else can see is ever written to. A gradient is on its target's device.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("entries",)
 
     def __init__(self) -> None:
-        self._entries: dict[Any, tuple[Any, bool]] = {}
+        self.entries: dict[Any, tuple[Any, bool]] = {}
 
     def add(self, target: Any, grad: Any, owned: bool) -> None:
-        entry = self._entries.get(target)
+        entry = self.entries.get(target)
         if entry is None:
-            self._entries[target] = (grad, owned)
+            self.entries[target] = (grad, owned)
             return
         total, total_owned = entry
         elementwise = target.device.kernels.elementwise
@@ -531,29 +532,25 @@ class _Pending:
             elementwise.add_into(total, grad)
         elif owned:
             elementwise.add_into(grad, total)
-            self._entries[target] = (grad, True)
+            self.entries[target] = (grad, True)
         else:
-            self._entries[target] = (elementwise.add(total, grad), True)
+            self.entries[target] = (elementwise.add(total, grad), True)
 
     def writable(self, target: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         """The gradient of ``target`` so far, as an array that may be added to in place."""
-        entry = self._entries.get(target)
+        entry = self.entries.get(target)
         if entry is None:
             array = target.device.kernels.zeros(shape, dtype)
         elif entry[1]:
             return entry[0]
         else:
             array = target.device.kernels.copy(entry[0])
-        self._entries[target] = (array, True)
+        self.entries[target] = (array, True)
         return array
-
-    def take(self, target: Any) -> Any:
-        entry = self._entries.pop(target, None)
-        return None if entry is None else entry[0]
 
     def take_owned(self, target: Any) -> Any:
         """The finished gradient as a contiguous array that nothing else refers to, or None."""
-        entry = self._entries.pop(target, None)
+        entry = self.entries.pop(target, None)
         if entry is None:
             return None
         array, owned = entry
@@ -562,22 +559,14 @@ class _Pending:
 
 def _run(node: Function, dy: Any, pending: _Pending) -> None:
     """Call the node's backward and hand the results to its inputs."""
-    name = type(node).__name__
-    if node.saved is _RELEASED:
-        raise located(
-            RuntimeError(
-                f"backward through {name} a second time: its saved arrays were freed by the first; "
-                f"pass retain_graph=True to the first call, or compute the loss again{_called_at(node)}"
-            )
-        )
-    while isinstance(node.saved, Deferred):
-        node.saved.restore(node)
+    if type(node.saved) is not tuple:
+        _restore(node)
     for version, count in node._versions:
         if version.count != count:
             raise located(
                 RuntimeError(
-                    f"a tensor that {name} needs for its gradient was changed in place after it was computed "
-                    f"(version {version.count}, expected {count}); change a copy instead (.clone())"
+                    f"a tensor that {type(node).__name__} needs for its gradient was changed in place after it was "
+                    f"computed (version {version.count}, expected {count}); change a copy instead (.clone())"
                     f"{_called_at(node)}"
                 )
             )
@@ -598,9 +587,12 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
     # A list of our own: a tuple that the op keeps would hide that its arrays have another owner.
     results = [*result] if type(result) is tuple else [result]
     del result
-    if len(results) != len(node.edges):
-        raise located(RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs"))
-    for i, edge in enumerate(node.edges):
+    edges = node.edges
+    if len(results) != len(edges):
+        name = type(node).__name__
+        raise located(RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(edges)} inputs"))
+    anomaly, entries = _grad_mode.anomaly, pending.entries
+    for i, edge in enumerate(edges):
         if edge is None:
             continue
         # An array that only `results` refers to (that reference and the argument's make two) was made for us and is
@@ -611,17 +603,33 @@ def _run(node: Function, dy: Any, pending: _Pending) -> None:
             continue
         if not isinstance(grad, kernels.Array):
             grad = kernels.as_array(grad)
-        if _grad_mode.anomaly:
+        if anomaly:
             _refuse_nan(node, i, grad)
         owned = owned and grad.base is None
         target, shape, dtype = edge
         if grad.shape != shape:
-            grad = _sum_to(name, i, grad, shape, kernels)
+            grad = _sum_to(type(node).__name__, i, grad, shape, kernels)
             owned = True
         if grad.dtype != dtype:
             grad = kernels.elementwise.cast(grad, dtype)
             owned = True
-        pending.add(target, grad, owned)
+        if target in entries:
+            pending.add(target, grad, owned)
+        else:
+            entries[target] = (grad, owned)
+
+
+def _restore(node: Function) -> None:
+    """Compute saved arrays that were put off; refuse to go on without those that an earlier backward has freed."""
+    if node.saved is _RELEASED:
+        raise located(
+            RuntimeError(
+                f"backward through {type(node).__name__} a second time: its saved arrays were freed by the first; "
+                f"pass retain_graph=True to the first call, or compute the loss again{_called_at(node)}"
+            )
+        )
+    while isinstance(node.saved, Deferred):
+        node.saved.restore(node)
 
 
 def _called_at(node: Function) -> str:
@@ -658,7 +666,7 @@ def _finish_leaf(leaf: Any, pending: _Pending, grads: GradStore, hook: BackwardH
     array = pending.take_owned(leaf)
     if array is None:
         return
-    grad = TensorCore.tensor_type.__new__(TensorCore.tensor_type)
+    grad = _new(TensorCore.tensor_type)
     grad._init(array, leaf.device)
     grads.insert(leaf, grad)
     if hook is not None:
