@@ -234,14 +234,14 @@ class DeviceArray:
         """Version 3 of the protocol by which CuPy, Numba and PyTorch share memory."""
         if self.dtype.kind == "V":
             raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
-            return {
-                "shape": self.shape,
-                "strides": None if self.contiguous else self.strides,
-                "typestr": self.dtype.str,
-                "data": (self.pointer if self.size else 0, not self.writeable),
-                "version": 3,
-                "stream": memory.current_stream() or 1,  # 1 is the legacy default stream; 0 is not allowed
-            }
+        return {
+            "shape": self.shape,
+            "strides": None if self.contiguous else self.strides,
+            "typestr": self.dtype.str,
+            "data": (self.pointer if self.size else 0, not self.writeable),
+            "version": 3,
+            "stream": memory.current_stream() or 1,  # 1 is the legacy default stream; 0 is not allowed
+        }
 
 
 _words: dict[np.dtype[Any], tuple[str, str]] = {}
@@ -323,7 +323,7 @@ def from_host(x: np.ndarray, device: int | None = None, wait: bool = True) -> De
 
 
 def to_host(x: DeviceArray, wait: bool = True) -> np.ndarray:
-    """A NumPy copy, after what the stream has still to do. Without ``wait`` it is in pinned memory, and filled later."""
+    """A NumPy copy, after what the stream has still to do. Without ``wait``: in pinned memory, and filled later."""
     x = contiguous(x)
     y = np.empty(x.shape, x.dtype) if wait else memory.pinned_empty(x.shape, x.dtype)
     with memory.on_device(x.device):

@@ -1,10 +1,10 @@
 """``python -m minigrad.cuda_kernels.inspect [kernel ...]``: what the kernels become, without a GPU.
 
 Each kernel (default: all; a word selects those whose name contains it) is compiled for the architectures of ``--arch``
-(default: sm_80 and sm_90), assembled by ``ptxas`` and read back by ``nvdisasm``. A line for each shows registers, shared
-memory, spills, 128-bit loads, tensor-core instructions and float64 instructions. The exit status is 1 if a kernel breaks
-its budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without float64
-arguments, no 128-bit load where it states them.
+(default: sm_80 and sm_90), assembled by ``ptxas`` and read back by ``nvdisasm``. A line for each shows registers,
+shared memory, spills, 128-bit loads, tensor-core instructions and float64 instructions. The exit status is 1 if a
+kernel breaks its budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without
+float64 arguments, no 128-bit load where it states them.
 
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
@@ -83,7 +83,8 @@ class Report:
     def __str__(self) -> str:
         return (
             f"{self.kernel.name:<44} {self.arch:<6} registers {self.registers:>3}  shared {self.shared:>6}  "
-            f"spills {self.spills:>4}  LDG.128 {self.vector_loads:>3}  MMA {self.tensor_cores:>3}  f64 {self.float64:>3}"
+            f"spills {self.spills:>4}  LDG.128 {self.vector_loads:>3}  "
+            f"MMA {self.tensor_cores:>3}  f64 {self.float64:>3}"
         )
 
 

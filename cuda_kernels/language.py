@@ -1,8 +1,7 @@
-"""What kernels are written in: ``from .language import cuda, kernel, device_function, libdevice, math``.
+"""What kernels are written in: ``from .language import cuda, device_function, libdevice, math``.
 
-The names are Numba's where a GPU computes, and those of ``simulator.py`` where the simulator does. A kernel file imports
-from here only, and its source is the same for both. ``ptx`` (vector loads, conversions of half floats) is imported
-beside it: ``from . import ptx``.
+The names are Numba's where a GPU computes, and those of ``simulator.py`` where the simulator does. A kernel's source is
+the same for both. ``ptx`` (vector loads, conversions of half floats) is imported beside it: ``from . import ptx``.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ libdevice: Any
 if SIMULATED:
     cuda, math, libdevice = simulator.cuda, simulator.math, simulator.libdevice
 else:
-    import math  # type: ignore[no-redef]
 
     from numba import cuda
-    from numba.cuda import libdevice
 
 FULL_WARP = 0xFFFFFFFF  # the mask of all 32 lanes
 

@@ -8,9 +8,9 @@
 
     double.launch((n + 255) // 256, x, y, n)
 
-A kernel has one signature (``signatures.py``), so a launch chooses nothing: it writes addresses and numbers into a buffer
-and calls the driver, at a cost of a few microseconds. Compiling and loading happen at the first launch on a device. In
-the simulator the same call runs the Python source.
+A kernel has one signature (``signatures.py``), so a launch chooses nothing: it writes addresses and numbers into a
+buffer and calls the driver, at a cost of a few microseconds. Compiling and loading happen at the first launch on a
+device. In the simulator the same call runs the Python source.
 
 ``MINIGRAD_DEBUG=2`` waits for each launch and prints a line: kernel, grid, microseconds, GB/s or TFLOP/s, and per cent
 of what the device was measured to reach (``limits.py``).

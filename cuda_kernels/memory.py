@@ -89,8 +89,8 @@ def _out_of_memory(nbytes: int, device: int) -> OutOfMemoryError:
     mib = 1 << 20
     return OutOfMemoryError(
         f"cuda:{device} is out of memory: {nbytes / mib:.1f} MiB were asked for; arrays hold "
-        f"{_usage(device).now / mib:.1f} MiB, the pool keeps {memory_reserved(device) / mib:.1f} MiB, and of the device's "
-        f"{total / mib:.0f} MiB {free / mib:.1f} MiB are free. A smaller batch or minigrad.checkpoint needs less; "
+        f"{_usage(device).now / mib:.1f} MiB, the pool keeps {memory_reserved(device) / mib:.1f} MiB, and of the "
+        f"device's {total / mib:.0f} MiB {free / mib:.1f} MiB are free. A smaller batch or minigrad.checkpoint needs less; "
         "minigrad.cuda.empty_cache() returns what the pool keeps unused"
     )
 
@@ -98,7 +98,7 @@ def _out_of_memory(nbytes: int, device: int) -> OutOfMemoryError:
 # Devices and streams --------------------------------------------------------------------------------------------------
 
 
-class on_device:  # noqa: N801  # a context, as in minigrad.no_grad
+class on_device:  # a context, as in minigrad.no_grad
     """Make a device the current one of this thread."""
 
     __slots__ = ("_before", "_device")

@@ -3,9 +3,10 @@
 Each function here is an LLVM fragment or a PTX instruction for the GPU (``ptx_intrinsics.py``) with a twin of the same
 name and meaning in Python for the simulator (``ptx_twins.py``):
 
-* ``load2(p, i)``, ``load4``, ``load8``, ``load16``: n consecutive elements from ``p[i]`` on, a tuple, by one instruction;
-  n times the element's size is at most 16 bytes, and the address is a multiple of it. ``p`` is a pointer or a 1-D shared
-  array. ``load_constant2`` to ``16``: for global memory that nothing writes during the kernel (a faster path).
+* ``load2(p, i)``, ``load4``, ``load8``, ``load16``: n consecutive elements from ``p[i]`` on, a tuple, by one
+  instruction; n times the element's size is at most 16 bytes, and the address is a multiple of it. ``p`` is a pointer
+  or a 1-D shared array. ``load_constant2`` to ``16``: for global memory that nothing writes during the kernel (a faster
+  path).
 * ``store2(p, i, values)`` to ``store16``.
 * ``float16_to_float(bits)``, ``bfloat16_to_float(bits)``: uint16 bits to float32.
 * ``float_to_float16(x)``, ``float_to_bfloat16(x)``: float32 to uint16 bits, to nearest even; NaN stays NaN.

@@ -32,7 +32,7 @@ def _as_vector(context: Any, builder: Any, dtype: Any, n: int, element: Any) -> 
 
 def _loader(n: int, constant: bool) -> Any:
     @intrinsic
-    def load(typing_context, p, i):  # noqa: ANN001  # Numba reads the parameter names
+    def load(typing_context, p, i):  # Numba reads the parameter names
         dtype = p.dtype
 
         def generate(context, builder, signature, args):

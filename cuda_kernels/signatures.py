@@ -1,9 +1,9 @@
 """The words of a kernel's signature, and which arrays and numbers they accept.
 
-A pointer is an element's name with a star. ``float32* float64* int64* int32* uint8* uint32* uint64*`` take arrays of that
-dtype. ``bool*`` (bytes 0 and 1), ``float16*`` and ``bfloat16*`` take such arrays, and the kernel sees ``uint8`` and
-``uint16``: the bits, which ``ptx.float16_to_float`` and its like convert. ``bits8* bits16* bits32* bits64*`` take arrays
-of any dtype of that width, for kernels that only move values. A number is its dtype's name without a star.
+A pointer is an element's name with a star. ``float32* float64* int64* int32* uint8* uint32* uint64*`` take arrays of
+that dtype. ``bool*`` (bytes 0 and 1), ``float16*`` and ``bfloat16*`` take such arrays, and the kernel sees ``uint8``
+and ``uint16``: the bits, which ``ptx.float16_to_float`` and its like convert. ``bits8* bits16* bits32* bits64*`` take
+arrays of any dtype of that width, for kernels that only move values. A number is its dtype's name without a star.
 """
 
 from __future__ import annotations

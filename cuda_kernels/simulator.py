@@ -148,7 +148,7 @@ class Warp:
 class Thread:
     """A CUDA thread: a greenlet, its place in the block, and what it waits for."""
 
-    __slots__ = ("allocations", "greenlet", "index", "lane", "number", "warp", "waits_for")
+    __slots__ = ("allocations", "greenlet", "index", "lane", "number", "waits_for", "warp")
 
     def __init__(self, number: int, index: tuple[int, int, int], warp: Warp, fiber: Any) -> None:
         self.number = number

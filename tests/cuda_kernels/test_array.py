@@ -1,0 +1,133 @@
+"""DeviceArray has NumPy's metadata: shapes, strides and addresses of views are those of the same view of an ndarray."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minigrad import cuda_kernels
+from minigrad.cuda_kernels import array, memory
+
+if cuda_kernels.availability()[0]:
+    from minigrad.cuda_kernels.array import DeviceArray
+
+
+def both(shape: tuple[int, ...] = (3, 4, 5)) -> tuple[np.ndarray, DeviceArray]:
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    return x, array.from_host(x)
+
+
+def assert_same_view(y: DeviceArray, expected: np.ndarray, x: np.ndarray, root: DeviceArray) -> None:
+    assert y.shape == expected.shape and y.dtype == expected.dtype
+    if expected.size:
+        steps = [s for n, s in zip(expected.shape, expected.strides, strict=True) if n > 1]
+        assert [s for n, s in zip(y.shape, y.strides, strict=True) if n > 1] == steps
+        assert y.pointer - root.pointer == expected.ctypes.data - x.ctypes.data
+    assert y.base is root and y.flags.c_contiguous == expected.flags.c_contiguous
+    np.testing.assert_array_equal(array.to_host(y), expected)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [0, -1, (1, 2), (1, 2, 3), slice(1, 3), (slice(None), 1), (..., 2), (None, 0), (slice(None, None, -1), 2)]
+    + [(slice(2, 0, -1), slice(None), slice(None, None, 2)), (..., None), slice(3, 3), (1, ..., -2), ...],
+    ids=str,
+)
+def test_basic_indexing(index: object) -> None:
+    x, root = both()
+    assert_same_view(root[index], x[index] if index != (1, 2, 3) else x[1, 2, 3, ...], x, root)
+
+
+def test_other_indices_are_refused() -> None:
+    _, root = both()
+    for index in ([0, 1], np.array([0]), 1.0):
+        with pytest.raises(TypeError, match="integers, slices, None and Ellipsis"):
+            root[index]
+    with pytest.raises(IndexError):
+        root[3]
+
+
+def test_reshape_and_transpose() -> None:
+    x, root = both((4, 6))
+    assert_same_view(root.reshape(2, 12), x.reshape(2, 12), x, root)
+    assert_same_view(root.reshape((3, -1)), x.reshape(3, 8), x, root)
+    assert_same_view(root.T, x.T, x, root)
+    assert_same_view(root[:, ::2].reshape(4, 3, 1), x[:, ::2].reshape(4, 3, 1), x, root)
+    copied = root.T.reshape(-1)  # not possible as a view
+    assert copied.base is not root
+    np.testing.assert_array_equal(array.to_host(copied), x.T.reshape(-1))
+    for wrong in ((5, 5), (-1, -1), (-1, 7)):
+        with pytest.raises(ValueError, match="cannot reshape array of size 24"):
+            root.reshape(wrong)
+
+
+def test_views_of_a_view_have_one_base() -> None:
+    _, root = both()
+    view = root[1][:, 1:]
+    assert view.base is root and not view.flags.owndata and root.flags.owndata
+    assert array.may_share_memory(view, root) and not array.may_share_memory(root[0], root[1])
+    assert not array.may_share_memory(root, array.copy(root))
+    assert not array.may_share_memory(root[3:], root)
+
+
+def test_host_copies_keep_every_dtype() -> None:
+    import ml_dtypes
+
+    for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.uint8, bool):
+        x = np.arange(6).reshape(2, 3).astype(dtype)
+        y = array.to_host(array.from_host(x))
+        assert y.dtype == x.dtype
+        np.testing.assert_array_equal(y, x)
+    assert array.to_host(array.from_host(np.float32(3))).shape == ()
+    np.testing.assert_array_equal(array.to_host(array.from_host(x.T)), x.T)
+    bits = array.reinterpret(array.from_host(np.ones(3, np.float32)), np.int32)
+    assert set(array.to_host(bits).tolist()) == {0x3F800000}
+    with pytest.raises(ValueError, match="widths differ"):
+        array.reinterpret(bits, np.int64)
+
+
+def test_memory_is_counted_and_given_back() -> None:
+    before = memory.memory_allocated(0)
+    x = array.empty((256, 1024), np.float32, 0)
+    view = x[3:]
+    assert memory.memory_allocated(0) == before + (1 << 20)
+    del x
+    assert memory.memory_allocated(0) == before + (1 << 20)  # the view keeps it
+    del view
+    assert memory.memory_allocated(0) == before and memory.max_memory_allocated(0) >= before + (1 << 20)
+    memory.reset_peak_memory_stats(0)
+    assert memory.max_memory_allocated(0) == before
+
+
+def test_out_of_memory_says_what_was_asked_and_what_is_held() -> None:
+    x = array.empty(1 << 20, np.uint8, 0)
+    with pytest.raises(
+        memory.OutOfMemoryError, match=r"cuda:0 is out of memory: 1048576\.0 MiB were asked for; arrays"
+    ):
+        array.empty(1 << 40, np.uint8, 0)
+    assert x.size == 1 << 20
+
+
+def test_devices_have_memory_of_their_own() -> None:
+    if memory.device_count() < 2:
+        pytest.skip("one CUDA device")
+    x = array.from_host(np.arange(4.0), 1)
+    assert x.device == 1 and array.copy(x).device == 1 and x[1:].device == 1
+    y = array.from_device(x, 0)
+    assert y.device == 0
+    np.testing.assert_array_equal(array.to_host(y), np.arange(4.0))
+    with memory.on_device(1):
+        assert array.zeros(2, np.float32).device == 1
+    assert memory.current_device() == 0
+    with pytest.raises(ValueError, match="there is no device cuda:99"):
+        memory.set_device(99)
+
+
+def test_pinned_memory() -> None:
+    pinned = memory.pinned_empty((2, 3), np.float32)
+    pinned[...] = 7
+    assert memory.is_pinned(pinned) and memory.is_pinned(pinned[1:]) and not memory.is_pinned(np.ones(3))
+    on_device = array.from_host(pinned, wait=False)
+    back = array.to_host(on_device, wait=False)
+    memory.synchronize()
+    assert memory.is_pinned(back) and (back == 7).all()

@@ -1,0 +1,105 @@
+"""Every kernel, compiled without a GPU, keeps its budget; and one that does not is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("numba_cuda", "nvidia")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_the_tools() -> None:
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f'{" and ".join(missing)} not installed: pip install "minigrad-cuda[inspect]"')
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python without the simulator, which cannot compile."""
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "minigrad.cuda_kernels.inspect", *arguments)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_every_kernel_keeps_its_budget(arch: str) -> None:
+    done = inspect("--arch", arch)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("kernels, 0 over budget")
+
+
+BAD = """
+    import numpy as np
+    from minigrad.cuda_kernels import inspect, ptx
+    from minigrad.cuda_kernels.language import cuda, math
+    from minigrad.cuda_kernels.launch import kernel
+
+    @kernel("float32*", "int64", threads=256, registers=4)
+    def many_registers(x, n):
+        i = cuda.grid(1)
+        if i < n:
+            x[i] = math.sin(x[i]) + math.exp(x[i + 1])
+
+    @kernel("float32*", "int64", threads=256, registers=255)
+    def local_memory(x, n):
+        values = cuda.local.array(64, np.float32)
+        for k in range(64):
+            values[k] = x[k]
+        for k in range(n):
+            x[k] = values[k % 64]
+
+    @kernel("float32*", "int64", threads=256, registers=255)
+    def float64_arithmetic(x, n):
+        i = cuda.grid(1)
+        if i < n:
+            x[i] = x[i] * 1.1
+
+    @kernel("float32*", "int64", threads=256, registers=255, vector_loads=True)
+    def narrow_loads(x, n):
+        i = cuda.grid(1)
+        if i < n:
+            x[i] = x[i] + x[i]
+
+    @kernel("float32*", "int64", threads=256, registers=64, vector_loads=True)
+    def good(x, n):
+        i = cuda.grid(1)
+        if i < n:
+            a, b, c, d = ptx.load4(x, 4 * i)
+            ptx.store4(x, 4 * i, (d, c, b, a))
+
+    for made in (many_registers, local_memory, float64_arithmetic, narrow_loads, good):
+        print(made.function.__name__, inspect.report(made, (8, 0)).faults())
+"""
+
+
+def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text(textwrap.dedent(BAD))
+    done = python(str(script))
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert "registers, 4 are stated" in found["many_registers"]
+    assert "bytes of local memory" in found["local_memory"]
+    assert "float64 instructions" in found["float64_arithmetic"]
+    assert "no 128-bit load" in found["narrow_loads"]
+    assert found["good"] == "[]"
+
+
+def test_arguments() -> None:
+    assert inspect("no_such_kernel").returncode == 2
+    done = inspect("--arch", "hopper")
+    assert done.returncode == 2 and "expected a name like sm_80" in done.stderr
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+    command = [sys.executable, "-m", "minigrad.cuda_kernels.inspect"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2 and "the simulator compiles nothing" in done.stderr

@@ -1,0 +1,106 @@
+"""Launching: what reaches the driver, what is refused, and what a line of MINIGRAD_DEBUG says."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigrad import cuda_kernels
+
+if not cuda_kernels.availability()[0]:
+    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
+
+from minigrad.cuda_kernels import array, launch, libcuda, memory
+from minigrad.cuda_kernels.language import cuda
+from minigrad.cuda_kernels.launch import Kernel, kernel
+
+
+@kernel("float32*", "float32*", "int64", "float32", threads=64, registers=32)
+def scale(x: Any, y: Any, n: Any, factor: Any) -> None:
+    i = cuda.grid(1)
+    if i < n:
+        y[i] = x[i] * factor
+
+
+def test_a_kernel_runs() -> None:
+    x = array.from_host(np.arange(100, dtype=np.float32))
+    y = array.empty(100, np.float32)
+    scale.launch(2, x, y, 100, 0.5)
+    np.testing.assert_array_equal(array.to_host(y), np.arange(100) / 2)
+    scale.launch(0, x, y, 100, 3.0)  # an empty grid
+    scale.launch((1, 1, 0), x, y, 100, 3.0)
+    np.testing.assert_array_equal(array.to_host(y), np.arange(100) / 2)
+    scale.launch(1, x[4:], y[50:], 8, 1.0, threads=8)  # views start where they start
+    np.testing.assert_array_equal(array.to_host(y[50:58]), np.arange(4, 12))
+
+
+def test_arguments_that_do_not_fit() -> None:
+    x, y = array.zeros(4, np.float32), array.zeros(4, np.float64)
+    for arguments in [(x, y, 4, 1.0), (x, x, 4), (x, x, 4, 1.0, 2), (x, 4, 4, 1.0), (x, x, x, 1.0)]:
+        with pytest.raises(TypeError, match=r"kernel test_launch.scale\(float32\*, float32\*, int64, float32\) was"):
+            scale.launch(1, *arguments)
+    with pytest.raises(struct.error):
+        scale.launch(1, x, x, 4.5, 1.0)
+
+
+def test_two_kernels_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"there are two kernels test_launch\.scale"):
+        kernel("int64", threads=32, registers=8, name="scale")(lambda n: None)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of cuLaunchKernel, by a stand-in for the driver that reads the arguments as it would."""
+    calls: list[tuple[Any, ...]] = []
+    formats = {"scale": "QQqf"}
+
+    def cu_launch_kernel(function: int, *rest: Any) -> int:
+        *sizes, stream, addresses, _ = rest
+        values = [
+            struct.unpack(f, ctypes.string_at(addresses[i], struct.calcsize(f)))[0]
+            for i, f in enumerate(formats["scale"])
+        ]
+        calls.append((function, tuple(sizes), stream, values))
+        return 0 if sizes[0] < 1000 else 1
+
+    monkeypatch.setattr(launch, "SIMULATED", False)
+    monkeypatch.setattr(launch, "_cu_launch_kernel", cu_launch_kernel)
+    monkeypatch.setattr(Kernel, "_load", lambda self, device: 77 + device)
+    monkeypatch.setattr(memory, "current_stream", lambda: 5)
+    monkeypatch.setattr(libcuda, "describe", lambda status: f"CUDA_ERROR {status}")
+    return calls
+
+
+def test_what_reaches_the_driver(recorded: list[tuple[Any, ...]]) -> None:
+    x = array.from_host(np.arange(8, dtype=np.float32))
+    scale.launch((3, 2), x[2:], x, -(2**40), 0.25, threads=(16, 2))
+    assert recorded == [(77, (3, 2, 1, 16, 2, 1, 0), 5, [x.pointer + 8, x.pointer, -(2**40), 0.25])]
+
+
+def test_an_error_of_the_driver_names_kernel_and_arguments(recorded: list[tuple[Any, ...]]) -> None:
+    x = array.zeros((2, 4), np.float32)
+    with pytest.raises(libcuda.CudaError, match=r"launching test_launch\.scale\(float32\[2, 4\], .*: CUDA_ERROR 1"):
+        scale.launch(1000, x, x, 8, 1.0)
+
+
+def test_work_of_a_launch() -> None:
+    x, y = array.zeros(100, np.float32), array.zeros(50, np.float32)
+    assert scale.work((x, y, 50, 1.0)) == (600, 0)
+
+    @kernel("float32*", "int64", threads=32, registers=8, flops=lambda x, n: 2 * n, nbytes=lambda x, n: 4 * n)
+    def stated(x: Any, n: Any) -> None: ...
+
+    assert stated.work((x, 7)) == (28, 14)
+
+
+def test_an_older_card_is_told_what_the_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    @kernel("int64", threads=32, registers=8, capability=(8, 0))
+    def modern(n: Any) -> None: ...
+
+    monkeypatch.setattr(memory, "capability", lambda device: (7, 5))
+    with pytest.raises(libcuda.CudaError, match=r"modern\(int64\) needs compute capability 8\.0, cuda:0 has 7\.5"):
+        modern._load(0)
