@@ -50,14 +50,19 @@ class Call:
 
     def __str__(self) -> str:
         """All that must be the same on every rank, in words: ``all_reduce(sum) of (3, 4) float32``."""
-        words = self.name
-        if self.op is not None:
-            words += f"({self.op.value})"
-        if self.dtype is not None:
-            words += f" of {self.shape} {self.dtype}"
-        if self.name == "broadcast":
-            words += f" from rank {self.peer}"
-        return words
+        return in_words(self.name, self.op, self.shape, self.dtype, self.peer)
+
+
+def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int | None) -> str:
+    """An operation in words; its shape may be words as well."""
+    words = name
+    if op is not None:
+        words += f"({op.value})"
+    if dtype is not None:
+        words += f" of {shape} {dtype}"
+    if name == "broadcast":
+        words += f" from rank {peer}"
+    return words
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 Only this file imports mpi4py, when the first communicator is made. All messages are nonblocking, and whoever waits for
 them looks at a clock (``progress``): MPI itself knows no deadlines. Before an operation's payload the ranks exchange
-headers (``mpi_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*, and Open
+headers (``call_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*, and Open
 MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a word.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from . import exchange, mpi_header
+from . import call_header, exchange
 from .calls import FINISHED, Call, Work
 from .comm_errors import (
     CollectiveMismatchError,
@@ -94,7 +94,7 @@ class MpiCommunicator(Communicator):
             int, tuple[int, tuple[type[CommError], str, int]]
         ] = {}  # alarms: since which collective; error
         self._kept: list[Any] = []  # what MPI may still write to after a failure
-        size = mpi_header.SIZE + INLINE_BYTES
+        size = call_header.SIZE + INLINE_BYTES
         self._inbox = {p: np.empty(size, np.uint8) for p in self._peers}
         self._headers = [wire.Recv_init(self._inbox[p], members[p], self._tag + HEADER_TAG) for p in self._peers]
         self._alarms = {p: np.empty(_ALARM.size, np.uint8) for p in self._peers}
@@ -126,10 +126,10 @@ class MpiCommunicator(Communicator):
         self._collectives += 1
         self._under_way = True
         self.idle(call)  # a rank may have lost patience before this one came
-        header = mpi_header.pack(self._collectives, call)
+        header = call_header.pack(call, self._collectives, call.step)
         sent = call.recv if call.name == "broadcast" else call.send
         inline = sent is not None and sent.nbytes <= INLINE_BYTES
-        message = np.frombuffer(header, np.uint8)
+        message = header
         if inline and (call.name != "broadcast" or call.peer == self._rank):
             message = np.concatenate([message, sent.reshape(-1).view(np.uint8)])
         if self._headers:
@@ -137,12 +137,11 @@ class MpiCommunicator(Communicator):
         tag = self._tag + HEADER_TAG
         outgoing = [(self._wire.Isend(message, self._members[p], tag), p) for p in self._peers]
         yield [*zip(self._headers, self._peers), *outgoing]
-        agreed = header[: mpi_header.AGREED]
-        if any(self._inbox[p][: mpi_header.AGREED].tobytes() != agreed for p in self._peers):
+        if not all(call_header.agree(self._inbox[p], header) for p in self._peers):
             raise self._mismatch(call, header)
         if inline:
-            own = message[mpi_header.SIZE :]
-            got = [own if p == self._rank else self._inbox[p][mpi_header.SIZE :] for p in range(self._world_size)]
+            own = message[call_header.SIZE :]
+            got = [own if p == self._rank else self._inbox[p][call_header.SIZE :] for p in range(self._world_size)]
             exchange.at_once(self._rank, call, [x[: sent.nbytes].view(sent.dtype) for x in got])
         elif call.name in exchange.PAYLOAD:
             yield from exchange.PAYLOAD[call.name](self._mail, call)
@@ -152,17 +151,14 @@ class MpiCommunicator(Communicator):
         peer = call.peer
         assert peer is not None
         base, sends = self._tag + FIRST_PEER_TAG + 4 * call.tag, call.name == "send"
-        theirs = np.empty(mpi_header.SIZE, np.uint8)
-        mine = np.frombuffer(mpi_header.pack(0, call), np.uint8)
+        theirs = np.empty(call_header.SIZE, np.uint8)
+        mine = call_header.pack(call, step=call.step)
         self.idle(call)
         outgoing, incoming = self._mail.tagged(base + (not sends)), self._mail.tagged(base + sends)
         yield outgoing.send(mine, peer) + incoming.recv(theirs, peer)
-        same = slice(16, 32)  # dtype and number of elements
-        if mine[same].tobytes() != theirs[same].tobytes():
-            headers = {self._rank: mpi_header.read(mine.tobytes()), peer: mpi_header.read(theirs.tobytes())}
-            raise CollectiveMismatchError(
-                f"sender and receiver disagree: {mpi_header.differences(headers)}", **self._where(call), ranks=(peer,)
-            )
+        if not call_header.agree(mine, theirs):
+            words = call_header.differences({self._rank: mine, peer: theirs})
+            raise CollectiveMismatchError(f"sender and receiver disagree: {words}", **self._where(call), ranks=(peer,))
         yield from exchange.PAYLOAD[call.name](self._mail.tagged(base + 2), call)
 
     def _sync(self) -> None:
@@ -174,19 +170,16 @@ class MpiCommunicator(Communicator):
     def _where(self, call: Call) -> dict[str, Any]:
         return {"op": call.name, "sequence": call.sequence, "rank": self._rank, "step": call.step}
 
-    def _mismatch(self, call: Call, header: bytes) -> CommError:
-        headers = {self._rank: mpi_header.read(header)}
-        headers.update((p, mpi_header.read(self._inbox[p].tobytes())) for p in self._peers)
-        closed = [p for p in self._peers if headers[p].name == "close"]
+    def _mismatch(self, call: Call, header: np.ndarray) -> CommError:
+        closed = [p for p in self._peers if call_header.read(self._inbox[p]).name == "close"]
         if closed and call.name != "close":
             return PeerLostError(
                 f"rank {', '.join(map(str, closed))} has closed its communicator or ended its program",
                 **self._where(call),
                 ranks=closed,
             )
-        words = mpi_header.differences(headers)
-        mine = header[: mpi_header.AGREED]
-        other = [p for p in self._peers if self._inbox[p][: mpi_header.AGREED].tobytes() != mine]
+        words = call_header.differences({self._rank: header, **self._inbox})
+        other = [p for p in self._peers if not call_header.agree(self._inbox[p], header)]
         return CollectiveMismatchError(
             f"the ranks called different operations: {words}", **self._where(call), ranks=other
         )

@@ -227,7 +227,7 @@ class NcclCommunicator(Communicator):
         behind = "" if first is call else f"; the first operation that is not over is {first} ({first.sequence})"
         peer = call.peer if call.name in ("send", "recv") else None
         return CommTimeoutError(
-            f"{call_header.describe(call)} was not over within {seconds:g} s{behind}. "
+            f"{call_header.read(call_header.pack(call)).call} was not over within {seconds:g} s{behind}. "
             + ("Another rank" if peer is None else f"Rank {peer}")
             + " is stalled or gone, or never made the call"
             + ("; NCCL cannot tell which one" if peer is None else ""),

@@ -140,10 +140,9 @@ class Launch:
             odd = [r for r, h in there.items() if not call_header.agree(h, mine)]
             if odd or (over and len(there) < len(headers)):
                 there[rank] = mine
-                said = "; ".join(f"rank {r} called {call_header.text(there[r])}" for r in sorted(there))
                 silent = [r for r in ranks if r not in there]
                 raise CollectiveMismatchError(
-                    said + (f"; {silent} did not say what they call" if silent else ""),
+                    call_header.differences(there) + (f"; {silent} did not say what they call" if silent else ""),
                     op=call.name,
                     sequence=call.sequence,
                     rank=rank,
