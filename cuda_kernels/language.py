@@ -6,6 +6,7 @@ the same for both. ``ptx`` (vector loads, conversions of half floats) is importe
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,8 +23,9 @@ libdevice: Any
 if SIMULATED:
     cuda, math, libdevice = simulator.cuda, simulator.math, simulator.libdevice
 else:
-
-    from numba import cuda
+    cuda = importlib.import_module("numba.cuda")
+    libdevice = importlib.import_module("numba.cuda.libdevice")
+    math = importlib.import_module("math")
 
 FULL_WARP = 0xFFFFFFFF  # the mask of all 32 lanes
 

@@ -90,8 +90,8 @@ def _out_of_memory(nbytes: int, device: int) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"cuda:{device} is out of memory: {nbytes / mib:.1f} MiB were asked for; arrays hold "
         f"{_usage(device).now / mib:.1f} MiB, the pool keeps {memory_reserved(device) / mib:.1f} MiB, and of the "
-        f"device's {total / mib:.0f} MiB {free / mib:.1f} MiB are free. A smaller batch or minigrad.checkpoint needs less; "
-        "minigrad.cuda.empty_cache() returns what the pool keeps unused"
+        f"device's {total / mib:.0f} MiB {free / mib:.1f} MiB are free. A smaller batch or minigrad.checkpoint needs "
+        "less; minigrad.cuda.empty_cache() returns what the pool keeps unused"
     )
 
 
