@@ -126,7 +126,7 @@ class TensorCore:
 
     __slots__ = ("__weakref__", "_id", "_version", "data", "device", "node", "requires_grad")
 
-    tensor_type: ClassVar[Any]  # the class of what ops return: Tensor, which minigrad.tensor puts here
+    tensor_type: ClassVar[type[Tensor]]  # the class of what ops return: Tensor, which minigrad.tensor puts here
 
     data: Any
     device: Device

@@ -13,7 +13,7 @@ from .device import CPU, Device
 from .errors import located
 from .ops import indexing, movement
 from .random import Generator, default_generator, draw
-from .tensor import Tensor
+from .tensor import Operand, Tensor
 
 
 def _finish(array: Any, device: Device, requires_grad: bool) -> Tensor:
@@ -28,9 +28,8 @@ def tensor(data: Any, *, dtype: Any = None, device: str | Device = CPU, requires
 
 def as_tensor(data: Any, *, dtype: Any = None, device: str | Device | None = None) -> Tensor:
     """``data`` as a tensor, copied only if it must be: a tensor is taken as it is, a NumPy array shares its memory."""
-    if isinstance(data, TensorCore):
-        x: Any = data
-        return x.to(dtype=dtype, device=device)
+    if isinstance(data, Tensor):
+        return data.to(dtype=dtype, device=device)
     if isinstance(data, np.ndarray) and data.dtype in dtypes.SUPPORTED:
         return from_numpy(data).to(dtype=dtype, device=device)
     return Tensor(data, dtype=dtype, device=CPU if device is None else device)
@@ -304,7 +303,7 @@ def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
     return indexing.OneHot.apply(indices, classes=num_classes)
 
 
-def where(condition: Tensor, x: Any, y: Any) -> Tensor:
+def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """x where the bool ``condition`` holds, else y; x and y broadcast, numbers allowed."""
     if not isinstance(x, TensorCore):
         like = y.data if isinstance(y, TensorCore) else y

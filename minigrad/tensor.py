@@ -9,7 +9,7 @@ NumPy's ``axis`` and ``keepdims`` work as well.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -102,12 +102,14 @@ class Tensor(
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the dimensions."""
-        return self.data.shape
+        shape: tuple[int, ...] = self.data.shape
+        return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype (NumPy's)."""
-        return self.data.dtype
+        dtype: np.dtype[Any] = self.data.dtype
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -180,8 +182,10 @@ class Tensor(
                 )
             ) from error
 
-    def __getattr__(self, name: str) -> Any:
-        raise hints.missing("Tensor", name, dir(type(self)), type(self).__name__)
+    if not TYPE_CHECKING:  # else type checkers would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise hints.missing("Tensor", name, dir(type(self)), type(self).__name__)
 
     # ------------------------------------------------------------------ autograd
 
@@ -227,7 +231,8 @@ class Tensor(
             )
         if self.device.type != "cpu":
             raise located(RuntimeError(f"numpy() of a tensor on {self.device}; use .cpu().numpy()"))
-        return self.data
+        array: np.ndarray = self.data
+        return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
@@ -279,6 +284,13 @@ class Tensor(
             )
         )
 
+    def __copy__(self) -> Tensor:
+        """A leaf that shares the memory, of the same class, which requires grad if this one does."""
+        tensor = type(self).__new__(type(self))
+        tensor._init(self.data, self.device, self._version)
+        tensor.requires_grad = self.requires_grad
+        return tensor
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A copy of a leaf in new memory, of the same class; so ``copy.deepcopy(model)`` copies a model."""
         if not self.is_leaf:
@@ -291,3 +303,6 @@ class Tensor(
 
 
 TensorCore.tensor_type = Tensor
+
+# What a tensor combines with: the ``other`` of ``x + other``.
+Operand: TypeAlias = Tensor | int | float | np.generic | np.ndarray | list[Any] | tuple[Any, ...]

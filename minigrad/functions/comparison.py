@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..tensor import Tensor
+from ..tensor import Operand, Tensor
 
 
-def eq(x: Tensor, other: Any) -> Tensor:
+def eq(x: Tensor, other: Operand) -> Tensor:
     """Where x == other."""
     return x == other
 
 
-def ne(x: Tensor, other: Any) -> Tensor:
+def ne(x: Tensor, other: Operand) -> Tensor:
     """Where x != other."""
     return x != other
 
 
-def lt(x: Tensor, other: Any) -> Tensor:
+def lt(x: Tensor, other: Operand) -> Tensor:
     """Where x < other."""
     return x < other
 
 
-def le(x: Tensor, other: Any) -> Tensor:
+def le(x: Tensor, other: Operand) -> Tensor:
     """Where x <= other."""
     return x <= other
 
 
-def gt(x: Tensor, other: Any) -> Tensor:
+def gt(x: Tensor, other: Operand) -> Tensor:
     """Where x > other."""
     return x > other
 
 
-def ge(x: Tensor, other: Any) -> Tensor:
+def ge(x: Tensor, other: Operand) -> Tensor:
     """Where x >= other."""
     return x >= other
 
@@ -72,31 +70,31 @@ def bitwise_not(x: Tensor) -> Tensor:
     return x.bitwise_not()
 
 
-def logical_and(x: Tensor, other: Any) -> Tensor:
+def logical_and(x: Tensor, other: Operand) -> Tensor:
     """Where neither value is 0."""
     return x.logical_and(other)
 
 
-def logical_or(x: Tensor, other: Any) -> Tensor:
+def logical_or(x: Tensor, other: Operand) -> Tensor:
     """Where not both values are 0."""
     return x.logical_or(other)
 
 
-def logical_xor(x: Tensor, other: Any) -> Tensor:
+def logical_xor(x: Tensor, other: Operand) -> Tensor:
     """Where exactly one of the two values is 0."""
     return x.logical_xor(other)
 
 
-def bitwise_and(x: Tensor, other: Any) -> Tensor:
+def bitwise_and(x: Tensor, other: Operand) -> Tensor:
     """x & other, of integers or bool."""
     return x.bitwise_and(other)
 
 
-def bitwise_or(x: Tensor, other: Any) -> Tensor:
+def bitwise_or(x: Tensor, other: Operand) -> Tensor:
     """x | other, of integers or bool."""
     return x.bitwise_or(other)
 
 
-def bitwise_xor(x: Tensor, other: Any) -> Tensor:
+def bitwise_xor(x: Tensor, other: Operand) -> Tensor:
     """x ^ other, of integers or bool."""
     return x.bitwise_xor(other)

@@ -5,30 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from ..shapes import Dim
-from ..tensor import Tensor
+from ..tensor import Operand, Tensor
 
 
-def subtract(x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+def subtract(x: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
     """x - alpha * other."""
     return x.subtract(other, alpha=alpha)
 
 
-def multiply(x: Tensor, other: Any) -> Tensor:
+def multiply(x: Tensor, other: Operand) -> Tensor:
     """x * other."""
     return x.multiply(other)
 
 
-def divide(x: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+def divide(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """``div``."""
     return x.divide(other, rounding_mode=rounding_mode)
 
 
-def true_divide(x: Tensor, other: Any) -> Tensor:
+def true_divide(x: Tensor, other: Operand) -> Tensor:
     """x / other."""
     return x.true_divide(other)
 
 
-def floor_divide(x: Tensor, other: Any) -> Tensor:
+def floor_divide(x: Tensor, other: Operand) -> Tensor:
     """x // other."""
     return x.floor_divide(other)
 
@@ -43,27 +43,27 @@ def absolute(x: Tensor) -> Tensor:
     return x.absolute()
 
 
-def clip(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """``clamp``."""
     return x.clip(min, max)
 
 
-def clamp_min(x: Tensor, min: Any) -> Tensor:
+def clamp_min(x: Tensor, min: Operand) -> Tensor:
     """Values limited from below."""
     return x.clamp_min(min)
 
 
-def clamp_max(x: Tensor, max: Any) -> Tensor:
+def clamp_max(x: Tensor, max: Operand) -> Tensor:
     """Values limited from above."""
     return x.clamp_max(max)
 
 
-def bitwise_left_shift(x: Tensor, other: Any) -> Tensor:
+def bitwise_left_shift(x: Tensor, other: Operand) -> Tensor:
     """x << other, of integers."""
     return x.bitwise_left_shift(other)
 
 
-def bitwise_right_shift(x: Tensor, other: Any) -> Tensor:
+def bitwise_right_shift(x: Tensor, other: Operand) -> Tensor:
     """x >> other, of integers."""
     return x.bitwise_right_shift(other)
 
@@ -103,7 +103,7 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     return x.select(dim, index)
 
 
-def isclose(x: Tensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+def isclose(x: Tensor, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     """Where |x - other| <= atol + rtol |other|."""
     return x.isclose(other, rtol, atol, equal_nan)
 
@@ -113,7 +113,7 @@ def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
     return x.count_nonzero(dim)
 
 
-def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
     """x + weight * (end - x)."""
     return x.lerp(end, weight)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..tensor import Tensor
+from ..tensor import Operand, Tensor
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
@@ -28,12 +28,12 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     return x.index_copy(dim, index, source)
 
 
-def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
     """A copy in which y[index[i]] = value along ``dim``."""
     return x.index_fill(dim, index, value)
 
 
-def index_put(x: Tensor, indices: Sequence[Tensor], values: Any, accumulate: bool = False) -> Tensor:
+def index_put(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
     """A copy in which y[indices] = values; with ``accumulate`` they are added."""
     return x.index_put(indices, values, accumulate)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..tensor import Tensor
+from ..tensor import Operand, Tensor
 
 
 def abs(x: Tensor) -> Tensor:
@@ -137,52 +135,52 @@ def clone(x: Tensor) -> Tensor:
     return x.clone()
 
 
-def add(x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+def add(x: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
     """x + alpha * other."""
     return x.add(other, alpha=alpha)
 
 
-def sub(x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+def sub(x: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
     """x - alpha * other."""
     return x.sub(other, alpha=alpha)
 
 
-def mul(x: Tensor, other: Any) -> Tensor:
+def mul(x: Tensor, other: Operand) -> Tensor:
     """x * other."""
     return x.mul(other)
 
 
-def div(x: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+def div(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """x / other; rounded down with ``rounding_mode="floor"``, towards 0 with "trunc"."""
     return x.div(other, rounding_mode=rounding_mode)
 
 
-def remainder(x: Tensor, other: Any) -> Tensor:
+def remainder(x: Tensor, other: Operand) -> Tensor:
     """x % other, of the sign of ``other``."""
     return x.remainder(other)
 
 
-def fmod(x: Tensor, other: Any) -> Tensor:
+def fmod(x: Tensor, other: Operand) -> Tensor:
     """The remainder of a division that rounds towards 0, of the sign of x."""
     return x.fmod(other)
 
 
-def maximum(x: Tensor, other: Any) -> Tensor:
+def maximum(x: Tensor, other: Operand) -> Tensor:
     """Elementwise larger one; ties share the gradient."""
     return x.maximum(other)
 
 
-def minimum(x: Tensor, other: Any) -> Tensor:
+def minimum(x: Tensor, other: Operand) -> Tensor:
     """Elementwise smaller one; ties share the gradient."""
     return x.minimum(other)
 
 
-def pow(x: Tensor, exponent: Any) -> Tensor:
+def pow(x: Tensor, exponent: Operand) -> Tensor:
     """x ** exponent."""
     return x.pow(exponent)
 
 
-def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """Values limited to [min, max]; None does not limit."""
     return x.clamp(min, max)
 

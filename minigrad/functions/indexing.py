@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..methods.indexing import ValuesAndIndices
-from ..tensor import Tensor
+from ..tensor import Operand, Tensor
 
 
 def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -23,12 +21,12 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return x.index_select(dim, index)
 
 
-def scatter(x: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
+def scatter(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """A copy of x in which y[i][index[i][j]] = src[i][j] for dim 1."""
     return x.scatter(dim, index, src)
 
 
-def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+def scatter_add(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """A copy of x in which y[i][index[i][j]] += src[i][j] for dim 1."""
     return x.scatter_add(dim, index, src)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..tensor import Tensor
+from ..tensor import Operand, Tensor
 
 
-def matmul(x: Tensor, other: Any) -> Tensor:
+def matmul(x: Tensor, other: Operand) -> Tensor:
     """x @ other."""
     return x.matmul(other)
 

@@ -87,14 +87,19 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return x.argmin(dim, keepdim)
 
 
-def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+def max(x: Tensor, dim: Tensor | int | None = None, keepdim: bool = False) -> Any:
     """The largest value, or along ``dim`` the pair (values, indices)."""
     return x.max(dim, keepdim)
 
 
-def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+def min(x: Tensor, dim: Tensor | int | None = None, keepdim: bool = False) -> Any:
     """The smallest value, or along ``dim`` the pair (values, indices)."""
     return x.min(dim, keepdim)
+
+
+def median(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """The value in the middle, or along ``dim`` the pair (values, indices)."""
+    return x.median(dim, keepdim)
 
 
 def cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:

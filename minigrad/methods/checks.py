@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..tensor import Tensor
 
 
-def bool_mask(name: str, mask: Any) -> Tensor:
+def bool_mask(name: str, mask: Tensor) -> Tensor:
     if not isinstance(mask, TensorCore) or mask.dtype != dtypes.bool_:
         found = f"a {mask.dtype} tensor" if isinstance(mask, TensorCore) else type(mask).__name__
         raise located(

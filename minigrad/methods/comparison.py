@@ -13,7 +13,7 @@ from ..errors import located
 from ..ops import comparison
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 class ComparisonMethods:
@@ -31,72 +31,72 @@ class ComparisonMethods:
             return NotImplemented
         return comparison.Ne.apply(self, self._operand(other))
 
-    def __lt__(self: Tensor, other: Any) -> Tensor:
+    def __lt__(self: Tensor, other: Operand) -> Tensor:
         return comparison.Lt.apply(self, self._operand(other))
 
-    def __le__(self: Tensor, other: Any) -> Tensor:
+    def __le__(self: Tensor, other: Operand) -> Tensor:
         return comparison.Le.apply(self, self._operand(other))
 
-    def __gt__(self: Tensor, other: Any) -> Tensor:
+    def __gt__(self: Tensor, other: Operand) -> Tensor:
         return comparison.Gt.apply(self, self._operand(other))
 
-    def __ge__(self: Tensor, other: Any) -> Tensor:
+    def __ge__(self: Tensor, other: Operand) -> Tensor:
         return comparison.Ge.apply(self, self._operand(other))
 
     def __invert__(self: Tensor) -> Tensor:
         return comparison.BitwiseNot.apply(_bits("~", self))
 
-    def __and__(self: Tensor, other: Any) -> Tensor:
+    def __and__(self: Tensor, other: Operand) -> Tensor:
         return comparison.BitwiseAnd.apply(_bits("&", self), _bits("&", self._operand(other)))
 
-    def __or__(self: Tensor, other: Any) -> Tensor:
+    def __or__(self: Tensor, other: Operand) -> Tensor:
         return comparison.BitwiseOr.apply(_bits("|", self), _bits("|", self._operand(other)))
 
-    def __xor__(self: Tensor, other: Any) -> Tensor:
+    def __xor__(self: Tensor, other: Operand) -> Tensor:
         return comparison.BitwiseXor.apply(_bits("^", self), _bits("^", self._operand(other)))
 
-    def __rand__(self: Tensor, other: Any) -> Tensor:
+    def __rand__(self: Tensor, other: Operand) -> Tensor:
         return self & other
 
-    def __ror__(self: Tensor, other: Any) -> Tensor:
+    def __ror__(self: Tensor, other: Operand) -> Tensor:
         return self | other
 
-    def __rxor__(self: Tensor, other: Any) -> Tensor:
+    def __rxor__(self: Tensor, other: Operand) -> Tensor:
         return self ^ other
 
-    def __lshift__(self: Tensor, other: Any) -> Tensor:
+    def __lshift__(self: Tensor, other: Operand) -> Tensor:
         return comparison.LeftShift.apply(_bits("<<", self), _bits("<<", self._operand(other)))
 
-    def __rlshift__(self: Tensor, other: Any) -> Tensor:
+    def __rlshift__(self: Tensor, other: Operand) -> Tensor:
         return comparison.LeftShift.apply(_bits("<<", self._operand(other)), _bits("<<", self))
 
-    def __rshift__(self: Tensor, other: Any) -> Tensor:
+    def __rshift__(self: Tensor, other: Operand) -> Tensor:
         return comparison.RightShift.apply(_bits(">>", self), _bits(">>", self._operand(other)))
 
-    def __rrshift__(self: Tensor, other: Any) -> Tensor:
+    def __rrshift__(self: Tensor, other: Operand) -> Tensor:
         return comparison.RightShift.apply(_bits(">>", self._operand(other)), _bits(">>", self))
 
-    def eq(self: Tensor, other: Any) -> Tensor:
+    def eq(self: Tensor, other: Operand) -> Tensor:
         """self == other, elementwise."""
         return self == other
 
-    def ne(self: Tensor, other: Any) -> Tensor:
+    def ne(self: Tensor, other: Operand) -> Tensor:
         """self != other, elementwise."""
         return self != other
 
-    def lt(self: Tensor, other: Any) -> Tensor:
+    def lt(self: Tensor, other: Operand) -> Tensor:
         """self < other, elementwise."""
         return self < other
 
-    def le(self: Tensor, other: Any) -> Tensor:
+    def le(self: Tensor, other: Operand) -> Tensor:
         """self <= other, elementwise."""
         return self <= other
 
-    def gt(self: Tensor, other: Any) -> Tensor:
+    def gt(self: Tensor, other: Operand) -> Tensor:
         """self > other, elementwise."""
         return self > other
 
-    def ge(self: Tensor, other: Any) -> Tensor:
+    def ge(self: Tensor, other: Operand) -> Tensor:
         """self >= other, elementwise."""
         return self >= other
 
@@ -104,15 +104,15 @@ class ComparisonMethods:
         """~self, of integers or bool."""
         return ~self
 
-    def bitwise_and(self: Tensor, other: Any) -> Tensor:
+    def bitwise_and(self: Tensor, other: Operand) -> Tensor:
         """self & other, of integers or bool."""
         return self & other
 
-    def bitwise_or(self: Tensor, other: Any) -> Tensor:
+    def bitwise_or(self: Tensor, other: Operand) -> Tensor:
         """self | other, of integers or bool."""
         return self | other
 
-    def bitwise_xor(self: Tensor, other: Any) -> Tensor:
+    def bitwise_xor(self: Tensor, other: Operand) -> Tensor:
         """self ^ other, of integers or bool."""
         return self ^ other
 
@@ -120,15 +120,15 @@ class ComparisonMethods:
         """Where the value is 0."""
         return comparison.LogicalNot.apply(self)
 
-    def logical_and(self: Tensor, other: Any) -> Tensor:
+    def logical_and(self: Tensor, other: Operand) -> Tensor:
         """Where neither value is 0."""
         return comparison.LogicalAnd.apply(self, self._operand(other))
 
-    def logical_or(self: Tensor, other: Any) -> Tensor:
+    def logical_or(self: Tensor, other: Operand) -> Tensor:
         """Where not both values are 0."""
         return comparison.LogicalOr.apply(self, self._operand(other))
 
-    def logical_xor(self: Tensor, other: Any) -> Tensor:
+    def logical_xor(self: Tensor, other: Operand) -> Tensor:
         """Where exactly one of the two values is 0."""
         return comparison.LogicalXor.apply(self, self._operand(other))
 
@@ -153,7 +153,7 @@ class ComparisonMethods:
         return self == -math.inf
 
 
-def _bits(name: str, x: Any) -> Any:
+def _bits(name: str, x: Tensor | float) -> Tensor | float:
     dtype = x.dtype if isinstance(x, TensorCore) else np.asarray(x).dtype
     if dtypes.is_floating(dtype):
         raise located(

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
+from ..ops import elementwise
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 class DerivedMethods:
@@ -16,23 +17,23 @@ class DerivedMethods:
 
     __slots__ = ()
 
-    def subtract(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    def subtract(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self - alpha * other."""
         return self.sub(other, alpha=alpha)
 
-    def multiply(self: Tensor, other: Any) -> Tensor:
+    def multiply(self: Tensor, other: Operand) -> Tensor:
         """self * other."""
         return self * other
 
-    def divide(self: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    def divide(self: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
         """``div``."""
         return self.div(other, rounding_mode=rounding_mode)
 
-    def true_divide(self: Tensor, other: Any) -> Tensor:
+    def true_divide(self: Tensor, other: Operand) -> Tensor:
         """self / other."""
         return self / other
 
-    def floor_divide(self: Tensor, other: Any) -> Tensor:
+    def floor_divide(self: Tensor, other: Operand) -> Tensor:
         """self // other."""
         return self // other
 
@@ -44,23 +45,23 @@ class DerivedMethods:
         """Absolute value."""
         return self.abs()
 
-    def clip(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    def clip(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """``clamp``."""
         return self.clamp(min, max)
 
-    def clamp_min(self: Tensor, min: Any) -> Tensor:
+    def clamp_min(self: Tensor, min: Operand) -> Tensor:
         """Values limited from below."""
         return self.clamp(min=min)
 
-    def clamp_max(self: Tensor, max: Any) -> Tensor:
+    def clamp_max(self: Tensor, max: Operand) -> Tensor:
         """Values limited from above."""
         return self.clamp(max=max)
 
-    def bitwise_left_shift(self: Tensor, other: Any) -> Tensor:
+    def bitwise_left_shift(self: Tensor, other: Operand) -> Tensor:
         """self << other, of integers."""
         return self << other
 
-    def bitwise_right_shift(self: Tensor, other: Any) -> Tensor:
+    def bitwise_right_shift(self: Tensor, other: Operand) -> Tensor:
         """self >> other, of integers; keeps the sign."""
         return self >> other
 
@@ -119,7 +120,9 @@ class DerivedMethods:
         """A view of one place of a dimension, without it."""
         return self[(slice(None),) * shapes.normalize_dim(dim, self.ndim) + (index,)]
 
-    def isclose(self: Tensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    def isclose(
+        self: Tensor, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> Tensor:
         """Where |self - other| <= atol + rtol |other|; equal infinities are close, NaN if ``equal_nan``."""
         other = self.tensor_type(other, device=self.device) if not isinstance(other, TensorCore) else other
         if self.dtype == other.dtype == dtypes.bool_:
@@ -142,9 +145,9 @@ class DerivedMethods:
         """How many values over ``dim`` (default all) are not 0."""
         return (self != 0).sum(dim)
 
-    def lerp(self: Tensor, end: Tensor, weight: Any) -> Tensor:
-        """self + weight * (end - self)."""
-        return self + weight * (end - self)
+    def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
+        """self + weight * (end - self), from the nearer end, as in PyTorch."""
+        return elementwise.Lerp.apply(self, self._operand(end), self._operand(weight))
 
     def new_zeros(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
         """Zeros of the dtype (if no other is given) and device of this tensor."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 class DerivedInPlaceMethods:
@@ -13,35 +13,35 @@ class DerivedInPlaceMethods:
 
     __slots__ = ()
 
-    def pow_(self: Tensor, exponent: Any) -> Tensor:
+    def pow_(self: Tensor, exponent: Operand) -> Tensor:
         """self **= exponent, in place."""
         return self._write("pow_", lambda x, y: x**y, exponent)
 
-    def remainder_(self: Tensor, other: Any) -> Tensor:
+    def remainder_(self: Tensor, other: Operand) -> Tensor:
         """self %= other, in place."""
         return self._write("remainder_", lambda x, y: x % y, other)
 
-    def floor_divide_(self: Tensor, other: Any) -> Tensor:
+    def floor_divide_(self: Tensor, other: Operand) -> Tensor:
         """self //= other, in place."""
         return self._write("floor_divide_", lambda x, y: x // y, other)
 
-    def bitwise_and_(self: Tensor, other: Any) -> Tensor:
+    def bitwise_and_(self: Tensor, other: Operand) -> Tensor:
         """self &= other, in place."""
         return self._write("bitwise_and_", lambda x, y: x & y, other)
 
-    def bitwise_or_(self: Tensor, other: Any) -> Tensor:
+    def bitwise_or_(self: Tensor, other: Operand) -> Tensor:
         """self |= other, in place."""
         return self._write("bitwise_or_", lambda x, y: x | y, other)
 
-    def bitwise_xor_(self: Tensor, other: Any) -> Tensor:
+    def bitwise_xor_(self: Tensor, other: Operand) -> Tensor:
         """self ^= other, in place."""
         return self._write("bitwise_xor_", lambda x, y: x ^ y, other)
 
-    def bitwise_left_shift_(self: Tensor, other: Any) -> Tensor:
+    def bitwise_left_shift_(self: Tensor, other: Operand) -> Tensor:
         """self <<= other, in place."""
         return self._write("bitwise_left_shift_", lambda x, y: x << y, other)
 
-    def bitwise_right_shift_(self: Tensor, other: Any) -> Tensor:
+    def bitwise_right_shift_(self: Tensor, other: Operand) -> Tensor:
         """self >>= other, in place."""
         return self._write("bitwise_right_shift_", lambda x, y: x >> y, other)
 
@@ -54,11 +54,11 @@ class DerivedInPlaceMethods:
     __ilshift__ = bitwise_left_shift_
     __irshift__ = bitwise_right_shift_
 
-    def clamp_(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    def clamp_(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """``clamp`` in place."""
         return self._write("clamp_", lambda x, _: x.clamp(min, max), 0)
 
-    def lerp_(self: Tensor, end: Tensor, weight: Any) -> Tensor:
+    def lerp_(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
         """``lerp`` in place."""
         return self._write("lerp_", lambda x, y: x.lerp(y, weight), end)
 

@@ -15,7 +15,7 @@ from ..indices import scatter_source
 from ..ops import indexing
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
@@ -52,7 +52,7 @@ class DerivedIndexingMethods:
         at, places = _along(self, dim, index, source)
         return self.scatter(at, places, source)
 
-    def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
         """A copy in which y[index[i]] = value along ``dim``; ``value`` is a number or a 0-d tensor."""
         if not self.ndim:
             return self.reshape(1).index_fill(dim, index, value).reshape(())
@@ -63,12 +63,11 @@ class DerivedIndexingMethods:
         mask = chosen.reshape(*(size if i == at else 1 for i in range(self.ndim)))
         if not isinstance(value, TensorCore):
             return self.masked_fill(mask, value)
-        fill: Any = value
-        if fill.ndim:
-            raise located(ValueError(f"index_fill: a value of shape {fill.shape}; expected a number or a 0-d tensor"))
-        return fill.to(self.dtype).where(mask, self)
+        if value.ndim:
+            raise located(ValueError(f"index_fill: a value of shape {value.shape}; expected a number or a 0-d tensor"))
+        return value.to(self.dtype).where(mask, self)
 
-    def index_put(self: Tensor, indices: Sequence[Tensor], values: Any, accumulate: bool = False) -> Tensor:
+    def index_put(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
         """A copy in which y[indices] = values, which broadcast; with ``accumulate`` they are added.
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
@@ -76,8 +75,7 @@ class DerivedIndexingMethods:
         every = self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
         places = every[tuple(indices)]
         if isinstance(values, TensorCore):
-            source: Any = values
-            values = source.expand(*places.shape).reshape(-1)
+            values = values.expand(*places.shape).reshape(-1)
         write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter
         return write(0, places.reshape(-1), values).reshape(self.shape)
 
@@ -122,8 +120,8 @@ class DerivedIndexingMethods:
         strides = np.array([max(math.prod(self.shape[i + 1 :]), 1) for i in range(self.ndim)], np.int64)
         where = (self != 0).reshape(-1)
         found = self.tensor_type(np.arange(self.numel()), device=self.device)[where].unsqueeze(1)
-        strides, sizes = (self.tensor_type(n, device=self.device) for n in (strides, sizes))
-        places = found // strides % sizes
+        step, size = (self.tensor_type(n, device=self.device) for n in (strides, sizes))
+        places = found // step % size
         return places.unbind(1) if as_tuple else places
 
     def unique(
@@ -170,7 +168,7 @@ class DerivedIndexingMethods:
         return self.new_zeros(size * size).scatter(0, places, self).reshape(size, size)
 
 
-def _along(x: Any, dim: int, index: Any, source: Any) -> tuple[int, Any]:
+def _along(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, Tensor]:
     """The dimension, and the places of the slices of ``source`` as an index of ``scatter``."""
     at = shapes.normalize_dim(dim, x.ndim)
     return at, index.reshape(*(-1 if i == at else 1 for i in range(x.ndim))).expand(*source.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..ops import elementwise
 from .checks import bool_mask, check_number
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 class ElementwiseMethods:
@@ -21,10 +21,11 @@ class ElementwiseMethods:
 
     __slots__ = ()
 
-    def _operand(self: Tensor, other: Any) -> Any:
+    def _operand(self: Tensor, other: Operand) -> Tensor | float:
         """A Tensor, a Python number, or an array-like made a Tensor on this tensor's device."""
         if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
-            return other.item()
+            number: float = other.item()
+            return number
         if isinstance(other, TensorCore | int | float):
             return other
         if isinstance(other, np.ndarray | list | tuple):
@@ -33,48 +34,48 @@ class ElementwiseMethods:
             TypeError(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
         )
 
-    def __add__(self: Tensor, other: Any) -> Tensor:
+    def __add__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Add.apply(self, self._operand(other))
 
-    def __radd__(self: Tensor, other: Any) -> Tensor:
+    def __radd__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Add.apply(self._operand(other), self)
 
-    def __sub__(self: Tensor, other: Any) -> Tensor:
+    def __sub__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Sub.apply(self, self._operand(other))
 
-    def __rsub__(self: Tensor, other: Any) -> Tensor:
+    def __rsub__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Sub.apply(self._operand(other), self)
 
-    def __mul__(self: Tensor, other: Any) -> Tensor:
+    def __mul__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Mul.apply(self, self._operand(other))
 
-    def __rmul__(self: Tensor, other: Any) -> Tensor:
+    def __rmul__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Mul.apply(self._operand(other), self)
 
-    def __truediv__(self: Tensor, other: Any) -> Tensor:
+    def __truediv__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Div.apply(self, self._operand(other))
 
-    def __rtruediv__(self: Tensor, other: Any) -> Tensor:
+    def __rtruediv__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Div.apply(self._operand(other), self)
 
-    def __floordiv__(self: Tensor, other: Any) -> Tensor:
+    def __floordiv__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.FloorDiv.apply(self, self._operand(other))
 
-    def __rfloordiv__(self: Tensor, other: Any) -> Tensor:
+    def __rfloordiv__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.FloorDiv.apply(self._operand(other), self)
 
-    def __mod__(self: Tensor, other: Any) -> Tensor:
+    def __mod__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Remainder.apply(self, self._operand(other))
 
-    def __rmod__(self: Tensor, other: Any) -> Tensor:
+    def __rmod__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Remainder.apply(self._operand(other), self)
 
-    def __pow__(self: Tensor, other: Any) -> Tensor:
+    def __pow__(self: Tensor, other: Operand) -> Tensor:
         other = self._operand(other)
         op = elementwise.PowScalar if isinstance(other, int | float) else elementwise.Pow
         return op.apply(self, other)
 
-    def __rpow__(self: Tensor, other: Any) -> Tensor:
+    def __rpow__(self: Tensor, other: Operand) -> Tensor:
         # A 0-d tensor of this dtype, so that a number base promotes like a number.
         other = self._operand(other)
         dtype = dtypes.result_dtype((self.data, other)) if isinstance(other, int | float) else None
@@ -89,19 +90,19 @@ class ElementwiseMethods:
     def __abs__(self: Tensor) -> Tensor:
         return elementwise.Abs.apply(self)
 
-    def add(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    def add(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self + alpha * other."""
         return self + (other if alpha == 1 else self._operand(other) * alpha)
 
-    def sub(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    def sub(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self - alpha * other."""
         return self - (other if alpha == 1 else self._operand(other) * alpha)
 
-    def mul(self: Tensor, other: Any) -> Tensor:
+    def mul(self: Tensor, other: Operand) -> Tensor:
         """self * other."""
         return self * other
 
-    def div(self: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    def div(self: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
         """self / other; rounded down with ``rounding_mode="floor"``, towards 0 with "trunc"."""
         if rounding_mode not in (None, "floor", "trunc"):
             raise located(ValueError(f"div: rounding_mode={rounding_mode!r}; expected None, 'floor' or 'trunc'"))
@@ -112,15 +113,15 @@ class ElementwiseMethods:
             return y
         return (self / other).trunc() if y.is_floating_point() else y + ((y < 0) & (self % other != 0))
 
-    def pow(self: Tensor, exponent: Any) -> Tensor:
+    def pow(self: Tensor, exponent: Operand) -> Tensor:
         """self ** exponent."""
         return self**exponent
 
-    def remainder(self: Tensor, other: Any) -> Tensor:
+    def remainder(self: Tensor, other: Operand) -> Tensor:
         """self % other, of the sign of ``other``."""
         return self % other
 
-    def fmod(self: Tensor, other: Any) -> Tensor:
+    def fmod(self: Tensor, other: Operand) -> Tensor:
         """The remainder of a division that rounds towards 0, of the sign of self."""
         return elementwise.FMod.apply(self, self._operand(other))
 
@@ -225,14 +226,16 @@ class ElementwiseMethods:
         """Integer part."""
         return elementwise.Trunc.apply(self)
 
-    def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """Values limited to [min, max], numbers or tensors; None does not limit."""
         if min is None and max is None:
             raise located(ValueError("clamp: expected min, max or both"))
         low, high = (None if bound is None else self._operand(bound) for bound in (min, max))
         if isinstance(low, TensorCore) or isinstance(high, TensorCore):
-            x = self if low is None else self.where((self >= low) | self.isnan(), low)
-            return x if high is None else x.where((x <= high) | x.isnan(), high)
+            given = [self, *(bound for bound in (low, high) if bound is not None)]
+            dtype = dtypes.result_dtype([getattr(x, "data", x) for x in given])
+            low, high = (x._cast(dtype) if isinstance(x, TensorCore) else x for x in (low, high))
+            return elementwise.ClampTensor.apply(self._cast(dtype), low, high)
         x = self._cast(dtypes.result_dtype([self.data, *(bound for bound in (low, high) if bound is not None)]))
         return elementwise.Clamp.apply(x, low=low, high=high)
 
@@ -244,21 +247,21 @@ class ElementwiseMethods:
             neginf = float(limits.min) if neginf is None else neginf
         return elementwise.NanToNum.apply(self, nan=nan, posinf=posinf, neginf=neginf)
 
-    def maximum(self: Tensor, other: Any) -> Tensor:
+    def maximum(self: Tensor, other: Operand) -> Tensor:
         """Elementwise larger one; ties share the gradient."""
         return elementwise.Maximum.apply(self, self._operand(other))
 
-    def minimum(self: Tensor, other: Any) -> Tensor:
+    def minimum(self: Tensor, other: Operand) -> Tensor:
         """Elementwise smaller one; ties share the gradient."""
         return elementwise.Minimum.apply(self, self._operand(other))
 
-    def where(self: Tensor, condition: Tensor, other: Any) -> Tensor:
+    def where(self: Tensor, condition: Tensor, other: Operand) -> Tensor:
         """self where the bool ``condition`` holds, else ``other``."""
-        other = self._operand(other)
-        if not isinstance(other, TensorCore):
-            other = self.tensor_type(other, dtype=dtypes.result_dtype((self.data, other)), device=self.device)
-        dtype = dtypes.result_dtype((self.data, other.data))
-        return elementwise.Where.apply(self._cast(dtype), other._cast(dtype), bool_mask("where", condition))
+        y = self._operand(other)
+        if not isinstance(y, TensorCore):
+            y = self.tensor_type(y, dtype=dtypes.result_dtype((self.data, y)), device=self.device)
+        dtype = dtypes.result_dtype((self.data, y.data))
+        return elementwise.Where.apply(self._cast(dtype), y._cast(dtype), bool_mask("where", condition))
 
     def masked_fill(self: Tensor, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask`` holds, else self."""

@@ -13,7 +13,7 @@ from .checks import bool_mask, check_number
 from .elementwise import ElementwiseMethods
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 class InPlaceMethods:
@@ -37,7 +37,7 @@ class InPlaceMethods:
             )
         self.bump_version()
 
-    def _write(self: Tensor, name: str, compute: Callable[..., Tensor], other: Any) -> Tensor:
+    def _write(self: Tensor, name: str, compute: Callable[..., Tensor], other: Operand) -> Tensor:
         other = self._operand(other)
         y = compute(self.detach(), other)
         if dtypes.category(y.dtype) > dtypes.category(self.dtype):
@@ -50,19 +50,19 @@ class InPlaceMethods:
         self.device.kernels.elementwise.assign(self.data, y.data)
         return self
 
-    def add_(self: Tensor, other: Any) -> Tensor:
+    def add_(self: Tensor, other: Operand) -> Tensor:
         """self += other, in place."""
         return self._write("add_", ElementwiseMethods.__add__, other)
 
-    def sub_(self: Tensor, other: Any) -> Tensor:
+    def sub_(self: Tensor, other: Operand) -> Tensor:
         """self -= other, in place."""
         return self._write("sub_", ElementwiseMethods.__sub__, other)
 
-    def mul_(self: Tensor, other: Any) -> Tensor:
+    def mul_(self: Tensor, other: Operand) -> Tensor:
         """self *= other, in place."""
         return self._write("mul_", ElementwiseMethods.__mul__, other)
 
-    def div_(self: Tensor, other: Any) -> Tensor:
+    def div_(self: Tensor, other: Operand) -> Tensor:
         """self /= other, in place."""
         return self._write("div_", ElementwiseMethods.__truediv__, other)
 
@@ -109,7 +109,7 @@ class InPlaceMethods:
         self.device.kernels.indexing.assign_at(self.data, everywhere.data, value)
         return self
 
-    def index_put_(self: Tensor, indices: Sequence[Tensor], values: Any, accumulate: bool = False) -> Tensor:
+    def index_put_(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
         """self[indices] = values, in place; with ``accumulate`` they are added, also where a place occurs twice."""
         if not accumulate:
             self[tuple(indices)] = values
@@ -126,7 +126,7 @@ class InPlaceMethods:
         k.add_at(target, where, values.data if isinstance(values, TensorCore) else values, distinct=False)
         return self
 
-    def scatter_(self: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
+    def scatter_(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """``scatter`` in place."""
         axis = shapes.normalize_dim(dim, self.ndim)
         source = scatter_source("scatter_", self, axis, index, self._operand(src))
@@ -135,7 +135,7 @@ class InPlaceMethods:
         k.scatter(self.data, axis, index.data, source.data if isinstance(source, TensorCore) else source)
         return self
 
-    def scatter_add_(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    def scatter_add_(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """``scatter_add`` in place."""
         axis = shapes.normalize_dim(dim, self.ndim)
         source = scatter_source("scatter_add_", self, axis, index, self._operand(src))

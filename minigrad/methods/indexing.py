@@ -11,7 +11,7 @@ from ..indices import check_range, parse_index, scatter_source
 from ..ops import indexing
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 class ValuesAndIndices(NamedTuple):
@@ -74,7 +74,7 @@ class IndexingMethods:
         where = (slice(None),) * axis + (index.data.reshape(-1),)
         return indexing.Index.apply(self, where=where, basic=False)
 
-    def scatter(self: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
+    def scatter(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] = src[i][j] (for dim 1); ``src`` is a tensor or a number, as in ``gather``.
 
         If a place is written twice, the last value stays and gets the gradient.
@@ -83,7 +83,7 @@ class IndexingMethods:
         source = scatter_source("scatter", self, axis, index, self._operand(src))
         return indexing.Scatter.apply(self, source, index, axis=axis)
 
-    def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    def scatter_add(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] += src[i][j] (for dim 1); a place may occur more than once."""
         axis = shapes.normalize_dim(dim, self.ndim)
         source = scatter_source("scatter_add", self, axis, index, self._operand(src))

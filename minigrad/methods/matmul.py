@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..autograd import TensorCore
 from ..errors import located
 from ..ops import matmul
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..tensor import Operand, Tensor
 
 
 class MatmulMethods:
@@ -17,13 +17,13 @@ class MatmulMethods:
 
     __slots__ = ()
 
-    def __matmul__(self: Tensor, other: Any) -> Tensor:
+    def __matmul__(self: Tensor, other: Operand) -> Tensor:
         return _matmul(self, self._operand(other))
 
-    def __rmatmul__(self: Tensor, other: Any) -> Tensor:
+    def __rmatmul__(self: Tensor, other: Operand) -> Tensor:
         return _matmul(self._operand(other), self)
 
-    def matmul(self: Tensor, other: Any) -> Tensor:
+    def matmul(self: Tensor, other: Operand) -> Tensor:
         """self @ other: dot product, matrix product, or batched with broadcasting, as in PyTorch."""
         return self @ other
 
@@ -52,7 +52,7 @@ class MatmulMethods:
         return _ranks("outer", self, 1, vec2, 1).unsqueeze(1) * vec2
 
 
-def _matmul(a: Any, b: Any) -> Tensor:
+def _matmul(a: Tensor | float, b: Tensor | float) -> Tensor:
     if not (isinstance(a, TensorCore) and isinstance(b, TensorCore)):
         raise located(TypeError("@ of a tensor and a number; use * to scale a tensor"))
     if not a.ndim or not b.ndim:
@@ -63,7 +63,7 @@ def _matmul(a: Any, b: Any) -> Tensor:
     return y.squeeze(-1) if b.ndim == 1 else y
 
 
-def _ranks(name: str, a: Tensor, m: int, b: Any, n: int) -> Tensor:
+def _ranks(name: str, a: Tensor, m: int, b: Tensor, n: int) -> Tensor:
     """``a``, if it is of ``m`` dimensions and ``b`` is a tensor of ``n``."""
     if not isinstance(b, TensorCore) or (a.ndim, b.ndim) != (m, n):
         found = f"shapes {a.shape} and {b.shape}" if isinstance(b, TensorCore) else f"a tensor and {type(b).__name__}"

@@ -112,15 +112,12 @@ class ReduceMethods:
             raise located(TypeError(f"norm of {self.dtype} values is no integer; convert with .float() first"))
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         keep = keepdim or keepdims
-        if p in (2, "fro"):
-            return reduce.Norm.apply(self, axes=axes, keepdim=keep)
-        if isinstance(p, str):
+        if isinstance(p, str) and p != "fro":
             raise located(ValueError(f"norm: p={p!r}; expected a number or 'fro' (dim is the second argument)"))
-        if p == 0:
-            return self.nan_to_num(1.0).abs().sign().sum(axes, keep)  # steps, so the gradient is 0
+        p = 2.0 if p == "fro" else float(p)
         if math.isinf(p):
-            return self.abs().amax(axes, keep) if p > 0 else self.abs().amin(axes, keep)
-        return self.abs().sum(axes, keep) if p == 1 else (self.abs() ** p).sum(axes, keep) ** (1 / p)
+            self._nonempty("norm", dim, axis)
+        return reduce.Norm.apply(self, axes=axes, keepdim=keep, p=p)
 
     def logsumexp(self: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))) over ``dim``, without overflow."""
@@ -138,7 +135,7 @@ class ReduceMethods:
         """Smallest value over ``dim``; ties share the gradient evenly."""
         return reduce.AMin.apply(self, axes=self._nonempty("amin", dim, axis), keepdim=keepdim or keepdims)
 
-    def max(self: Tensor, dim: Any = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+    def max(self: Tensor, dim: Tensor | int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
         """The largest value, along ``dim`` the pair (values, indices), or ``maximum`` with a tensor.
 
         Along ``dim`` the first of equals gets the gradient.
@@ -146,9 +143,11 @@ class ReduceMethods:
         if isinstance(dim, TensorCore):
             return self.maximum(dim)
         found = shapes.one_dim(dim, axis, self.ndim)
-        return self.amax() if found is None else self._select(self.argmax(found, keepdim=True), found, keepdim)
+        if found is None:
+            return reduce.Max.apply(self, axes=self._nonempty("max", None, None), keepdim=False)
+        return self._select(self.argmax(found, keepdim=True), found, keepdim)
 
-    def min(self: Tensor, dim: Any = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+    def min(self: Tensor, dim: Tensor | int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
         """The smallest value, along ``dim`` the pair (values, indices), or ``minimum`` with a tensor.
 
         Along ``dim`` the first of equals gets the gradient.
@@ -156,7 +155,29 @@ class ReduceMethods:
         if isinstance(dim, TensorCore):
             return self.minimum(dim)
         found = shapes.one_dim(dim, axis, self.ndim)
-        return self.amin() if found is None else self._select(self.argmin(found, keepdim=True), found, keepdim)
+        if found is None:
+            return reduce.Min.apply(self, axes=self._nonempty("min", None, None), keepdim=False)
+        return self._select(self.argmin(found, keepdim=True), found, keepdim)
+
+    def median(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+        """The value in the middle (of an even number the lower one), or along ``dim`` the pair (values, indices).
+
+        NaN if there is one. Of all values, those that tie share the gradient evenly; along ``dim``, that of the index
+        gets it: of equals, the one that a stable sort puts there (PyTorch's choice is not specified).
+        """
+        found = shapes.one_dim(dim, axis, self.ndim)
+        if found is None:
+            if not self.is_floating_point():
+                self._nonempty("median", None, None)
+            return reduce.Median.apply(self)
+        self._nonempty("median", found, None)
+        order = self.argsort(found)
+        if not self.ndim:
+            return self._select(order, found, keepdim)
+        n = self.shape[found]
+        missing = self.isnan().sum(found, keepdim=True)  # NaNs are the last
+        place = (n - missing).where(missing > 0, (n - 1) // 2)
+        return self._select(order.gather(found, place), found, keepdim)
 
     def argmax(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
         """Index (int64) of the first largest value, along ``dim`` or of the flattened tensor."""
@@ -204,9 +225,11 @@ class ReduceMethods:
         if dtype is not None:
             return self.to(dtype).prod(dim, keepdim, axis=axis).to(dtype)
         found = shapes.one_dim(dim, axis, self.ndim)
-        if found is not None and self.ndim:
+        if not self.ndim:
+            return (self if self.is_floating_point() else self.long()).clone()
+        if found is not None:
             return reduce.Prod.apply(self, axis=found, keepdim=keepdim)
-        y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False)
+        y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False, whole=True)
         return y.reshape((1,) * self.ndim) if keepdim else y
 
     def cumprod(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
@@ -220,7 +243,7 @@ class ReduceMethods:
 
     def nansum(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over ``dim`` of what is not NaN."""
-        return self.masked_fill(self.isnan(), 0).sum(dim, keepdim)
+        return reduce.NanSum.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
 
     def nanmean(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""

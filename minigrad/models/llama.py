@@ -147,7 +147,8 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor, cache: nn.KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         x = x + self.self_attn(self.input_layernorm(x), cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Llama(CausalLM):

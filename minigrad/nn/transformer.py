@@ -124,7 +124,8 @@ class SelfAttention(Module):
         else:
             q, k, v = qkv.unbind(2)
             y = causal_attention(q, k, v, dropout, cache)
-        return self.resid_dropout(self.c_proj(y))
+        out: Tensor = self.resid_dropout(self.c_proj(y))
+        return out
 
     def _sizes(self, x: Tensor) -> tuple[int, ...]:
         C = self.c_proj.in_features
@@ -214,7 +215,8 @@ class GroupedQueryAttention(Module):
         start = 0 if cache is None else cache.length
         positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
         q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
-        return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
+        out: Tensor = self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
+        return out
 
     def extra_repr(self) -> str:
         """Heads and options."""
@@ -239,7 +241,8 @@ class MLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+        out: Tensor = self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+        return out
 
 
 class SwiGLU(Module):
@@ -262,7 +265,8 @@ class SwiGLU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Block(Module):
@@ -297,4 +301,5 @@ class Block(Module):
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
         x = x + self.attn(self.ln_1(x), cache, attn_mask)
-        return x + self.mlp(self.ln_2(x))
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
