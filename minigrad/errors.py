@@ -48,6 +48,8 @@ class LocatedError(ValueError):
         place: what follows it in the text: a new line, and ``at file:line: source``; or nothing.
     """
 
+    place: str
+
     def __init__(self, message: str) -> None:
         line = user_line()
         self.place = f"\n  at {line}" if line else ""

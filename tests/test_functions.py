@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {  # after the (3, 2) matrix, where ther
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (INDEX,)),
     **dict.fromkeys(("cumsum", "cumprod", "softmax", "log_softmax", "logsumexp", "unsqueeze"), (1,)),
     **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "amax", "amin", "any", "all", "prod", "argmax"), (1, True)),
-    **dict.fromkeys(("var", "std", "max", "min", "argmin"), (0,)),
+    **dict.fromkeys(("var", "std", "max", "min", "argmin", "median"), (0,)),
     **dict.fromkeys(("transpose", "swapaxes", "movedim"), (0, 1)),
     "norm": (2, 1),
     "clamp": (0.5, 1.0),

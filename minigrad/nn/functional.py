@@ -76,6 +76,39 @@ def mish(x: Tensor) -> Tensor:
     return activation.Mish.apply(floating("mish", x))
 
 
+def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """x limited to [min_val, max_val], with gradient 0 at the limits too."""
+    return activation.Hardtanh.apply(floating("hardtanh", x), low=min_val, high=max_val)
+
+
+def relu6(x: Tensor) -> Tensor:
+    """x limited to [0, 6], with gradient 0 at the limits."""
+    return hardtanh(x, 0.0, 6.0)
+
+
+@in_float32
+def hardsigmoid(x: Tensor) -> Tensor:
+    """relu6(x + 3) / 6, a sigmoid of straight lines."""
+    return relu6(x + 3) / 6
+
+
+def hardswish(x: Tensor) -> Tensor:
+    """x hardsigmoid(x)."""
+    return activation.Hardswish.apply(floating("hardswish", x))
+
+
+@in_float32
+def softsign(x: Tensor) -> Tensor:
+    """x / (1 + |x|)."""
+    return x / (x.abs() + 1)
+
+
+@in_float32
+def tanhshrink(x: Tensor) -> Tensor:
+    """x - tanh(x)."""
+    return x - x.tanh()
+
+
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta x)) / beta, a smooth relu; x itself where beta x > threshold."""
     return activation.Softplus.apply(x, beta=beta, threshold=threshold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .elementwise import FloatFunction
+from .elementwise import Clamp, FloatFunction
 
 
 class LeakyRelu(FloatFunction):
@@ -76,3 +76,36 @@ class Mish(FloatFunction):
         x, t = self.saved
         k = self.kernels.elementwise
         return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
+
+
+class Hardtanh(Clamp):
+    """y = min(max(x, low), high);  dx = dy where low < x < high (``Clamp`` counts the bounds in)."""
+
+    __slots__ = ()
+
+    def backward(self, dy: Any) -> Any:
+        (x,) = self.saved
+        low, high = self.bounds
+        c = self.kernels.comparison
+        return self.kernels.elementwise.select(c.logical_and(c.gt(x, low), c.lt(x, high)), dy)
+
+
+class Hardswish(FloatFunction):
+    """y = x min(max(x + 3, 0), 6) / 6;  dx = 0 for x <= -3, (x / 3 + 1 / 2) dy below 3, then dy.
+
+    Source: Howard et al., "Searching for MobileNetV3" (2019).
+    """
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        k = self.kernels.elementwise
+        with self.kernels.quiet():  # -inf gives NaN
+            return k.div(k.mul(x, k.clamp(k.add(x, 3), 0, 6)), 6)
+
+    def backward(self, dy: Any) -> Any:
+        (x,) = self.saved
+        k, c = self.kernels.elementwise, self.kernels.comparison
+        slope = k.where(c.lt(x, 3), k.add(k.div(x, 3), 0.5), self.kernels.full((), 1, x.dtype))
+        return k.select(c.gt(x, -3), k.mul(dy, slope))

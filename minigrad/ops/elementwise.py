@@ -286,8 +286,8 @@ class Clamp(Function):
         return select(c.le(x, high), dy) if high is not None else dy
 
 
-class ClampTensor(Arithmetic):
-    """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be None.
+class ClampTensor(Function):
+    """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be a number, or None.
 
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
