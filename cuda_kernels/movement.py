@@ -2,4 +2,164 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+
+from .array import DeviceArray, contiguous, empty, full
+from .language import cuda
+from .launch import Kernel, kernel
 from .strided_copy import copy_into as copy_into
+
+THREADS = 256
+ALL = slice(None)
+
+
+def reshape(x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+    """``x`` in another shape; a view if strides allow it."""
+    return x.reshape(shape)
+
+
+def permute(x: DeviceArray, order: tuple[int, ...]) -> DeviceArray:
+    """A view with the axes in another order."""
+    return x.transpose(*order)
+
+
+def expand(x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+    """A read-only view with size-1 and new leading axes repeated (stride 0)."""
+    new = len(shape) - x.ndim
+    kept = zip(x.shape, x.strides, shape[new:], strict=True)
+    return x.view(tuple(shape), (0,) * new + tuple(s if n == m else 0 for n, s, m in kept), writeable=False)
+
+
+def cat(arrays: tuple[DeviceArray, ...], axis: int) -> DeviceArray:
+    """The arrays one after the other along ``axis``."""
+    shape = list(arrays[0].shape)
+    shape[axis] = sum(x.shape[axis] for x in arrays)
+    y = empty(tuple(shape), arrays[0].dtype, arrays[0].device)
+    for part, x in zip(split(y, tuple(x.shape[axis] for x in arrays), axis), arrays, strict=True):
+        copy_into(part, x)
+    return y
+
+
+def split(x: DeviceArray, sizes: tuple[int, ...], axis: int) -> list[DeviceArray]:
+    """Consecutive views of the given sizes along ``axis``."""
+    ends = list(itertools.accumulate(sizes))
+    return [_part(x, axis, slice(end - n, end)) for n, end in zip(sizes, ends, strict=True)]
+
+
+def _part(x: DeviceArray, axis: int, where: slice) -> DeviceArray:
+    return x[tuple(where if i == axis % x.ndim else ALL for i in range(x.ndim))]
+
+
+def flip(x: DeviceArray, axes: tuple[int, ...]) -> DeviceArray:
+    """A copy with the order along ``axes`` reversed. Raises ValueError if an axis is named twice."""
+    chosen = [axis % x.ndim for axis in axes]
+    if len(set(chosen)) < len(chosen):
+        raise ValueError("repeated axis")
+    y = empty(x.shape, x.dtype, x.device)
+    copy_into(y, x[tuple(slice(None, None, -1) if i in chosen else ALL for i in range(x.ndim))])
+    return y
+
+
+def roll(x: DeviceArray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> DeviceArray:
+    """A copy with the elements moved on by the shifts along the axes; what leaves at the end comes in at the start."""
+    total = [0] * x.ndim
+    for shift, axis in zip(shifts, axes, strict=True):
+        total[axis] += shift
+    y = empty(x.shape, x.dtype, x.device)
+    moved = []  # for each axis: (where in y, what of x)
+    for n, shift in zip(x.shape, total, strict=True):
+        k = shift % n if n else 0
+        moved.append([(ALL, ALL)] if not k else [(slice(k, None), slice(n - k)), (slice(k), slice(n - k, None))])
+    for pieces in itertools.product(*moved):
+        copy_into(y[tuple(to for to, _ in pieces)], x[tuple(source for _, source in pieces)])
+    return y
+
+
+def tile(x: DeviceArray, repeats: tuple[int, ...]) -> DeviceArray:
+    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
+    ndim = max(x.ndim, len(repeats))
+    sizes, strides = (1,) * (ndim - x.ndim) + x.shape, (0,) * (ndim - x.ndim) + x.strides
+    repeats = (1,) * (ndim - len(repeats)) + tuple(repeats)
+    y = empty(tuple(m * n for m, n in zip(repeats, sizes, strict=True)), x.dtype, x.device)
+    pairs = tuple(m for pair in zip(repeats, sizes, strict=True) for m in pair)
+    copy_into(y.reshape(pairs), x.view(pairs, tuple(s for stride in strides for s in (0, stride))))
+    return y
+
+
+def pad(x: DeviceArray, widths: tuple[tuple[int, int], ...], value: float) -> DeviceArray:
+    """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
+    shape = tuple(n + before + after for n, (before, after) in zip(x.shape, widths, strict=True))
+    y = empty(shape, x.dtype, x.device)
+    border = full(1, value, x.dtype, x.device)
+    inner = y  # what is left when the borders of the axes before have been filled
+    for axis, (before, after) in enumerate(widths):
+        for part in (slice(max(before, 0)), slice(inner.shape[axis] - max(after, 0), None)):
+            edge = _part(inner, axis, part)
+            copy_into(edge, border.view(edge.shape, (0,) * edge.ndim))
+        inner = _part(inner, axis, slice(max(before, 0), inner.shape[axis] - max(after, 0)))
+    kept = (slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(x.shape, widths, strict=True))
+    copy_into(inner, x[tuple(kept)])
+    return y
+
+
+def diagonal(x: DeviceArray, offset: int, axis1: int, axis2: int) -> DeviceArray:
+    """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""
+    axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
+    down, right = max(-offset, 0), max(offset, 0)
+    n = max(min(x.shape[axis1] - down, x.shape[axis2] - right), 0)
+    rest = [i for i in range(x.ndim) if i not in (axis1, axis2)]
+    return x.view(
+        (*(x.shape[i] for i in rest), n),
+        (*(x.strides[i] for i in rest), x.strides[axis1] + x.strides[axis2]),
+        down * x.strides[axis1] + right * x.strides[axis2] if n else 0,
+    )
+
+
+# Triangles ------------------------------------------------------------------------------------------------------------
+
+
+def _band(bits: int) -> Kernel:
+    dtype = np.dtype(f"uint{bits}").type
+
+    @kernel(f"bits{bits}*", f"bits{bits}*", *["int64"] * 5, threads=THREADS, registers=16, name=f"band_{bits}_bits")
+    def band(y, x, rows, columns, blocks, low, high):
+        """y[r, c] = x[r, c] if low <= c - r <= high, else 0; ``blocks`` blocks for each row."""
+        block = np.uint32(cuda.blockIdx.x)
+        place = block // np.uint32(blocks)
+        c = np.int64(block - place * np.uint32(blocks)) * cuda.blockDim.x + cuda.threadIdx.x
+        r = np.int64(place % np.uint32(rows))
+        if c < columns:
+            i = np.int64(place) * columns + c
+            value = dtype(0)
+            if low <= c - r <= high:
+                value = x[i]
+            y[i] = value
+
+    return band
+
+
+_BAND = {bits // 8: _band(bits) for bits in (8, 16, 32, 64)}
+
+
+def tril(x: DeviceArray, diagonal: int) -> DeviceArray:
+    """The last two axes' lower triangle, zeros above ``diagonal``."""
+    return _triangle(x, -sum(x.shape), diagonal)
+
+
+def triu(x: DeviceArray, diagonal: int) -> DeviceArray:
+    """The last two axes' upper triangle, zeros below ``diagonal``."""
+    return _triangle(x, diagonal, sum(x.shape))
+
+
+def _triangle(x: DeviceArray, low: int, high: int) -> DeviceArray:
+    y = empty(x.shape, x.dtype, x.device)
+    if y.size:
+        *_, rows, columns = x.shape
+        blocks = -(-columns // THREADS)
+        grid = blocks * (x.size // columns)
+        _BAND[x.itemsize].launch(
+            grid, y, contiguous(x), rows, columns, blocks, low, high, threads=min(THREADS, columns)
+        )
+    return y

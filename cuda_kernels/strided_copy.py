@@ -6,7 +6,7 @@ y[i0 sy0 + ... + i4 sy4] = x[i0 sx0 + ... + i4 sx4] on words, one of four cases:
 
 * one run: the driver's own copy;
 * runs (the inner dimension is kept): a thread for each word, of 16 bytes where the addresses allow it;
-* x's runs lie along another dimension than y's: the tiled transpose of ``ladder_transpose.py``;
+* x's runs lie along another dimension than y's: the tiled transposes of ``ladder_transpose.py``;
 * no runs: a thread for each element, neighbours writing neighbours.
 """
 
@@ -20,12 +20,16 @@ import numpy as np
 
 from . import memory, ptx
 from .array import DeviceArray
+from .ladder_transpose import PADDED, SIDE, WIDE
 from .language import cuda
 from .launch import Kernel, kernel
 
 RANK = 5  # dimensions of a kernel
 THREADS = 256
 MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
+SHORTEST, LEAST = 16, 4096  # below these lengths and sizes tiles do not pay
+MOST_LAUNCHES = 64  # of transposes, where several outer dimensions are left
+MOST_BLOCKS = 65535  # of a grid's second and third size
 WIDTHS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
@@ -126,10 +130,51 @@ def _copy(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list
     if not dimensions:
         memory.copy_across(to, source, run)
         return
+    if run == y.itemsize and _transpose(y, x, to, source, dimensions):
+        return
     width = _word(run, [to, source, *(d.sy for d in dimensions), *(d.sx for d in dimensions)])
     if width < run:
         dimensions.append(Dimension(run // width, width, width))
     _launch(y, x, to, source, width, dimensions)
+
+
+def _transpose(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list[Dimension]) -> bool:
+    """Copy through tiles if the inner dimension of x is another one than y's and both are long enough; else False."""
+    itemsize = y.itemsize
+    inner = [d for d in dimensions if d.sx == itemsize]
+    if len(dimensions) < 2 or dimensions[-1].sy != itemsize or not inner:
+        return False
+    across, down = inner[-1], dimensions[-1]  # the inner dimensions of x and of y
+    *outer, matrices = [Dimension(1, 0, 0), *(d for d in dimensions if d is not across and d is not down)]
+    launches = math.prod(d.n for d in outer)
+    if min(across.n, down.n) < SHORTEST or across.n * down.n * matrices.n < LEAST or launches > MOST_LAUNCHES:
+        return False
+    places = (to, source, across.sy, down.sx, *(s for d in (*outer, matrices) for s in d[1:]))
+    per_access = 16 // itemsize
+    if itemsize in WIDE and not (across.n % per_access or down.n % per_access or any(p % 16 for p in places)):
+        chosen, side = WIDE[itemsize]
+    else:
+        chosen, side = PADDED[itemsize], SIDE
+    grid = (-(-across.n // side), -(-down.n // side), matrices.n)
+    if max(grid[1:]) > MOST_BLOCKS:
+        return False
+    for place in np.ndindex(*(d.n for d in outer)):
+        here = to + sum(i * d.sy for i, d in zip(place, outer, strict=True))
+        there = source + sum(i * d.sx for i, d in zip(place, outer, strict=True))
+        chosen.launch(
+            grid,
+            _words(y, here, itemsize),
+            _words(x, there, itemsize),
+            down.n,
+            across.n,
+            *(stride // itemsize for stride in (across.sy, down.sx, matrices.sy, matrices.sx)),
+        )
+    return True
+
+
+def _words(x: DeviceArray, pointer: int, width: int) -> DeviceArray:
+    """x's memory from an address on, as words of a width, for a kernel's pointer."""
+    return DeviceArray(x.memory, (x.nbytes // width,), WIDTHS[width], (width,), pointer)
 
 
 def _word(run: int, places: list[int]) -> int:
@@ -146,8 +191,8 @@ def _launch(y: DeviceArray, x: DeviceArray, to: int, source: int, width: int, di
     words = math.prod(d.n for d in dimensions)
     _COPY[width].launch(
         -(-words // THREADS),
-        DeviceArray(y.memory, (words,), dtype, (width,), to),
-        DeviceArray(x.memory, (words,), dtype, (width,), source),
+        _words(y, to, dtype.itemsize),
+        _words(x, source, dtype.itemsize),
         words,
         *(d.n for d in dimensions[1:]),
         *(d.sy // dtype.itemsize for d in dimensions),

@@ -1,0 +1,110 @@
+"""Transposing matrices in four steps, y[c, r] = x[r, c]; the last two are what ``strided_copy`` uses.
+
+A warp reads or writes 32 neighbouring addresses as one access; addresses far apart cost an access each.
+
+1. ``naive``: neighbours of a warp read neighbours of x, but write a column of y: 32 accesses for 128 bytes.
+2. ``tile``: a block reads a 32 x 32 tile by rows into shared memory and writes it by rows of y. Reading the tile by
+   columns, the 32 lanes want the same one of the 32 banks of shared memory and wait for one another.
+3. ``padded``: rows of 33 elements; a column lies in 32 different banks.
+4. ``wide``: 16 bytes for each load and store, so a quarter of the instructions. 8 threads make a row of 128 bytes.
+
+All take x as ``rows`` rows of ``columns`` elements, ``sx`` elements apart, and write rows of y ``sy`` apart; there are
+several matrices, ``bx`` and ``by`` apart. A block has a tile, and the grid (columns, rows, matrices) of tiles.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import ptx
+from .language import cuda
+from .launch import Kernel, kernel
+
+SIDE = 32  # of a tile
+PITCH = SIDE + 1  # of a tile's rows, where they are padded
+THREADS = (32, 8)  # each moves 4 elements of a tile
+NUMBERS = ("int64",) * 6
+
+
+@kernel("bits32*", "bits32*", *NUMBERS, threads=THREADS, registers=30)
+def naive(y, x, rows, columns, sy, sx, by, bx):
+    c = np.int64(cuda.blockIdx.x) * SIDE + cuda.threadIdx.x
+    first = np.int64(cuda.blockIdx.y) * SIDE
+    z = np.int64(cuda.blockIdx.z)
+    for k in range(cuda.threadIdx.y, SIDE, 8):
+        r = first + k
+        if r < rows and c < columns:
+            y[z * by + c * sy + r] = x[z * bx + r * sx + c]
+
+
+@kernel("bits32*", "bits32*", *NUMBERS, threads=THREADS, registers=32)
+def tile(y, x, rows, columns, sy, sx, by, bx):
+    square = cuda.shared.array((SIDE, SIDE), np.uint32)
+    i, z = np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.z)
+    left, top = np.int64(cuda.blockIdx.x) * SIDE, np.int64(cuda.blockIdx.y) * SIDE
+    for k in range(cuda.threadIdx.y, SIDE, 8):
+        if top + k < rows and left + i < columns:
+            square[k, i] = x[z * bx + (top + k) * sx + left + i]
+    cuda.syncthreads()
+    for k in range(cuda.threadIdx.y, SIDE, 8):
+        if left + k < columns and top + i < rows:
+            y[z * by + (left + k) * sy + top + i] = square[i, k]
+
+
+def _padded(bits: int) -> Kernel:
+    dtype = np.dtype(f"uint{bits}").type
+
+    @kernel(f"bits{bits}*", f"bits{bits}*", *NUMBERS, threads=THREADS, registers=32, name=f"padded_{bits}_bits")
+    def padded(y, x, rows, columns, sy, sx, by, bx):
+        square = cuda.shared.array((SIDE, PITCH), dtype)
+        i, z = np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.z)
+        left, top = np.int64(cuda.blockIdx.x) * SIDE, np.int64(cuda.blockIdx.y) * SIDE
+        for k in range(cuda.threadIdx.y, SIDE, 8):
+            if top + k < rows and left + i < columns:
+                square[k, i] = x[z * bx + (top + k) * sx + left + i]
+        cuda.syncthreads()
+        for k in range(cuda.threadIdx.y, SIDE, 8):
+            if left + k < columns and top + i < rows:
+                y[z * by + (left + k) * sy + top + i] = square[i, k]
+
+    return padded
+
+
+PADDED: dict[int, Kernel] = {bits // 8: _padded(bits) for bits in (8, 16, 32, 64)}
+
+
+@kernel("bits32*", "bits32*", *NUMBERS, threads=(8, 32), registers=24, vector_loads=True)
+def wide_32_bits(y, x, rows, columns, sy, sx, by, bx):
+    square = cuda.shared.array((SIDE, PITCH), np.uint32)
+    i, k, z = 4 * np.int64(cuda.threadIdx.x), np.int64(cuda.threadIdx.y), np.int64(cuda.blockIdx.z)
+    left, top = np.int64(cuda.blockIdx.x) * SIDE, np.int64(cuda.blockIdx.y) * SIDE
+    if top + k < rows and left + i < columns:
+        v0, v1, v2, v3 = ptx.load_constant4(x, z * bx + (top + k) * sx + left + i)
+        square[k, i], square[k, i + 1], square[k, i + 2], square[k, i + 3] = v0, v1, v2, v3
+    cuda.syncthreads()
+    if left + k < columns and top + i < rows:
+        values = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
+        ptx.store4(y, z * by + (left + k) * sy + top + i, values)
+
+
+@kernel("bits16*", "bits16*", *NUMBERS, threads=(8, 32), registers=32, vector_loads=True)
+def wide_16_bits(y, x, rows, columns, sy, sx, by, bx):
+    """A tile of 64 x 64 elements of 2 bytes: two rows for each thread."""
+    square = cuda.shared.array((64, 66), np.uint16)
+    i, z = 8 * np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.z)
+    left, top = np.int64(cuda.blockIdx.x) * 64, np.int64(cuda.blockIdx.y) * 64
+    for k in range(cuda.threadIdx.y, 64, 32):
+        if top + k < rows and left + i < columns:
+            v0, v1, v2, v3, v4, v5, v6, v7 = ptx.load_constant8(x, z * bx + (top + k) * sx + left + i)
+            square[k, i], square[k, i + 1], square[k, i + 2], square[k, i + 3] = v0, v1, v2, v3
+            square[k, i + 4], square[k, i + 5], square[k, i + 6], square[k, i + 7] = v4, v5, v6, v7
+    cuda.syncthreads()
+    for k in range(cuda.threadIdx.y, 64, 32):
+        if left + k < columns and top + i < rows:
+            v0, v1, v2, v3 = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
+            v4, v5, v6, v7 = square[i + 4, k], square[i + 5, k], square[i + 6, k], square[i + 7, k]
+            ptx.store8(y, z * by + (left + k) * sy + top + i, (v0, v1, v2, v3, v4, v5, v6, v7))
+
+
+WIDE: dict[int, tuple[Kernel, int]] = {4: (wide_32_bits, SIDE), 2: (wide_16_bits, 64)}
+"""By bytes of an element: the kernel of 16-byte accesses, and the side of its tile."""
