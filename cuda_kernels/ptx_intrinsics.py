@@ -24,23 +24,30 @@ def _element_pointer(context: Any, builder: Any, pointer_type: Any, pointer: Any
     return builder.gep(array.data, [index])
 
 
-def _as_vector(context: Any, builder: Any, dtype: Any, n: int, element: Any) -> tuple[Any, int]:
-    vector = ir.VectorType(context.get_data_type(dtype), n)
+def _as_vector(context: Any, builder: Any, dtype: Any, n: int, element: Any) -> tuple[Any, Any, int]:
+    """The address as one of a vector for a load or store, the type of n elements, and the bytes of both.
+
+    Elements of 8 and 16 bits are accessed as words of 32: LLVM splits a vector of more than four elements.
+    """
+    kind, width = context.get_data_type(dtype), dtype.bitwidth // 8 * n
+    elements = ir.VectorType(kind, n)
+    accessed = ir.VectorType(I32, width // 4) if dtype.bitwidth < 32 and width % 4 == 0 else elements
     space = getattr(element.type, "addrspace", 0)
-    return builder.bitcast(element, ir.PointerType(vector, space)), dtype.bitwidth // 8 * n
+    return builder.bitcast(element, ir.PointerType(accessed, space)), elements, width
 
 
 def _loader(n: int, constant: bool) -> Any:
     @intrinsic
-    def load(typing_context, p, i):  # Numba reads the parameter names
+    def load(typing_context, p, i):
         dtype = p.dtype
 
         def generate(context, builder, signature, args):
             element = _element_pointer(context, builder, p, args[0], i, args[1])
-            vector, width = _as_vector(context, builder, dtype, n, element)
+            vector, elements, width = _as_vector(context, builder, dtype, n, element)
             value = builder.load(vector, align=width)
             if constant:
                 value.set_metadata("invariant.load", builder.module.add_metadata([]))
+            value = builder.bitcast(value, elements)
             return cgutils.pack_array(builder, [builder.extract_element(value, I32(k)) for k in range(n)])
 
         return types.UniTuple(dtype, n)(p, i), generate
@@ -55,12 +62,12 @@ def _storer(n: int) -> Any:
 
         def generate(context, builder, signature, args):
             element = _element_pointer(context, builder, p, args[0], i, args[1])
-            vector, width = _as_vector(context, builder, dtype, n, element)
-            value = ir.Constant(vector.type.pointee, ir.Undefined)
+            vector, elements, width = _as_vector(context, builder, dtype, n, element)
+            value = ir.Constant(elements, ir.Undefined)
             for k, kind in enumerate(values.types):
                 lane = context.cast(builder, builder.extract_value(args[2], k), kind, dtype)
                 value = builder.insert_element(value, lane, I32(k))
-            builder.store(value, vector, align=width)
+            builder.store(builder.bitcast(value, vector.type.pointee), vector, align=width)
             return context.get_dummy_value()
 
         return types.void(p, i, values), generate
