@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,26 @@ quiet: np.errstate = np.errstate(all="ignore")
 untyped: Any = np  # NumPy's type stubs have no overload for a ``keepdims`` that is a variable
 
 
-@quiet
 def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
     """Sum over ``axes`` in ``dtype`` (default: that of x)."""
     dtype = dtype or x.dtype
-    # NumPy adds the rows of a matrix one after the other; the kernel keeps a strip of columns in registers.
+    # NumPy adds the rows of a matrix one after the other, and passes over the sums for each.
     if (
-        axes
+        x.dtype.char in "fd"
+        and 0 < len(axes) < x.ndim
         and axes == tuple(range(len(axes)))
-        and len(axes) < x.ndim
         and x.flags.c_contiguous
-        and dtype == x.dtype.type
+        and dtype == x.dtype
     ):
-        rows = int(np.prod(x.shape[: len(axes)]))
-        if x.dtype.char in "fd" and rows > 1 and x.size:
-            y = _column_sums(x.reshape(rows, -1)).reshape(x.shape[len(axes) :])
-            return y.reshape((1,) * len(axes) + y.shape) if keepdim else y
+        rows = math.prod(x.shape[: len(axes)])
+        if rows > 1 and x.size:
+            y = _column_sums(x.reshape(rows, -1))
+            return y.reshape((1,) * len(axes) + x.shape[len(axes) :] if keepdim else x.shape[len(axes) :])
+    return _sum(x, axes, keepdim, dtype)
+
+
+@quiet
+def _sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any) -> np.ndarray:
     wide = np.float32 if is_half(np.dtype(dtype)) else dtype  # partial sums of such width would soon stop growing
     return np.asarray(untyped.sum(x, axis=axes, dtype=wide, keepdims=keepdim), dtype=dtype)
 
@@ -39,11 +44,21 @@ def _column_sums(x: np.ndarray) -> np.ndarray:
     rows, columns = x.shape
     strip = 256
     total = np.zeros(columns, x.dtype)
+    part = np.empty(columns, x.dtype)
     for start in range(0, rows, strip):
-        part = x[start].copy()
-        for row in x[start + 1 : start + strip]:
+        end = start + strip if start + strip < rows else rows
+        part[:] = x[start]
+        i = start + 1
+        while i + 4 <= end:  # four rows in one pass over the sums, which is two and a half times less to load and store
+            a, b, c, d = x[i], x[i + 1], x[i + 2], x[i + 3]
             for j in range(columns):
-                part[j] += row[j]
+                part[j] = part[j] + a[j] + b[j] + c[j] + d[j]
+            i += 4
+        while i < end:
+            a = x[i]
+            for j in range(columns):
+                part[j] += a[j]
+            i += 1
         for j in range(columns):
             total[j] += part[j]
     return total

@@ -51,9 +51,10 @@ def cross_entropy(
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
     logits = input if class_dim == input.ndim - 1 else _channels_last(input)
-    logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
+    if logits.ndim != 2:
+        logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
-    labels = target.reshape(-1).long()
+    labels = (target if target.ndim == 1 else target.reshape(-1)).long()
     bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
         raise located(
@@ -64,15 +65,19 @@ def cross_entropy(
         )
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    losses = cross_entropy_ops.CrossEntropy.apply(floating("cross_entropy", logits), labels, options=options)
+    divisor = 1.0 if reduction == "sum" else None
+    if reduction == "mean" and weight is None:
+        kept = k.comparison.ne(labels.data, ignore_index)
+        divisor = float(k.to_host(k.reduce.sum(kept, (0,), False, "int64")))
+    losses = cross_entropy_ops.CrossEntropy.apply(
+        floating("cross_entropy", logits), labels, options=options, divisor=divisor
+    )
     if reduction == "none":
         return losses.reshape(target.shape)
-    if reduction == "sum":
-        return losses.sum()
-    kept = labels != ignore_index
-    if weight is None:
-        return losses.sum() / float(kept.sum().item())
-    return losses.sum() / weight.detach().to(input.dtype)[labels.where(kept, 0)].where(kept, 0.0).sum()
+    if weight is None or reduction == "sum":
+        return losses
+    counted = labels != ignore_index
+    return losses.sum() / weight.detach().to(input.dtype)[labels.where(counted, 0)].where(counted, 0.0).sum()
 
 
 def _check_class_weight(weight: Tensor | None, classes: int) -> None:

@@ -11,18 +11,24 @@ class CrossEntropy(Function):
     """loss_i = -w_t log softmax(logits_i)[t], t = targets_i;  dlogits = (softmax - onehot) dloss, row by row.
 
     With label smoothing s, the target is (1 - s) onehot + s / classes. Rows whose target is ``ignore_index`` give 0.
+    With a ``divisor`` the result is the sum of the losses, divided by it.
     """
 
-    __slots__ = ("options",)
+    __slots__ = ("divisor", "options")
     options: tuple[Any, ...]
+    divisor: float | None
 
-    def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...]) -> Any:
-        self.options = options
-        losses, lse = self.kernels.cross_entropy.forward(logits, targets, *options)
+    def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...], divisor: float | None = None) -> Any:
+        self.options, self.divisor = options, divisor
+        k = self.kernels
+        losses, lse = k.cross_entropy.forward(logits, targets, *options)
         self.saved = (logits, targets, lse)
-        return losses
+        return losses if divisor is None else k.elementwise.div(k.reduce.sum(losses, (0,), False), divisor)
 
     def backward(self, dlosses: Any) -> Any:
         logits, targets, lse = self.saved
-        dlosses = self.kernels.contiguous(dlosses)
+        k = self.kernels
+        if self.divisor is not None:
+            dlosses = k.movement.expand(k.elementwise.div(dlosses, self.divisor), lse.shape)
+        dlosses = k.contiguous(dlosses)
         return self.kernels.cross_entropy.backward(dlosses, logits, targets, lse, *self.options), None
