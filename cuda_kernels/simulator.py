@@ -441,6 +441,16 @@ class _Libdevice:
 
     rsqrtf = rsqrt
 
+    @staticmethod
+    def sinpi(x: Any) -> Any:
+        """sin(pi x)."""
+        return np.sin(np.pi * x)
+
+    @staticmethod
+    def cospi(x: Any) -> Any:
+        """cos(pi x)."""
+        return np.cos(np.pi * x)
+
 
 libdevice = _Libdevice()
 

@@ -1,0 +1,102 @@
+"""Dropout: y = x * mask / (1 - p), mask[i] = 1 with probability 1 - p; dx = dy * mask / (1 - p).
+
+The mask is a function of (seed, offset, flat index), see ``random.py``, and the CPU backend's: backward draws it again,
+nothing is stored. As in PyTorch the mask is multiplied, so a dropped NaN or infinity gives NaN.
+
+Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import ptx
+from .array import DeviceArray, contiguous, copy, empty
+from .language import cuda, device_function
+from .launch import Kernel, kernel
+from .random import THREADS, draw, philox_block, state, unit_float32
+
+
+@device_function
+def load_four_float32(x: Any, i: Any) -> Any:
+    """x[i .. i + 3], by one load."""
+    return ptx.load_constant4(x, i)
+
+
+@device_function
+def load_four_float64(x: Any, i: Any) -> Any:
+    """x[i .. i + 3], by two loads."""
+    a, b = ptx.load_constant2(x, i)
+    c, d = ptx.load_constant2(x, i + 2)
+    return a, b, c, d
+
+
+@device_function
+def store_four_float32(y: Any, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """y[i .. i + 3] = a, b, c, d, by one store."""
+    ptx.store4(y, i, (a, b, c, d))
+
+
+@device_function
+def store_four_float64(y: Any, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """y[i .. i + 3] = a, b, c, d, by two stores."""
+    ptx.store2(y, i, (a, b))
+    ptx.store2(y, i + 2, (c, d))
+
+
+def _dropout(real: Any, load_four: Any, store_four: Any) -> Kernel:
+    @kernel(
+        *(f"{real.__name__}*", "int64", f"{real.__name__}*", "uint64", "uint64", "float32", real.__name__),
+        threads=THREADS,
+        registers=40,
+        name=f"forward_{real.__name__}",
+        vector_loads=True,
+    )
+    def forward(y: Any, n: Any, x: Any, seed: Any, offset: Any, p: Any, kept: Any) -> None:
+        """A thread has four elements; their words are one block's."""
+        block = cuda.grid(1)
+        i = 4 * block
+        if i < n:
+            a, b, c, d = philox_block(np.uint64(block), seed, offset)
+            scale_a = kept if unit_float32(a) >= p else real(0)
+            scale_b = kept if unit_float32(b) >= p else real(0)
+            scale_c = kept if unit_float32(c) >= p else real(0)
+            scale_d = kept if unit_float32(d) >= p else real(0)
+            if i + 4 <= n:
+                x0, x1, x2, x3 = load_four(x, i)
+                store_four(y, i, x0 * scale_a, x1 * scale_b, x2 * scale_c, x3 * scale_d)
+            else:
+                y[i] = x[i] * scale_a
+                if i + 1 < n:
+                    y[i + 1] = x[i + 1] * scale_b
+                if i + 2 < n:
+                    y[i + 2] = x[i + 2] * scale_c
+
+    return forward
+
+
+_KERNELS = {
+    np.dtype(np.float32): _dropout(np.float32, load_four_float32, store_four_float32),
+    np.dtype(np.float64): _dropout(np.float64, load_four_float64, store_four_float64),
+}
+
+
+def forward(x: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
+    """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"p={p}: expected a probability from 0 to 1")
+    x = contiguous(x)
+    if x.pointer % 16:
+        x = copy(x)
+    y = empty(x.shape, x.dtype, x.device)
+    real = x.dtype.type
+    with np.errstate(divide="ignore"):
+        kept = real(1) / (real(1) - real(p))
+    return draw(_KERNELS[x.dtype], y, 4, x, *state(seed, offset), p, kept)
+
+
+def backward(dy: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
+    """dx: the gradient passes through the mask of the forward draw."""
+    return forward(dy, p, seed, offset)

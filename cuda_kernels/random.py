@@ -1,0 +1,250 @@
+"""Philox4x32-10, a counter-based generator: any element of any draw is a function of (seed, offset, index).
+
+    key     = (seed low word, seed high word)
+    counter = (block low, block high, offset low, offset high)
+    element i of a draw of 32-bit words = lane i % 4 of block i // 4
+
+Draws of 64-bit values take the words 2i (low half) and 2i + 1 for element i. The words, and what is made of them by
+integer arithmetic and exact scaling (uniform, integers, masks), are the CPU backend's; normal numbers are the same but
+for the rounding of the logarithm, sine and cosine. A thread computes one block of four words.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import ptx
+from .array import DeviceArray, empty
+from .language import cuda, device_function, libdevice, math
+from .launch import Kernel, kernel
+
+THREADS = 256
+
+# Unsigned constants: Numba promotes uint64 with a signed int to float64.
+MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+HALF_WORD, LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
+EIGHT, ELEVEN = np.uint32(8), np.uint64(11)
+TOP_BIT = np.uint64(1 << 63)
+
+
+@device_function
+def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
+    """Ten rounds: counter (c0, c1, c2, c3) and key (k0, k1), all uint32, to four random uint32."""
+    for _ in range(10):
+        left = np.uint64(c0) * MULTIPLIER_0
+        right = np.uint64(c2) * MULTIPLIER_1
+        c0 = np.uint32(np.uint32(right >> HALF_WORD) ^ c1 ^ k0)
+        c1 = np.uint32(right & LOW_WORD)
+        c2 = np.uint32(np.uint32(left >> HALF_WORD) ^ c3 ^ k1)
+        c3 = np.uint32(left & LOW_WORD)
+        k0 = np.uint32(k0 + WEYL_0)
+        k1 = np.uint32(k1 + WEYL_1)
+    return c0, c1, c2, c3
+
+
+@device_function
+def philox_block(block: Any, seed: Any, offset: Any) -> Any:
+    """Four random uint32: the words 4 * block to 4 * block + 3 of the draw; all arguments uint64."""
+    return philox4x32(
+        np.uint32(block & LOW_WORD),
+        np.uint32(block >> HALF_WORD),
+        np.uint32(offset & LOW_WORD),
+        np.uint32(offset >> HALF_WORD),
+        np.uint32(seed & LOW_WORD),
+        np.uint32(seed >> HALF_WORD),
+    )
+
+
+@device_function
+def unit_float32(word: Any) -> Any:
+    """A uint32 as a float32 in [0, 1): its upper 24 bits."""
+    return np.float32(np.int32(word >> EIGHT)) * np.float32(2.0**-24)
+
+
+@device_function
+def word64(low: Any, high: Any) -> Any:
+    """Two words as one of 64 bits."""
+    return np.uint64(high) << HALF_WORD | np.uint64(low)
+
+
+@device_function
+def store_four(y: Any, first: Any, n: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """y[first .. first + 3] = a, b, c, d, as far as n reaches; 16 bytes at once but for the last."""
+    if first + 4 <= n:
+        ptx.store4(y, first, (a, b, c, d))
+    else:
+        y[first] = a
+        if first + 1 < n:
+            y[first + 1] = b
+        if first + 2 < n:
+            y[first + 2] = c
+
+
+@device_function
+def store_two(y: Any, first: Any, n: Any, a: Any, b: Any) -> None:
+    """As ``store_four``, for two values of 8 bytes."""
+    if first + 2 <= n:
+        ptx.store2(y, first, (a, b))
+    else:
+        y[first] = a
+
+
+@kernel("uint32*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
+def bits(words: Any, n: Any, seed: Any, offset: Any) -> None:
+    block = cuda.grid(1)
+    if 4 * block < n:
+        a, b, c, d = philox_block(np.uint64(block), seed, offset)
+        store_four(words, 4 * block, n, a, b, c, d)
+
+
+@kernel("float32*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
+def uniform_float32(y: Any, n: Any, seed: Any, offset: Any) -> None:
+    block = cuda.grid(1)
+    if 4 * block < n:
+        a, b, c, d = philox_block(np.uint64(block), seed, offset)
+        store_four(y, 4 * block, n, unit_float32(a), unit_float32(b), unit_float32(c), unit_float32(d))
+
+
+@device_function
+def unit_float64(low: Any, high: Any) -> Any:
+    """Two words as a float64 in [0, 1): the upper 53 bits."""
+    return np.float64(np.int64(word64(low, high) >> ELEVEN)) * 2.0**-53
+
+
+@kernel("float64*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
+def uniform_float64(y: Any, n: Any, seed: Any, offset: Any) -> None:
+    block = cuda.grid(1)
+    if 2 * block < n:
+        a, b, c, d = philox_block(np.uint64(block), seed, offset)
+        store_two(y, 2 * block, n, unit_float64(a, b), unit_float64(c, d))
+
+
+@device_function
+def box_muller(u: Any, v: Any, word: Any) -> Any:
+    """Two normal float64 of two words: r cos(t), r sin(t), r = sqrt(-2 log((u + 1/2) w)), t = 2 pi v w, w = 2^-32."""
+    radius = math.sqrt(-2.0 * math.log((np.float64(u) + 0.5) * word))
+    half_turns = 2.0 * word * np.float64(v)  # cospi needs no reduction of large angles, which takes local memory
+    return radius * libdevice.cospi(half_turns), radius * libdevice.sinpi(half_turns)
+
+
+@kernel("float32*", "int64", "uint64", "uint64", "float64", threads=THREADS, registers=64)
+def normal_float32(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
+    block = cuda.grid(1)
+    if 4 * block < n:
+        a, b, c, d = philox_block(np.uint64(block), seed, offset)
+        first, second = box_muller(a, b, word)
+        third, fourth = box_muller(c, d, word)
+        store_four(y, 4 * block, n, np.float32(first), np.float32(second), np.float32(third), np.float32(fourth))
+
+
+@kernel("float64*", "int64", "uint64", "uint64", "float64", threads=THREADS, registers=64)
+def normal_float64(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
+    block = cuda.grid(1)
+    if 4 * block < n:
+        a, b, c, d = philox_block(np.uint64(block), seed, offset)
+        first, second = box_muller(a, b, word)
+        third, fourth = box_muller(c, d, word)
+        store_two(y, 4 * block, n, first, second)
+        if 4 * block + 2 < n:
+            store_two(y, 4 * block + 2, n, third, fourth)
+
+
+@device_function
+def high_product(word: Any, span: Any) -> Any:
+    """floor(word * span / 2^64), by the schoolbook product of 32-bit halves."""
+    span_low, span_high = span & LOW_WORD, span >> HALF_WORD
+    low_low = (word & LOW_WORD) * span_low
+    middle = (word >> HALF_WORD) * span_low + (low_low >> HALF_WORD)
+    other = (word & LOW_WORD) * span_high + (middle & LOW_WORD)
+    return (word >> HALF_WORD) * span_high + (middle >> HALF_WORD) + (other >> HALF_WORD)
+
+
+@kernel("int64*", "int64", "uint64", "uint64", "uint64", "uint64", threads=THREADS, registers=40)
+def integers_int64(y: Any, n: Any, seed: Any, offset: Any, low: Any, span: Any) -> None:
+    block = cuda.grid(1)
+    if 2 * block < n:
+        a, b, c, d = philox_block(np.uint64(block), seed, offset)
+        first = np.int64(low + high_product(word64(a, b), span))
+        second = np.int64(low + high_product(word64(c, d), span))
+        store_two(y, 2 * block, n, first, second)
+
+
+@kernel("int64*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
+def sort_keys(y: Any, n: Any, seed: Any, offset: Any) -> None:
+    """64-bit words as int64 of the same order."""
+    block = cuda.grid(1)
+    if 2 * block < n:
+        a, b, c, d = philox_block(np.uint64(block), seed, offset)
+        store_two(y, 2 * block, n, np.int64(word64(a, b) ^ TOP_BIT), np.int64(word64(c, d) ^ TOP_BIT))
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+
+def state(seed: int, offset: int) -> tuple[int, int]:
+    """(seed, offset), checked. Raises ValueError if either is not in 0..2^64 - 1."""
+    for name, value in (("seed", seed), ("offset", offset)):
+        if not 0 <= value < 2**64:
+            raise ValueError(f"{name}={value}: expected an integer from 0 to 2**64 - 1")
+    return seed, offset
+
+
+def draw(what: Kernel, y: DeviceArray, per_block: int, *arguments: Any) -> DeviceArray:
+    """Launch ``what``, whose threads make ``per_block`` elements each, on all of ``y``; returns it."""
+    blocks = -(-y.size // per_block)
+    threads = min(THREADS, -(-blocks // 32) * 32)
+    if blocks:
+        what.launch(-(-blocks // threads), y, y.size, *arguments, threads=threads)
+    return y
+
+
+def philox_bits(n: int, seed: int, offset: int) -> DeviceArray:
+    """The first n words of the draw: uint32 (n,)."""
+    return draw(bits, empty(n, np.uint32), 4, *state(seed, offset))
+
+
+def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> DeviceArray:
+    """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
+    y = _real(shape, dtype)
+    if y.dtype == np.float32:
+        return draw(uniform_float32, y, 4, *state(seed, offset))
+    return draw(uniform_float64, y, 2, *state(seed, offset))
+
+
+def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> DeviceArray:
+    """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
+    y = _real(shape, dtype)
+    what = normal_float32 if y.dtype == np.float32 else normal_float64
+    return draw(what, y, 4, *state(seed, offset), 2.0**-32)
+
+
+def _real(shape: int | Sequence[int], dtype: Any) -> DeviceArray:
+    y = empty(shape if isinstance(shape, int) else tuple(shape), dtype)
+    if y.dtype not in (np.float32, np.float64):
+        raise TypeError(f"dtype {y.dtype}: random draws are float32 or float64; cast the result")
+    return y
+
+
+def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> DeviceArray:
+    """int64 in [low, high), by multiplication of 64 random bits: no value's probability is off by more than 2^-64.
+
+    Raises ValueError if the range is empty or leaves int64.
+    """
+    if not -(2**63) <= low < high < 2**63:
+        raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
+    y = empty(shape if isinstance(shape, int) else tuple(shape), np.int64)
+    return draw(integers_int64, y, 2, *state(seed, offset), low % 2**64, high - low)
+
+
+def permutation(n: int, seed: int, offset: int) -> DeviceArray:
+    """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
+    from . import indexing
+
+    keys = draw(sort_keys, empty(n, np.int64), 2, *state(seed, offset))
+    return indexing.argsort(keys, 0, False)

@@ -1,0 +1,68 @@
+"""Random numbers and dropout masks are those of the CPU backend, whatever the size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigrad import cpu_kernels, cuda_kernels
+
+host = cuda_kernels.__getattr__("to_host") if cuda_kernels.availability()[0] else None
+SIZES = [0, 1, 2, 3, 4, 5, 127, 1030, 5000]
+STATES = [(0, 0), (2**64 - 1, 3), (0x0123_4567_89AB_CDEF, 2**40)]
+
+
+@pytest.mark.parametrize(("seed", "offset"), STATES)
+@pytest.mark.parametrize("n", SIZES)
+def test_words_uniform_numbers_and_integers_are_the_cpus(n: int, seed: int, offset: int) -> None:
+    cpu, cuda = cpu_kernels.random, cuda_kernels.random
+    np.testing.assert_array_equal(host(cuda.philox_bits(n, seed, offset)), cpu.philox_bits(n, seed, offset))
+    for dtype in ("float32", "float64"):
+        expected = cpu.uniform((n,), dtype, seed, offset)
+        found = host(cuda.uniform((n,), dtype, seed, offset))
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    for low, high in ((0, 10), (-3, 2**62), (-(2**63), 2**63 - 1)):
+        expected = cpu.integers(low, high, (n,), seed, offset)
+        np.testing.assert_array_equal(host(cuda.integers(low, high, (n,), seed, offset)), expected)
+    np.testing.assert_array_equal(host(cuda.permutation(n, seed, offset)), cpu.permutation(n, seed, offset))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_normal_numbers_are_the_cpus_up_to_the_last_digits(dtype: str) -> None:
+    for n in SIZES:
+        found, expected = host(cuda_kernels.random.normal((n,), dtype, 5, 6)), cpu_kernels.random.normal(n, dtype, 5, 6)
+        np.testing.assert_allclose(found, expected, rtol=4 * np.finfo(dtype).eps, atol=1e-14)
+
+
+def test_what_cannot_be_drawn() -> None:
+    random = cuda_kernels.random
+    for call in (
+        lambda: random.uniform(3, "float32", -1, 0),
+        lambda: random.uniform(3, "float32", 0, 2**64),
+        lambda: random.integers(3, 3, 2, 0, 0),
+        lambda: cuda_kernels.dropout.forward(cuda_kernels.zeros(3, "float32"), 1.5, 0, 0),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            call()
+    with pytest.raises(TypeError, match="float32 or float64"):
+        random.normal(3, "int64", 0, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.75, 1.0])
+def test_dropout_is_the_cpus(p: float, dtype: Any) -> None:
+    rng = np.random.default_rng(1)
+    for shape in ((0,), (5,), (7, 9), (3, 4, 100)):
+        x = rng.standard_normal(shape).astype(dtype)
+        expected = cpu_kernels.dropout.forward(x, p, 11, 12)
+        on_device = cuda_kernels.from_host(x)
+        np.testing.assert_array_equal(host(cuda_kernels.dropout.forward(on_device, p, 11, 12)), expected)
+    shifted = on_device.reshape(-1)[1:]  # not aligned
+    expected = cpu_kernels.dropout.forward(x.reshape(-1)[1:], p, 11, 12)
+    np.testing.assert_array_equal(host(cuda_kernels.dropout.backward(shifted, p, 11, 12)), expected)
+    np.testing.assert_array_equal(
+        host(cuda_kernels.dropout.forward(on_device.T, p, 1, 2)), cpu_kernels.dropout.forward(x.T, p, 1, 2)
+    )
