@@ -170,6 +170,12 @@ class DeviceArray:
         order = axes or tuple(reversed(range(self.ndim)))
         return self.view(tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order))
 
+    def swapaxes(self, axis1: int, axis2: int) -> DeviceArray:
+        """Two dimensions exchanged; a view."""
+        order = list(range(self.ndim))
+        order[axis1], order[axis2] = order[axis2], order[axis1]
+        return self.transpose(*order)
+
     @property
     def T(self) -> DeviceArray:
         """The dimensions in reverse order; a view."""
