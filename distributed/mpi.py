@@ -1,22 +1,19 @@
 """MpiCommunicator: the ranks are processes on one host or many, and MPI (mpi4py with Open MPI) carries the messages.
 
-Only this file imports mpi4py, when the first communicator is made. All messages are nonblocking, and whoever waits for
-them looks at a clock (``progress``): MPI itself knows no deadlines. Before an operation's payload the ranks exchange
-headers (``call_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*, and Open
-MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a word.
+MPI is started when the first communicator is made (``mpi_runtime``). All messages are nonblocking, and whoever waits
+for them looks at a clock (``progress``): MPI itself knows no deadlines. Before an operation's payload the ranks
+exchange headers (``call_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*,
+and Open MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a
+word.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import os
 import struct
-import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
-from types import TracebackType
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -31,8 +28,9 @@ from .comm_errors import (
     RendezvousError,
 )
 from .communicator import Communicator
-from .deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
-from .progress import Messages, Operation, Progress, Steps
+from .deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds
+from .mpi_runtime import Runtime
+from .progress import Messages, Operation, Steps
 from .rank_parent import VICTIM, report, report_joined
 
 INLINE_BYTES = 4096  # a payload of at most this size travels with the header
@@ -65,10 +63,10 @@ class MpiCommunicator(Communicator):
         if rendezvous_timeout is None:
             rendezvous_timeout = min(timeout, RENDEZVOUS_TIMEOUT)
         deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
-        runtime = _Runtime.get(rendezvous_timeout)
+        runtime = Runtime.get(rendezvous_timeout)
         world = runtime.mpi.COMM_WORLD
         try:
-            wire = _duplicate(runtime, deadline)
+            wire = runtime.duplicate(deadline)
         except TimeoutError as error:
             raise RendezvousError(
                 f"not all {world.Get_size()} ranks made a communicator within {rendezvous_timeout:g} s",
@@ -76,7 +74,7 @@ class MpiCommunicator(Communicator):
             ) from error
         self._open(runtime, wire, list(range(wire.size)), wire.rank, 0, timeout)
 
-    def _open(self, runtime: _Runtime, wire: Any, members: list[int], rank: int, context: int, timeout: float) -> None:
+    def _open(self, runtime: Runtime, wire: Any, members: list[int], rank: int, context: int, timeout: float) -> None:
         """``members`` are ranks of the MPI communicator ``wire``; ``context`` numbers the groups that share it, so that
         each has tags of its own."""
         super().__init__(len(members), rank, timeout=timeout)
@@ -261,6 +259,21 @@ class MpiCommunicator(Communicator):
         except (mpi.Exception, NotImplementedError):
             return []  # this MPI does not know which
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended its work."""
+        return self._error is not None
+
+    def give_up(self, error: BaseException, thread: int | None) -> None:
+        """The program, or the thread of this number, has died of ``error``: nobody is left who would make the calls
+        that the other ranks expect."""
+        if self._error is None and (thread is None or self._owner_thread == thread):
+            self._error = PeerLostError(
+                f"its program ended with {type(error).__name__}: {error}", rank=self._rank, ranks=(self._rank,)
+            )
+        if self._error is not None:
+            self._tell()
+
     def _tell(self) -> None:
         """Tell the other ranks once why this one has failed; best effort, they have deadlines of their own."""
         if self._told:
@@ -345,149 +358,3 @@ class MpiCommunicator(Communicator):
         yield [(request, p) for p, request in self._alarm_requests.items() if p not in self._gone]
         for request in self._headers:
             request.Free()
-
-
-# ------------------------------------------------------------------ MPI itself
-
-
-class _Runtime:
-    """MPI in this process: started once, with the thread that drives it, and ended at exit if all went well."""
-
-    one: _Runtime | None = None
-
-    @classmethod
-    def get(cls, timeout: float) -> _Runtime:
-        """The process's own; MPI is started if nobody has."""
-        if cls.one is None:
-            cls.one = cls(timeout)
-        return cls.one
-
-    def __init__(self, timeout: float) -> None:
-        mpi = _import_mpi()
-        self.mpi = mpi
-        self.start_all = mpi.Prequest.Startall
-        self.contexts: dict[int, int] = {}  # of each wire, by handle, the largest that a group of this rank has
-        self.progress = Progress("minigrad-mpi")
-        self.progress.arrived = mpi.Request.Testall
-        self.communicators: list[MpiCommunicator] = []
-        self.crashed = False  # the program ended with an exception
-        self.ours = not mpi.Is_initialized()
-        if self.ours:
-            try:
-                self.progress.call(lambda: _init(mpi), timeout)
-            except TimeoutError as error:
-                raise RendezvousError(f"MPI did not start within {timeout:g} s; a rank is missing") from error
-        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
-            raise RuntimeError("MPI was started without support for threads; let MpiCommunicator start it")
-        self.largest_tag = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
-        _check_world(mpi)
-        self._previous_hooks = sys.excepthook, threading.excepthook
-        sys.excepthook = self._main_thread_died
-        threading.excepthook = self._thread_died
-        atexit.register(self._at_exit)
-
-    def _main_thread_died(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._previous_hooks[0](kind, error, trace)
-        self.crashed = True
-        self._fail_all(error, None)
-
-    def _thread_died(self, died: threading.ExceptHookArgs) -> None:
-        self._previous_hooks[1](died)
-        if died.exc_value is not None and died.thread is not None:
-            self._fail_all(died.exc_value, died.thread.ident)
-
-    def _fail_all(self, error: BaseException, thread: int | None) -> None:
-        """Give up the communicators (of one thread): nobody is left who would make the calls that the others expect."""
-        if not self.progress.driving.acquire(timeout=1.0):
-            return  # MPI hangs; the others have their deadlines
-        try:
-            for comm in self.communicators:
-                if comm._error is None and (thread is None or comm._owner_thread == thread):
-                    comm._error = PeerLostError(
-                        f"its program ended with {type(error).__name__}: {error}", rank=comm._rank, ranks=(comm._rank,)
-                    )
-                if comm._error is not None:
-                    comm._tell()
-        finally:
-            self.progress.driving.release()
-
-    def _at_exit(self) -> None:
-        """Say goodbye and finalize; skip what would wait for ranks that do not come."""
-        mpi = self.mpi
-        for comm in list(self.communicators):
-            comm.close()
-        broken = self.crashed or any(comm._error is not None for comm in self.communicators)
-        if mpi.Is_finalized():
-            return
-        if not broken:
-            longest = max((comm.timeout for comm in self.communicators), default=DEFAULT_TIMEOUT)
-            if self.ours:
-                try:
-                    self.progress.call(_library(mpi).MPI_Finalize, longest)
-                except TimeoutError:
-                    print(f"MPI_Finalize did not end within {longest:g} s", file=sys.stderr)
-        elif not self.ours:
-            mpi.COMM_WORLD.Abort(1)  # mpi4py would finalize, and wait for the others
-
-
-def _import_mpi() -> Any:
-    try:
-        import mpi4py
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'MpiCommunicator needs mpi4py and an MPI library: pip install "minigrad-cuda[mpi]"', name="mpi4py"
-        ) from error
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-    try:
-        from mpi4py import MPI
-    except (RuntimeError, ImportError) as error:
-        raise RuntimeError(
-            'mpi4py finds no MPI library that it can load: pip install "minigrad-cuda[mpi]", which brings Open MPI'
-        ) from error
-    return MPI
-
-
-def _library(mpi: Any) -> ctypes.CDLL:
-    """The C library below mpi4py, which keeps the interpreter lock while it starts and ends MPI; ctypes does not."""
-    return ctypes.CDLL(mpi.__file__)
-
-
-def _init(mpi: Any) -> None:
-    """Start MPI, which waits for all ranks."""
-    provided = ctypes.c_int()
-    code = _library(mpi).MPI_Init_thread(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(provided))
-    if code:
-        raise RendezvousError(f"MPI did not start: error {code}")
-
-
-def _check_world(mpi: Any) -> None:
-    """Raise RendezvousError if the launcher says more ranks than MPI: then each process is a world of its own."""
-    from .rendezvous import discover_place
-
-    place, size = discover_place(), mpi.COMM_WORLD.Get_size()
-    if place.world_size > 1 and size == 1:
-        raise RendezvousError(
-            f"{place.source} started {place.world_size} ranks, but MPI ({mpi.get_vendor()[0]}) sees only this one: "
-            "mpirun and mpi4py belong to different MPIs. Start the job with python -m minigrad.distributed.launch",
-            rank=place.rank,
-        )
-
-
-def _duplicate(runtime: _Runtime, deadline: float) -> Any:
-    """A communicator with messages of its own. Raises TimeoutError if not all ranks ask for it.
-
-    The thread that drives MPI is asked again and again, so that other threads' operations go on meanwhile.
-    """
-
-    def ask(function: Callable[[], Any]) -> Any:
-        return runtime.progress.call(function, remaining(deadline) + 1)
-
-    out, request = ask(runtime.mpi.COMM_WORLD.Idup)
-    while not ask(request.Test):
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(1e-3)
-    ask(lambda: out.Set_errhandler(runtime.mpi.ERRORS_RETURN))
-    return out

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
+from .call_thread import Job
 from .calls import Call, Work
 from .comm_errors import CommTimeoutError
 from .deadlines import check_seconds, remaining
@@ -122,24 +123,15 @@ class Progress:
 
     def call(self, function: Callable[[], Any], timeout: float) -> Any:
         """The result of ``function``, called in the thread. Raises TimeoutError if it takes longer than ``timeout``."""
-        ended = threading.Event()
-        box: list[Any] = []
-
-        def job() -> None:
-            try:
-                box.extend((function(), None))
-            except BaseException as error:
-                box.extend((None, error))
-            ended.set()
-
+        job = Job()
         with self._news:
-            self._jobs.append(job)
+            self._jobs.append(lambda: job.run(function))
             self._news.notify()
-        if not ended.wait(min(timeout, threading.TIMEOUT_MAX)):
+        if not job.wait(timeout):
             raise TimeoutError(f"not done after {timeout:g} s")
-        if box[1] is not None:
-            raise box[1]
-        return box[0]
+        if job.error is not None:
+            raise job.error
+        return job.result
 
     def submit(self, operation: Operation) -> None:
         """Give an operation to the thread."""

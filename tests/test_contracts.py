@@ -124,8 +124,8 @@ def forbidden_imports(source: str, path: str) -> list[str]:
                 rule = "minigrad reaches a device through device.kernels, and needs no torch"
         if root in ("examples", "benchmarks", "tests"):
             rule = "nothing that is installed imports examples, benchmarks or tests"
-        if root == "mpi4py" and not (path == "distributed/mpi.py" and lazy):
-            rule = "only distributed/mpi.py imports mpi4py, when it is first used"
+        if root == "mpi4py" and not (path == "distributed/mpi_runtime.py" and lazy):
+            rule = "only distributed/mpi_runtime.py imports mpi4py, when it is first used"
         ours = within(module, "minigrad.distributed.nccl") or (path == "distributed/nccl.py" and lazy)
         if re.search(r"\bnccl\b", module) and not ours:
             rule = "only distributed/nccl.py imports NCCL, when it is first used"
@@ -191,7 +191,7 @@ def test_imports_run_downwards():
         ("minigrad/device.py", "from . import cuda_kernels"),
         ("minigrad/device.py", "import importlib\nimportlib.import_module('minigrad.cuda_kernels')"),
         ("minigrad/random.py", "def f():\n    import cupy"),
-        ("distributed/mpi.py", "from mpi4py import MPI"),
+        ("distributed/mpi_runtime.py", "from mpi4py import MPI"),
         ("distributed/thread.py", "def f():\n    from mpi4py import MPI"),
         ("distributed/nccl.py", "from cupy.cuda import nccl"),
         ("distributed/communicator.py", "def f():\n    from cupy.cuda import nccl"),
@@ -217,7 +217,7 @@ def test_an_injected_upward_import_is_caught(path, source):
             "minigrad/nn/linear.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import minigrad.distributed",
         ),
-        ("distributed/mpi.py", "def f():\n    from mpi4py import MPI"),
+        ("distributed/mpi_runtime.py", "def f():\n    from mpi4py import MPI"),
         ("distributed/nccl.py", "def f():\n    from cupy.cuda import nccl"),
         ("distributed/rendezvous.py", "from .nccl import NcclCommunicator\nfrom minigrad import Tensor"),
     ],
