@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from llvmlite import ir
@@ -25,15 +26,14 @@ def _element_pointer(context: Any, builder: Any, pointer_type: Any, pointer: Any
 
 
 def _as_vector(context: Any, builder: Any, dtype: Any, n: int, element: Any) -> tuple[Any, Any, int]:
-    """The address as one of a vector for a load or store, the type of n elements, and the bytes of both.
+    """The address as a vector's, that type, and how many elements lie in each of its lanes.
 
-    Elements of 8 and 16 bits are accessed as words of 32: LLVM splits a vector of more than four elements.
+    Elements of less than 32 bits travel in words: LLVM takes vectors of them apart.
     """
-    kind, width = context.get_data_type(dtype), dtype.bitwidth // 8 * n
-    elements = ir.VectorType(kind, n)
-    accessed = ir.VectorType(I32, width // 4) if dtype.bitwidth < 32 and width % 4 == 0 else elements
+    packed = 32 // dtype.bitwidth if dtype.bitwidth < 32 and dtype.bitwidth * n >= 64 else 1
+    vector = ir.VectorType(context.get_data_type(dtype) if packed == 1 else I32, n // packed)
     space = getattr(element.type, "addrspace", 0)
-    return builder.bitcast(element, ir.PointerType(accessed, space)), elements, width
+    return builder.bitcast(element, ir.PointerType(vector, space)), vector, packed
 
 
 def _loader(n: int, constant: bool) -> Any:
@@ -43,12 +43,18 @@ def _loader(n: int, constant: bool) -> Any:
 
         def generate(context, builder, signature, args):
             element = _element_pointer(context, builder, p, args[0], i, args[1])
-            vector, elements, width = _as_vector(context, builder, dtype, n, element)
-            value = builder.load(vector, align=width)
+            address, _, packed = _as_vector(context, builder, dtype, n, element)
+            loaded = builder.load(address, align=dtype.bitwidth // 8 * n)
             if constant:
-                value.set_metadata("invariant.load", builder.module.add_metadata([]))
-            value = builder.bitcast(value, elements)
-            return cgutils.pack_array(builder, [builder.extract_element(value, I32(k)) for k in range(n)])
+                loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+            values = [builder.extract_element(loaded, I32(k // packed)) for k in range(n)]
+            if packed > 1:
+                shifts = [I32(k % packed * dtype.bitwidth) for k in range(n)]
+                narrow = context.get_data_type(dtype)
+                values = [
+                    builder.trunc(builder.lshr(word, by), narrow) for word, by in zip(values, shifts, strict=True)
+                ]
+            return cgutils.pack_array(builder, values)
 
         return types.UniTuple(dtype, n)(p, i), generate
 
@@ -62,12 +68,21 @@ def _storer(n: int) -> Any:
 
         def generate(context, builder, signature, args):
             element = _element_pointer(context, builder, p, args[0], i, args[1])
-            vector, elements, width = _as_vector(context, builder, dtype, n, element)
-            value = ir.Constant(elements, ir.Undefined)
-            for k, kind in enumerate(values.types):
-                lane = context.cast(builder, builder.extract_value(args[2], k), kind, dtype)
+            address, vector, packed = _as_vector(context, builder, dtype, n, element)
+            lanes = [
+                context.cast(builder, builder.extract_value(args[2], k), kind, dtype)
+                for k, kind in enumerate(values.types)
+            ]
+            if packed > 1:
+                wide = [
+                    builder.shl(builder.zext(lane, I32), I32(k % packed * dtype.bitwidth))
+                    for k, lane in enumerate(lanes)
+                ]
+                lanes = [functools.reduce(builder.or_, wide[k : k + packed]) for k in range(0, n, packed)]
+            value = ir.Constant(vector, ir.Undefined)
+            for k, lane in enumerate(lanes):
                 value = builder.insert_element(value, lane, I32(k))
-            builder.store(builder.bitcast(value, vector.type.pointee), vector, align=width)
+            builder.store(value, address, align=dtype.bitwidth // 8 * n)
             return context.get_dummy_value()
 
         return types.void(p, i, values), generate

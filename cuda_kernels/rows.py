@@ -1,0 +1,73 @@
+"""What the row-wise kernels share: a block whose threads (x, y) work on ``blockDim.y`` rows, and how large to make it.
+
+``blockDim.x`` is a multiple of 32, and ``blockDim.y`` is 1 where it is not 32: a warp or a block works on a row. The
+warps of a row join their results in shared memory. All threads of the block must call, and all of a row get the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .collective import larger, warp_max, warp_sum
+from .language import cuda, device_function
+
+
+@device_function
+def row_sum(x: Any, partial: Any) -> Any:
+    """The sum over the threads of a row; ``partial`` is shared and holds 32. In a fixed order."""
+    x = warp_sum(x)
+    if cuda.blockDim.x > 32:
+        if cuda.threadIdx.x % 32 == 0:
+            partial[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        x = partial[0]
+        for warp in range(1, cuda.blockDim.x // 32):
+            x += partial[warp]
+        cuda.syncthreads()  # partial may be used again
+    return x
+
+
+@device_function
+def row_max(x: Any, partial: Any) -> Any:
+    """The largest over the threads of a row, NaN if one is; as ``row_sum``."""
+    x = warp_max(x)
+    if cuda.blockDim.x > 32:
+        if cuda.threadIdx.x % 32 == 0:
+            partial[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        x = partial[0]
+        for warp in range(1, cuda.blockDim.x // 32):
+            x = larger(x, partial[warp])
+        cuda.syncthreads()
+    return x
+
+
+@device_function
+def quotient(a: Any, b: Any) -> Any:
+    """a // b of non-negative integers, quick where both fit 32 bits."""
+    if (a | b) >> 32 == 0:
+        return np.int64(np.uint32(a) // np.uint32(b))
+    return np.int64(a // b)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not less than n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def row_threads(N: int, C: int, values: int, most: int = 1024) -> tuple[int, int]:
+    """A block (x, y) for rows of C elements of which each thread holds ``values``; ``most`` threads at most."""
+    width = min(32 * max(1, ceil_div(C, 32 * values)), most)
+    return width, min(4, power_of_two(N)) if width == 32 else 1
+
+
+def aligned(width: int, C: int, *arrays: Any) -> int:
+    """1 if rows of C elements may be read ``width`` elements at a time, else 0."""
+    return int(C % width == 0 and all(a is None or a.pointer % 16 == 0 for a in arrays))
