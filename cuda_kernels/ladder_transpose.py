@@ -87,7 +87,7 @@ def wide_32_bits(y, x, rows, columns, sy, sx, by, bx):
         ptx.store4(y, z * by + (left + k) * sy + top + i, values)
 
 
-@kernel("bits16*", "bits16*", *NUMBERS, threads=(8, 32), registers=32, vector_loads=True)
+@kernel("bits16*", "bits16*", *NUMBERS, threads=(8, 32), registers=34, vector_loads=True)
 def wide_16_bits(y, x, rows, columns, sy, sx, by, bx):
     """A tile of 64 x 64 elements of 2 bytes: two rows for each thread."""
     square = cuda.shared.array((64, 66), np.uint16)
