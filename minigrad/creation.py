@@ -57,13 +57,17 @@ def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None
     another device, BufferError if the other library refuses.
     """
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        raise TypeError(f"from_dlpack expects an object with __dlpack__, not {type(x).__name__}; use minigrad.tensor")
+        raise located(
+            TypeError(f"from_dlpack expects an object with __dlpack__, not {type(x).__name__}; use minigrad.tensor")
+        )
     kind, index = (int(part) for part in x.__dlpack_device__())
     if kind not in (dlpack.ON_CPU, dlpack.ON_CUDA):
-        raise TypeError(f"from_dlpack: device type {kind} of DLPack is neither the CPU (1) nor CUDA (2)")
+        raise located(TypeError(f"from_dlpack: device type {kind} of DLPack is neither the CPU (1) nor CUDA (2)"))
     source = CPU if kind == dlpack.ON_CPU else Device(f"cuda:{index}")
     if device is not None and Device(device) is not source:
-        raise ValueError(f"from_dlpack: the memory is on {source}, not {device}; import it there, then use .to(device)")
+        raise located(
+            ValueError(f"from_dlpack: the memory is on {source}, not {device}; import it there, then use .to(device)")
+        )
     if isinstance(x, Tensor):  # with the version that its views share
         if x.requires_grad:
             raise BufferError("from_dlpack of a tensor that requires grad would leave the graph; use .detach() first")

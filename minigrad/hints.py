@@ -53,7 +53,6 @@ HINTS: dict[str, dict[str, str]] = {
     "Tensor": {
         "grad": "gradients are not stored on tensors: grads = loss.backward(), then grads[tensor]",
         "grad_fn": "use .node, or minigrad.draw for a picture of the graph",
-        "cuda": _CUDA,
         "is_cuda": "use .device.type == 'cuda'",
         "type": "use .to(dtype), or .dtype",
         "retain_grad": "gradients are of leaves; cut with .detach().requires_grad_(), go on with .backward(gradient)",

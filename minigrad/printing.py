@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import dtypes
+from .errors import located
 
 
 @dataclass
@@ -49,7 +50,7 @@ def set_printoptions(
     """
     if profile is not None:
         if profile not in PROFILES:
-            raise ValueError(f"set_printoptions: profile={profile!r}; expected 'default', 'short' or 'full'")
+            raise located(ValueError(f"set_printoptions: profile={profile!r}; expected 'default', 'short' or 'full'"))
         vars(options).update(vars(PROFILES[profile]))
     given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
     vars(options).update({name: value for name, value in given.items() if value is not None})

@@ -720,11 +720,6 @@ def loading_a_path(folder: Path) -> None:
 
 
 @mistake
-def tensor_to_the_gpu() -> None:
-    mg.ones(2).cuda()
-
-
-@mistake
 def module_to_the_gpu() -> None:
     nn.Linear(2, 2).cuda()
 

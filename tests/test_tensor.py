@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -300,3 +301,43 @@ def test_stride_format_and_axis():
             softmax(x)
         with pytest.raises(TypeError, match="pass dim or axis"):
             softmax(x, 1, axis=1)
+
+
+def test_each_operation_is_defined_once() -> None:
+    names = [name for base in (Tensor, *Tensor.__bases__) for name in vars(base)]
+    own = {"__module__", "__doc__", "__slots__", "__init__", "__weakref__", "__static_attributes__", "__firstlineno__"}
+    own |= {"__annotations__", "__annotate_func__", "__hash__"}  # __hash__ is None where == is defined
+    assert sorted(name for name in set(names) - own if names.count(name) > 1) == []
+    assert not hasattr(mg.ones(1), "__dict__")
+
+
+def test_pythons_own_errors_name_the_class_tensor() -> None:
+    for call in (
+        lambda x: x.sum(0, True, 1),
+        lambda x: x.narrow(0),
+        lambda x: x.to(1, nothing=2),
+        lambda x: x.numel(1),
+    ):
+        with pytest.raises(TypeError, match=r"^Tensor\.\w+\(\) "):
+            call(mg.ones(2))
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+
+def test_copy_shares_the_memory_and_deepcopy_does_not() -> None:
+    x = mg.tensor([1.0, 2.0], requires_grad=True)
+    shallow, deep = copy.copy(x), copy.deepcopy(x)
+    for other in (shallow, deep):
+        assert other is not x and other.id != x.id and other.is_leaf and other.requires_grad and type(other) is Tensor
+    with mg.no_grad():
+        x[0] = 7.0
+    assert (shallow.tolist(), deep.tolist()) == ([7, 2], [1, 2])
+    assert shallow.version == x.version == 1 and deep.version == 0
+    assert x not in (shallow * shallow).sum().backward()
+    parameter = nn.Parameter(mg.ones(2))
+    assert type(copy.copy(parameter)) is nn.Parameter and type(copy.deepcopy(parameter)) is nn.Parameter
+    y = x * 2
+    assert copy.copy(y).is_leaf and copy.copy(y).requires_grad
+    with pytest.raises(RuntimeError, match="deepcopy of a tensor that an operation computed"):
+        copy.deepcopy(y)

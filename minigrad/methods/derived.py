@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
+from ..errors import located
 from ..ops import elementwise
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class DerivedMethods:
     def t(self: Tensor) -> Tensor:
         """A matrix transposed (a view); tensors of fewer dimensions as they are."""
         if self.ndim > 2:
-            raise ValueError(f"t of shape {self.shape}: expected at most two dimensions; use .mT or .permute")
+            raise located(ValueError(f"t of shape {self.shape}: expected at most two dimensions; use .mT or .permute"))
         return self.transpose(0, 1) if self.ndim == 2 else self
 
     def expand_as(self: Tensor, other: Tensor) -> Tensor:
@@ -111,8 +112,8 @@ class DerivedMethods:
         size = self.size(at)
         start = start + size if start < 0 else start
         if not 0 <= start <= start + length <= size:
-            raise ValueError(
-                f"narrow: {length} places from {start} on are not in dimension {dim} of shape {self.shape}"
+            raise located(
+                ValueError(f"narrow: {length} places from {start} on are not in dimension {dim} of shape {self.shape}")
             )
         return self[(slice(None),) * at + (slice(start, start + length),)]
 

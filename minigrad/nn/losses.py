@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..errors import located
 from ..ops import cross_entropy as cross_entropy_ops
-from ..ops import log_sigmoid
-from ..ops import losses as loss_ops
+from ..ops import elementwise, log_sigmoid
 from ..tensor import Tensor
 from .checks import check_reduction, check_tensor, floating, in_float32, reduced
 
@@ -153,7 +152,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     _check_same_shape("huber_loss", input, target)
     if not delta > 0:
         raise located(ValueError(f"huber_loss: delta={delta}; expected a number above 0"))
-    return reduced(loss_ops.Huber.apply(input, target, delta=delta), reduction)
+    return reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
 
 
 @in_float32

@@ -75,7 +75,7 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         tables = self.__dict__
         if "_parameters" not in tables:
-            raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
+            raise located(AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}"))
         if isinstance(value, Parameter):
             home = tables["_parameters"]
         elif name in tables["_parameters"]:

@@ -26,6 +26,20 @@ def activation(name, reference, domain=SIDES, refuses=(), **params):
 
 
 OPS = [
+    activation("hardtanh", lambda x: np.clip(x, -1, 1), refuses=INTEGERS),
+    activation("hardtanh", lambda x: np.clip(x, -0.5, 2.75), refuses=INTEGERS, min_val=-0.5, max_val=2.75),
+    activation("relu6", lambda x: np.clip(x, 0, 6), dyadic(-9, 9), refuses=INTEGERS),
+    unary(
+        "hardsigmoid",
+        F.hardsigmoid,
+        lambda x: np.clip(x + 3, 0, 6) / 6,
+        lambda x: torch.nn.functional.relu6(x + 3) / 6,  # the gradient of its hardsigmoid has 1/6 in float32
+        domains=dyadic(-4, 4),
+        refuses=INTEGERS,
+    ),
+    activation("hardswish", lambda x: x * np.clip(x + 3, 0, 6) / 6, dyadic(-4, 4), refuses=INTEGERS),
+    activation("softsign", lambda x: x / (1 + np.abs(x))),
+    activation("tanhshrink", lambda x: x - np.tanh(x)),
     activation("leaky_relu", lambda x: np.where(x > 0, x, 0.01 * x)),
     activation("leaky_relu", lambda x: np.where(x > 0, x, -0.5 * x), negative_slope=-0.5),
     activation("elu", lambda x: np.where(x > 0, x, np.expm1(x))),

@@ -357,3 +357,41 @@ def test_sums_and_means_without_nan(dim, device):
         np.testing.assert_array_equal(host(y), expected.detach().numpy())
         expected.sum().backward()
         np.testing.assert_allclose(host(y.sum().backward()[x]), z.grad.numpy())
+
+
+# Median ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_median_is_in_the_middle_of_the_sorted_values(dim, keepdim, device):
+    rng = np.random.default_rng(0)
+    for shape in ((3, 4), (4, 5), (1, 2)):
+        values = rng.integers(0, 4, shape).astype(np.float32)  # with ties
+        x = mg.tensor(values, device=device, requires_grad=True)
+        found, indices = x.median(dim, keepdim)
+        middle = (shape[dim] - 1) // 2
+        expected = np.take(np.sort(values, axis=dim), [middle], axis=dim)
+        np.testing.assert_array_equal(host(found), expected if keepdim else expected.squeeze(dim))
+        places = host(indices) if keepdim else np.expand_dims(host(indices), dim)
+        np.testing.assert_array_equal(np.take_along_axis(values, places, dim), expected)
+        gradient = np.zeros(shape)
+        np.put_along_axis(gradient, places, 1, dim)
+        np.testing.assert_array_equal(host(found.sum().backward()[x]), gradient)
+
+
+@needs_torch
+def test_median_is_pytorchs(device):
+    nan = float("nan")
+    for values in ([3.0, 1, 2, 0], [5, nan, 2], [nan, 1, nan], [1.0], [[1.0, nan, 0], [4, 2, 3]], 2.0):
+        x, t = mg.tensor(values, device=device), torch.tensor(values)
+        assert_close(host(x.median()), t.median().numpy(), 0)
+        for keepdim in (False, True):
+            for ours, theirs in zip(x.median(-1, keepdim), t.median(-1, keepdim=keepdim), strict=True):
+                np.testing.assert_array_equal(host(ours), theirs.numpy())
+    assert mg.tensor([3, 1, 2], device=device).median().item() == torch.tensor([3, 1, 2]).median().item()
+    assert np.isnan(mg.zeros(0, device=device).median().item()) and torch.zeros(0).median().isnan()
+    with pytest.raises(ValueError, match=r"median over an empty dimension of shape \(0, 3\) has no value"):
+        mg.zeros(0, 3, device=device).median(0)
+    with pytest.raises(ValueError, match="median over an empty dimension"):
+        mg.zeros(0, dtype=mg.int64, device=device).median()
