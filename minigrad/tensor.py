@@ -8,6 +8,7 @@ NumPy's ``axis`` and ``keepdims`` work as well.
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -303,6 +304,10 @@ class Tensor(
 
 
 TensorCore.tensor_type = Tensor
+
+for _base in Tensor.__bases__[:-1]:
+    for _method in filter(inspect.isfunction, vars(_base).values()):
+        _method.__qualname__ = f"Tensor.{_method.__name__}"  # what Python's own errors and help() call it
 
 # What a tensor combines with: the ``other`` of ``x + other``.
 Operand: TypeAlias = Tensor | int | float | np.generic | np.ndarray | list[Any] | tuple[Any, ...]
