@@ -38,6 +38,7 @@ Work = Callable[..., int]  # of a launch's arguments
 
 DEBUG: int = int(os.environ.get("MINIGRAD_DEBUG") or 0)
 KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect.py``
+LATER: dict[str, Callable[[], Kernel]] = {}  # and what makes those that are made when first used
 
 
 class Kernel:
@@ -56,13 +57,14 @@ class Kernel:
         capability: tuple[int, int],
         flops: Work | None,
         nbytes: Work | None,
+        resident: int,
     ) -> None:
         self.function = function
         self.name = name
         self.symbol = name.replace(".", "_")
         self.signature = signature
         self.threads = _three(threads)
-        self.launch_bounds = math.prod(self.threads)
+        self.launch_bounds = (math.prod(self.threads), resident) if resident else math.prod(self.threads)
         self.registers = registers
         self.shared_bytes = shared_bytes
         self.fastmath = fastmath
@@ -179,6 +181,7 @@ def kernel(
     capability: tuple[int, int] = compiler.OLDEST,
     flops: Work | None = None,
     nbytes: Work | None = None,
+    resident: int = 0,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``, which holds it to what is stated here.
 
@@ -186,7 +189,8 @@ def kernel(
     launch may use. ``registers``: the most registers of a thread, on any architecture. ``name``: of a kernel that a
     factory makes; the file's name comes before it. ``shared_bytes``: dynamic shared memory. ``fastmath``: approximate
     functions, flushed subnormals. ``vector_loads``: it must load 128 bits at once. ``capability``: the oldest compute
-    capability. ``flops``, ``nbytes``: a launch's work, from its arguments.
+    capability. ``flops``, ``nbytes``: a launch's work, from its arguments. ``resident``: as few registers as this number of
+    blocks needs to share a multiprocessor (default: as many as the compiler likes).
     """
 
     def declare(function: Callable[..., None]) -> Kernel:
@@ -205,6 +209,7 @@ def kernel(
             capability,
             flops,
             nbytes,
+            resident,
         )
         KERNELS[full] = made
         return made
