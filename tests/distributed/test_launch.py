@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ranks import requires_mpi, run_ranks
 
-from minigrad.distributed import launch
+from minigrad.distributed import launch, launch_job, launch_scratch
 
 pytestmark = requires_mpi
 
@@ -137,7 +137,7 @@ def test_later_failures_do_not_hide_the_first():
 
 def test_the_job_ends_after_its_timeout():
     result = run_ranks(2, WHO + "time.sleep(100)\n", timeout=2.0)
-    assert result.returncode == launch.TIMED_OUT, result.text
+    assert result.returncode == launch_job.TIMED_OUT, result.text
     assert "ended rank 0, 1, still running after 2 s" in result.stderr
     assert result.seconds < 15
 
@@ -226,9 +226,9 @@ def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
     job, _ = started(program, "--grace", "60" if again else "0.5")
     job.send_signal(signal.SIGINT)
     if again:
-        time.sleep(launch.REPEATED / 5)
+        time.sleep(launch_job.REPEATED / 5)
         job.send_signal(signal.SIGINT)  # the same one, for timeout(1) sends it twice
-        time.sleep(launch.REPEATED + 0.2)
+        time.sleep(launch_job.REPEATED + 0.2)
         assert job.poll() is None
         job.send_signal(signal.SIGINT)
     _, err = job.communicate(timeout=20)
@@ -269,7 +269,7 @@ def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
     )  # fmt: skip
     job, lines = started(program)
     (folder,) = {line[len("[0] ") :].rstrip() for line in lines}
-    assert Path(folder).name.startswith(launch.SCRATCH) and os.path.isdir(folder)
+    assert Path(folder).name.startswith(launch_scratch.SCRATCH) and os.path.isdir(folder)
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=20)
     assert not os.path.exists(folder)
@@ -329,21 +329,25 @@ def test_wrong_command_lines(arguments, words, capsys):
 
 def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
     for name in ("dead", "alive", "young"):
-        (tmp_path / f"{launch.SCRATCH}{name}").mkdir()
-        (tmp_path / f"{launch.SCRATCH}{name}" / "segment").write_text("x")
+        (tmp_path / f"{launch_scratch.SCRATCH}{name}").mkdir()
+        (tmp_path / f"{launch_scratch.SCRATCH}{name}" / "segment").write_text("x")
     (tmp_path / "other").mkdir()
-    held = launch.lock(str(tmp_path / f"{launch.SCRATCH}alive"))
+    held = launch_scratch.lock(str(tmp_path / f"{launch_scratch.SCRATCH}alive"))
     assert held is not None
     for name in ("dead", "alive"):
-        os.utime(tmp_path / f"{launch.SCRATCH}{name}", (1, 1))
-    launch.sweep(str(tmp_path))
+        os.utime(tmp_path / f"{launch_scratch.SCRATCH}{name}", (1, 1))
+    launch_scratch.sweep(str(tmp_path))
     os.close(held)
-    assert {path.name for path in tmp_path.iterdir()} == {f"{launch.SCRATCH}alive", f"{launch.SCRATCH}young", "other"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{launch_scratch.SCRATCH}alive",
+        f"{launch_scratch.SCRATCH}young",
+        "other",
+    }
 
 
 def test_hosts_become_mpiruns():
     hosts = launch.parse_hosts("a,b:2")
-    job = launch.Job(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
+    job = launch_job.Job(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
     command = " ".join(job.command())
     assert "--host a:1,b:2" in command
     assert "-n 3 " in command
