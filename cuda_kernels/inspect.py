@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import multiprocessing
+import os
 import pkgutil
 import re
 import shutil
@@ -22,6 +24,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("kernels", nargs="*", help="words of kernel names, e.g. softmax (default: all kernels)")
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"], metavar="sm_NN", help="architectures")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
     parser.add_argument("--sass", action="store_true", help="count each instruction too")
     options = parser.parse_args(arguments)
     if SIMULATED:
@@ -162,20 +166,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [k for name, k in load_all().items() if not options.kernels or any(w in name for w in options.kernels)]
     if not chosen:
         parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
+    tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
+    work = [
+        (k.name, capability, options.sass) for k in chosen for capability in capabilities if capability >= k.capability
+    ]
     broken = 0
-    for kernel in chosen:
-        for capability in capabilities:
-            if capability < kernel.capability:
-                continue
-            found = report(kernel, capability)
-            print(found, flush=True)
-            if options.sass:
-                print("   ", ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())))
-            for fault in found.faults():
-                broken += 1
-                print(f"    over budget: {fault}", flush=True)
+    with _pool(min(options.jobs, len(work))) as pool:
+        for text, faults in pool.map(_described, work):
+            print(text, flush=True)
+            broken += faults
     print(f"{len(chosen)} kernels, {broken} over budget")
     return 1 if broken else 0
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes that know all kernels."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=load_all)
+
+
+def _described(work: tuple[str, tuple[int, int], bool]) -> tuple[str, int]:
+    """The lines about one kernel on one architecture, and the number of its faults."""
+    name, capability, sass = work
+    found = report(KERNELS[name], capability)
+    lines = [str(found)]
+    if sass:
+        lines.append("    " + ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())))
+    faults = found.faults()
+    return "\n".join(lines + [f"    over budget: {fault}" for fault in faults]), len(faults)
 
 
 if __name__ == "__main__":
