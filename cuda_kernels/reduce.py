@@ -1,0 +1,202 @@
+"""Reductions over any axes, in an order that depends on the shape only. ``axes`` is a tuple of non-negative ints.
+
+An array whose memory is dense is reduced as it lies, one run of neighbouring axes after the other, the last run first;
+any other is copied. ``fold.py`` has the kernels of sums, products and extrema, ``pair_fold.py`` those of indices and
+logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products, ``median.py`` the selection.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from . import median as selection
+from .array import DeviceArray, contiguous, contiguous_strides, from_host
+from .cumprod_gradient import cumprod_gradient
+from .fold import FOLDS, fold, word_of
+from .pair_fold import pair_fold
+from .scan import scan
+
+
+def _elementwise() -> Any:
+    return importlib.import_module(f"{__package__}.elementwise")
+
+
+def _dense(x: DeviceArray) -> tuple[DeviceArray, list[int]]:
+    """x with its dimensions in the order of its memory, which has no gaps, and that order."""
+    order = sorted(range(x.ndim), key=lambda i: -x.strides[i])
+    moved = x.transpose(*order)
+    if not moved.contiguous:
+        moved, order = contiguous(x), list(range(x.ndim))
+    return moved, order
+
+
+def _reduce(step: Any, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    """``step(x, outer, n, inner)`` on each run of neighbouring axes, the last run first -> of step's dtype."""
+    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    if x.size:
+        y, order = _dense(x)
+        sizes = [(i in axes, x.shape[i]) for i in order if x.shape[i] > 1]
+        runs = [(of, math.prod(n for _, n in run)) for of, run in itertools.groupby(sizes, key=lambda size: size[0])]
+        if not dict(runs).get(True):
+            y = step(y, x.size, 1, 1)
+        inner = 1
+        while runs:
+            of, n = runs.pop()
+            if of:
+                y = step(y, math.prod(m for _, m in runs), n, inner)
+            else:
+                inner *= n
+    else:  # sums of nothing
+        y, order = step(x, math.prod(shape), 0, 1), list(range(x.ndim))
+    strides = dict(zip(order, contiguous_strides(tuple(shape[i] for i in order), y.itemsize), strict=True))
+    kept = [i for i in range(x.ndim) if keepdim or i not in axes]
+    return DeviceArray(y.memory, tuple(shape[i] for i in kept), y.dtype, tuple(strides[i] for i in kept))
+
+
+def _fold(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype: Any) -> DeviceArray:
+    """The fold ``name`` in ``dtype``, half floats in float32 and other integers in int64 (which wrap the same)."""
+    dtype = np.dtype(dtype)
+    wide = dtype
+    if (name, word_of(dtype), word_of(dtype)) not in FOLDS:
+        wide = np.dtype(np.int64 if dtype.kind in "iub" else np.float32)
+    if (name, word_of(x.dtype), word_of(wide)) not in FOLDS or x.dtype.kind == "u":
+        x = _elementwise().cast(x, wide)
+    y = _reduce(lambda x, *sizes: fold(name, x, *sizes, wide), x, axes, keepdim)
+    return y if wide == dtype else _elementwise().cast(y, dtype)
+
+
+def sum(x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> DeviceArray:
+    """Sum over ``axes`` in ``dtype`` (default: that of x)."""
+    return _fold("sum", x, axes, keepdim, dtype or x.dtype)
+
+
+def mean(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    """Mean over ``axes``; NaN for an empty one."""
+    count = math.prod(x.shape[axis] for axis in axes)
+    return _elementwise().div(sum(x, axes, keepdim), x.dtype.type(count))
+
+
+def _extremum(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    if 0 in (x.shape[axis] for axis in axes):
+        raise ValueError(f"{name} of no values: the shape is {x.shape}, the axes are {axes}")
+    return _reduce(lambda x, *sizes: fold(name, x, *sizes, x.dtype), x, axes, keepdim)
+
+
+def max(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    """Largest value over ``axes``; NaN if there is one."""
+    return _extremum("max", x, axes, keepdim)
+
+
+def min(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    """Smallest value over ``axes``; NaN if there is one."""
+    return _extremum("min", x, axes, keepdim)
+
+
+def _index(name: str, x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
+    shape = x.shape
+    x = contiguous(x)
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+        kept = (1,) * len(shape) if keepdim else ()
+    else:
+        axis %= x.ndim
+        kept = (*shape[:axis], *((1,) if keepdim else ()), *shape[axis + 1 :])
+    if not x.shape[axis]:
+        raise ValueError(f"{name} of no values: the shape is {shape}, the axis is {axis}")
+    y = pair_fold(name, x, *_around(x, axis))
+    return DeviceArray(y.memory, kept, y.dtype)
+
+
+def argmax(x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
+    """Index (int64) of the first largest value along ``axis``, or in the flattened array."""
+    return _index("argmax", x, axis, keepdim)
+
+
+def argmin(x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
+    """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
+    return _index("argmin", x, axis, keepdim)
+
+
+def _truth(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    if x.dtype != np.bool_:
+        x = importlib.import_module(f"{__package__}.comparison").ne(x, 0)
+    return _reduce(lambda x, *sizes: fold(name, x, *sizes, x.dtype), x, axes, keepdim)
+
+
+def any(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    """Whether any value over ``axes`` is not zero."""
+    return _truth("max", x, axes, keepdim)
+
+
+def all(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    """Whether all values over ``axes`` are not zero."""
+    return _truth("min", x, axes, keepdim)
+
+
+def logsumexp(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+    """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
+    return _reduce(lambda x, *sizes: pair_fold("logsumexp", x, *sizes), x, axes, keepdim)
+
+
+def median(x: DeviceArray) -> DeviceArray:
+    """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
+    if not x.size:
+        return from_host(np.full((), np.nan, x.dtype), x.device)
+    return selection.median(_dense(x)[0])
+
+
+def prod(x: DeviceArray, axis: int, keepdim: bool, dtype: Any) -> DeviceArray:
+    """Product along ``axis``, in ``dtype``."""
+    return _fold("prod", x, (axis % x.ndim,) if x.ndim else (), keepdim, dtype)
+
+
+# Along an axis --------------------------------------------------------------------------------------------------------
+
+
+def _around(x: DeviceArray, axis: int) -> tuple[int, int, int]:
+    """(outer, n, inner) of an axis; a 0-d array has one value."""
+    if not x.ndim:
+        return 1, 1, 1
+    axis %= x.ndim
+    return math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+
+
+def _scan(name: str, x: DeviceArray, axis: int, reverse: bool = False, exclusive: bool = False) -> DeviceArray:
+    wide = x.dtype if x.dtype.name in ("float32", "float64", "int64") else np.dtype(np.int64)
+    y = x if wide == x.dtype else _elementwise().cast(x, wide)
+    y = scan(name, contiguous(y), *_around(x, axis), reverse, exclusive)
+    return y if wide == x.dtype else _elementwise().cast(y, x.dtype)
+
+
+def cumsum(x: DeviceArray, axis: int) -> DeviceArray:
+    """Sums of the first 1, 2, ... values along ``axis``."""
+    return _scan("sum", x, axis)
+
+
+def reverse_cumsum(x: DeviceArray, axis: int) -> DeviceArray:
+    """Sums of the last n, n-1, ... values along ``axis``."""
+    return _scan("sum", x, axis, reverse=True)
+
+
+def cumprod(x: DeviceArray, axis: int) -> DeviceArray:
+    """Products of the first 1, 2, ... values along ``axis``; of float32 in float64, so that they may leave it."""
+    return _scan("prod", x, axis)
+
+
+def prod_of_others(x: DeviceArray, axis: int) -> DeviceArray:
+    """For each place the product of all other values along ``axis``; no division, so zeros need no care."""
+    before = _scan("prod", x, axis, exclusive=True)
+    return _elementwise().mul(before, _scan("prod", x, axis, reverse=True, exclusive=True))
+
+
+def cumprod_backward(dy: DeviceArray, x: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+    """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""
+    outer, n, inner = _around(x, axis)
+    if n == 1:
+        return dy
+    return cumprod_gradient(contiguous(dy), contiguous(x), contiguous(y), outer, n, inner)
