@@ -79,7 +79,7 @@ class _CudaDevice(Device):
     _package: Any = None
 
     @property
-    def kernels(self) -> Any:  # type: ignore[override]  # read-only, as the other is used
+    def kernels(self) -> Any:
         package = self.kernels_package()
         package.select(self.index)
         return package

@@ -41,7 +41,8 @@ class TensorId(int):
 class NoGradientError(KeyError):
     """The KeyError of ``grads[tensor]``; its text is the message, which Python would show in quotes."""
 
-    __str__ = Exception.__str__
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 class GradStore:
