@@ -77,7 +77,7 @@ def _pair_fold(
         "int64", "int64", "int64", "int64", "int32", "int32", threads=THREADS, registers=48, name=f"{name}_{word}",
     )  # fmt: skip
     def pair_fold(x, x2, y, y2, outputs, n, inner, part, of_pairs, last):
-        """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``of_pairs``: of (x, x2); not ``last``: y has the rest."""
+        """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``of_pairs``: of (x, x2); y unless ``last``."""
         firsts = cuda.shared.array(THREADS, wide)
         seconds = cuda.shared.array(THREADS, second)
         place, height = cuda.threadIdx.y, cuda.blockDim.y
@@ -143,7 +143,7 @@ PAIR_FOLDS: dict[tuple[str, str], Kernel] = _pair_folds()
 
 
 def pair_fold(name: str, x: DeviceArray, outer: int, n: int, inner: int) -> DeviceArray:
-    """argmax, argmin (int64) or logsumexp (x's dtype) of contiguous x, seen as (outer, n, inner) -> (outer * inner,)."""
+    """argmax, argmin (int64) or logsumexp (x's dtype) of contiguous x (outer, n, inner) over n -> (outer * inner,)."""
     return _pair_fold_parts(name, x, None, outer, n, inner)
 
 

@@ -1,8 +1,8 @@
 """Sums or products of the first 1, 2, ... values of x (outer, n, inner) along n.
 
-``serial``: a thread goes along n. ``by_block``: a block takes tiles of as many values as it has threads; each warp scans
-its 32 by shuffles, and adds what the warps and tiles before it have. Where few rows are long, n is taken in parts: their
-totals are scanned first. Products of float32 are formed in float64, so that they may leave float32 and come back.
+``serial``: a thread goes along n. ``by_block``: a block takes tiles of as many values as it has threads; each warp
+scans its 32 by shuffles, and adds what the warps and tiles before it have. Where few rows are long, n is taken in
+parts, whose totals are scanned first. Products of float32 are formed in float64: they may leave float32 and come back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         threads=THREADS, registers=48, name=f"{name}_by_block_{word}",
     )  # fmt: skip
     def by_block(x, totals, y, n, inner, part, reverse, exclusive, stage):
-        """Stage 0: y, in one part. 1: totals[o, p, i] of the parts p = blockIdx.y. 2: y, onward from totals of those before."""
+        """Stage 0: y, in one part. 1: totals[o, p, i] of parts p = blockIdx.y. 2: y, from the totals of those before."""
         of_warps = cuda.shared.array(32, wide)
         t, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         o = quotient(np.int64(cuda.blockIdx.x), inner)

@@ -18,6 +18,7 @@ Shared and device memory is filled with 0xFF bytes (NaN) when it is allocated. `
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import math as python_math
 import random
@@ -184,7 +185,9 @@ class Block:
             if number % WARP == 0:
                 warps.append(Warp(number // WARP))
             index = (number % width, number // width % height, number // (width * height))
-            threads.append(Thread(number, index, warps[-1], greenlet.greenlet(function)))
+            fiber = greenlet.greenlet(function)
+            fiber.gr_context = contextvars.copy_context()  # NumPy's errstate is in it
+            threads.append(Thread(number, index, warps[-1], fiber))
         alive = list(threads)
         ready = list(threads)
         while alive:
