@@ -60,16 +60,16 @@ def shape_argument(args: tuple[Any, ...]) -> tuple[int, ...]:
     if len(args) == 1 and not hasattr(args[0], "__index__"):
         args = tuple(args[0])
     try:
-        return tuple(n.__index__() for n in args)
+        return tuple([n.__index__() for n in args])
     except AttributeError:
         raise located(TypeError(f"a shape is integers, not {args!r}")) from None
 
 
 def infer_shape(shape: tuple[int, ...], size: int, old: tuple[int, ...]) -> tuple[int, ...]:
     """``shape`` with its -1, if any, replaced so that it holds ``size`` elements."""
-    known = math.prod(n for n in shape if n != -1)
     unknown = shape.count(-1)
-    if unknown > 1 or any(n < -1 for n in shape):
+    known = -math.prod(shape) if unknown else math.prod(shape)
+    if unknown > 1 or (shape and min(shape) < -1):
         raise located(ValueError(f"shape {shape}: at most one dimension may be -1, and no other negative"))
     if unknown:
         if known == 0 or size % known:

@@ -81,6 +81,15 @@ def _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias):
             dxi[j] = r * (dyi[j] * weight[j] - mean_g - (xi[j] - m) * r * mean_g_xhat)
 
 
+@kernel
+def _backward_serial(dy, x, weight, mean, rstd, dx, partial_dweight, partial_dbias, rows):
+    for chunk in range(partial_dweight.shape[0]):
+        a, b = chunk * rows, (chunk + 1) * rows
+        _backward_rows(
+            dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial_dweight[chunk], partial_dbias[chunk]
+        )
+
+
 @parallel_kernel
 def _backward(dy, x, weight, mean, rstd, dx, partial_dweight, partial_dbias, rows):
     for chunk in numba.prange(partial_dweight.shape[0]):
@@ -124,6 +133,7 @@ def backward(
         _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias)
         return dx, dweight, dbias
     partial = np.empty((2, -(-N // rows), C), x.dtype)
-    _backward(dy, x, weight, mean, rstd, dx, partial[0], partial[1], rows)
+    run = _backward_serial if x.size <= TASK_ELEMENTS else _backward
+    run(dy, x, weight, mean, rstd, dx, partial[0], partial[1], rows)
     dweight, dbias = partial.sum(axis=1)  # rows are added in order: NumPy's pairwise order is for the last axis
     return dx, dweight, dbias

@@ -44,9 +44,9 @@ COLUMN_BLOCK = 256
 ROW_BLOCK = 8 * TILE_ROWS
 THIN_ROWS = 2
 THIN_COLUMN_BLOCK = 512
-# Below this many multiply-adds a launch on the pool (3 to 5 us) costs more than the second core saves. A thin product,
-# which waits for memory, does about an eighth as many in the same time.
-PARALLEL_WORK, PARALLEL_WORK_THIN = 1_000_000, 125_000
+# Below this many multiply-adds a launch on the pool (3 to 5 us, and b packed by each thread) costs more than the second
+# core saves. A thin product, which waits for memory, does about a sixteenth as many in the same time.
+PARALLEL_WORK, PARALLEL_WORK_THIN = 2_000_000, 125_000
 
 
 # ---------------------------------------------------------------- kernels

@@ -187,11 +187,12 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: x (..., in), weight (out, in), bias (out,) or None -> (..., out)."""
+    sizes, of_weight = check_tensor("linear", x).data.shape, weight.data.shape
     if (
-        weight.ndim != 2
-        or not check_tensor("linear", x).ndim
-        or x.shape[-1] != weight.shape[1]
-        or (bias is not None and bias.shape != weight.shape[:1])
+        len(of_weight) != 2
+        or not sizes
+        or sizes[-1] != of_weight[1]
+        or (bias is not None and bias.data.shape != of_weight[:1])
     ):
         raise located(
             ValueError(

@@ -51,15 +51,17 @@ class Module:
         raise located(NotImplementedError(f"{type(self).__name__} has no forward"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for pre_hook in tuple(self._forward_pre_hooks.values()):
-            changed = pre_hook(self, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
+        if self._forward_pre_hooks:
+            for pre_hook in tuple(self._forward_pre_hooks.values()):
+                changed = pre_hook(self, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
         y = self.forward(*args, **kwargs)
-        for hook in tuple(self._forward_hooks.values()):
-            changed = hook(self, args, y)
-            if changed is not None:
-                y = changed
+        if self._forward_hooks:
+            for hook in tuple(self._forward_hooks.values()):
+                changed = hook(self, args, y)
+                if changed is not None:
+                    y = changed
         return y
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
@@ -99,10 +101,11 @@ class Module:
         home[name] = value  # keeps its place in the order if it had one
 
     def __getattr__(self, name: str) -> Any:  # only called when the instance's dict has no such name
-        for table in ("_parameters", "_buffers", "_modules"):
-            found = self.__dict__.get(table, {})
-            if name in found:
-                return found[name]
+        tables = self.__dict__
+        if "_modules" in tables:  # else before super().__init__()
+            for table in (tables["_parameters"], tables["_modules"], tables["_buffers"]):
+                if name in table:
+                    return table[name]
         raise hints.missing("Module", name, dir(self), type(self).__name__)
 
     def __dir__(self) -> list[str]:

@@ -29,7 +29,7 @@ def layer_norm(
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
     weight, bias = _affine("layer_norm", x, shape, weight, bias)
-    return layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps).to(x.dtype)
+    return layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps)._cast(x.data.dtype)
 
 
 def rms_norm(
@@ -42,7 +42,7 @@ def rms_norm(
     shape = _last_sizes("rms_norm", x, normalized_shape)
     weight, _ = _affine("rms_norm", floating("rms_norm", x), shape, weight, None)
     eps = float(finfo(float32 if is_half(x.dtype) else x.dtype).eps) if eps is None else eps
-    return rms_norm_ops.RMSNorm.apply(x, weight, eps=eps).to(x.dtype)
+    return rms_norm_ops.RMSNorm.apply(x, weight, eps=eps)._cast(x.data.dtype)
 
 
 def group_norm(
@@ -111,6 +111,8 @@ def batch_norm(
 
 def _last_sizes(name: str, x: Tensor, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
     """``normalized_shape`` as a tuple; ValueError if x does not end in it."""
+    if type(normalized_shape) is tuple and x.data.shape[-1:] == normalized_shape:  # as LayerNorm gives it
+        return normalized_shape
     shape = shapes.shape_argument((normalized_shape,))
     if not shape or x.shape[x.ndim - len(shape) :] != shape or x.ndim < len(shape):
         raise located(ValueError(f"{name}: x of shape {x.shape} does not end in normalized_shape {shape}"))
@@ -127,6 +129,7 @@ def _affine(
     name: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of the given shape, 1 and 0 where there is none."""
-    _sizes(name, shape, weight=weight, bias=bias)
+    if (weight is not None and weight.data.shape != shape) or (bias is not None and bias.data.shape != shape):
+        _sizes(name, shape, weight=weight, bias=bias)
     weight = ones(shape, dtype=x.dtype, device=x.device) if weight is None else weight
     return weight, zeros(shape, dtype=x.dtype, device=x.device) if bias is None else bias
