@@ -1,8 +1,8 @@
 """NaN, infinities, zeros of both signs, tiny and huge numbers and ties: values and gradients are PyTorch's.
 
-Every differentiable operation on numbers is in the tables. Gradients arrive as 1, -2, 0, infinities and NaN. What
-PyTorch itself computes differently from case to case (docs/errors_and_limits.md lists it) is named in ``UNDECIDED``.
-Without PyTorch, ``BY_HAND`` remains, of the cases that a plain formula gets wrong.
+The tables hold the functions of one and two numbers, reductions, running sums and normalisations. Gradients arrive as 1,
+-2, 0, infinities and NaN. What PyTorch itself computes differently from case to case (docs/errors_and_limits.md lists it)
+is named in ``UNDECIDED``. Without PyTorch, ``BY_HAND`` remains, of the cases that a plain formula gets wrong.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ UNARY: dict[str, Case] = {
     **{f"{c} ** x": both(lambda x, c=c: c**x) for c in (0, 1, 2, -2, 0.5, INF, -INF, NAN)},
     **{f"{c} / x": number_over(c) for c in (0.0, 1.0, -2.0, INF, -INF, NAN)},
 }
+for probability in (0.0, 0.3, 1.0):
+    UNARY[f"kl_div of {probability}"] = (
+        lambda x, p=probability: F.kl_div(x, mg.full_like(x, p), reduction="none"),
+        lambda x, p=probability: TF.kl_div(x, torch.full_like(x, p), reduction="none"),
+    )
 BINARY: dict[str, Case] = {
     **{name: both(getattr(operator, name)) for name in ("add", "sub", "mul", "truediv", "pow", "mod")},
     **{name: method(name) for name in ("fmod", "atan2", "maximum", "minimum", "clamp")},
