@@ -6,10 +6,11 @@ warps of a row join their results in shared memory. All threads of the block mus
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import ptx
 from .collective import larger, warp_max, warp_sum
 from .language import cuda, device_function
 
@@ -71,3 +72,67 @@ def row_threads(N: int, C: int, values: int, most: int = 1024) -> tuple[int, int
 def aligned(width: int, C: int, *arrays: Any) -> int:
     """1 if rows of C elements may be read ``width`` elements at a time, else 0."""
     return int(C % width == 0 and all(a is None or a.pointer % 16 == 0 for a in arrays))
+
+
+class Tile(NamedTuple):
+    """How the threads of a row hold it: ``values`` elements each, in a local array of that length."""
+
+    values: int
+    width: int  # elements of a 128-bit access
+    read: Any  # (x, base, C, vectors, values, padding): values of x[base : base + C], padding behind them
+    write: Any  # (y, base, C, vectors, values): the reverse
+
+
+def row_tile(real: Any, accesses: int) -> Tile:
+    """The tile of ``accesses`` 128-bit accesses for each thread; ``vectors`` = 0 makes them single ones."""
+    width = 16 // np.dtype(real).itemsize
+    count = accesses * width
+    load, store = (ptx.load4, ptx.store4) if width == 4 else (ptx.load2, ptx.store2)
+
+    @device_function
+    def put4(values: Any, k: Any, v: Any) -> None:
+        values[k], values[k + 1], values[k + 2], values[k + 3] = v[0], v[1], v[2], v[3]
+
+    @device_function
+    def put2(values: Any, k: Any, v: Any) -> None:
+        values[k], values[k + 1] = v[0], v[1]
+
+    @device_function
+    def get4(values: Any, k: Any) -> Any:
+        return values[k], values[k + 1], values[k + 2], values[k + 3]
+
+    @device_function
+    def get2(values: Any, k: Any) -> Any:
+        return values[k], values[k + 1]
+
+    put, get = (put4, get4) if width == 4 else (put2, get2)
+
+    @device_function
+    def read(x: Any, base: Any, C: Any, vectors: Any, values: Any, padding: Any) -> None:
+        if vectors:
+            for k in range(accesses):
+                j = (k * cuda.blockDim.x + cuda.threadIdx.x) * width
+                if j < C:
+                    put(values, k * width, load(x, base + j))
+                else:
+                    for lane in range(width):
+                        values[k * width + lane] = padding
+        else:
+            for k in range(count):
+                j = k * cuda.blockDim.x + cuda.threadIdx.x
+                values[k] = x[base + j] if j < C else padding
+
+    @device_function
+    def write(y: Any, base: Any, C: Any, vectors: Any, values: Any) -> None:
+        if vectors:
+            for k in range(accesses):
+                j = (k * cuda.blockDim.x + cuda.threadIdx.x) * width
+                if j < C:
+                    store(y, base + j, get(values, k * width))
+        else:
+            for k in range(count):
+                j = k * cuda.blockDim.x + cuda.threadIdx.x
+                if j < C:
+                    y[base + j] = values[k]
+
+    return Tile(count, width, read, write)

@@ -1,0 +1,239 @@
+"""Softmax and log-softmax along one axis:
+
+    y = exp(x - m) / s,   log y = x - m - log s,   m = max(x),  s = sum(exp(x - m))
+    softmax:      dx = y (dy - sum(dy y))
+    log_softmax:  dx = dy - exp(y) sum(dy)
+
+``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``columns``: along
+any other axis, or rows that are too long; maximum and sum in one pass (Milakov & Gimelshein, "Online normalizer
+calculation for softmax", 2018), then a second one. ``ladder_softmax.py`` leads to ``rows`` in steps.
+As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
+"""
+
+from __future__ import annotations
+
+import math as host_math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .array import DeviceArray, contiguous, empty
+from .collective import larger
+from .fold import THREADS
+from .language import cuda, math
+from .launch import Kernel, kernel
+from .pair_fold import add_exponentials
+from .rows import aligned, ceil_div, power_of_two, quotient, row_max, row_sum, row_threads, row_tile
+
+ACCESSES = 4  # 128-bit accesses of a thread, of which a row of rows has 1024 at most
+
+
+class Softmax(NamedTuple):
+    """The kernels of forward or backward for one dtype: of short rows, of rows, of columns."""
+
+    short: Kernel
+    rows: Kernel
+    columns: Kernel
+
+
+def _forward_rows(real: Any, accesses: int) -> Kernel:
+    pointer = f"{real.__name__}*"
+    tile = row_tile(real, accesses)
+    count, read, write = tile.values, tile.read, tile.write
+    threads = 1024 if accesses > 1 else 128
+
+    @kernel(
+        *(pointer,) * 2, "int64", "int64", "int32", "int32",
+        threads=threads, registers=64, vector_loads=True, name=f"forward_rows_{count}_{real.__name__}",
+    )  # fmt: skip
+    def forward_rows(x, y, N, C, vectors, log):
+        partial = cuda.shared.array(32, real)
+        values = cuda.local.array(count, real)
+        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
+        read(x, row * C, C if row < N else 0, vectors, values, real(-np.inf))
+        m = values[0]
+        for k in range(1, count):
+            m = larger(m, values[k])
+        m = row_max(m, partial)
+        s = real(0)
+        for k in range(count):
+            values[k] -= m
+            e = math.exp(values[k])
+            s += e
+            if not log:
+                values[k] = e
+        s = row_sum(s, partial)
+        if log:
+            s = math.log(s)
+            for k in range(count):
+                values[k] -= s
+        else:
+            s = real(1) / s
+            for k in range(count):
+                values[k] *= s
+        write(y, row * C, C if row < N else 0, vectors, values)
+
+    return forward_rows
+
+
+def _backward_rows(real: Any, accesses: int) -> Kernel:
+    pointer = f"{real.__name__}*"
+    tile = row_tile(real, accesses)
+    count, read, write = tile.values, tile.read, tile.write
+    threads = 1024 if accesses > 1 else 128
+
+    @kernel(
+        *(pointer,) * 3, "int64", "int64", "int32", "int32",
+        threads=threads, registers=64, vector_loads=True, name=f"backward_rows_{count}_{real.__name__}",
+    )  # fmt: skip
+    def backward_rows(dy, y, dx, N, C, vectors, log):
+        partial = cuda.shared.array(32, real)
+        slopes = cuda.local.array(count, real)
+        values = cuda.local.array(count, real)
+        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
+        stop = C if row < N else 0
+        read(dy, row * C, stop, vectors, slopes, real(0))
+        read(y, row * C, stop, vectors, values, real(0))
+        total = real(0)
+        for k in range(count):
+            total += slopes[k] if log else slopes[k] * values[k]
+        total = row_sum(total, partial)
+        for k in range(count):
+            if log:
+                slopes[k] -= math.exp(values[k]) * total
+            else:
+                slopes[k] = values[k] * (slopes[k] - total)
+        write(dx, row * C, stop, vectors, slopes)
+
+    return backward_rows
+
+
+def _forward_columns(real: Any) -> Kernel:
+    @kernel(
+        *(f"{real.__name__}*",) * 2, "int64", "int64", "int64", "int32",
+        threads=THREADS, registers=48, name=f"forward_columns_{real.__name__}",
+    )  # fmt: skip
+    def forward_columns(x, y, outputs, C, inner, log):
+        """Of x (outer, C, inner), outputs = outer inner; ``blockDim.y`` threads share a column."""
+        maxima = cuda.shared.array(THREADS, real)
+        sums = cuda.shared.array(THREADS, real)
+        place, height = cuda.threadIdx.y, cuda.blockDim.y
+        output = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        o = quotient(output, inner)
+        base = o * C * inner + output - o * inner
+        stop = C if output < outputs else 0
+        m, s = real(-np.inf), real(0)
+        for c in range(place, stop, height):
+            m, s = add_exponentials(m, s, x[base + c * inner], real(1))
+        if height > 1:
+            me = place * cuda.blockDim.x + cuda.threadIdx.x
+            maxima[me], sums[me] = m, s
+            cuda.syncthreads()
+            half = height >> 1
+            while half > 0:
+                if place < half:
+                    other = me + half * cuda.blockDim.x
+                    m, s = add_exponentials(m, s, maxima[other], sums[other])
+                    maxima[me], sums[me] = m, s
+                cuda.syncthreads()
+                half >>= 1
+            m, s = maxima[cuda.threadIdx.x], sums[cuda.threadIdx.x]
+        s += m - m  # NaN where m is infinite
+        s = math.log(s) if log else real(1) / s
+        for c in range(place, stop, height):
+            centred = x[base + c * inner] - m
+            y[base + c * inner] = centred - s if log else math.exp(centred) * s
+
+    return forward_columns
+
+
+def _backward_columns(real: Any) -> Kernel:
+    @kernel(
+        *(f"{real.__name__}*",) * 3, "int64", "int64", "int64", "int32",
+        threads=THREADS, registers=48, name=f"backward_columns_{real.__name__}",
+    )  # fmt: skip
+    def backward_columns(dy, y, dx, outputs, C, inner, log):
+        """As ``forward_columns``."""
+        sums = cuda.shared.array(THREADS, real)
+        place, height = cuda.threadIdx.y, cuda.blockDim.y
+        output = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        o = quotient(output, inner)
+        base = o * C * inner + output - o * inner
+        stop = C if output < outputs else 0
+        total = real(0)
+        for c in range(place, stop, height):
+            at = base + c * inner
+            total += dy[at] if log else dy[at] * y[at]
+        if height > 1:
+            me = place * cuda.blockDim.x + cuda.threadIdx.x
+            sums[me] = total
+            cuda.syncthreads()
+            half = height >> 1
+            while half > 0:
+                if place < half:
+                    total += sums[me + half * cuda.blockDim.x]
+                    sums[me] = total
+                cuda.syncthreads()
+                half >>= 1
+            total = sums[cuda.threadIdx.x]
+        for c in range(place, stop, height):
+            at = base + c * inner
+            dx[at] = dy[at] - math.exp(y[at]) * total if log else y[at] * (dy[at] - total)
+
+    return backward_columns
+
+
+_REALS = (np.float32, np.float64)
+_FORWARD: dict[Any, Softmax] = {
+    np.dtype(real): Softmax(_forward_rows(real, 1), _forward_rows(real, ACCESSES), _forward_columns(real))
+    for real in _REALS
+}
+_BACKWARD: dict[Any, Softmax] = {
+    np.dtype(real): Softmax(_backward_rows(real, 1), _backward_rows(real, ACCESSES), _backward_columns(real))
+    for real in _REALS
+}
+
+
+def _along(kernels: dict[Any, Softmax], inputs: tuple[DeviceArray, ...], axis: int, log: int) -> DeviceArray:
+    """Run a kernel along ``axis`` of equally shaped inputs -> a new contiguous array."""
+    shape = inputs[0].shape or (1,)  # 0-d: one row of one element, as in PyTorch
+    axis %= len(shape)
+    dtype = inputs[0].dtype
+    out = empty(inputs[0].shape, dtype, inputs[0].device)
+    if not out.size:
+        return out
+    arrays = *(contiguous(x) for x in inputs), out
+    C, inner = shape[axis], host_math.prod(shape[axis + 1 :])
+    N = out.size // (C * inner)
+    chosen = kernels[dtype]
+    width = 16 // dtype.itemsize
+    if inner == 1 and 8 < C <= 1024 * ACCESSES * width:
+        accesses = 1 if C <= 32 * width else ACCESSES
+        threads = row_threads(N, C, accesses * width)
+        rows = chosen.short if accesses == 1 else chosen.rows
+        rows.launch(ceil_div(N, threads[1]), *arrays, N, C, aligned(width, C, *arrays), log, threads=threads)
+        return out
+    height = 1 if C <= 8 else min(THREADS // power_of_two(min(inner, 32)), power_of_two(ceil_div(C, 8)))
+    block = (min(THREADS // height, power_of_two(N * inner if height == 1 else min(inner, 32))), height)
+    chosen.columns.launch(ceil_div(N * inner, block[0]), *arrays, N * inner, C, inner, log, threads=block)
+    return out
+
+
+def forward(x: DeviceArray, axis: int) -> DeviceArray:
+    """softmax(x) along ``axis``; x float32 or float64, any shape and strides."""
+    return _along(_FORWARD, (x,), axis, 0)
+
+
+def backward(dy: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+    """dx from dy and the result y of ``forward``."""
+    return _along(_BACKWARD, (dy, y), axis, 0)
+
+
+def log_forward(x: DeviceArray, axis: int) -> DeviceArray:
+    """log(softmax(x)) along ``axis``."""
+    return _along(_FORWARD, (x,), axis, 1)
+
+
+def log_backward(dy: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+    """dx from dy and the result y of ``log_forward``."""
+    return _along(_BACKWARD, (dy, y), axis, 1)
