@@ -426,7 +426,7 @@ class _Math:
     asinh, acosh, atanh, pow, fmod = np.arcsinh, np.arccosh, np.arctanh, np.power, np.fmod
     floor, ceil, trunc, fabs, copysign = np.floor, np.ceil, np.trunc, np.fabs, np.copysign
     isnan, isinf, isfinite = np.isnan, np.isinf, np.isfinite
-    erf = staticmethod(_as_float(python_math.erf))
+    erf, erfc = staticmethod(_as_float(python_math.erf)), staticmethod(_as_float(python_math.erfc))
 
 
 math = _Math()
@@ -435,7 +435,15 @@ math = _Math()
 class _Libdevice:
     """The functions of NVIDIA's libdevice that the kernels call by name."""
 
-    rint, rintf = np.rint, np.rint
+    rint, rintf, floor, floorf = np.rint, np.rint, np.floor, np.floor
+    ceil, ceilf, trunc, truncf = np.ceil, np.ceil, np.trunc, np.trunc
+    exp2, exp2f, fmod, fmodf = np.exp2, np.exp2, np.fmod, np.fmod
+
+    @staticmethod
+    def double2float_rz(x: Any) -> Any:
+        """float64 to float32, towards 0."""
+        y = np.float32(x)
+        return np.nextafter(y, np.float32(0)) if abs(np.float64(y)) > abs(x) else y
 
     @staticmethod
     def rsqrt(x: Any) -> Any:

@@ -1,0 +1,318 @@
+"""Elementwise arithmetic: kernels made from scalar rules (``pointwise.py``), of the dtypes that NumPy's ufuncs have.
+
+Division by an integer 0 raises ZeroDivisionError: a flag is copied back, for integer dtypes only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import memory, rules
+from .array import DeviceArray, copy, from_host, may_share_memory
+from .conversion import loaded
+from .division import floor_div as floor_div
+from .division import fmod as fmod
+from .division import pow as pow
+from .division import remainder as remainder
+from .language import device_function, math
+from .movement import expand
+from .pointwise import Pointwise, floating, like
+from .strided_copy import copy_into
+
+# x + y and kin --------------------------------------------------------------------------------------------------------
+
+
+def _add(real: Any) -> Any:
+    @device_function
+    def rule(x, y):
+        return x + y
+
+    return rule
+
+
+def _sub(real: Any) -> Any:
+    @device_function
+    def rule(x, y):
+        return x - y
+
+    return rule
+
+
+def _mul(real: Any) -> Any:
+    @device_function
+    def rule(x, y):
+        return x * y
+
+    return rule
+
+
+def _div(real: Any) -> Any:
+    @device_function
+    def rule(x, y):
+        return x / y
+
+    return rule
+
+
+def _where(real: Any) -> Any:
+    @device_function
+    def rule(condition, x, y):
+        return x if condition else y
+
+    return rule
+
+
+def _where_dtypes(condition: Any, x: Any, y: Any) -> tuple[np.dtype[Any], ...]:
+    result = np.result_type(*(_EXAMPLES.get(k, k) for k in (x, y)))
+    return np.dtype(bool), result, result
+
+
+_EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
+
+_FLOATS = ("float64",)
+_NUMBERS = ("float64", "int64", "int32", "uint8", "bool")
+
+add = Pointwise("add", _add, like(np.add), 2, later=_NUMBERS)
+sub = Pointwise("sub", _sub, like(np.subtract), 2, later=_NUMBERS[:-1])
+mul = Pointwise("mul", _mul, like(np.multiply), 2, later=(*_NUMBERS, "float32 bool"))
+div = Pointwise("div", _div, like(np.true_divide), 2, later=("float64", "int64"))
+maximum = Pointwise("maximum", rules.larger, like(np.maximum), 2, later=_NUMBERS)
+minimum = Pointwise("minimum", rules.smaller, like(np.minimum), 2, later=_NUMBERS)
+_WHERE = Pointwise(
+    "where",
+    _where,
+    lambda *kinds: (*_where_dtypes(*kinds), _where_dtypes(*kinds)[-1]),
+    3,
+    dtypes=("bool float32 float32",),
+    later=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16"),
+)
+
+
+def where(condition: Any, x: Any, y: Any) -> DeviceArray:
+    """x where the condition holds, else y."""
+    return _WHERE(condition, x, y)
+
+
+def select(condition: DeviceArray, x: DeviceArray) -> DeviceArray:
+    """x where the condition holds, else 0 (also where x is NaN or infinite, unlike a product with the mask)."""
+    return _WHERE(condition, x, 0)
+
+
+# Functions of x -------------------------------------------------------------------------------------------------------
+
+
+def _neg(real: Any) -> Any:
+    @device_function
+    def rule(x):
+        return -x
+
+    return rule
+
+
+def _abs(real: Any) -> Any:
+    zero = real(0)
+    if rules.is_float(real):
+        return rules.of_math("fabs")(real)
+
+    @device_function
+    def rule(x):
+        return -x if x < zero else x
+
+    return rule
+
+
+def _square(real: Any) -> Any:
+    @device_function
+    def rule(x):
+        return x * x
+
+    return rule
+
+
+def _reciprocal(real: Any) -> Any:
+    one = real(1)
+    if rules.is_float(real):
+
+        @device_function
+        def rule(x):
+            return one / x
+
+        return rule
+    zero = real(0)
+
+    @device_function
+    def integer_rule(x):
+        return one if x == one else (-one if x == -one else zero)
+
+    return integer_rule
+
+
+def _rsqrt(real: Any) -> Any:
+    one = real(1)
+
+    @device_function
+    def rule(x):
+        return one / math.sqrt(x)
+
+    return rule
+
+
+def _sign(real: Any) -> Any:
+    zero, one = real(0), real(1)
+    other = -one if np.dtype(real).kind != "u" else one
+
+    @device_function
+    def rule(x):
+        return one if x > zero else (other if x < zero else zero)
+
+    return rule
+
+
+def _relu(real: Any) -> Any:
+    zero = real(0)
+
+    @device_function
+    def rule(x):
+        return zero if x <= zero else x
+
+    return rule
+
+
+neg = Pointwise("neg", _neg, like(np.negative), 1, later=("float64", "int64"))
+abs = Pointwise("abs", _abs, like(np.abs), 1, later=("float64", "int64"))
+square = Pointwise("square", _square, like(np.square), 1, later=("float64", "int64"))
+reciprocal = Pointwise("reciprocal", _reciprocal, like(np.reciprocal), 1)
+exp = Pointwise("exp", rules.of_math("exp"), like(np.exp), 1)
+exp2 = Pointwise("exp2", rules.of_libdevice("exp2"), like(np.exp2), 1)
+log = Pointwise("log", rules.of_math("log"), like(np.log), 1)
+log2 = Pointwise("log2", rules.of_math("log2"), like(np.log2), 1)
+log10 = Pointwise("log10", rules.of_math("log10"), like(np.log10), 1)
+log1p = Pointwise("log1p", rules.of_math("log1p"), like(np.log1p), 1)
+expm1 = Pointwise("expm1", rules.of_math("expm1"), like(np.expm1), 1)
+sqrt = Pointwise("sqrt", rules.of_math("sqrt"), like(np.sqrt), 1)
+sin = Pointwise("sin", rules.of_math("sin"), like(np.sin), 1, width=1)
+cos = Pointwise("cos", rules.of_math("cos"), like(np.cos), 1, width=1)
+tan = Pointwise("tan", rules.of_math("tan"), like(np.tan), 1, width=1)
+tanh = Pointwise("tanh", rules.of_math("tanh"), like(np.tanh), 1)
+floor = Pointwise("floor", rules.rounding("floor"), like(np.floor), 1, later=("float64", "int64"))
+ceil = Pointwise("ceil", rules.rounding("ceil"), like(np.ceil), 1, later=("float64", "int64"))
+round = Pointwise("round", rules.rounding("rint"), floating, 1, later=("float64", "int64"))
+trunc = Pointwise("trunc", rules.rounding("trunc"), like(np.trunc), 1, later=("float64", "int64"))
+rsqrt = Pointwise("rsqrt", _rsqrt, like(np.sqrt), 1)
+sign = Pointwise("sign", _sign, floating, 1, later=("float64", "int64"))
+sigmoid = Pointwise("sigmoid", rules.sigmoid, like(np.exp), 1)
+erf = Pointwise("erf", rules.of_math("erf"), floating, 1)
+relu = Pointwise("relu", _relu, floating, 1, later=("float64", "int64"))
+
+# Functions with bounds ------------------------------------------------------------------------------------------------
+
+
+def _clamp(real: Any) -> Any:
+    larger, smaller = rules.larger(real), rules.smaller(real)
+
+    @device_function
+    def rule(x, low, high):
+        return smaller(larger(x, low), high)
+
+    return rule
+
+
+def _clamp_dtypes(*kinds: Any) -> tuple[np.dtype[Any], ...]:
+    result = np.result_type(*(_EXAMPLES.get(k, k) for k in kinds))
+    return (result,) * 4
+
+
+def _nan_to_num(real: Any) -> Any:
+    infinity = real(np.inf)
+
+    @device_function
+    def rule(x, nan, posinf, neginf):
+        if x != x:
+            return nan
+        if x == infinity:
+            return posinf
+        return neginf if x == -infinity else x
+
+    return rule
+
+
+_CLAMP = Pointwise("clamp", _clamp, _clamp_dtypes, 3, later=("float64", "int64"))
+_NAN_TO_NUM = Pointwise("nan_to_num", _nan_to_num, floating, 4)
+
+
+def clamp(x: DeviceArray, low: Any, high: Any) -> DeviceArray:
+    """min(max(x, low), high); a bound of None does not bound."""
+    if low is not None and high is not None:
+        return _CLAMP(x, low, high)
+    if low is not None:
+        return maximum(x, low)
+    return minimum(x, high) if high is not None else x
+
+
+def nan_to_num(x: DeviceArray, nan: float, posinf: float | None, neginf: float | None) -> DeviceArray:
+    """x with NaN and the infinities replaced; None means the largest (smallest) finite number of the dtype."""
+    if x.dtype.kind not in "fV":
+        return copy(x)
+    limits = np.finfo(loaded(x.dtype))
+    return _NAN_TO_NUM(x, nan, limits.max if posinf is None else posinf, limits.min if neginf is None else neginf)
+
+
+# Into existing arrays, and between dtypes -----------------------------------------------------------------------------
+
+_CAST = Pointwise(
+    "cast",
+    rules.same,
+    floating,
+    1,
+    dtypes=(),
+    later=(),
+)
+_FILL = Pointwise("fill", rules.same, floating, 1, later=())
+
+
+def cast(x: DeviceArray, dtype: Any) -> DeviceArray:
+    """A copy of ``x`` in another dtype."""
+    dtype = np.dtype(dtype)
+    if dtype == x.dtype:
+        return copy(x)
+    return _CAST(x, dtype=dtype)
+
+
+def fill(x: DeviceArray, value: Any) -> None:
+    """x[...] = value, a number. Raises OverflowError if an integer dtype cannot hold it."""
+    number = loaded(x.dtype)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+        value = number.type(bool(value) if x.dtype.kind == "b" else value)
+    if x.contiguous and not value.tobytes().strip(b"\0"):
+        memory.clear(x.pointer, x.nbytes)
+    else:
+        _FILL(value, out=x)
+
+
+def add_into(x: DeviceArray, y: Any) -> None:
+    """x += y."""
+    add(x, _apart(x, y), out=x)
+
+
+def assign(x: DeviceArray, y: Any) -> None:
+    """x[...] = y, broadcasting y."""
+    if isinstance(y, np.ndarray):
+        y = from_host(y, x.device)
+    if not isinstance(y, DeviceArray):
+        fill(x, y)
+    elif y.dtype == x.dtype:
+        if y.shape != x.shape and (y.ndim > x.ndim or np.broadcast_shapes(x.shape, y.shape) != x.shape):
+            raise ValueError(f"could not broadcast input array from shape {y.shape} into shape {x.shape}")
+        copy_into(x, expand(_apart(x, y), x.shape))
+    else:
+        _CAST(_apart(x, y), out=x)
+
+
+def _apart(x: DeviceArray, y: Any) -> Any:
+    """y, in other memory if writing x would change elements of it that are still to be read."""
+    if not isinstance(y, DeviceArray) or not may_share_memory(x, y):
+        return y
+    same = x.pointer == y.pointer and x.shape == y.shape and x.strides == y.strides
+    return y if same else copy(y)
