@@ -12,6 +12,7 @@ name and meaning in Python for the simulator (``ptx_twins.py``):
 * ``float_to_float16(x)``, ``float_to_bfloat16(x)``: float32 to uint16 bits, to nearest even; NaN stays NaN.
 * ``float_as_int(x)``, ``int_as_float(i)``: the bits of a float32 as int32, and back.
 * ``exp2_approx(x)``, ``tanh_approx(x)``: float32, one instruction of the special function unit (2 ulp; 2^-11 relative).
+* ``atomic_max(p, i, x)``, ``atomic_min``: on signed integers of global memory, where any order gives the same result.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from .language import SIMULATED
 
 if TYPE_CHECKING or SIMULATED:
     from .ptx_twins import (
+        atomic_max,
+        atomic_min,
         bfloat16_to_float,
         exp2_approx,
         float16_to_float,
@@ -45,6 +48,8 @@ if TYPE_CHECKING or SIMULATED:
     )
 else:
     from .ptx_intrinsics import (
+        atomic_max,
+        atomic_min,
         bfloat16_to_float,
         exp2_approx,
         float16_to_float,
@@ -68,6 +73,8 @@ else:
     )
 
 __all__ = [
+    "atomic_max",
+    "atomic_min",
     "bfloat16_to_float",
     "exp2_approx",
     "float16_to_float",

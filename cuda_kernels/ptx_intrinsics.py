@@ -168,6 +168,25 @@ def int_as_float(typing_context, i):
     return types.float32(i), generate
 
 
+def _atomic(operation: str) -> Any:
+    """An atomic read-modify-write of an element of signed integers in global memory."""
+
+    @intrinsic
+    def run(typing_context, p, i, x):
+        def generate(context, builder, signature, args):
+            element = _element_pointer(context, builder, p, args[0], i, args[1])
+            value = context.cast(builder, args[2], x, p.dtype)
+            return builder.atomic_rmw(operation, element, value, "monotonic")
+
+        return p.dtype(p, i, x), generate
+
+    return run
+
+
+atomic_max = _atomic("max")
+atomic_min = _atomic("min")
+
+
 def _instruction(text: str) -> Any:
     """A PTX instruction from float32 to float32."""
 

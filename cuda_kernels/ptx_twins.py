@@ -85,3 +85,17 @@ def exp2_approx(x: Any) -> np.float32:
 def tanh_approx(x: Any) -> np.float32:
     """tanh(x)."""
     return np.tanh(np.float32(x))
+
+
+def atomic_max(p: Any, i: Any, x: Any) -> Any:
+    """p[i] = max(p[i], x); what p[i] was."""
+    before = p[i]
+    p[i] = max(before, x)
+    return before
+
+
+def atomic_min(p: Any, i: Any, x: Any) -> Any:
+    """p[i] = min(p[i], x); what p[i] was."""
+    before = p[i]
+    p[i] = min(before, x)
+    return before
