@@ -1,8 +1,8 @@
 """NaN, infinities, zeros of both signs, tiny and huge numbers and ties: values and gradients are PyTorch's.
 
-The tables hold the functions of one and two numbers, reductions, running sums and normalisations. Gradients arrive as 1,
--2, 0, infinities and NaN. What PyTorch itself computes differently from case to case (docs/errors_and_limits.md lists it)
-is named in ``UNDECIDED``. Without PyTorch, ``BY_HAND`` remains, of the cases that a plain formula gets wrong.
+The tables hold the functions of one and two numbers, reductions, running sums and normalisations. Gradients arrive as
+1, -2, 0, infinities and NaN. What PyTorch itself computes differently from case to case, ``UNDECIDED``, is left out
+(docs/errors_and_limits.md lists it). Without PyTorch, ``BY_HAND`` remains: cases that a plain formula gets wrong.
 """
 
 from __future__ import annotations
