@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from ..creation import cat
 from ..device import CPU, Device
 from ..errors import located
 from ..nn import functional as F
+from ..recompute import checkpoint
 from ..tensor import Tensor
 from . import generation, pretrained
 from .hub_config import HubConfig
@@ -52,6 +54,7 @@ class CausalLM(nn.Module):
     """A model that predicts the next token. Families define ``forward`` and how they are stored."""
 
     config: Any
+    lm_head: nn.Linear | None  # None: the token embedding
 
     model_type: ClassVar[str]  # "model_type" in config.json
     hub_prefix: ClassVar[str]  # before the names of all tensors but the head's
@@ -83,6 +86,30 @@ class CausalLM(nn.Module):
             limit = self.config.block_size
             raise located(ValueError(f"{name}: {count} tokens, but block_size is {limit}; pass the last {limit}"))
         return start
+
+    def _init_weights(self, *into_stream: str) -> None:
+        """GPT-2's: matrices normal with standard deviation 0.02, divided by sqrt(2 n_layer) for those that write into
+        the residual stream, whose names end so; biases 0."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                scale = math.sqrt(2 * self.config.n_layer) if name.endswith(into_stream) else 1.0
+                nn.init.normal_(parameter, std=0.02 / scale)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def _through(self, blocks: nn.ModuleList, x: Tensor, caches: list[nn.KVCache] | None) -> Tensor:
+        """(B, T, C) through all blocks, which are recomputed in backward if the configuration says so."""
+        for i, block in enumerate(blocks):
+            if self.config.checkpoint_blocks and not caches:
+                x = checkpoint(block, x)
+            else:
+                x = block(x, caches[i] if caches else None)
+        return x
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, vocab_size), by the head or the token embedding."""
+        head = self.embedding if self.lm_head is None else self.lm_head
+        return F.linear(x, head.weight)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy (nats per token) of targets (B, T) given tokens (B, T)."""

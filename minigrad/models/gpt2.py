@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from typing import Any, ClassVar
 
 from .. import nn
 from ..creation import arange
 from ..errors import located
-from ..nn import functional as F
-from ..recompute import checkpoint
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .hub_config import HubConfig
@@ -93,12 +90,7 @@ class GPT2(CausalLM):
         )
         self.ln_f = nn.LayerNorm(config.n_embd, config.eps, bias=config.bias)
         self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                scale = math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 1.0
-                nn.init.normal_(parameter, std=0.02 / scale)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        self._init_weights("c_proj.weight")
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -114,13 +106,7 @@ class GPT2(CausalLM):
         start = self._start(tokens, caches)
         positions = arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C)
-        for i, block in enumerate(self.h):
-            if self.config.checkpoint_blocks and not caches:
-                x = checkpoint(block, x)
-            else:
-                x = block(x, caches[i] if caches else None)
-        head = self.wte if self.lm_head is None else self.lm_head
-        return F.linear(self.ln_f(x), head.weight)
+        return self._logits(self.ln_f(self._through(self.h, x, caches)))
 
     # ------------------------------------------------------------------ Hugging Face's format
 

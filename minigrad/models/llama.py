@@ -14,8 +14,6 @@ import numpy as np
 
 from .. import nn
 from ..errors import located
-from ..nn import functional as F
-from ..recompute import checkpoint
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .hub_config import HubConfig
@@ -175,12 +173,7 @@ class Llama(CausalLM):
         self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, config.eps)
         self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=0.02 / (math.sqrt(2 * config.n_layer) if into_stream else 1.0))
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        self._init_weights("o_proj.weight", "down_proj.weight")
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -194,14 +187,8 @@ class Llama(CausalLM):
         tokens.
         """
         self._start(tokens, caches)
-        x = self.embed_tokens(tokens)  # (B, T, C)
-        for i, block in enumerate(self.layers):
-            if self.config.checkpoint_blocks and not caches:
-                x = checkpoint(block, x)
-            else:
-                x = block(x, caches[i] if caches else None)
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(self.norm(x), head.weight)
+        x = self._through(self.layers, self.embed_tokens(tokens), caches)  # (B, T, C)
+        return self._logits(self.norm(x))
 
     # ------------------------------------------------------------------ Hugging Face's format
 
