@@ -22,16 +22,14 @@ from .rows import ceil_div, quotient
 
 
 @device_function
-def scaled(s: Any, m: Any, top: Any) -> Any:
-    """s e^(m - top); s where m = top, also of infinities."""
-    return s if m == top else s * math.exp(m - top)
-
-
-@device_function
 def add_exponentials(m: Any, s: Any, other_m: Any, other_s: Any) -> Any:
-    """(M, S) with S e^M = s e^m + s' e^m'."""
-    top = larger(m, other_m)
-    return top, scaled(s, m, top) + scaled(other_s, other_m, top)
+    """(M, S) with S e^M = s e^m + s' e^m'; m and m' may be infinite."""
+    e = math.exp(-math.fabs(m - other_m))
+    if m == other_m:
+        return m, s + other_s
+    if other_m > m:
+        return other_m, s * e + other_s
+    return larger(m, other_m), s + other_s * e
 
 
 @device_function

@@ -47,10 +47,15 @@ def row_max(x: Any, partial: Any) -> Any:
 
 @device_function
 def quotient(a: Any, b: Any) -> Any:
-    """a // b of non-negative integers, quick where both fit 32 bits."""
+    """a // b of non-negative integers: one instruction's work where both fit 32 bits, else bit by bit, without a call."""
     if (a | b) >> 32 == 0:
         return np.int64(np.uint32(a) // np.uint32(b))
-    return np.int64(a // b)
+    q = np.int64(0)
+    for k in range(62):
+        if a >> (61 - k) >= b:
+            a -= b << (61 - k)
+            q += np.int64(1) << (61 - k)
+    return q
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -4,8 +4,8 @@
     softmax:      dx = y (dy - sum(dy y))
     log_softmax:  dx = dy - exp(y) sum(dy)
 
-``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``columns``: along
-any other axis, or rows that are too long; maximum and sum in one pass (Milakov & Gimelshein, "Online normalizer
+``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``columns``:
+along any other axis, or rows that are too long; maximum and sum in one pass (Milakov & Gimelshein, "Online normalizer
 calculation for softmax", 2018), then a second one. ``ladder_softmax.py`` leads to ``rows`` in steps.
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
@@ -25,8 +25,6 @@ from .launch import Kernel, kernel
 from .pair_fold import add_exponentials
 from .rows import aligned, ceil_div, power_of_two, quotient, row_max, row_sum, row_threads, row_tile
 
-ACCESSES = 4  # 128-bit accesses of a thread, of which a row of rows has 1024 at most
-
 
 class Softmax(NamedTuple):
     """The kernels of forward or backward for one dtype: of short rows, of rows, of columns."""
@@ -34,6 +32,7 @@ class Softmax(NamedTuple):
     short: Kernel
     rows: Kernel
     columns: Kernel
+    accesses: int  # of a thread of ``rows``, 128 bits each
 
 
 def _forward_rows(real: Any, accesses: int) -> Kernel:
@@ -111,7 +110,7 @@ def _backward_rows(real: Any, accesses: int) -> Kernel:
 def _forward_columns(real: Any) -> Kernel:
     @kernel(
         *(f"{real.__name__}*",) * 2, "int64", "int64", "int64", "int32",
-        threads=THREADS, registers=48, name=f"forward_columns_{real.__name__}",
+        threads=THREADS, registers=64, name=f"forward_columns_{real.__name__}",
     )  # fmt: skip
     def forward_columns(x, y, outputs, C, inner, log):
         """Of x (outer, C, inner), outputs = outer inner; ``blockDim.y`` threads share a column."""
@@ -185,12 +184,12 @@ def _backward_columns(real: Any) -> Kernel:
 
 _REALS = (np.float32, np.float64)
 _FORWARD: dict[Any, Softmax] = {
-    np.dtype(real): Softmax(_forward_rows(real, 1), _forward_rows(real, ACCESSES), _forward_columns(real))
+    np.dtype(real): Softmax(_forward_rows(real, 1), _forward_rows(real, 4), _forward_columns(real), 4)
     for real in _REALS
 }
-_BACKWARD: dict[Any, Softmax] = {
-    np.dtype(real): Softmax(_backward_rows(real, 1), _backward_rows(real, ACCESSES), _backward_columns(real))
-    for real in _REALS
+_BACKWARD: dict[Any, Softmax] = {  # two rows in 64 registers
+    np.dtype(real): Softmax(_backward_rows(real, 1), _backward_rows(real, most), _backward_columns(real), most)
+    for real, most in zip(_REALS, (4, 2), strict=True)
 }
 
 
@@ -207,10 +206,9 @@ def _along(kernels: dict[Any, Softmax], inputs: tuple[DeviceArray, ...], axis: i
     N = out.size // (C * inner)
     chosen = kernels[dtype]
     width = 16 // dtype.itemsize
-    if inner == 1 and 8 < C <= 1024 * ACCESSES * width:
-        accesses = 1 if C <= 32 * width else ACCESSES
+    rows, accesses = (chosen.short, 1) if C <= 32 * width else (chosen.rows, chosen.accesses)
+    if inner == 1 and 8 < C <= rows.threads[0] * accesses * width:
         threads = row_threads(N, C, accesses * width)
-        rows = chosen.short if accesses == 1 else chosen.rows
         rows.launch(ceil_div(N, threads[1]), *arrays, N, C, aligned(width, C, *arrays), log, threads=threads)
         return out
     height = 1 if C <= 8 else min(THREADS // power_of_two(min(inner, 32)), power_of_two(ceil_div(C, 8)))
