@@ -1,0 +1,183 @@
+"""Matrix products: every kernel of the family, at sizes that its tiles do not divide, against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minigrad.cuda_kernels import array, matmul, product, simulator
+
+RNG = np.random.default_rng(0)
+TOLERANCE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-13}
+
+
+def draw(*shape, dtype="f4"):
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def stored(x, layout):
+    """x on the device: "k" with contiguous rows, "o" with contiguous columns, "-" with neither, "odd" at an odd place."""
+    if layout == "o":
+        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+    if layout == "-":
+        wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        wide[..., ::2] = x
+        return array.from_host(wide)[..., ::2]
+    if layout == "odd":
+        return array.from_host(np.concatenate([x[:, :1], x], 1))[:, 1:]
+    return array.from_host(x)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the kernels that ran; every product is too large for the small kernel."""
+    names = []
+    launch = product.Kernel.launch
+
+    def record(self, *args, **settings):
+        names.append(self.name.removeprefix("product."))
+        launch(self, *args, **settings)
+
+    monkeypatch.setattr(product.Kernel, "launch", record)
+    monkeypatch.setattr(matmul, "SMALL", 0)
+    return names
+
+
+def use_tiles(monkeypatch, T, splits=1):
+    monkeypatch.setattr(matmul, "plan", lambda *_: (T, splits))
+
+
+def check(y, a, b, bias=0):
+    expected = np.matmul(a.astype("f8"), b.astype("f8")) + bias
+    np.testing.assert_allclose(array.to_host(y), expected, rtol=TOLERANCE[y.dtype], atol=10 * TOLERANCE[y.dtype])
+
+
+@pytest.mark.parametrize(
+    ("layout_a", "layout_b", "seed"),
+    [("k", "o", None), ("k", "k", 1), ("o", "k", None), ("o", "o", None), ("odd", "k", 2), ("-", "o", None)],
+)
+def test_large_tiles_in_all_layouts(layout_a, layout_b, seed, launched, monkeypatch):
+    """The wide kernels read a and b along k or along rows and columns; what they cannot read the plain kernel does."""
+    use_tiles(monkeypatch, 8)
+    a, b, bias = draw(132, 12), draw(12, 76), draw(76)
+    simulator.order(seed)
+    try:
+        y = matmul.matmul(stored(a, layout_a), stored(b, layout_b), array.from_host(bias))
+    finally:
+        simulator.order(None)
+    check(y, a, b, bias)
+    kinds = {"odd": None, "-": "k"}.get(layout_a, layout_a), "ok"[layout_b == "o"]
+    assert launched[-1] == ("tiled_float32_128" if kinds[0] is None else f"tiled_float32_128_{''.join(kinds)}")
+
+
+@pytest.mark.parametrize(("dtype", "T"), [("f4", 8), ("f4", 4), ("f4", 2), ("f8", 4), ("f8", 2)])
+def test_tiles_of_odd_sizes_and_batches(dtype, T, launched, monkeypatch):
+    use_tiles(monkeypatch, T)
+    a, b = draw(16 * T + 3, 9, dtype=dtype), draw(9, 5, dtype=dtype)
+    check(matmul.matmul(stored(a, "o"), stored(b, "k")), a, b)
+    a, b = draw(2, 1, 5, 3, dtype=dtype), draw(2, 3, 16 * T + 1, dtype=dtype)
+    check(matmul.matmul(stored(a, "k"), stored(b, "o")), a, b)
+    assert {name.rpartition("_")[0] for name in launched if "tiled" in name} == {f"tiled_{a.dtype}"}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_divided_sums(dtype, launched, monkeypatch):
+    """The gradient of a weight: the sums are divided, with the same bits at each run."""
+    use_tiles(monkeypatch, 2, 3)
+    a, b, bias = draw(150, 6, dtype=dtype), draw(150, 5, dtype=dtype), draw(5, dtype=dtype)
+    device = stored(a, "k").T, stored(b, "k"), array.from_host(bias)
+    y = matmul.matmul(*device)
+    check(y, a.T, b, bias)
+    assert launched[-1] == f"sum_parts_{y.dtype}"
+    simulator.order(3)
+    try:
+        np.testing.assert_array_equal(array.to_host(matmul.matmul(*device)), array.to_host(y))
+    finally:
+        simulator.order(None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "K", "name"), [("f4", 136, "dot_float32_wide"), ("f4", 37, "dot_float32"), ("f8", 40, "dot_float64")]
+)
+def test_few_rows(dtype, K, name, launched):
+    """Decoding: a row or two times the rows of a weight."""
+    for M, N in ((1, 5), (2, 3), (5, 1)):
+        a, b, bias = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype), draw(N, dtype=dtype)
+        check(matmul.matmul(stored(a, "k"), stored(b, "o"), array.from_host(bias)), a, b, bias)
+        assert launched[-1] == name
+
+
+def gelu(x):
+    return x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "T", "splits"),
+    [((4, 3, 5), None, 1), ((2, 40, 3), None, 1), ((9, 8, 33), 8, 1), ((9, 7, 33), 8, 1), ((9, 130, 5), 2, 2)],
+)
+def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
+    """matmul_gelu is the product, its bias and GELU; add_matmul adds; in each kernel."""
+    if T is None:
+        monkeypatch.setattr(matmul, "SMALL", 1000 if sizes[0] == 4 else 0)
+    else:
+        use_tiles(monkeypatch, T, splits)
+    M, K, N = sizes
+    a, b, bias, start = draw(M, K) / 4, draw(K, N), draw(N), draw(M, N)
+    device = stored(a, "k"), stored(b, "o")
+    y, before = matmul.matmul_gelu(*device, array.from_host(bias))
+    check(before, a, b, bias)
+    np.testing.assert_allclose(array.to_host(y), gelu(a @ b + bias), rtol=1e-5, atol=1e-5)
+    assert ("tiled_float32_128_kk_gelu" in launched) == (sizes == (9, 8, 33))
+    total = array.from_host(start)
+    matmul.add_matmul(total, *device)
+    check(total, a, b, start)
+
+
+def test_epilogues_refuse_what_they_cannot_do():
+    a = array.from_host(draw(3, 3))
+    with pytest.raises(ValueError, match=r"add_matmul .* expected a C-contiguous array \(3, 3\), all float32"):
+        matmul.add_matmul(array.from_host(draw(3, 2)), a, a)
+    with pytest.raises(ValueError, match="add_matmul"):
+        matmul.add_matmul(array.from_host(draw(3, 3)).T, a, a)
+    integers = array.from_host(np.ones((3, 3), np.int64))
+    with pytest.raises(TypeError, match="matmul_gelu of int64"):
+        matmul.matmul_gelu(integers, integers)
+    with pytest.raises(TypeError, match="no kernel for float16"):
+        matmul.matmul(*[array.from_host(np.ones((2, 2), np.float16))] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i4", "u1", "?"])
+def test_integers_wrap_as_numpys(dtype):
+    a, b = (RNG.integers(0, 200, shape).astype(dtype) for shape in ((2, 1, 3, 4), (3, 4, 2)))
+    y = array.to_host(matmul.matmul(array.from_host(a), array.from_host(b)))
+    np.testing.assert_array_equal(y, np.matmul(a, b))
+    assert y.dtype == np.matmul(a, b).dtype
+
+
+def test_leading_dimensions_in_any_order():
+    """Three that do not merge; and more elements than a launch takes, which are cut."""
+    a, b = draw(2, 3, 2, 2, 4), draw(3, 1, 2, 4, 3)
+    left = array.from_host(np.ascontiguousarray(a.transpose(2, 1, 0, 3, 4))).transpose(2, 1, 0, 3, 4)
+    right = array.from_host(b.swapaxes(0, 2)).swapaxes(0, 2).reshape(3, 1, 2, 4, 3)
+    check(matmul.matmul(left, right), a, b)
+
+
+def test_more_elements_than_a_launch_takes(monkeypatch):
+    monkeypatch.setattr(matmul, "MOST_ELEMENTS", 20)
+    for sa, sb in (((3, 2, 5), (5, 4)), ((7, 3), (3, 9)), ((3, 2, 3), (3, 3, 4))):
+        a, b = draw(*sa), draw(*sb)
+        check(matmul.matmul(array.from_host(a), array.from_host(b)), a, b)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((65536, 3072, 768, 1), (8, 1)),
+        ((768, 768, 65536, 1), (8, 7)),
+        ((128, 128, 128, 1), (2, 1)),
+        ((16, 16, 100_000, 1), (2, 264)),
+        ((64, 64, 64, 96), (4, 1)),
+    ],
+)
+def test_plans_fill_a_gpu(sizes, expected):
+    assert matmul.plan(*sizes, np.dtype(np.float32)) == expected
