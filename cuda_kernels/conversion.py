@@ -33,7 +33,8 @@ def loaded(dtype: np.dtype[Any]) -> np.dtype[Any]:
 @functools.cache
 def load_as(stored: np.dtype[Any], computed: np.dtype[Any]) -> Convert:
     """A device function from an element of ``stored`` as it lies in memory to a number of ``computed``."""
-    change = _number(loaded(stored), loaded(computed))
+    truth = computed.kind == "b" and stored.kind != "b"
+    change = _truth if truth else _number(loaded(stored), loaded(computed))
     if stored == FLOAT16:
         return _then(ptx.float16_to_float, change)
     if stored == BFLOAT16:

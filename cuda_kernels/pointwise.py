@@ -95,7 +95,7 @@ class Pointwise:
         if found is None:
             *computed, result = self.resolve(*kinds)
             result = result if out is None else out
-            computed = [conversion.loaded(c) for c in computed]
+            computed = [c if c.kind == "b" else conversion.loaded(c) for c in computed]
             stored = tuple(c if isinstance(k, type) else k for k, c in zip(kinds, computed, strict=True))
             full = (stored, tuple(computed), result)
             found = self._variants.get(full) or Variant(self, *full)
@@ -144,7 +144,7 @@ class Variant:
             "__name__": operation.family["__name__"],
             "cuda": cuda,
             "np": np,
-            "rule": operation.rule(computed[-1].type),
+            "rule": operation.rule(conversion.loaded(computed[-1]).type),
             "store": conversion.store_as(computed[-1], result),
             "write": pointwise_source.writer(result.itemsize),
             "one": np.uint8(1),
@@ -254,6 +254,8 @@ def as_number(x: Any, computed: np.dtype[Any]) -> int | float:
     if computed.kind == "f":
         with np.errstate(all="ignore"):
             return float(computed.type(x))
+    if computed.kind == "b":
+        return int(bool(x))
     info = np.iinfo(computed)
     if not info.min <= x <= info.max:
         raise OverflowError(f"Python integer {x} out of bounds for {computed}")

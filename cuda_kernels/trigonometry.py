@@ -1,0 +1,30 @@
+"""Inverse trigonometric and hyperbolic functions from scalar rules. Outside of their domains they give NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .language import device_function, math
+from .pointwise import Pointwise, like
+from .rules import of_math
+
+
+def _atan2(real: Any) -> Any:
+    @device_function
+    def rule(x, y):
+        return math.atan2(x, y)
+
+    return rule
+
+
+sinh = Pointwise("sinh", of_math("sinh"), like(np.sinh), 1)
+cosh = Pointwise("cosh", of_math("cosh"), like(np.cosh), 1)
+asin = Pointwise("asin", of_math("asin"), like(np.arcsin), 1)
+acos = Pointwise("acos", of_math("acos"), like(np.arccos), 1)
+atan = Pointwise("atan", of_math("atan"), like(np.arctan), 1)
+atan2 = Pointwise("atan2", _atan2, like(np.arctan2), 2)
+asinh = Pointwise("asinh", of_math("asinh"), like(np.arcsinh), 1)
+acosh = Pointwise("acosh", of_math("acosh"), like(np.arccosh), 1)
+atanh = Pointwise("atanh", of_math("atanh"), like(np.arctanh), 1)
