@@ -34,7 +34,8 @@ class BucketedTrainer(DistributedTrainer):
         last = self._accumulator.current_step + 1 >= self.config.grad_accum_steps and not self._holding
         if self._communicator.world_size == 1 or not last:
             return self.step(params, self._backward(loss), loss.item(), weight)
-        named = self._agree(params)
+        named = self._agree(params, weight)
+        weight /= self._weight_unit
         buckets = self._bucket_manager(named)
         with self._dropping_on_error(buckets):
             self._backward(loss, _Filler(buckets, self._accumulator, weight))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.dtypes import float16
 from minigrad.grad_store import GradStore
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
@@ -33,6 +34,7 @@ from .grad_sync import (
     compare_replicas,
     digest_of,
     exchange_window,
+    mean_over_ranks,
 )
 from .params import Named, Params, named_params
 from .simple_trainer import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics, check_kind
@@ -79,6 +81,7 @@ class DistributedTrainer(SimpleTrainer):
         self._agreed: tuple[list[tuple[str, int, bool]], Named] | None = None
         self._buckets: GradientBucketManager | None = None
         self._holding = False
+        self._weight_unit = 1.0  # of weights, where gradients are float16: what they are multiplied by stays near 1
 
     @property
     def communicator(self) -> Communicator:
@@ -114,10 +117,11 @@ class DistributedTrainer(SimpleTrainer):
         """Take in one micro-batch of this rank: None while the window is not full, else one optimizer step's metrics.
 
         ``weight`` is the number of samples (or tokens) that the loss is a mean of; only ratios matter, so leave it out
-        where all micro-batches are equally large. Gradients are multiplied by it before they are added up: with
-        float16 parameters keep it near 1 (divide it by the mean number), or that overflows or underflows. A rank that
-        has no samples left passes an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss is the mean over
-        the samples of all ranks.
+        where all micro-batches are equally large. Gradients are multiplied by it before they are added up; where some
+        are float16, by its ratio to the mean weight of the step before (or of all ranks' first micro-batches), which
+        overflows only if weights grow by orders of magnitude from one step to the next. A rank that has no samples left
+        passes an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss is the mean over the samples of all
+        ranks.
 
         Beside SimpleTrainer's errors, raises those of communication. A loss or gradient that is not finite on one rank
         raises on all of them, at the end of the window; no weight is changed and the window is dropped.
@@ -125,8 +129,8 @@ class DistributedTrainer(SimpleTrainer):
         check_weight(weight)  # before anything is sent
         if self._communicator.world_size == 1 and weight:
             self._check_loss(float(loss_value))
-        named = self._agree(params)
-        return self._step(named, grads, float(loss_value), weight, self._holding)
+        named = self._agree(params, weight)
+        return self._step(named, grads, float(loss_value), weight / self._weight_unit, self._holding)
 
     def flush(self, params: Params) -> TrainingMetrics | None:
         """Make a step of the ranks' unfinished windows; None if no rank has one. A collective of all ranks."""
@@ -181,6 +185,8 @@ class DistributedTrainer(SimpleTrainer):
                 return None
             self._check_windows(windows)
             total = sum(window.weight for window in windows)
+            if _has_float16(named):
+                self._weight_unit *= _power_of_two(total / sum(window.count for window in windows))
             mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
             absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
             parts = _reduced(buckets, absent, self._communicator.world_size / total)
@@ -235,11 +241,14 @@ class DistributedTrainer(SimpleTrainer):
     def _new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:
         return GradientBucketManager(trained, self._communicator, self._bucket_size_bytes, self._hook)
 
-    def _agree(self, params: Params) -> Named:
+    def _agree(self, params: Params, weight: float = 0.0) -> Named:
         """The parameters in the ranks' common order. When they are new, the ranks compare them, their values, and the
-        trainers' settings."""
+        trainers' settings. ``weight`` is that of the micro-batch which follows: the first one decides the unit."""
         if self._communicator.world_size == 1:
-            return self._named(params)
+            named = self._named(params)
+            if weight and not self._accumulator.weight and _has_float16(named):
+                self._weight_unit = _power_of_two(weight)
+            return named
         self._communicator.step = self._global_step + 1
         named = named_params(params)
         key = sorted((name, p._id, p.requires_grad) for name, p in named)
@@ -247,6 +256,9 @@ class DistributedTrainer(SimpleTrainer):
             agree_on_settings(self._communicator, self._settings())
             agreed = agree_on_params(self._communicator, named)
             compare_replicas(self._communicator, agreed)
+            first = self._agreed is None and not self._global_step and not self._accumulator.current_step
+            if first and _has_float16(agreed):
+                self._weight_unit = _power_of_two(mean_over_ranks(self._communicator, {"weight": weight})["weight"])
             self._agreed, self._buckets = (key, agreed), None
         return self._named(self._agreed[1])
 
@@ -262,6 +274,7 @@ class DistributedTrainer(SimpleTrainer):
             "bucket_size_bytes": self._bucket_size_bytes,
             "the hook": getattr(self._hook, "__name__", type(self._hook).__name__),
             "the global step": self._global_step,
+            "the unit of weights": self._weight_unit,
         }
 
     # ------------------------------------------------------------------ saving and resuming
@@ -276,16 +289,28 @@ class DistributedTrainer(SimpleTrainer):
                 f"the window has {self._accumulator.current_step} of {self.config.grad_accum_steps} micro-batches, and "
                 "each rank has its own; save after a step that returned metrics, or call flush first"
             )
-        return super().state_dict(params)
+        arrays, meta = super().state_dict(params)
+        if self._weight_unit != 1.0:
+            meta["window"]["unit"] = self._weight_unit
+        return arrays, meta
 
     def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """As SimpleTrainer's. At the next step the ranks compare again what they have."""
         super().load_state_dict(params, arrays, meta)
-        self._agreed = None
+        self._agreed, self._weight_unit = None, float(meta["window"].get("unit", 1.0))
 
 
 def _trained(named: Named) -> list[Tensor]:
     return [p for _, p in named if p.requires_grad]
+
+
+def _has_float16(named: Named) -> bool:
+    return any(p.dtype == float16 for p in _trained(named))
+
+
+def _power_of_two(x: float) -> float:
+    """The largest one that is not above ``x``, by which dividing rounds nothing; 1 for 0."""
+    return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
 
 
 def _reduced(buckets: GradientBucketManager, absent: list[Tensor], factor: float) -> Iterator[GradStore]:

@@ -180,6 +180,34 @@ def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
     assert distance(records, exact) <= 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
 
 
+@pytest.mark.parametrize("kind", ["distributed", "bucketed"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kind, world):
+    rng = np.random.default_rng(5)
+    slopes = rng.uniform(20, 60, (3, 3, 2, 4)).astype(np.float16)  # step, rank, micro-batch; times 4096 they overflow
+    counts = rng.integers(4096, 30000, (3, 3, 2))
+    counts[0, 0, 0] = 0  # a micro-batch of padding alone
+
+    def body(comm: ThreadCommunicator) -> list[np.ndarray]:
+        p = nn.Parameter(Tensor(np.zeros(4, np.float16)))
+        named = [("p", p)]
+        trainer = make_trainer(kind, comm, accum=2, optimizer=SGD(named, lr=1.0))
+        found = []
+        for step in range(3):
+            before = p.data.astype(np.float64)
+            for c, count in zip(slopes[step, comm.rank], counts[step, comm.rank]):
+                metrics = feed(trainer, nn.Module(), (p * Tensor(c)).sum(), float(count), named)
+            assert metrics is not None
+            found.append(before - p.data)
+        return found
+
+    for found in run_threads(world, body, timeout=30):
+        for step, moved in enumerate(found):
+            w = counts[step, :world].reshape(-1, 1)
+            mean = (w * slopes[step, :world].reshape(-1, 4).astype(np.float64)).sum(0) / w.sum()
+            assert np.abs(moved - mean).max() < 0.25  # 3 ulp of the parameters, which go to 128
+
+
 @ALL_KINDS
 def test_parameters_may_be_frozen_and_join_between_steps(kind):
     def body(comm: ThreadCommunicator) -> list[Record]:
