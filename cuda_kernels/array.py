@@ -126,6 +126,10 @@ class DeviceArray:
             raise TypeError("len() of a 0-d array")
         return self.shape[0]
 
+    def __int__(self) -> int:
+        """The number of an array of one element, copied from the device."""
+        return int(to_host(self).item())
+
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device=cuda:{self.device})"
 
