@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from language_models import assert_causal, assert_learns_by_heart, randomised, tokens
 
 import minigrad as mg
-from minigrad import Generator, Tensor, nn
+from minigrad import nn
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling
 from minigrad.models.generation import stream
-from minigrad.optim import AdamW
 
 SCALING = RopeScaling("llama3", 4.0, 1.0, 2.0, 8)
 SMALL = LlamaConfig(
@@ -22,22 +22,9 @@ SMALL = LlamaConfig(
 )  # fmt: skip
 
 
-def randomised(model: Any) -> Any:
-    """float64, with large random weights, so that its choices are not all alike."""
-    model.to(mg.float64).eval()
-    rng = np.random.default_rng(0)
-    model.load_state_dict({n: rng.standard_normal(t.shape) * 0.5 for n, t in model.state_dict().items()})
-    return model
-
-
 @pytest.fixture(scope="module")
 def model() -> Llama:
-    found: Llama = randomised(Llama(SMALL))
-    return found
-
-
-def tokens(B: int, T: int, seed: int = 0) -> Tensor:
-    return mg.randint(0, 19, (B, T), generator=Generator(seed))
+    return randomised(Llama(SMALL))
 
 
 # ---------------------------------------------------------------------- size and start
@@ -185,12 +172,7 @@ def test_the_head_is_the_embedding_if_tied() -> None:
 
 
 def test_causality(model: Llama) -> None:
-    ids = tokens(2, 10)
-    changed = ids.clone()
-    changed[:, 5:] = (ids[:, 5:] + 1) % 19
-    a, b = model(ids).detach().numpy(), model(changed).detach().numpy()
-    np.testing.assert_array_equal(a[:, :5], b[:, :5])
-    assert (a[:, 5:] != b[:, 5:]).any(-1).all()
+    assert_causal(model, 10)
 
 
 @pytest.mark.parametrize("prompt", [1, 4, 10])
@@ -290,11 +272,4 @@ def test_it_learns_a_batch_by_heart() -> None:
     ids = tokens(4, 9)
     # Beginnings differ, and none repeats its first token: with relative positions, one token twice looks as once.
     ids[:, 0], ids[:, 1] = mg.arange(4), mg.arange(4) + 4
-    optimizer = AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(80):
-        loss = model.loss(ids[:, :-1], ids[:, 1:])
-        optimizer.step(loss.backward())
-        losses.append(loss.item())
-    assert losses[0] > 2.5 and losses[-1] < 0.02
-    assert model.generate(ids[:, :1], 8, temperature=0.0).tolist() == ids.tolist()
+    assert_learns_by_heart(model, ids)
