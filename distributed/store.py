@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from .comm_errors import RendezvousError
 from .deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
+from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
 
 MAX_VALUE = 4096  # bytes that a rank may contribute
 MAX_WORLD = 2**16
@@ -35,10 +36,8 @@ MIN_SECRET = 16  # bytes; a recorded handshake allows guessing at leisure
 
 _MAGIC = b"minigrad store 1"
 _NONCE = 32
-_MAC = hashlib.sha256().digest_size
 _WHO = struct.Struct(">II")  # rank, world_size
-_PROOF = _NONCE + _WHO.size + _MAC
-_LENGTH = struct.Struct(">I")
+_PROOF = _NONCE + _WHO.size + MAC
 _TEXT = 2048  # bytes of a message to people
 _NAMED = 128  # missing ranks that it names
 _PENDING = 128  # connections that have not proved themselves; one more and the oldest is closed
@@ -78,7 +77,7 @@ class Store:
         if not (isinstance(port, int) and 0 < port < 2**16):
             raise self._error(f"the port is {port!r}, expected an integer from 1 to 65535")
         self._place = f"{address}:{port}"
-        self._channels: dict[int, _Channel] = {}
+        self._channels: dict[int, Channel] = {}
         self._refused: list[str] = []
         self._missing: list[int] = []  # as rank 0 last told
         try:
@@ -189,7 +188,7 @@ class Store:
             guest = _Guest(connection, str(address[0]))
             pending[connection] = guest
             selector.register(connection, selectors.EVENT_READ, guest)
-            if not _sent_whole(connection, _MAGIC + guest.nonce):
+            if not sent_whole(connection, _MAGIC + guest.nonce):
                 _dismiss(guest, pending, selector)
 
     def _hear(self, guest: _Guest, pending: dict[socket.socket, _Guest], selector: Any) -> None:
@@ -205,9 +204,9 @@ class Store:
             return
         channel = None
         if len(guest.heard) == _PROOF:
-            client, who, proof = _parts(bytes(guest.heard), _NONCE, _WHO.size, _MAC)
-            if hmac.compare_digest(proof, _mac(self._key, b"proof", guest.nonce, client, who)):
-                channel = _Channel(guest.socket, _mac(self._key, b"session", guest.nonce, client, who), first=True)
+            client, who, proof = parts(bytes(guest.heard), _NONCE, _WHO.size, MAC)
+            if hmac.compare_digest(proof, mac(self._key, b"proof", guest.nonce, client, who)):
+                channel = Channel(guest.socket, mac(self._key, b"session", guest.nonce, client, who), first=True)
                 rank, world_size = _WHO.unpack(who)
         if channel is None:
             _dismiss(guest, pending, selector)
@@ -246,7 +245,7 @@ class Store:
                 if kind != _VALUE:
                     self._give_up([rank], "sent something else than its value")
         gathered = [values[rank] for rank in range(self._world_size)]
-        message = _RESULT + b"".join(_LENGTH.pack(len(v)) + v for v in gathered)
+        message = _RESULT + b"".join(LENGTH.pack(len(v)) + v for v in gathered)
         for rank, channel in self._channels.items():
             try:
                 channel.send(message, self._deadline)
@@ -305,13 +304,13 @@ class Store:
         raise self._error(f"rank 0 was not found at {self._place} within {self._timeout:g} s: {problem}", [0])
 
     def _introduce(self, connection: socket.socket) -> None:
-        greeting = _receive(connection, len(_MAGIC) + _NONCE, self._deadline)
-        magic, nonce = _parts(greeting, len(_MAGIC), _NONCE)
+        greeting = receive(connection, len(_MAGIC) + _NONCE, self._deadline)
+        magic, nonce = parts(greeting, len(_MAGIC), _NONCE)
         if magic != _MAGIC:
             raise self._error(f"what listens at {self._place} is not rank 0 of minigrad; choose another port", [0])
         client, who = os.urandom(_NONCE), _WHO.pack(self._rank, self._world_size)
-        connection.sendall(client + who + _mac(self._key, b"proof", nonce, client, who))
-        channel = _Channel(connection, _mac(self._key, b"session", nonce, client, who), first=False)
+        connection.sendall(client + who + mac(self._key, b"proof", nonce, client, who))
+        channel = Channel(connection, mac(self._key, b"session", nonce, client, who), first=False)
         self._channels[0] = channel
         kind = self._next(channel, _TEXT + 1)[0]
         self._deadline += _PATIENCE
@@ -322,21 +321,21 @@ class Store:
         channel = self._channels[0]
         try:
             channel.send(_VALUE + value, self._deadline)
-            kind, body = self._next(channel, 1 + self._world_size * (_LENGTH.size + MAX_VALUE))
+            kind, body = self._next(channel, 1 + self._world_size * (LENGTH.size + MAX_VALUE))
         except TimeoutError as error:
             raise self._error(f"not all ranks had answered within {self._timeout:g} s") from error
         except OSError as error:
             raise RendezvousError(f"rank 0 left the rendezvous ({error})", rank=self._rank, ranks=[0]) from error
         gathered = []
         while body:
-            size = _LENGTH.unpack_from(body)[0]
-            gathered.append(body[_LENGTH.size : _LENGTH.size + size])
-            body = body[_LENGTH.size + size :]
+            size = LENGTH.unpack_from(body)[0]
+            gathered.append(body[LENGTH.size : LENGTH.size + size])
+            body = body[LENGTH.size + size :]
         if kind != _RESULT or len(gathered) != self._world_size:
             raise self._error("rank 0 answered with something else than the values of all ranks", [0])
         return gathered
 
-    def _next(self, channel: _Channel, limit: int) -> tuple[bytes, bytes]:
+    def _next(self, channel: Channel, limit: int) -> tuple[bytes, bytes]:
         """The next message, errors raised and reports kept."""
         kind, body = channel.receive(limit, self._deadline)
         if kind == _ERROR:
@@ -380,85 +379,11 @@ class _Guest:
         self.nonce, self.heard, self.born = os.urandom(_NONCE), bytearray(), time.monotonic()
 
 
-class _Channel:
-    """Messages on a connection whose two ends share ``key``: length, code, kind and body.
-
-    The code covers the direction and the message's number, so nothing can be repeated, reordered or turned round.
-    """
-
-    __slots__ = ("_incoming", "_key", "_outgoing", "_received", "_sent", "socket")
-
-    def __init__(self, connection: socket.socket, key: bytes, first: bool) -> None:
-        self.socket, self._key = connection, key
-        self._outgoing, self._incoming = (b"down", b"up") if first else (b"up", b"down")
-        self._sent = self._received = 0
-
-    def _frame(self, message: bytes) -> bytes:
-        self._sent += 1
-        code = _mac(self._key, self._outgoing, _LENGTH.pack(self._sent), message)
-        return _LENGTH.pack(len(message)) + code + message
-
-    def offer(self, message: bytes) -> bool:
-        """Send a short message without waiting; False if that is not possible."""
-        return _sent_whole(self.socket, self._frame(message))
-
-    def send(self, message: bytes, deadline: float) -> None:
-        """Send a message of any length. Raises OSError."""
-        self.socket.settimeout(remaining(deadline) or 0.001)
-        self.socket.sendall(self._frame(message))
-
-    def receive(self, limit: int, deadline: float) -> tuple[bytes, bytes]:
-        """The next message, as (kind, body). Raises OSError, also for a message that is too long or not authentic."""
-        size, code = _parts(_receive(self.socket, _LENGTH.size + _MAC, deadline), _LENGTH.size, _MAC)
-        length = _LENGTH.unpack(size)[0]
-        if not 0 < length <= limit:
-            raise ConnectionAbortedError(f"a message of {length} bytes was announced, at most {limit} are expected")
-        message = _receive(self.socket, length, deadline)
-        self._received += 1
-        if not hmac.compare_digest(code, _mac(self._key, self._incoming, _LENGTH.pack(self._received), message)):
-            raise ConnectionAbortedError("a message is not authentic")
-        return message[:1], message[1:]
-
-
-def _mac(key: bytes, *parts: bytes) -> bytes:
-    return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
-
-
-def _parts(data: bytes, *sizes: int) -> list[bytes]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(data[start : start + size])
-        start += size
-    return parts
-
-
-def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        left = remaining(deadline)
-        if not left:
-            raise TimeoutError("the time is up")
-        connection.settimeout(left)
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionResetError("the connection was closed")
-        data += part
-    return bytes(data)
-
-
 def _readable(sockets: Iterable[socket.socket], timeout: float) -> list[socket.socket]:
     with selectors.DefaultSelector() as selector:
         for connection in sockets:
             selector.register(connection, selectors.EVENT_READ)
         return [key.fileobj for key, _ in selector.select(timeout) if isinstance(key.fileobj, socket.socket)]
-
-
-def _sent_whole(connection: socket.socket, data: bytes) -> bool:
-    connection.setblocking(False)
-    try:
-        return connection.send(data) == len(data)
-    except OSError:
-        return False
 
 
 def _dismiss(guest: _Guest, pending: dict[socket.socket, _Guest], selector: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from minigrad.distributed import RendezvousError, Store, store
+from minigrad.distributed.store_channel import Channel
 
 SECRET = "a secret of more than sixteen bytes"
 LOCAL = "127.0.0.1"
@@ -305,7 +306,7 @@ def test_who_does_not_know_the_secret_cannot_play_rank_0():
                 nonce = os.urandom(store._NONCE)
                 connection.sendall(store._MAGIC + nonce)
                 read(connection, store._PROOF)
-                channel = store._Channel(connection, bytes(32), first=True)
+                channel = Channel(connection, bytes(32), first=True)
                 channel.send(b"J", time.monotonic() + 5)
                 channel.send(b"R" + struct.pack(">I", 3) + b"bad" + struct.pack(">I", 0), time.monotonic() + 5)
 
@@ -371,7 +372,7 @@ def test_messages_cannot_be_changed_repeated_or_lengthened():
     deadline = time.monotonic() + 5
     with a, b:
         key = os.urandom(32)
-        sender, frame = store._Channel(a, key, first=True), b""
+        sender, frame = Channel(a, key, first=True), b""
         frame = sender._frame(b"Vhello")
         for bad, words in (
             (frame[:-1] + b"?", "not authentic"),
@@ -380,18 +381,18 @@ def test_messages_cannot_be_changed_repeated_or_lengthened():
         ):
             a.sendall(bad)
             with pytest.raises(ConnectionAbortedError, match=words):
-                store._Channel(b, key, first=False).receive(100, deadline)
+                Channel(b, key, first=False).receive(100, deadline)
             b.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 b.recv(1000)
-        receiver = store._Channel(b, key, first=False)
+        receiver = Channel(b, key, first=False)
         a.sendall(frame + frame)
         assert receiver.receive(100, deadline) == (b"V", b"hello")
         with pytest.raises(ConnectionAbortedError, match="not authentic"):
             receiver.receive(100, deadline)
         a.sendall(frame)
         with pytest.raises(ConnectionAbortedError, match="not authentic"):  # turned round
-            store._Channel(b, key, first=True).receive(100, deadline)
+            Channel(b, key, first=True).receive(100, deadline)
 
 
 # ---------------------------------------------------------------------- secrets and arguments
