@@ -16,9 +16,9 @@ import numpy as np
 from .array import DeviceArray, empty
 from .language import cuda
 from .launch import Kernel, kernel
+from .strided_copy import THREADS, threads
 
 TILE = 1024
-THREADS = 256
 
 
 def _key(kind: str, bits: int) -> Kernel:
@@ -141,7 +141,7 @@ def sort_rows(x: DeviceArray, descending: bool = False) -> tuple[DeviceArray, De
     word = np.dtype(np.uint32 if x.itemsize < 8 else np.uint64)
     keys, order = empty(x.shape, word, x.device), empty(x.shape, np.int64, x.device)
     inverted = int(np.iinfo(word).max) if descending else 0
-    _KEY[x.dtype].launch(-(-x.size // THREADS), x, keys, x.size, inverted, threads=_threads(x.size))
+    _KEY[x.dtype].launch(-(-x.size // THREADS), x, keys, x.size, inverted, threads=threads(x.size))
     if not x.size:
         return keys, order
     tile = min(TILE, 1 << max((n - 1).bit_length(), 1))
@@ -160,7 +160,3 @@ def sort_rows(x: DeviceArray, descending: bool = False) -> tuple[DeviceArray, De
         keys, order = merged_keys, merged_order
         run *= 2
     return keys, order
-
-
-def _threads(n: int) -> int:
-    return max(min(THREADS, -(-n // 32) * 32), 32)

@@ -33,6 +33,11 @@ MOST_BLOCKS = 65535  # of a grid's second and third size
 WIDTHS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
+def threads(n: int) -> int:
+    """A block's threads for n elements: whole warps, fewer than ``THREADS`` where there is little to do."""
+    return max(min(THREADS, -(-n // 32) * 32), 32)
+
+
 def _strided(bits: int, vector: bool) -> Kernel:
     """The copy of words of ``bits``; with ``vector`` each of them is two, and strides still count single ones."""
     word = f"bits{bits}*"
@@ -197,5 +202,5 @@ def _launch(y: DeviceArray, x: DeviceArray, to: int, source: int, width: int, di
         *(d.n for d in dimensions[1:]),
         *(d.sy // dtype.itemsize for d in dimensions),
         *(d.sx // dtype.itemsize for d in dimensions),
-        threads=min(THREADS, -(-words // 32) * 32),
+        threads=threads(words),
     )

@@ -1,0 +1,249 @@
+"""Reading and adding at positions, sorting: ``minigrad.cpu_kernels.indexing`` on the device.
+
+An index is anything NumPy accepts (``index_arrays.py``). Every function reduces it to places along one dimension of a
+contiguous array (``places.py``); an array that is written and not contiguous is copied and copied back.
+``gather`` and the scatters turn (coordinates, index) into places in the flattened array; indices must be in range.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import places as at
+from .array import DeviceArray, contiguous, contiguous_strides, copy, empty, from_host, zeros
+from .index_arrays import as_indices, is_basic, select
+from .language import cuda
+from .launch import Kernel, kernel
+from .movement import expand
+from .rows import ceil_div
+from .sorting import sort_rows
+from .strided_copy import MOST_WORDS, RANK, THREADS, Dimension, collapse, copy_into, threads
+
+REDUCTIONS = ("prod", "amax", "amin")
+
+
+# x[where] -------------------------------------------------------------------------------------------------------------
+
+
+def index(x: DeviceArray, where: Any) -> DeviceArray:
+    """x[where]: a view for basic indices, a copy if arrays are among them."""
+    if is_basic(where):
+        return x[where]
+    chosen = select(x, where)
+    cube = _cube(contiguous(chosen.view), chosen.first, chosen.last)
+    return at.take(cube, chosen.places).reshape(chosen.shape)
+
+
+def add_at(x: DeviceArray, where: Any, y: Any, distinct: bool) -> None:
+    """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
+    if is_basic(where):
+        target = x[where]
+        _elementwise().add_into(target, _values(y, target.shape, x))
+        return
+    chosen = select(x, where)
+    values = contiguous(_values(y, chosen.shape, x))
+
+    def add(cube: DeviceArray) -> None:
+        rows = values.reshape(cube.shape[0], chosen.places.size, cube.shape[2])
+        if distinct:
+            at.put(cube, chosen.places, _elementwise().add(at.take(cube, chosen.places), rows), distinct=True)
+        else:
+            at.reduce_at(cube, chosen.places, rows, "sum")
+
+    _change(chosen.view, chosen.first, chosen.last, add)
+
+
+def assign_at(x: DeviceArray, where: Any, y: Any) -> None:
+    """x[where] = y; of repeated positions the last one wins."""
+    if is_basic(where):
+        target = x[where]
+        if isinstance(y, DeviceArray | np.ndarray):
+            copy_into(target, _values(y, target.shape, x))
+        else:
+            _elementwise().fill(target, y)
+        return
+    if _covers(where, x) and not isinstance(y, DeviceArray | np.ndarray):
+        _FILL_WHERE[x.itemsize].launch(
+            ceil_div(x.size, THREADS), x, contiguous(where), _values(y, (1,), x), x.size, threads=threads(x.size)
+        )
+        return
+    chosen = select(x, where)
+    values = contiguous(_values(y, chosen.shape, x))
+
+    def assign(cube: DeviceArray) -> None:
+        rows = values.reshape(cube.shape[0], chosen.places.size, cube.shape[2])
+        at.put(cube, chosen.places, rows, chosen.distinct)
+
+    _change(chosen.view, chosen.first, chosen.last, assign)
+
+
+def _covers(where: Any, x: DeviceArray) -> bool:
+    """Whether the index is a mask of x's shape, and x contiguous: then nothing need be counted."""
+    return isinstance(where, DeviceArray) and where.dtype.kind == "b" and where.shape == x.shape and x.contiguous
+
+
+def _cube(x: DeviceArray, first: int, last: int) -> DeviceArray:
+    """x, contiguous, as (P, K, Q): dimensions before ``first``, those to ``last``, those after."""
+    return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:last]), math.prod(x.shape[last:]))
+
+
+def _change(x: DeviceArray, first: int, last: int, change: Callable[[DeviceArray], None]) -> None:
+    """Call ``change`` with x as (P, K, Q), through a copy if x is not contiguous."""
+    own = contiguous(x)
+    change(_cube(own, first, last))
+    if own is not x:
+        copy_into(x, own)
+
+
+def _values(y: Any, shape: tuple[int, ...], x: DeviceArray) -> DeviceArray:
+    """``y`` in x's dtype, broadcast to ``shape``, in memory that writing x does not change."""
+    if isinstance(y, DeviceArray):
+        y = y if y.dtype == x.dtype else _elementwise().cast(y, x.dtype)
+    else:
+        y = from_host(np.asarray(y).astype(x.dtype), x.device)
+    while y.ndim > len(shape) and y.shape[0] == 1:
+        y = y.reshape(y.shape[1:])
+    if y.ndim > len(shape) or any(n not in (1, m) for n, m in zip(reversed(y.shape), reversed(shape), strict=False)):
+        raise ValueError(f"could not broadcast input array from shape {y.shape} into shape {shape}")
+    return expand(copy(y) if y.memory is x.memory else y, shape)
+
+
+def _elementwise() -> Any:
+    return importlib.import_module(f"{__package__}.elementwise")
+
+
+def _fill_where(bits: int) -> Kernel:
+    word = f"bits{bits}*"
+
+    @kernel(word, "bool*", word, "int64", threads=THREADS, registers=10, name=f"fill_where_{bits}_bits")
+    def fill_where(x, mask, value, n):
+        i = cuda.grid(1)
+        if i < n and mask[i] != 0:
+            x[i] = value[0]
+
+    return fill_where
+
+
+_FILL_WHERE = {bits // 8: _fill_where(bits) for bits in (8, 16, 32, 64)}
+
+
+# Along an axis --------------------------------------------------------------------------------------------------------
+
+
+def gather(x: DeviceArray, axis: int, indices: DeviceArray) -> DeviceArray:
+    """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``."""
+    places = _flat_places(x.shape, axis, indices)
+    return at.take(contiguous(x).reshape(1, x.size, 1), places).reshape(indices.shape)
+
+
+def scatter_add(x: DeviceArray, axis: int, indices: DeviceArray, y: Any) -> None:
+    """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
+    _scatter_reduce(x, axis, indices, y, "sum")
+
+
+def scatter(x: DeviceArray, axis: int, indices: DeviceArray, y: Any) -> None:
+    """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
+    values = contiguous(_values(y, indices.shape, x)).reshape(1, indices.size, 1)
+    places = _flat_places(x.shape, axis, indices)
+    _change(x, 0, x.ndim, lambda flat: at.put(flat, places, values))
+
+
+def scatter_reduce(x: DeviceArray, axis: int, indices: DeviceArray, y: Any, reduce: str) -> None:
+    """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place, one after the other.
+
+    f is the product, the larger or the smaller one for ``reduce`` "prod", "amax" or "amin"; NaN stays.
+    Raises KeyError for another name.
+    """
+    if reduce not in REDUCTIONS:
+        raise KeyError(reduce)
+    _scatter_reduce(x, axis, indices, y, reduce)
+
+
+def _scatter_reduce(x: DeviceArray, axis: int, indices: DeviceArray, y: Any, reduce: str) -> None:
+    values = contiguous(_values(y, indices.shape, x)).reshape(1, indices.size, 1)
+    places = _flat_places(x.shape, axis, indices)
+    _change(x, 0, x.ndim, lambda flat: at.reduce_at(flat, places, values, reduce))
+
+
+def scatter_winners(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> DeviceArray:
+    """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
+    return at.winners(_flat_places(shape, axis, indices), math.prod(shape)).reshape(indices.shape)
+
+
+@kernel("int64*", "int64*", *["uint32"] * RANK, *["int64"] * (RANK + 2), threads=THREADS, registers=32)
+def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, step):
+    """places[i] = sum of coordinate * stride, and of the index * step; negative indices count from the end."""
+    i = cuda.grid(1)
+    if i < n:
+        place = indices[i]
+        if place < 0:
+            place += size
+        place *= step
+        rest = np.uint32(i)
+        outer = rest // n4
+        place += np.int64(rest - outer * n4) * s4
+        if outer > 0:  # else the other coordinates are all 0
+            rest, outer = outer, outer // n3
+            place += np.int64(rest - outer * n3) * s3
+            if outer > 0:
+                rest, outer = outer, outer // n2
+                place += np.int64(rest - outer * n2) * s2
+                if outer > 0:
+                    rest, outer = outer, outer // n1
+                    place += np.int64(rest - outer * n1) * s1 + np.int64(outer) * s0
+        places[i] = place
+
+
+def _flat_places(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> DeviceArray:
+    """The places, int64 (n,), of an index along ``axis`` in a contiguous array of ``shape`` that is flattened."""
+    indices = as_indices(indices)
+    places = empty(indices.size, np.int64, indices.device)
+    strides = contiguous_strides(shape, 1)
+    kept = tuple(0 if d == axis % len(shape) else stride for d, stride in enumerate(strides))
+    dimensions = collapse(indices.shape, contiguous_strides(indices.shape, 1), kept)
+    if len(dimensions) > RANK or indices.size > MOST_WORDS:
+        raise ValueError(f"indexing along {axis}: index shape {indices.shape} has too many dimensions or elements")
+    dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
+    flat_places.launch(
+        ceil_div(places.size, THREADS),
+        places,
+        indices,
+        places.size,
+        *(d.n for d in dimensions[1:]),
+        *(d.sx for d in dimensions),
+        shape[axis],
+        strides[axis],
+        threads=threads(places.size),
+    )
+    return places
+
+
+# Sorting, one-hot -----------------------------------------------------------------------------------------------------
+
+
+def argsort(x: DeviceArray, axis: int, descending: bool) -> DeviceArray:
+    """Indices (int64) that sort ``x`` stably along ``axis``; NaN counts as the largest."""
+    last = contiguous(x.swapaxes(axis, -1))
+    n = last.shape[-1]
+    _, order = sort_rows(last.reshape(last.size // n if n else 0, n), descending)
+    return contiguous(order.reshape(last.shape).swapaxes(axis, -1))
+
+
+@kernel("int64*", "int64*", "int64", "int64", threads=THREADS, registers=10)
+def mark(y, indices, n, classes):
+    i = cuda.grid(1)
+    if i < n and 0 <= indices[i] < classes:
+        y[i * classes + indices[i]] = 1
+
+
+def one_hot(indices: DeviceArray, classes: int) -> DeviceArray:
+    """int64, a new last axis with 1 at the index."""
+    y = zeros((*indices.shape, classes), np.int64, indices.device)
+    n = indices.size
+    mark.launch(ceil_div(n, THREADS), y, as_indices(indices), n, classes, threads=threads(n))
+    return y
