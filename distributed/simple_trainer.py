@@ -184,7 +184,7 @@ class SimpleTrainer:
                 f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "
                 "be trained; pass model.parameters() anew to each step (a generator gives its parameters only once)"
             )
-        wanted = GradStore()
+        wanted: dict[int, Tensor] = {}
         for name, p in named:
             grad = grads.remove(p)
             if grad is None:
@@ -195,8 +195,8 @@ class SimpleTrainer:
                     f"the gradient of parameter {name} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the "
                     f"parameter has {p.shape}, {p.dtype}, on {p.device}"
                 )
-            wanted.insert(p, grad)
-        full = self._accumulator.add(wanted, loss, take=True, weight=weight)
+            wanted[p._id] = grad
+        full = self._accumulator.add(GradStore(wanted), loss, take=True, weight=weight)
         return self._finish(named) if full and not hold else None
 
     def _finish(self, named: Named) -> TrainingMetrics | None:

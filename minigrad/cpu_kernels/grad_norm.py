@@ -80,7 +80,7 @@ def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
     """
     groups: dict[np.dtype, list[np.ndarray]] = {}
     for array in arrays:
-        if not (_is_real(array) and array.flags.c_contiguous):
+        if array.dtype.char not in "fd" or not array.flags.c_contiguous:
             array = np.ascontiguousarray(array) if _is_real(array) else array.astype(np.float64, order="C")
         groups.setdefault(array.dtype, []).append(array)
     total = 0.0

@@ -135,5 +135,5 @@ def backward(
     partial = np.empty((2, -(-N // rows), C), x.dtype)
     run = _backward_serial if x.size <= TASK_ELEMENTS else _backward
     run(dy, x, weight, mean, rstd, dx, partial[0], partial[1], rows)
-    dweight, dbias = partial.sum(axis=1)  # rows are added in order: NumPy's pairwise order is for the last axis
-    return dx, dweight, dbias
+    # Rows are added in order: NumPy's pairwise order is for the last axis.
+    return dx, np.add.reduce(partial[0], axis=0), np.add.reduce(partial[1], axis=0)

@@ -28,7 +28,8 @@ def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) 
         rows = math.prod(x.shape[: len(axes)])
         if rows > 1 and x.size:
             y = _column_sums(x.reshape(rows, -1))
-            return y.reshape((1,) * len(axes) + x.shape[len(axes) :] if keepdim else x.shape[len(axes) :])
+            shape = (1,) * len(axes) + x.shape[len(axes) :] if keepdim else x.shape[len(axes) :]
+            return y if y.shape == shape else y.reshape(shape)  # a view would not own its memory
     return _sum(x, axes, keepdim, dtype)
 
 

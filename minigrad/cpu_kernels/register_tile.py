@@ -70,6 +70,9 @@ class _BorrowedArray:
         self.__array_interface__ = {**x.__array_interface__, "data": (x.__array_interface__["data"][0], False)}
 
 
+_FIRST: list[Any] = [(), *((0,) * n + (slice(1),) for n in range(64))]  # the index, by the number of dimensions
+
+
 def first_element(x: np.ndarray) -> np.ndarray:
     """The first element of a non-empty array as an array of shape (1,) on the same memory.
 
@@ -77,7 +80,7 @@ def first_element(x: np.ndarray) -> np.ndarray:
     """
     if not x.flags.writeable:  # a read-only array would be another type
         x = np.asarray(_BorrowedArray(x))
-    return x[(0,) * (x.ndim - 1) + (slice(1),)]
+    return x[_FIRST[x.ndim]]
 
 
 @intrinsic

@@ -330,19 +330,25 @@ def packed_attention(
     is_causal: bool = False,
     scale: float | None = None,
     generator: Generator | None = None,
+    n_head: int | None = None,
 ) -> Tensor:
-    """Self-attention of queries, keys and values that one projection made: qkv (B, T, 3, H, D) -> (B, T, H, D).
+    """Self-attention of queries, keys and values that one projection made: qkv (B, T, 3, H, D) -> (B, T, H, D), or as
+    the projection gives it, with ``n_head`` saying how many heads that is: (B, T, 3 H D) -> (B, T, H D).
 
     The numbers of ``scaled_dot_product_attention`` on ``qkv.unbind(2)``, with heads transposed, in one operation.
     """
-    if qkv.ndim != 5 or qkv.shape[2] != 3:
-        raise located(ValueError(f"packed_attention: qkv of shape {qkv.shape}; expected (B, T, 3, H, D)"))
+    heads = qkv.shape
+    if n_head is not None and len(heads) == 3 and n_head > 0 and heads[2] % (3 * n_head) == 0:
+        heads = (*heads[:2], 3, n_head, heads[2] // (3 * n_head))
+    elif len(heads) != 5 or heads[2] != 3 or n_head is not None:
+        expected = "(B, T, 3, H, D)" if n_head is None else f"(B, T, 3 n_head D) with n_head = {n_head}"
+        raise located(ValueError(f"packed_attention: qkv of shape {qkv.shape}; expected {expected}"))
     if not 0 <= dropout_p < 1:
         raise located(ValueError(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)"))
-    scale = 1 / math.sqrt(qkv.shape[4]) if scale is None else scale
+    scale = 1 / math.sqrt(heads[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)
-    return attention.PackedAttention.apply(floating("packed_attention", qkv), options=options)
+    return attention.PackedAttention.apply(floating("packed_attention", qkv), heads=heads, options=options)
 
 
 @in_float32

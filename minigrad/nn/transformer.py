@@ -113,14 +113,16 @@ class SelfAttention(Module):
                 ValueError("a KV cache is for causal attention; here each token sees those that come later too")
             )
         B, T, C = self._sizes(x)
-        qkv = self.c_attn(x).reshape(B, T, 3, self.n_head, C // self.n_head)
+        qkv = self.c_attn(x)
         dropout = self.dropout if self.training else 0.0
+        if cache is None and attn_mask is None:
+            y = F.packed_attention(qkv, dropout, is_causal=self.is_causal, n_head=self.n_head)
+            return self.resid_dropout(self.c_proj(y))
+        qkv = qkv.reshape(B, T, 3, self.n_head, C // self.n_head)
         if attn_mask is not None:
             q, k, v = (t.transpose(1, 2) for t in qkv.unbind(2))
             mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
-        elif cache is None:
-            y = F.packed_attention(qkv, dropout, is_causal=self.is_causal).reshape(B, T, C)
         else:
             q, k, v = qkv.unbind(2)
             y = causal_attention(q, k, v, dropout, cache)

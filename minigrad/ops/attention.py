@@ -29,29 +29,33 @@ class ScaledDotProductAttention(Function):
 
 
 class PackedAttention(Function):
-    """The same where one projection made queries, keys and values: qkv (B, T, 3, H, D) -> y (B, T, H, D).
+    """The same where one projection made queries, keys and values: qkv (B, T, 3, H, D) -> y (B, T, H, D), or
+    with these last dimensions as one (B, T, 3 H D) -> (B, T, H D).
 
     One node in place of the dozen that take qkv apart, and its gradient is written once, not added up from thirds.
     """
 
-    __slots__ = ("options",)
+    __slots__ = ("heads", "options")
     options: tuple[Any, ...]
+    heads: tuple[int, ...]
 
-    def forward(self, qkv: Any, *, options: tuple[Any, ...]) -> Any:
-        self.options = options
-        y, lse = self.kernels.attention.forward(*_parts(qkv), *options)
+    def forward(self, qkv: Any, *, heads: tuple[int, ...], options: tuple[Any, ...]) -> Any:
+        self.heads, self.options = heads, options  # (B, T, 3, H, D)
+        y, lse = self.kernels.attention.forward(*self._parts(qkv), *options)
         self.saved = (qkv, y, lse)
-        return y.swapaxes(1, 2)
+        y = y.swapaxes(1, 2)
+        return y.reshape(*heads[:2], heads[3] * heads[4]) if len(qkv.shape) == 3 else y
 
     def backward(self, dy: Any) -> Any:
         qkv, y, lse = self.saved
         dqkv = self.kernels.empty(qkv.shape, qkv.dtype)
-        grads = self.kernels.attention.backward(dy.swapaxes(1, 2), *_parts(qkv), y, lse, *self.options)
-        for part, grad in zip(_parts(dqkv), grads):
+        dy = dy.reshape(*self.heads[:2], *self.heads[3:]).swapaxes(1, 2)
+        grads = self.kernels.attention.backward(dy, *self._parts(qkv), y, lse, *self.options)
+        for part, grad in zip(self._parts(dqkv), grads):
             self.kernels.elementwise.assign(part, grad)
         return dqkv
 
-
-def _parts(qkv: Any) -> list[Any]:
-    """Queries, keys and values, each (B, H, T, D), as views."""
-    return [qkv[:, :, i].swapaxes(1, 2) for i in range(3)]
+    def _parts(self, qkv: Any) -> list[Any]:
+        """Queries, keys and values, each (B, H, T, D), as views."""
+        qkv = qkv.reshape(self.heads)
+        return [qkv[:, :, i].swapaxes(1, 2) for i in range(3)]

@@ -31,4 +31,6 @@ class LayerNorm(Function):
         rows, w, mean, rstd, shape = self.saved
         dy = self.kernels.contiguous(dy).reshape(rows.shape)
         dx, dw, db = self.kernels.layer_norm.backward(dy, rows, w, mean, rstd)
-        return dx.reshape(self.shape), dw.reshape(shape), db.reshape(shape)
+        if len(shape) > 1:
+            dw, db = dw.reshape(shape), db.reshape(shape)
+        return dx.reshape(self.shape), dw, db

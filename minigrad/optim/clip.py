@@ -134,10 +134,10 @@ def _by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
 
 
 def _norm(grads: list[Tensor]) -> float:
-    arrays: dict[Device, list[Any]] = {}
-    for device in {grad.device for grad in grads}:
-        arrays[device] = [grad.data for grad in grads if grad.device is device]
-    return math.sqrt(math.fsum(device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.items()))
+    arrays: dict[int, tuple[Device, list[Any]]] = {}
+    for grad in grads:
+        arrays.setdefault(id(grad.device), (grad.device, []))[1].append(grad.data)
+    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.values()]))
 
 
 def _limit(grads: list[Tensor], max_norm: float, norm: float) -> None:

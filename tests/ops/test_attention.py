@@ -261,9 +261,17 @@ def test_packed_attention_is_attention_of_its_parts_to_the_bit(device, dropout):
     np.testing.assert_array_equal(host(y), host(expected))
     found, wanted = ((z * weight).sum().backward()[qkv] for z in (y, expected))
     np.testing.assert_array_equal(host(found), host(wanted))
+    mg.manual_seed(6)
+    flat = F.packed_attention(qkv.reshape(2, 37, 96), dropout, is_causal=True, n_head=4)  # as the projection gives it
+    np.testing.assert_array_equal(host(flat), host(expected).reshape(2, 37, 32))
+    found = (flat * weight.reshape(2, 37, 32)).sum().backward()[qkv]
+    np.testing.assert_array_equal(host(found), host(wanted))
 
 
 def test_packed_attention_says_what_it_expects(device):
+    for n_head in (0, 3):
+        with pytest.raises(ValueError, match=rf"expected \(B, T, 3 n_head D\) with n_head = {n_head}"):
+            F.packed_attention(mg.ones(2, 3, 12, device=device), n_head=n_head)
     with pytest.raises(ValueError, match=r"qkv of shape \(2, 3, 12\); expected \(B, T, 3, H, D\)"):
         F.packed_attention(mg.ones(2, 3, 12, device=device))
     with pytest.raises(ValueError, match=r"dropout_p=1; expected \[0, 1\)"):
