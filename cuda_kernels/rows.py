@@ -31,6 +31,23 @@ def row_sum(x: Any, partial: Any) -> Any:
 
 
 @device_function
+def row_sums(x: Any, y: Any, partial: Any) -> Any:
+    """Two sums at once; ``partial`` holds 64."""
+    x, y = warp_sum(x), warp_sum(y)
+    if cuda.blockDim.x > 32:
+        if cuda.threadIdx.x % 32 == 0:
+            partial[cuda.threadIdx.x // 32] = x
+            partial[32 + cuda.threadIdx.x // 32] = y
+        cuda.syncthreads()
+        x, y = partial[0], partial[32]
+        for warp in range(1, cuda.blockDim.x // 32):
+            x += partial[warp]
+            y += partial[32 + warp]
+        cuda.syncthreads()
+    return x, y
+
+
+@device_function
 def row_max(x: Any, partial: Any) -> Any:
     """The largest over the threads of a row, NaN if one is; as ``row_sum``."""
     x = warp_max(x)
@@ -47,7 +64,7 @@ def row_max(x: Any, partial: Any) -> Any:
 
 @device_function
 def quotient(a: Any, b: Any) -> Any:
-    """a // b of non-negative integers: one instruction's work where both fit 32 bits, else bit by bit, without a call."""
+    """a // b of non-negative integers: quick where both fit 32 bits, else bit by bit, without a call."""
     if (a | b) >> 32 == 0:
         return np.int64(np.uint32(a) // np.uint32(b))
     q = np.int64(0)
@@ -86,6 +103,7 @@ class Tile(NamedTuple):
     width: int  # elements of a 128-bit access
     read: Any  # (x, base, C, vectors, values, padding): values of x[base : base + C], padding behind them
     write: Any  # (y, base, C, vectors, values): the reverse
+    inside: Any  # (k, C, vectors): whether values[k] is an element of the row
 
 
 def row_tile(real: Any, accesses: int) -> Tile:
@@ -140,4 +158,10 @@ def row_tile(real: Any, accesses: int) -> Tile:
                 if j < C:
                     y[base + j] = values[k]
 
-    return Tile(count, width, read, write)
+    @device_function
+    def inside(k: Any, C: Any, vectors: Any) -> Any:
+        if vectors:
+            return (k // width * cuda.blockDim.x + cuda.threadIdx.x) * width < C
+        return k * cuda.blockDim.x + cuda.threadIdx.x < C
+
+    return Tile(count, width, read, write, inside)

@@ -1,0 +1,50 @@
+"""Layer normalisation of the rows of x (N, C):
+
+    mean = sum(x) / C      rstd = 1 / sqrt(sum((x - mean)^2) / C + eps)      xhat = (x - mean) rstd
+    y  = xhat * weight + bias
+    g  = dy * weight
+    dx = rstd (g - sum(g) / C - xhat sum(g xhat) / C)      dweight = sum over rows of dy * xhat      dbias = of dy
+
+The kernels are those of ``norm.py``. ``add_forward`` adds a residual in the same pass.
+
+Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import norm
+from .array import DeviceArray, contiguous
+
+_KERNELS: dict[Any, norm.Norm] = norm.norm_kernels("layer_norm", centred=True)
+_ADD: dict[Any, Any] = norm.residual_kernels("add_layer_norm", centred=True)
+
+
+def _optional(x: DeviceArray | None) -> DeviceArray | None:
+    return None if x is None else contiguous(x)
+
+
+def forward(
+    x: DeviceArray, weight: DeviceArray | None, bias: DeviceArray | None, eps: float
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """x (N, C), weight and bias (C,), both or neither -> y (N, C), mean (N,), rstd (N,); all of x's dtype."""
+    y, _, mean, rstd = norm.forward(_KERNELS[x.dtype], contiguous(x), None, _optional(weight), _optional(bias), eps)
+    return y, mean, rstd
+
+
+def add_forward(
+    x: DeviceArray, residual: DeviceArray, weight: DeviceArray, bias: DeviceArray, eps: float
+) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
+    """h = x + residual and its norm in one pass: y (N, C), h (N, C), mean (N,), rstd (N,)."""
+    inputs = (contiguous(a) for a in (x, residual, weight, bias))
+    return norm.forward(_ADD[x.dtype], *inputs, eps)
+
+
+def backward(
+    dy: DeviceArray, x: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
+    inputs = contiguous(dy), contiguous(x), _optional(weight)
+    dx, (dweight, dbias) = norm.backward(_KERNELS[x.dtype], 2, *inputs, mean, rstd)
+    return dx, dweight, dbias

@@ -1,0 +1,44 @@
+"""Root-mean-square normalisation of the rows of x (N, C):
+
+    rstd = 1 / sqrt(sum(x^2) / C + eps)      xhat = x rstd      y = xhat * weight
+    g  = dy * weight
+    dx = rstd (g - xhat sum(g xhat) / C)      dweight = sum over rows of dy * xhat
+
+The kernels are those of ``norm.py``. ``add_forward`` adds a residual in the same pass.
+
+Source: Zhang & Sennrich, "Root mean square layer normalization" (2019).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import norm
+from .array import DeviceArray, contiguous
+
+_KERNELS: dict[Any, norm.Norm] = norm.norm_kernels("rms_norm", centred=False)
+_ADD: dict[Any, Any] = norm.residual_kernels("add_rms_norm", centred=False)
+
+
+def forward(x: DeviceArray, weight: DeviceArray, eps: float) -> tuple[DeviceArray, DeviceArray]:
+    """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
+    y, _, _, rstd = norm.forward(_KERNELS[x.dtype], contiguous(x), None, contiguous(weight), None, eps)
+    return y, rstd
+
+
+def add_forward(
+    x: DeviceArray, residual: DeviceArray, weight: DeviceArray, eps: float
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """h = x + residual and its norm in one pass: y (N, C), h (N, C), rstd (N,)."""
+    inputs = (contiguous(a) for a in (x, residual, weight))
+    y, h, _, rstd = norm.forward(_ADD[x.dtype], *inputs, None, eps)
+    return y, h, rstd
+
+
+def backward(
+    dy: DeviceArray, x: DeviceArray, weight: DeviceArray, rstd: DeviceArray
+) -> tuple[DeviceArray, DeviceArray]:
+    """dy, x (N, C) and rstd (N,) of forward -> dx (N, C), dweight (C,)."""
+    inputs = contiguous(dy), contiguous(x), contiguous(weight)
+    dx, (dweight,) = norm.backward(_KERNELS[x.dtype], 1, *inputs, rstd, rstd)
+    return dx, dweight
