@@ -11,7 +11,7 @@ import numpy as np
 
 from .array import DeviceArray, to_host, zeros
 from .language import device_function, math
-from .pointwise import Pointwise, like
+from .pointwise import Pointwise, kind, like
 from .rules import is_float, libdevice_function
 
 
@@ -131,7 +131,7 @@ _ANY_ZERO = Pointwise(
 
 def _refuse_zero(x: Any, y: Any, operation: Pointwise) -> None:
     """Refuse what has no value: an integer divided by 0. (Floats give infinities and NaN.)"""
-    kinds = [v.dtype if isinstance(v, DeviceArray | np.generic) else type(v) for v in (x, y)]
+    kinds = [v.dtype if isinstance(v, DeviceArray) else kind(v) for v in (x, y)]
     if operation.resolve(*kinds)[-1].kind not in "iu":
         return
     if isinstance(y, DeviceArray):

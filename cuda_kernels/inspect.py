@@ -30,7 +30,7 @@ from pathlib import Path
 
 from . import compiler
 from .language import SIMULATED
-from .launch import KERNELS, Kernel
+from .launch import KERNELS, LATER, Kernel
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Report:
             found.append(f"{self.spills} bytes of spills")
         if self.local or self.count("LDL", "STL"):
             found.append(f"{self.local} bytes of local memory")
-        if self.float64 and not any("float64" in word for word in self.kernel.signature):
+        if self.float64 and not self.kernel.float64:
             found.append(f"{self.float64} float64 instructions")
         if self.kernel.vector_loads and not self.vector_loads:
             found.append("no 128-bit load")
@@ -91,12 +91,14 @@ class Report:
         )
 
 
-def load_all() -> dict[str, Kernel]:
-    """Import all kernel families; the kernels by name."""
+def load_all(later: bool = False) -> dict[str, Kernel]:
+    """Import all kernel families; the kernels by name, with ``later`` also those that are made when first used."""
     package = importlib.import_module(__package__ or "minigrad.cuda_kernels")
     for module in pkgutil.iter_modules(package.__path__):
         if module.name not in ("inspect", "ptx_intrinsics", "ptx_twins"):
             importlib.import_module(f"{package.__name__}.{module.name}")
+    for make in LATER.values() if later else ():
+        make()
     return KERNELS
 
 
@@ -153,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("kernels", nargs="*", help="words of kernel names, e.g. softmax (default: all kernels)")
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"], metavar="sm_NN", help="architectures")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
+    parser.add_argument("--later", action="store_true", help="also kernels that are made when first used")
     parser.add_argument("--sass", action="store_true", help="count each instruction too")
     options = parser.parse_args(arguments)
     if SIMULATED:
@@ -163,7 +166,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if match is None:
             parser.error(f"--arch {arch}: expected a name like sm_80")
         capabilities.append((int(match.group(1)), int(match.group(2))))
-    chosen = [k for name, k in load_all().items() if not options.kernels or any(w in name for w in options.kernels)]
+    chosen = [
+        k
+        for name, k in load_all(options.later).items()
+        if not options.kernels or any(w in name for w in options.kernels)
+    ]
     if not chosen:
         parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
     tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
@@ -171,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (k.name, capability, options.sass) for k in chosen for capability in capabilities if capability >= k.capability
     ]
     broken = 0
-    with _pool(min(options.jobs, len(work))) as pool:
+    with _pool(min(options.jobs, len(work)), options.later) as pool:
         for text, faults in pool.map(_described, work):
             print(text, flush=True)
             broken += faults
@@ -179,9 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if broken else 0
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
+def _pool(jobs: int, later: bool) -> ProcessPoolExecutor:
     """Processes that know all kernels."""
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=load_all)
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=load_all, initargs=(later,))
 
 
 def _described(work: tuple[str, tuple[int, int], bool]) -> tuple[str, int]:

@@ -58,12 +58,14 @@ class Kernel:
         flops: Work | None,
         nbytes: Work | None,
         resident: int,
+        float64: bool,
     ) -> None:
         self.function = function
         self.name = name
         self.symbol = name.replace(".", "_")
         self.signature = signature
         self.threads = _three(threads)
+        self.float64 = float64 or any("float64" in word for word in signature)
         self.launch_bounds = (math.prod(self.threads), resident) if resident else math.prod(self.threads)
         self.registers = registers
         self.shared_bytes = shared_bytes
@@ -182,6 +184,7 @@ def kernel(
     flops: Work | None = None,
     nbytes: Work | None = None,
     resident: int = 0,
+    float64: bool = False,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``, which holds it to what is stated here.
 
@@ -190,7 +193,8 @@ def kernel(
     factory makes; the file's name comes before it. ``shared_bytes``: dynamic shared memory. ``fastmath``: approximate
     functions, flushed subnormals. ``vector_loads``: it must load 128 bits at once. ``capability``: the oldest compute
     capability. ``flops``, ``nbytes``: a launch's work, from its arguments. ``resident``: as few registers as this number of
-    blocks needs to share a multiprocessor (default: as many as the compiler likes).
+    blocks needs to share a multiprocessor (default: as many as the compiler likes). ``float64``: it may compute in float64
+    without float64 arguments, as libdevice does on rare paths.
     """
 
     def declare(function: Callable[..., None]) -> Kernel:
@@ -210,6 +214,7 @@ def kernel(
             flops,
             nbytes,
             resident,
+            float64,
         )
         KERNELS[full] = made
         return made

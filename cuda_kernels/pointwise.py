@@ -50,6 +50,7 @@ class Pointwise:
     ``resolve``: the dtypes to compute in (see ``like``, ``floating``). ``dtypes``: the arrays' dtypes for which kernels
     exist from the start, ``later`` those whose kernels are made when first used: "float32", or "float32 bool".
     ``registers`` of a thread. ``width``: elements of a thread, 4 or 1. ``marks``: write only where the rule is true.
+    ``float64``: the rule may compute in float64 on a rare path.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class Pointwise:
         dtypes: Sequence[str] = ("float32",),
         later: Sequence[str] = ("float64",),
         registers: int = 40,
-        registers64: int = 72,
+        registers64: int = 64,
         width: int = 4,
         marks: bool = False,
+        float64: bool = False,
     ) -> None:
         self.name = name
         self.rule = rule
@@ -74,6 +76,7 @@ class Pointwise:
         self.registers64 = registers64
         self.width = width
         self.marks = marks
+        self.float64 = float64
         self.family = sys._getframe(1).f_globals
         self.module = self.family["__name__"].rpartition(".")[2]
         self._variants: dict[tuple[Any, ...], Variant] = {}
@@ -114,7 +117,7 @@ class Pointwise:
                 kinds.append(x.dtype)
                 layouts.append((x.shape, x.strides, x.dtype.itemsize))
             else:
-                kinds.append(_kind(x))
+                kinds.append(kind(x))
                 layouts.append(None)
         variant = self.variant(tuple(kinds), dtype if out is None else out.dtype)
         if out is None:
@@ -170,6 +173,7 @@ class Variant:
             threads=THREADS,
             registers=operation.registers64 if wide else operation.registers,
             name=_name(operation.name, stored, result),
+            float64=operation.float64,
             vector_loads=operation.width == 4 and any(dtype.itemsize >= 4 for dtype in stored),
         )(names["run"])
 
@@ -201,7 +205,7 @@ class Variant:
             else:
                 moved = [z, *arrays]
             few = part.groups <= FEW_GROUPS
-            threads = 32 if few else THREADS
+            threads = min(part.groups, 32) if few else THREADS
             self.kernel.launch(
                 (part.groups + threads - 1) // threads, *moved, *numbers, modes, *part.arguments, threads=threads
             )
@@ -233,7 +237,7 @@ def floating(*kinds: Any) -> tuple[np.dtype[Any], ...]:
     return (first,) * (len(kinds) + 1)
 
 
-def _kind(x: Any) -> Any:
+def kind(x: Any) -> Any:
     """The dtype of a NumPy number or bool, ``int`` or ``float`` for Python's other numbers, which adapt."""
     if isinstance(x, bool):
         return np.dtype(bool)
