@@ -5,6 +5,7 @@ Freed blocks stay in the pool and are used again, in the order of the stream, wi
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import functools
 import math
@@ -49,6 +50,9 @@ class Memory:
     def __del__(self) -> None:
         if self.counted:
             _usage(self.device).now -= self.counted
+        if self.bytes is not None:
+            del _simulated_bytes[self.pointer]
+            _simulated_pointers.remove(self.pointer)  # in one call, which no other thread interrupts
 
 
 class Usage:
@@ -73,6 +77,8 @@ def allocate(nbytes: int, device: int) -> Memory:
             raise _out_of_memory(nbytes, device)
         raw = np.full(nbytes + ALIGNMENT, simulator.POISON, np.uint8)
         raw = raw[-raw.ctypes.data % ALIGNMENT :][:nbytes]
+        _simulated_bytes[raw.ctypes.data] = raw
+        bisect.insort(_simulated_pointers, raw.ctypes.data)
         return Memory(raw.ctypes.data, device, raw, nbytes, raw)
     import cupy
 
@@ -82,6 +88,19 @@ def allocate(nbytes: int, device: int) -> Memory:
         except cupy.cuda.memory.OutOfMemoryError:
             raise _out_of_memory(nbytes, device) from None
     return Memory(owner.ptr, device, owner, nbytes)
+
+
+_simulated_pointers: list[int] = []  # of the simulator's memory that is in use, sorted
+_simulated_bytes: dict[int, np.ndarray] = {}
+
+
+def simulated_bytes(address: int) -> np.ndarray:
+    """The bytes of the simulator's memory in which ``address`` lies. Raises SimulationError where there is none."""
+    place = bisect.bisect_right(_simulated_pointers, address) - 1
+    raw = _simulated_bytes[_simulated_pointers[place]] if place >= 0 else None
+    if raw is None or address > raw.ctypes.data + raw.nbytes:
+        raise simulator.SimulationError(f"address {address:#x} lies in no device memory")
+    return raw
 
 
 def _out_of_memory(nbytes: int, device: int) -> OutOfMemoryError:

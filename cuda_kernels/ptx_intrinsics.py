@@ -95,6 +95,23 @@ load_constant2, load_constant4, load_constant8, load_constant16 = (_loader(n, Tr
 store2, store4, store8, store16 = (_storer(n) for n in (2, 4, 8, 16))
 
 
+def _pointer(dtype: Any) -> Any:
+    @intrinsic
+    def pointer(typing_context, address):
+        def generate(context, builder, signature, args):
+            number = context.cast(builder, args[0], address, types.int64)
+            element = context.get_data_type(dtype)
+            there = builder.inttoptr(number, ir.PointerType(element, GLOBAL))
+            return builder.addrspacecast(there, ir.PointerType(element))  # LLVM still knows which space it is
+
+        return types.CPointer(dtype)(address), generate
+
+    return pointer
+
+
+pointer_float32, pointer_float64 = _pointer(types.float32), _pointer(types.float64)
+
+
 @intrinsic
 def float16_to_float(typing_context, bits):
     """uint16 bits of a float16 as float32."""

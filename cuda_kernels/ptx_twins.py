@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from . import memory, simulator
 from .simulator import Pointer, SharedArray, SimulationError
 
 
@@ -45,6 +46,16 @@ def _check_alignment(p: Any, i: int, n: int) -> None:
 load2, load4, load8, load16 = _loader(2), _loader(4), _loader(8), _loader(16)
 load_constant2, load_constant4, load_constant8, load_constant16 = load2, load4, load8, load16
 store2, store4, store8, store16 = _storer(2), _storer(4), _storer(8), _storer(16)
+
+
+def pointer_float32(address: Any) -> Pointer:
+    """``address`` as a pointer to float32."""
+    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.float32)
+
+
+def pointer_float64(address: Any) -> Pointer:
+    """``address`` as a pointer to float64."""
+    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.float64)
 
 
 def float16_to_float(bits: Any) -> np.float32:

@@ -438,6 +438,7 @@ class _Libdevice:
     rint, rintf, floor, floorf = np.rint, np.rint, np.floor, np.floor
     ceil, ceilf, trunc, truncf = np.ceil, np.ceil, np.trunc, np.trunc
     exp2, exp2f, fmod, fmodf = np.exp2, np.exp2, np.fmod, np.fmod
+    fmul_rn, dmul_rn = np.multiply, np.multiply
 
     @staticmethod
     def double2float_rz(x: Any) -> Any:
