@@ -117,15 +117,14 @@ class SelfAttention(Module):
         dropout = self.dropout if self.training else 0.0
         if cache is None and attn_mask is None:
             y = F.packed_attention(qkv, dropout, is_causal=self.is_causal, n_head=self.n_head)
-            return self.resid_dropout(self.c_proj(y))
-        qkv = qkv.reshape(B, T, 3, self.n_head, C // self.n_head)
-        if attn_mask is not None:
-            q, k, v = (t.transpose(1, 2) for t in qkv.unbind(2))
-            mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
-            y = F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
         else:
-            q, k, v = qkv.unbind(2)
-            y = causal_attention(q, k, v, dropout, cache)
+            q, k, v = qkv.reshape(B, T, 3, self.n_head, C // self.n_head).unbind(2)
+            if attn_mask is not None:
+                q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+                mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
+                y = F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
+            else:
+                y = causal_attention(q, k, v, dropout, cache)
         out: Tensor = self.resid_dropout(self.c_proj(y))
         return out
 
