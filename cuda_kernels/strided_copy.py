@@ -34,8 +34,8 @@ WIDTHS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32),
 
 
 def threads(n: int) -> int:
-    """A block's threads for n elements: whole warps, fewer than ``THREADS`` where there is little to do."""
-    return max(min(THREADS, -(-n // 32) * 32), 32)
+    """A block's threads for n elements: fewer than ``THREADS`` where there is little to do."""
+    return max(min(THREADS, n), 1)
 
 
 def _strided(bits: int, vector: bool) -> Kernel:

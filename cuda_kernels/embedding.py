@@ -1,0 +1,204 @@
+"""Embedding: y[i] = weight[indices[i]]; dweight[v] = sum of dy[i] over the positions i with indices[i] = v.
+
+Backward sorts the positions by index, stably, and takes them in chunks of 32. A block walks a chunk, a thread for each
+column (or four), and sums the rows of equal indices, in order:
+
+    chunk 0           chunk 1           chunk 2
+    3 3 3 5 5 7 7 7   7 7 7 7 7 7 7 7   7 7 8 8 9 9 9 9
+
+An index within one chunk (3, 5, 8, 9) is added to dweight at once. What an index that goes on (7) has in each chunk is
+kept, and added by a second kernel, chunk after chunk. No atomics: each run gives the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import places as at
+from . import ptx
+from .array import DeviceArray, contiguous, empty
+from .index_arrays import find_outside
+from .language import cuda, device_function
+from .launch import Kernel, kernel
+from .places import LOW_BITS
+from .rows import ceil_div
+from .sorting import sort_rows
+from .strided_copy import threads
+
+CHUNK = 32
+
+
+class Sums(NamedTuple):
+    """The two kernels of backward, and the dtype of what the first leaves to the second."""
+
+    chunks: Kernel
+    spanning: Kernel
+    total: np.dtype[Any]
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+@device_function
+def _load_one(p: Any, i: Any) -> Any:
+    x = p[i]
+    return x, x, x, x
+
+
+@device_function
+def _store_one(p: Any, i: Any, values: Any) -> None:
+    p[i] = values[0]
+
+
+@device_function
+def _load_four(p: Any, i: Any) -> Any:
+    return ptx.load4(p, i)
+
+
+@device_function
+def _store_four(p: Any, i: Any, values: Any) -> None:
+    ptx.store4(p, i, values)
+
+
+def _sums(dtype: str, width: int) -> Sums:
+    real = np.float64 if dtype == "float64" else np.float32
+    read, write = {
+        "float16": (ptx.float16_to_float, ptx.float_to_float16),
+        "bfloat16": (ptx.bfloat16_to_float, ptx.float_to_bfloat16),
+    }.get(dtype, (device_function(_same), device_function(_same)))
+    load, store = (_load_four, _store_four) if width == 4 else (_load_one, _store_one)
+    vector_loads = width == 4 and dtype == "float32"
+
+    @device_function
+    def add_row(dweight, to, a, b, c, d):
+        w = load(dweight, to)
+        store(dweight, to, (write(read(w[0]) + a), write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)))
+
+    @kernel(
+        f"{dtype}*",
+        f"{dtype}*",
+        "uint64*",
+        "int64*",
+        f"{real.__name__}*",
+        "int64",
+        "int64",
+        threads=256,
+        registers=64,
+        name=f"sum_chunks_{dtype}_{width}",
+        vector_loads=vector_loads,
+    )
+    def chunks(dweight, dy, keys, order, kept, N, C):
+        """kept (chunks, 2, C): what an index from the chunk before has here; what one that goes on has here."""
+        column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
+        if column >= C:
+            return
+        chunk = np.int64(cuda.blockIdx.x)
+        start = chunk * CHUNK
+        end = min(start + CHUNK, N)
+        began_before = start > 0 and keys[start - 1] == keys[start]
+        a = b = c = d = real(0)
+        for i in range(start, end):
+            key = keys[i]
+            x = load(dy, order[i] * C + column)
+            a += real(read(x[0]))
+            b += real(read(x[1]))
+            c += real(read(x[2]))
+            d += real(read(x[3]))
+            goes_on = i + 1 < N and keys[i + 1] == key
+            if i + 1 == end or not goes_on:
+                if began_before:
+                    store(kept, 2 * chunk * C + column, (a, b, c, d))
+                elif goes_on:
+                    store(kept, (2 * chunk + 1) * C + column, (a, b, c, d))
+                else:
+                    add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
+                began_before = False
+                a = b = c = d = real(0)
+
+    @kernel(
+        f"{dtype}*",
+        "uint64*",
+        f"{real.__name__}*",
+        "int64",
+        "int64",
+        threads=256,
+        registers=48,
+        name=f"sum_spanning_{dtype}_{width}",
+    )
+    def spanning(dweight, keys, kept, N, C):
+        """The block of the chunk where an index that goes on begins adds what all its chunks have."""
+        column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
+        chunk = np.int64(cuda.blockIdx.x)
+        start = chunk * CHUNK
+        end = start + CHUNK
+        if column >= C or end >= N:
+            return
+        key = keys[end - 1]
+        if keys[end] != key or (start > 0 and keys[start - 1] == key):
+            return
+        x = load(kept, (2 * chunk + 1) * C + column)
+        a, b, c, d = x[0], x[1], x[2], x[3]
+        while end < N and keys[end] == key:
+            chunk += 1
+            x = load(kept, 2 * chunk * C + column)
+            a += x[0]
+            b += x[1]
+            c += x[2]
+            d += x[3]
+            end += CHUNK
+        add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
+
+    return Sums(chunks, spanning, np.dtype(real))
+
+
+_SUMS = {
+    (dtype, width): _sums(dtype, width)
+    for dtype, widths in (("float32", (1, 4)), ("float64", (1,)), ("float16", (1, 4)), ("bfloat16", (1, 4)))
+    for width in widths
+}
+
+
+def check_indices(indices: DeviceArray, rows: int) -> int:
+    """The first flat position whose index is not in 0..rows - 1; -1 if all are. indices int64.
+
+    ``forward`` and ``backward_into`` index unchecked: call this first. It waits for the device.
+    """
+    return find_outside(contiguous(indices), 0, rows)
+
+
+def forward(weight: DeviceArray, indices: DeviceArray) -> DeviceArray:
+    """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
+    table = contiguous(weight).reshape(1, *weight.shape)
+    return at.take(table, contiguous(indices).reshape(indices.size)).reshape(*indices.shape, weight.shape[1])
+
+
+def backward_into(dy: DeviceArray, indices: DeviceArray, dweight: DeviceArray) -> None:
+    """dweight[indices] += dy, duplicates summed, in place; dy (\\*indices.shape, C), dweight (V, C) contiguous.
+
+    Half-width floats are summed in float32 and rounded once.
+
+    Raises ValueError if dweight is not C-contiguous.
+    """
+    if not dweight.contiguous:
+        raise ValueError(
+            f"dweight has strides {dweight.strides}: expected a C-contiguous array, it is written in place"
+        )
+    N, C = indices.size, dweight.shape[1]
+    if not N * C:
+        return
+    dy = contiguous(dy)
+    name = dweight.dtype.name
+    wide = C % 4 == 0 and not (dy.pointer % 16 or dweight.pointer % 16)
+    sums = _SUMS.get((name, 4 if wide else 1)) or _SUMS[name, 1]
+    width = 4 if wide and (name, 4) in _SUMS else 1
+    keys, order = sort_rows(contiguous(indices).reshape(1, N))
+    chunks = ceil_div(N, CHUNK)
+    kept = empty((chunks, 2, C), sums.total, dweight.device)
+    used = threads(C // width)
+    grid = (chunks, ceil_div(C // width, used))
+    sums.chunks.launch(grid, dweight, dy, keys, order, kept, N, C, threads=used)
+    if chunks > 1:
+        sums.spanning.launch(grid, dweight, keys, kept, N, C, threads=used)
