@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import safetensors.numpy
 
+from .autograd import TensorCore
 from .dtypes import bfloat16
 from .errors import LocatedError
 
@@ -231,6 +232,8 @@ def _storable(name: Any, array: Any) -> np.ndarray[Any, Any]:
         raise CheckpointError(f"{show(name)} cannot be the name of a tensor")
     if not hasattr(array, "__array__"):
         raise CheckpointError(f"tensor {show(name)} is a {type(array).__name__}, neither a tensor nor a NumPy array")
+    if isinstance(array, TensorCore):
+        array = array.device.kernels.to_host(array.data)
     array = np.asarray(array)
     dtype = array.dtype.newbyteorder("<")
     if dtype.str not in CODES:

@@ -72,14 +72,15 @@ class InPlaceMethods:
     __itruediv__ = div_
 
     def copy_(self: Tensor, other: Any) -> Tensor:
-        """The values of ``other``, broadcast and cast to this tensor's shape and dtype, in place."""
+        """The values of ``other``, of any device, broadcast and cast to this tensor's shape and dtype, in place."""
         other = other if isinstance(other, TensorCore) else self.tensor_type(other, device=self.device)
         try:
             shapes.expanded_shape(self.shape, other.data.shape)
         except ValueError:
             raise located(ValueError(f"copy_: shape {other.data.shape} does not broadcast to {self.shape}")) from None
         self._change("copy_", other)
-        self.device.kernels.elementwise.assign(self.data, other.data)
+        source = other if other.device is self.device else other.detach().to(device=self.device)
+        self.device.kernels.elementwise.assign(self.data, source.data)
         return self
 
     def fill_(self: Tensor, value: float) -> Tensor:

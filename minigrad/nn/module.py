@@ -212,19 +212,32 @@ class Module:
         return self
 
     def to(self, *args: Any, dtype: Any = None, device: str | Device | None = None) -> Module:
-        """Convert parameters and floating buffers in place, keeping their ids; returns the module."""
-        tensors = [tensor for tensor in (*self.parameters(), *self.buffers()) if tensor.is_floating_point()]
+        """Convert parameters and buffers in place, keeping their ids; returns the module.
+
+        Only floating ones change their dtype; all move to another device.
+        """
+        tensors = [*self.parameters(), *self.buffers()]
         with no_grad():
             converted = [tensor.detach().to(*args, dtype=dtype, device=device) for tensor in tensors]
-        for new in converted:
-            if not new.is_floating_point():
+        for i, (tensor, new) in enumerate(zip(tensors, converted, strict=True)):
+            if tensor.is_floating_point() and not new.is_floating_point():
                 raise located(
                     TypeError(f"{type(self).__name__}.to: weights are floating tensors, {new.dtype} is no such dtype")
                 )
+            if not tensor.is_floating_point():
+                converted[i] = tensor.detach().to(device=new.device)
         for tensor, new in zip(tensors, converted, strict=True):
             tensor.data, tensor.device = new.data, new.device
             tensor.bump_version()
         return self
+
+    def cpu(self) -> Module:
+        """Parameters and buffers on the CPU."""
+        return self.to(device="cpu")
+
+    def cuda(self, device: str | Device | int = "cuda") -> Module:
+        """Parameters and buffers on a GPU (default: the first), by its Device, name or index."""
+        return self.to(device=f"cuda:{device}" if isinstance(device, int) else device)
 
     def double(self) -> Module:
         """Parameters and floating buffers as float64."""
