@@ -126,6 +126,10 @@ class DeviceArray:
             raise TypeError("len() of a 0-d array")
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        """Whether the one element is not 0, copied from the device."""
+        return bool(to_host(self).item())
+
     def __int__(self) -> int:
         """The number of an array of one element, copied from the device."""
         return int(to_host(self).item())

@@ -91,7 +91,7 @@ def _number(source: np.dtype[Any], target: np.dtype[Any]) -> Convert:
     return convert
 
 
-def _truncate(real: type[np.generic], integer: type[np.generic]) -> Convert:
+def _truncate(real: Any, integer: Any) -> Convert:
     width = 31 if integer is np.int32 else 63
     limit = real(2.0**width)
     lowest = np.int64(-(2**width))

@@ -234,7 +234,9 @@ class Std(Var):
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         k = self.kernels.elementwise
         y = k.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
-        if x.dtype == float32 and not self.kernels.comparison.logical_and(y != 0, y != math.inf).all():
+        c, everywhere = self.kernels.comparison, tuple(range(y.ndim))
+        inside = c.logical_and(c.ne(y, 0), c.ne(y, math.inf))
+        if x.dtype == float32 and not self.kernels.reduce.all(inside, everywhere, False):
             # The squares may have left float32, where the root would not.
             y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
             y = k.cast(k.sqrt(y), float32)

@@ -441,6 +441,6 @@ def test_an_integer_is_not_divided_by_zero(divide, device):
         with pytest.raises(ZeroDivisionError, match="integer division by 0"):
             divide(x, y)
     assert divide(ints[:0], 5).shape == (0,)
-    found = divide(mg.tensor([1.0, 0.0], device=device), 0.0).numpy()
+    found = host(divide(mg.tensor([1.0, 0.0], device=device), 0.0))
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(found, divide(np.float32([1, 0]), np.float32(0)))
