@@ -239,6 +239,7 @@ class Function:
         # This runs for every operation, so it is one loop, and what is rare is asked last.
         arrays: list[Any] = []
         edges: list[Any] = []
+        needs: list[bool] = []
         device: Device | None = None
         dtype: Any = None
         mixed = False
@@ -255,10 +256,12 @@ class Function:
                     mixed = True
                 if recording and x.requires_grad:
                     edges.append((x if x.node is None else x.node, array.shape, array.dtype))
+                    needs.append(True)
                     continue
             else:
                 arrays.append(x)
             edges.append(None)
+            needs.append(False)
         if device is None:
             raise located(TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}"))
         node = cls()
@@ -266,7 +269,7 @@ class Function:
         node.kernels = kernels = device.kernels
         node.saved = ()
         node.edges = tuple(edges)
-        node.needs = tuple([edge is not None for edge in edges])
+        node.needs = tuple(needs)
         node.half = _prepare(cls, inputs, arrays, dtype, kernels) if mixed or dtype.char not in "fd" else None
         try:
             out = node.forward(*arrays, **params)
@@ -290,7 +293,7 @@ class Function:
         y.device = device
         y._id = next_id()
         y._version = inputs[0]._version if cls.is_view and kernels.may_share_memory(out, arrays[0]) else Version()
-        if True in node.needs and out.dtype.kind in "fV":
+        if True in needs and out.dtype.kind in "fV":
             node._record(y, inputs, arrays)
         else:
             y.requires_grad = False

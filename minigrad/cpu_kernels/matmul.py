@@ -195,7 +195,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
 # ---------------------------------------------------------------- launchers
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-NO_BIAS = {dtype: np.zeros(1, dtype) for dtype in FLOATS}
+NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in FLOATS}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
 
 
@@ -260,7 +260,7 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     a_offsets, b_offsets = _batch_offsets(a, y.shape[:-2]), _batch_offsets(b, y.shape[:-2])
     batch = len(a_offsets)
     has_bias = bias is not None
-    bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype]
+    bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype.char]
     grid, tasks = (1, 1), 1
     if batch * rows * columns * depth >= (PARALLEL_WORK_THIN if thin else PARALLEL_WORK):
         thread_count = threads.get_num_threads()

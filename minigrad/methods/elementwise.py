@@ -23,10 +23,12 @@ class ElementwiseMethods:
 
     def _operand(self: Tensor, other: Operand) -> Tensor | float:
         """A Tensor, a Python number, or an array-like made a Tensor on this tensor's device."""
+        if isinstance(other, TensorCore):
+            return other
         if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
             number: float = other.item()
             return number
-        if isinstance(other, TensorCore | int | float):
+        if isinstance(other, int | float):
             return other
         if isinstance(other, np.ndarray | list | tuple):
             return self.tensor_type(other, device=self.device)
