@@ -80,7 +80,7 @@ _LEAKY_RELU_BACKWARD = Pointwise("leaky_relu_backward", _leaky_relu_backward, fl
 _ELU = Pointwise("elu", _elu, floating, 2)
 _ELU_BACKWARD = Pointwise("elu_backward", _elu_backward, floating, 3)
 _SOFTPLUS = Pointwise("softplus", _softplus, floating, 3)
-_SOFTPLUS_BACKWARD = Pointwise("softplus_backward", _softplus_backward, floating, 4)
+_SOFTPLUS_BACKWARD = Pointwise("softplus_backward", _softplus_backward, floating, 4, registers=40)
 
 
 def leaky_relu(x: DeviceArray, slope: float) -> DeviceArray:

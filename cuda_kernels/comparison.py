@@ -237,7 +237,7 @@ def _isfinite(real: Any) -> Any:
     return rule
 
 
-_HALVES: Any = {"later": ("float64", "float16", "bfloat16", "int64")}
+_HALVES: Any = {"later": ("float64", "float16", "bfloat16")}
 isnan = Pointwise("isnan", _isnan, like(np.isnan), 1, **_HALVES)
 isinf = Pointwise("isinf", _isinf, like(np.isinf), 1, **_HALVES)
 isfinite = Pointwise("isfinite", _isfinite, like(np.isfinite), 1, **_HALVES)

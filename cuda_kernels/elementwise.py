@@ -303,7 +303,8 @@ def assign(x: DeviceArray, y: Any) -> None:
     if not isinstance(y, DeviceArray):
         fill(x, y)
     elif y.dtype == x.dtype:
-        if y.shape != x.shape and (y.ndim > x.ndim or np.broadcast_shapes(x.shape, y.shape) != x.shape):
+        inner = x.shape[x.ndim - y.ndim :] if y.ndim <= x.ndim else ()
+        if len(inner) != y.ndim or any(n not in (1, m) for n, m in zip(y.shape, inner, strict=True)):
             raise ValueError(f"could not broadcast input array from shape {y.shape} into shape {x.shape}")
         copy_into(x, expand(_apart(x, y), x.shape))
     else:

@@ -193,8 +193,8 @@ def kernel(
     factory makes; the file's name comes before it. ``shared_bytes``: dynamic shared memory. ``fastmath``: approximate
     functions, flushed subnormals. ``vector_loads``: it must load 128 bits at once. ``capability``: the oldest compute
     capability. ``flops``, ``nbytes``: a launch's work, from its arguments. ``resident``: as few registers as this
-    number of blocks needs to share a multiprocessor (default: as many as the compiler likes). ``float64``: it may compute
-    in float64 without float64 arguments, as libdevice does on rare paths.
+    number of blocks needs to share a multiprocessor (default: as many as the compiler likes). ``float64``: it may
+    compute in float64 without float64 arguments, as libdevice does on rare paths.
     """
 
     def declare(function: Callable[..., None]) -> Kernel:

@@ -62,7 +62,7 @@ class Pointwise:
         *,
         dtypes: Sequence[str] = ("float32",),
         later: Sequence[str] = ("float64",),
-        registers: int = 40,
+        registers: int = 36,
         registers64: int = 64,
         width: int = 4,
         marks: bool = False,

@@ -95,7 +95,7 @@ def softplus(real: Any) -> Any:
 
 
 def normal_cdf(real: Any) -> Any:
-    """Phi(x), the distribution function of the standard normal, to its last digits where it is tiny."""
+    """Phi(x), the distribution function of the standard normal; its relative error where it is tiny is that of x^2."""
     scale, half = real(-(0.5**0.5)), real(0.5)
 
     @device_function

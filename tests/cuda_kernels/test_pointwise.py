@@ -1,0 +1,309 @@
+"""Elementwise kernels: layouts, the vector and the scalar path, dtypes, fusion, against NumPy."""
+
+from __future__ import annotations
+
+import operator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minigrad import cuda_kernels
+
+if not cuda_kernels.availability()[0]:
+    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
+
+from minigrad import cpu_kernels
+from minigrad.cuda_kernels import (
+    comparison,
+    elementwise,
+    gelu,
+    launch,
+    layout,
+    log_sigmoid,
+    pointwise,
+    rules,
+    simulator,
+)
+from minigrad.cuda_kernels.array import from_host, to_host
+from minigrad.cuda_kernels.language import device_function
+
+RNG = np.random.default_rng(0)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [*map(np.dtype, ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")), BFLOAT16]
+
+
+def draw(*shape, dtype="f4"):
+    return RNG.integers(-40, 40, shape).astype(dtype) / np.ones((), dtype)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the kernels that ran, with their modes."""
+    names = []
+    original = launch.Kernel.launch
+
+    def record(self, grid, *args, **settings):
+        names.append(self.name)
+        original(self, grid, *args, **settings)
+
+    monkeypatch.setattr(launch.Kernel, "launch", record)
+    return names
+
+
+@pytest.fixture(params=[None, 3])
+def shuffled(request):
+    """Threads by their numbers, and in another order."""
+    simulator.order(request.param)
+    yield
+    simulator.order(None)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(),
+    "permuted": lambda x: x.transpose(2, 0, 1),
+    "reversed": lambda x: x[::-1, :, ::-1],
+    "steps": lambda x: x[:, ::2, 1::2],
+    "odd place": lambda x: x[..., 1:],
+    "row": lambda x: x[:1, :1],
+    "column": lambda x: x[..., :1],
+    "one": lambda x: x[:1, :1, :1],
+}
+
+
+@pytest.mark.parametrize("second", LAYOUTS)
+@pytest.mark.parametrize("first", LAYOUTS)
+def test_any_two_layouts(first, second, shuffled):
+    x, y = draw(3, 5, 6), draw(3, 5, 6)
+    hx, hy = LAYOUTS[first](x), LAYOUTS[second](y)
+    dx, dy = LAYOUTS[first](from_host(x)), LAYOUTS[second](from_host(y))
+    try:
+        expected = hx - hy
+    except ValueError:
+        with pytest.raises(ValueError, match="could not be broadcast together with shapes"):
+            elementwise.sub(dx, dy)
+        return
+    np.testing.assert_array_equal(to_host(elementwise.sub(dx, dy)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8"])
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 11])
+def test_lengths_and_alignments(n, start, dtype):
+    """128-bit accesses where the address allows them, single ones for what is left and elsewhere."""
+    x, y = draw(16, dtype=dtype)[: n + start], draw(16, dtype=dtype)[: n + start]
+    z = elementwise.add(from_host(x)[start:], from_host(y)[start:])
+    np.testing.assert_array_equal(to_host(z), x[start:] + y[start:])
+
+
+def test_the_innermost_dimension_is_read_in_words():
+    """A row is added to each row of a matrix, and a column, with 128-bit accesses; a misaligned array has none."""
+
+    def modes(*inputs):
+        plan = layout.plan(4, tuple((x.shape, x.strides, x.itemsize) for x in inputs), None, 4)
+        return [part.modes for part in plan.parts]
+
+    x = draw(4, 8)
+    assert modes(x, x) == [(layout.VECTOR,) * 3]
+    assert modes(x, x[0]) == [(layout.VECTOR,) * 3]
+    assert modes(x, x[:, :1]) == [(layout.VECTOR, layout.SAME, layout.VECTOR)]
+    assert modes(x[:, :5], x[:, :5]) == [(layout.VECTOR, layout.VECTOR, layout.GATHER)]
+    assert modes(x.T, x.T) == [(layout.VECTOR,) * 3]  # the result has the order of its inputs
+    assert modes(x.T, x.T.copy()) == [(layout.GATHER, layout.VECTOR, layout.VECTOR)]
+    odd = draw(5, 7)[:, :4]
+    assert modes(odd, odd) == [(layout.GATHER, layout.GATHER, layout.VECTOR)]
+
+
+def test_results_keep_the_order_of_their_inputs():
+    x = from_host(draw(2, 3, 4)).transpose(1, 2, 0)
+    assert elementwise.neg(x).strides == x.strides
+    assert elementwise.add(x, from_host(draw(3, 4, 2))).contiguous
+
+
+def test_more_dimensions_than_a_kernel_sees(launched):
+    x, y = draw(2, 3, 2, 3, 2, 3, 2), draw(2, 1, 2, 3, 1, 3)
+    order = (6, 4, 2, 0, 5, 3, 1)
+    z = elementwise.mul(from_host(x).transpose(*order), from_host(y))
+    np.testing.assert_array_equal(to_host(z), x.transpose(order) * y)
+    assert len(launched) > 1
+
+
+@pytest.mark.parametrize("shape", [(40,), (7, 9), (3, 4, 5)])
+def test_arrays_too_large_for_one_launch(shape, launched, monkeypatch):
+    monkeypatch.setattr(layout, "MOST_GROUPS", 4)
+    layout.plan.cache_clear()
+    x, y = draw(*shape), draw(*shape)
+    z = elementwise.add(from_host(x), from_host(y).transpose().transpose())
+    np.testing.assert_array_equal(to_host(z), x + y)
+    assert len(launched) >= x.size // 16
+    layout.plan.cache_clear()
+
+
+SPECIAL = np.array(
+    [0, -0.0, 1, -1, 2.5, -2.5, 300, -3, 65519.99, 65520, 1 + 2**-11 + 2**-30, 1e-9, np.nan, np.inf, -np.inf]
+)
+
+
+@pytest.mark.parametrize("target", DTYPES, ids=str)
+@pytest.mark.parametrize("source", DTYPES, ids=str)
+def test_casts(source, target):
+    with np.errstate(all="ignore"):
+        x = (SPECIAL if source.kind in "fV" else np.array([0, 1, 2, 127, 255])).astype(source)
+        expected = x.astype(target)
+    found = to_host(elementwise.cast(from_host(x), target))
+    assert found.dtype == target
+    np.testing.assert_array_equal(found.astype("f8"), expected.astype("f8"))
+    np.testing.assert_array_equal(np.signbit(found.astype("f8"))[:2], np.signbit(expected.astype("f8"))[:2])
+    y = from_host(np.zeros((2, x.size), target))
+    elementwise.assign(y, from_host(x))
+    np.testing.assert_array_equal(to_host(y)[1].astype("f8"), expected.astype("f8"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fill(dtype):
+    x = from_host(np.zeros((3, 5), dtype))
+    elementwise.fill(x[:, 1::2], 1)
+    expected = np.zeros((3, 5), dtype)
+    expected[:, 1::2] = 1
+    np.testing.assert_array_equal(to_host(x), expected)
+    elementwise.fill(x, 0)
+    assert not to_host(x).any()
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "floor_div", "remainder", "fmod", "pow"])
+@pytest.mark.parametrize(
+    "kinds", [("int64", "int32"), ("uint8", 3), ("int64", 2.5), ("float32", "bool"), ("bool", "bool")]
+)
+def test_dtypes_are_numpys(name, kinds):
+    """Of arrays of two dtypes, and of arrays and numbers."""
+    x = draw(7, dtype=kinds[0]) if kinds[0] != "uint8" else np.arange(7, dtype="u1")
+    y = (abs(draw(7, dtype=kinds[1])) % 3 + 1).astype(kinds[1]) if isinstance(kinds[1], str) else kinds[1]
+    try:
+        with np.errstate(all="ignore"):
+            expected = getattr(cpu_kernels.elementwise, name)(x, y)
+    except TypeError:
+        with pytest.raises(TypeError):
+            getattr(elementwise, name)(from_host(x), from_host(y))
+        return
+    if expected.dtype not in DTYPES:
+        pytest.skip(f"no tensor is {expected.dtype}: NumPy's {name} of bool")
+    found = to_host(getattr(elementwise, name)(from_host(x), from_host(y) if isinstance(y, np.ndarray) else y))
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["floor_div", "remainder", "fmod", "pow", "maximum", "minimum"])
+def test_zeros_infinities_and_nan(name):
+    values = np.array([0.0, -0.0, 1, -1, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e30], np.float32)
+    x, y = values[:, None], values[None]
+    with np.errstate(all="ignore"):
+        expected = getattr(cpu_kernels.elementwise, name)(x, y)
+    found = to_host(getattr(elementwise, name)(from_host(x), from_host(y)))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    if not name.startswith("m"):  # which of two zeros is the larger one NumPy leaves open
+        np.testing.assert_array_equal(np.signbit(found)[expected == 0], np.signbit(expected)[expected == 0])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_integers(dtype):
+    x, y = np.meshgrid(np.arange(-7, 8, dtype=dtype), np.array([-3, -2, -1, 1, 2, 5], dtype))
+    for name in ("floor_div", "remainder", "fmod", "pow"):
+        found = to_host(getattr(elementwise, name)(from_host(x), from_host(y)))
+        np.testing.assert_array_equal(found, getattr(cpu_kernels.elementwise, name)(x, y), err_msg=name)
+    with pytest.raises(ValueError, match="Integers to negative integer powers"):
+        elementwise.pow(from_host(x), -1)
+    for name in ("floor_div", "remainder", "fmod"):
+        for divisor in (0, from_host(y - 5), False):
+            with pytest.raises(ZeroDivisionError, match="integer division by 0"):
+                getattr(elementwise, name)(from_host(x), divisor)
+
+
+def test_numbers_that_an_integer_dtype_cannot_hold():
+    x = np.arange(5, dtype=np.uint8)
+    with pytest.raises(OverflowError, match="Python integer 300 out of bounds for uint8"):
+        elementwise.add(from_host(x), 300)
+    for name, compare in (("lt", operator.lt), ("ge", operator.ge), ("eq", operator.eq), ("ne", operator.ne)):
+        for number in (300, -1, 2**70):
+            np.testing.assert_array_equal(to_host(getattr(comparison, name)(from_host(x), number)), compare(x, number))
+            np.testing.assert_array_equal(to_host(getattr(comparison, name)(number, from_host(x))), compare(number, x))
+
+
+def test_writing_into_memory_that_is_read():
+    base = draw(6, 5)
+    x = from_host(base)
+    elementwise.add_into(x[1:], x[:-1])
+    elementwise.assign(x[:, 1:], x[:, :-1])
+    expected = base.copy()
+    expected[1:] += expected[:-1].copy()
+    expected[:, 1:] = expected[:, :-1].copy()
+    np.testing.assert_array_equal(to_host(x), expected)
+    elementwise.add_into(x, x)
+    np.testing.assert_array_equal(to_host(x), 2 * expected)
+    y = from_host(base)
+    elementwise.add_into(y.transpose()[::2], 1)
+    base.T[::2] += 1
+    np.testing.assert_array_equal(to_host(y), base)
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"could not broadcast input array from shape \(3,\) into shape \(2,\)"):
+        elementwise.assign(from_host(draw(2)), from_host(draw(3)))
+    with pytest.raises(ValueError, match=r"could not be broadcast together .* into \(2,\)"):
+        elementwise.add_into(from_host(draw(2)), from_host(draw(3, 2)))
+    with pytest.raises(TypeError, match="takes arrays of the device and numbers, not ndarray"):
+        elementwise.add(from_host(draw(2)), draw(2))
+
+
+def silu_gradient(real):
+    one = real(1)
+    sigmoid, larger = rules.sigmoid(real), rules.larger(real)
+
+    @device_function
+    def rule(dy, x, least):
+        s = sigmoid(x)
+        return larger(dy * s * (one + x * (one - s)), least)
+
+    return rule
+
+
+SILU_GRADIENT = pointwise.Pointwise("silu_gradient", silu_gradient, pointwise.floating, 3, dtypes=(), later=())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rules_compose(dtype, launched):
+    """What would be six operations is one launch."""
+    x, dy = draw(5, 4, dtype=dtype) / 8, draw(4, dtype=dtype)
+    found = to_host(SILU_GRADIENT(from_host(dy), from_host(x), -0.25))
+    s = 1 / (1 + np.exp(-x.astype("f8")))
+    np.testing.assert_allclose(found, np.maximum(dy * s * (1 + x * (1 - s)), -0.25), rtol=1e-5)
+    assert len(launched) == 1
+
+
+def test_gradients_are_one_launch(launched):
+    x, dy = from_host(draw(4, 6)), from_host(draw(4, 6))
+    activation = cuda_kernels.activation
+    for run in (
+        lambda: gelu.backward(dy, x, "tanh"),
+        lambda: gelu.backward(dy, x, "none"),
+        lambda: log_sigmoid.backward(dy, x),
+        lambda: activation.elu_backward(dy, x, 1.5),
+        lambda: activation.leaky_relu_backward(dy, x, 0.1),
+        lambda: activation.softplus_backward(dy, x, 2.0, 20.0),
+    ):
+        launched.clear()
+        run()
+        assert len(launched) == 1
+
+
+def test_gelu_keeps_its_digits_where_it_is_tiny():
+    x = np.array([-12, -9, -5, -3], np.float32)
+    found = to_host(gelu.forward(from_host(x), "none"))
+    np.testing.assert_allclose(found, [-2.1317784e-32, -1.0157279e-18, -1.4332578e-06, -0.0040496940], rtol=1e-5)
+
+
+def test_kernels_that_are_made_later_are_known():
+    assert "elementwise.add_float64" in launch.LATER
+    made = launch.LATER["elementwise.exp_float64"]()
+    assert made is launch.KERNELS["elementwise.exp_float64"]
+    assert elementwise.exp.variant((np.dtype("f8"),)).kernel is made
