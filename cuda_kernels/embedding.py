@@ -75,7 +75,11 @@ def _sums(dtype: str, width: int) -> Sums:
     @device_function
     def add_row(dweight, to, a, b, c, d):
         w = load(dweight, to)
-        store(dweight, to, (write(read(w[0]) + a), write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)))
+        first = write(read(w[0]) + a)
+        if width == 1:
+            dweight[to] = first
+        else:
+            ptx.store4(dweight, to, (first, write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)))
 
     @kernel(
         f"{dtype}*",
@@ -86,7 +90,7 @@ def _sums(dtype: str, width: int) -> Sums:
         "int64",
         "int64",
         threads=256,
-        registers=64,
+        registers=32,
         name=f"sum_chunks_{dtype}_{width}",
         vector_loads=vector_loads,
     )
@@ -104,9 +108,10 @@ def _sums(dtype: str, width: int) -> Sums:
             key = keys[i]
             x = load(dy, order[i] * C + column)
             a += real(read(x[0]))
-            b += real(read(x[1]))
-            c += real(read(x[2]))
-            d += real(read(x[3]))
+            if width == 4:
+                b += real(read(x[1]))
+                c += real(read(x[2]))
+                d += real(read(x[3]))
             goes_on = i + 1 < N and keys[i + 1] == key
             if i + 1 == end or not goes_on:
                 if began_before:
@@ -125,7 +130,7 @@ def _sums(dtype: str, width: int) -> Sums:
         "int64",
         "int64",
         threads=256,
-        registers=48,
+        registers=22,
         name=f"sum_spanning_{dtype}_{width}",
     )
     def spanning(dweight, keys, kept, N, C):
@@ -145,9 +150,10 @@ def _sums(dtype: str, width: int) -> Sums:
             chunk += 1
             x = load(kept, 2 * chunk * C + column)
             a += x[0]
-            b += x[1]
-            c += x[2]
-            d += x[3]
+            if width == 4:
+                b += x[1]
+                c += x[2]
+                d += x[3]
             end += CHUNK
         add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
 

@@ -39,11 +39,12 @@ class SimulationError(RuntimeError):
 class Pointer:
     """Device memory seen from element ``base`` on, as a kernel's argument; every access is checked."""
 
-    __slots__ = ("base", "view")
+    __slots__ = ("base", "first", "view")
 
     def __init__(self, view: np.ndarray, base: int) -> None:
         self.view = view
         self.base = base
+        self.first = int(view.ctypes.data) + base * view.itemsize
 
     def __getitem__(self, i: int) -> Any:
         return self.view[self.place(i)]
@@ -63,7 +64,7 @@ class Pointer:
 
     def address(self, i: int) -> int:
         """The address of element ``i`` in bytes."""
-        return int(self.view.ctypes.data) + (self.base + int(i)) * self.view.itemsize
+        return self.first + int(i) * self.view.itemsize
 
 
 class SharedArray:

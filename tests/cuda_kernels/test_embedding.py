@@ -1,0 +1,48 @@
+"""The gradient of a table: indices that span chunks, wide and narrow rows, the same bits in any thread order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minigrad import bfloat16
+from minigrad.cuda_kernels import array, embedding, simulator
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [3, 8])
+def test_sums_over_chunks(columns, dtype):
+    rng = np.random.default_rng(0)
+    indices = np.where(rng.random(150) < 0.7, 4, rng.integers(0, 9, 150))  # row 4 spans several chunks
+    dy = rng.standard_normal((150, columns)).astype(dtype)
+    start = rng.standard_normal((9, columns)).astype(dtype)
+    expected = start.astype(np.float64)
+    np.add.at(expected, indices, dy.astype(np.float64))
+    found = []
+    for seed in (None, 1, 2):
+        simulator.order(seed)
+        dweight = array.from_host(start)
+        embedding.backward_into(array.from_host(dy), array.from_host(indices), dweight)
+        found.append(array.to_host(dweight))
+    simulator.order(None)
+    tolerance = {"float32": 1e-5, "float64": 1e-14, "float16": 1e-3}.get(dtype, 8e-3)
+    np.testing.assert_allclose(found[0].astype(np.float64), expected, rtol=tolerance, atol=tolerance)
+    for again in found[1:]:
+        np.testing.assert_array_equal(again.view(np.uint8), found[0].view(np.uint8))
+
+
+@pytest.mark.parametrize("chunk_edge", [31, 32, 33, 64, 96])
+def test_an_index_that_ends_at_a_chunks_edge(chunk_edge):
+    indices = np.array([0] * 3 + [1] * (chunk_edge - 3) + [2] * 5)
+    dweight = array.from_host(np.zeros((3, 1), np.float32))
+    embedding.backward_into(array.from_host(np.ones((len(indices), 1), np.float32)), array.from_host(indices), dweight)
+    assert array.to_host(dweight).ravel().tolist() == [3, chunk_edge - 3, 5]
+
+
+def test_indices_are_checked_and_layouts_refused():
+    indices = array.from_host(np.array([[0, 2], [3, -1]]))
+    assert embedding.check_indices(indices, 4) == 3
+    assert embedding.check_indices(indices, 3) == 2
+    assert embedding.check_indices(indices[:1], 3) == -1
+    with pytest.raises(ValueError, match="expected a C-contiguous array"):
+        embedding.backward_into(array.empty((1, 3), np.float32), indices[:1, :1], array.empty((3, 2), np.float32).T)

@@ -1,0 +1,117 @@
+"""Sorting over several tiles, the same bits in any thread order, indices that x cannot hold, large shapes in parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import indexing as cpu
+from minigrad.cuda_kernels import array, places, simulator, sorting
+from minigrad.cuda_kernels import indexing as cuda
+
+
+@pytest.fixture(params=[None, 1, 2], ids=["in order", "shuffled", "shuffled again"])
+def shuffled(request):
+    simulator.order(request.param)
+    yield
+    simulator.order(None)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8", "bool"])
+def test_sorting_is_stable_and_places_nan_and_zeros(dtype, descending):
+    rng = np.random.default_rng(0)
+    for shape in ((1, 1), (2, 5), (3, 17), (0, 4), (3, 0)):
+        x = rng.integers(-3, 3, shape).astype(dtype)
+        if x.dtype.kind == "f" and x.size > 3:
+            x[:, ::3], x[0, 1], x[0, -1], x[-1, -1] = np.nan, -0.0, -np.inf, np.inf
+        for axis in (0, 1):
+            found = cuda.argsort(array.from_host(x), axis, descending)
+            np.testing.assert_array_equal(array.to_host(found), cpu.argsort(x, axis, descending))
+    limits = np.iinfo(dtype) if dtype in ("int32", "int64", "uint8") else None
+    if limits is not None:
+        x = np.array([0, limits.max, limits.min, 1], dtype)
+        np.testing.assert_array_equal(array.to_host(cuda.argsort(array.from_host(x), 0, False)), x.argsort())
+
+
+@pytest.mark.parametrize("n", [17, 63, 100])
+def test_sorted_tiles_are_merged(n, monkeypatch, shuffled):
+    monkeypatch.setattr(sorting, "TILE", 8)
+    monkeypatch.setattr(sorting, "MOST_ROWS", 2)
+    x = np.random.default_rng(0).integers(-9, 9, (3, n)).astype(np.float32)
+    keys, order = sorting.sort_rows(array.from_host(x))
+    np.testing.assert_array_equal(array.to_host(order), x.argsort(1, kind="stable"))
+    assert (np.diff(array.to_host(keys).astype(np.int64), axis=1) >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_repeated_places_give_the_same_bits_in_any_order(dtype, shuffled):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((5, 3)).astype(dtype), rng.standard_normal((2, 20, 3)).astype(dtype)
+    where = rng.integers(-5, 5, (2, 20))
+    expected = x.astype(np.float32)
+    np.add.at(expected, where, y.astype(np.float32))
+    found = array.from_host(x)
+    cuda.add_at(found, array.from_host(where), array.from_host(y), distinct=False)
+    np.testing.assert_array_equal(array.to_host(found), expected.astype(dtype))
+    expected[where] = y
+    cuda.assign_at(found, array.from_host(where), array.from_host(y))
+    np.testing.assert_array_equal(array.to_host(found), expected.astype(dtype))
+
+
+@pytest.mark.parametrize("reduce", ["prod", "amax", "amin"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
+def test_reductions_at_places(dtype, reduce, shuffled):
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((3, 4), (2, 7)))
+    if dtype == "float32":
+        y[0, 2] = np.nan
+    indices = rng.integers(0, 4, (2, 7))
+    expected, found = x.copy(), array.from_host(x)
+    cpu.scatter_reduce(expected, 1, indices, y, reduce)
+    cuda.scatter_reduce(found, 1, array.from_host(indices), array.from_host(y), reduce)
+    np.testing.assert_array_equal(array.to_host(found), expected)
+
+
+def test_views_are_written_through():
+    x = np.arange(24.0).reshape(4, 6)
+    base = array.from_host(x)
+    where, y = np.array([2, 0, 2]), np.arange(6.0).reshape(3, 2)
+    cuda.assign_at(base[1:, ::3], array.from_host(where), array.from_host(y))
+    x[1:, ::3][where] = y
+    cuda.scatter_add(base.T, 0, array.from_host(where[:, None]), array.from_host(y[:, :1]))
+    cpu.scatter_add(x.T, 0, where[:, None], y[:, :1])
+    cuda.assign_at(base, (array.from_host(where[:2]), slice(None, 2)), base[1:3, 2:4])
+    x[where[:2], :2] = x[1:3, 2:4].copy()
+    np.testing.assert_array_equal(array.to_host(base), x)
+
+
+def test_what_a_launch_cannot_address_goes_in_parts(monkeypatch):
+    monkeypatch.setattr(places, "MOST_WORDS", 13)
+    x, where = np.arange(60, dtype=np.float32).reshape(3, 4, 5), np.array([3, 0, 3, 1])
+    moved = array.from_host(x)
+    np.testing.assert_array_equal(array.to_host(cuda.index(moved, (slice(None), array.from_host(where)))), x[:, where])
+    cuda.assign_at(moved, (slice(None), array.from_host(where[1:])), 7.0)
+    x[:, where[1:]] = 7
+    np.testing.assert_array_equal(array.to_host(moved), x)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ((np.array([0, 3]),), "index 3 is out of bounds for axis 0 with size 3"),
+        ((slice(None), np.array([0, -5])), "index -5 is out of bounds for axis 1 with size 4"),
+        ((np.array([True, False]),), "boolean index did not match indexed array along axis 0; size of axis is 3 but"),
+        ((np.array([0, 1]), np.array([0, 1, 2])), r"could not be broadcast together with shapes \(2,\) \(3,\)"),
+        ((np.array([0]), 0, 0), "too many indices for array: array is 2-dimensional, but 3 were indexed"),
+    ],
+)
+@pytest.mark.parametrize("on_device", [False, True])
+def test_errors_are_those_of_the_cpu(where, message, on_device):
+    x = np.ones((3, 4), np.float32)
+    with pytest.raises(IndexError, match=message):
+        cpu.index(x, where)
+    if on_device:
+        where = tuple(array.from_host(p) if isinstance(p, np.ndarray) else p for p in where)
+    with pytest.raises(IndexError, match=message):
+        cuda.index(array.from_host(x), where)
