@@ -12,6 +12,7 @@ JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES = 5, 6  # CUjit_option
 INPUT_PTX = 1  # CUjitInputType
 MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
 COMPUTE_MAJOR, COMPUTE_MINOR, MULTIPROCESSORS = 75, 76, 16  # CUdevice_attribute
+SHARED_PER_BLOCK = 97  # CUdevice_attribute: bytes, for a kernel that asks for more than 48 KB
 
 
 class Driver(NamedTuple):

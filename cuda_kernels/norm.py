@@ -135,8 +135,9 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
     threads = 32 if accesses == 1 else 1024 if real is np.float32 else 512
 
     @kernel(
-        *(f"{real.__name__}*",) * 7, "int64", "int64", "int64", "int32", "int32", threads=threads,
-        registers=64 if real is np.float32 else 80, vector_loads=True, name=f"{label}_backward_rows_{count}_{real.__name__}",
+        *(f"{real.__name__}*",) * 7, "int64", "int64", "int64", "int32", "int32",
+        threads=threads, registers=64 if real is np.float32 else 80, vector_loads=True,
+        name=f"{label}_backward_rows_{count}_{real.__name__}",
     )  # fmt: skip
     def backward_rows(dy, x, weight, mean, rstd, dx, partials, N, C, part, vectors, affine):
         """dx of the rows [part blockIdx.x, ...), and their sums for dweight and dbias: partials (parts, 1 or 2, C)."""

@@ -1,0 +1,265 @@
+"""Cross-entropy of logits x (N, C) and class indices t (N,), log-softmax and negative log-likelihood in one pass.
+
+With p = softmax(x), lse = log(sum(exp(x))), class weights w (1 without), a = label_smoothing, W = sum(w), for each row:
+
+    loss  = (1 - a) w_t (lse - x_t) + a / C sum_c w_c (lse - x_c)
+    dx_c  = dloss (((1 - a) w_t + a W / C) p_c - a w_c / C - (1 - a) w_t [c = t])
+
+Rows whose target is ``ignore_index`` have loss 0 and gradient 0 (0 also where the logits are NaN). Other rows treat NaN
+and infinities as PyTorch does. Forward reads the logits once (with smoothing a second time, mostly from the cache),
+backward reads and writes them once. ``forward_backward`` does all of it in one pass: the row stays in shared memory
+between the sum and the gradient, where it fits.
+
+Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Inception architecture for computer vision"
+(2016) for label smoothing; Liger kernel for the gradient in the forward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+
+from . import libcuda
+from .array import DeviceArray, contiguous, empty, to_host
+from .cross_entropy_row import row_passes
+from .fold import fold
+from .language import SIMULATED, cuda, math
+from .launch import Kernel, kernel
+from .rows import aligned, ceil_div, power_of_two
+
+THREADS = 256
+WIDE = 1024  # threads for a row of more than LONG elements
+LONG = 16384
+SHARED = (16 << 10, 96 << 10, 200 << 10)  # bytes for a row: many blocks, two blocks, one block on a multiprocessor
+CHECKED = 65536  # targets that a pass of ``bad_targets`` takes at most with one value for each thread
+
+
+def _forward(real: Any) -> Kernel:
+    word, passes = real.__name__, row_passes(real, False)
+    exponentials, smoothing = passes.exponentials, passes.smoothing
+
+    @kernel(
+        f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", "int64", "int64", "int64", word, "int32", "int32",
+        threads=WIDE, registers=64, vector_loads=True, name=f"forward_{word}",
+    )  # fmt: skip
+    def forward(x, targets, w, losses, lse, N, C, ignore_index, smooth, vectors, weighted):
+        partial = cuda.shared.array(64, real)
+        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
+        stop = C if row < N else 0
+        m, s = exponentials(x, row * C, stop, vectors, partial, partial)
+        log_s = math.log(s)
+        spread = real(0)
+        if smooth > real(0):
+            spread = smoothing(x, row * C, stop, w, weighted, m, log_s, partial)
+        if row < N and cuda.threadIdx.x == 0:
+            lse[row] = m + log_s
+            target = targets[row]
+            loss = real(0)
+            if target != ignore_index:
+                loss = m - x[row * C + target] + log_s
+                if weighted:
+                    loss *= w[target]
+                if smooth > real(0):
+                    loss = (real(1) - smooth) * loss + smooth / real(C) * spread
+            losses[row] = loss
+
+    return forward
+
+
+def _backward(real: Any) -> Kernel:
+    word, gradient = real.__name__, row_passes(real, False).gradient
+
+    @kernel(
+        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
+        "int64", "int64", "int64", word, "int32", "int32",
+        threads=WIDE, registers=64, vector_loads=True, name=f"backward_{word}",
+    )  # fmt: skip
+    def backward(dlosses, x, targets, lse, w, total_weight, dx, N, C, ignore_index, smooth, vectors, weighted):
+        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
+        if row < N:
+            target = targets[row]
+            spread = dlosses[row] * (smooth / real(C))
+            on_target = dlosses[row] * (real(1) - smooth)
+            scale = on_target + spread * real(C)
+            if target == ignore_index:
+                target = np.int64(-1)
+            elif weighted:
+                on_target *= w[target]
+                scale = on_target + spread * total_weight[0]
+            by_weight = weighted and smooth > real(0)
+            gradient(x, row * C, w, dx, C, vectors, w, lse[row], scale, spread, target, on_target, by_weight)
+
+    return backward
+
+
+def _fused(real: Any, nbytes: int) -> Kernel:
+    """``nbytes``: of shared memory for the row; 0: it is read twice."""
+    word, passes = real.__name__, row_passes(real, nbytes > 0)
+    exponentials, smoothing, gradient = passes.exponentials, passes.smoothing, passes.gradient
+
+    @kernel(
+        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
+        "int64", "int64", word, "int32", "int32",
+        threads=WIDE, registers=64, vector_loads=True, shared_bytes=nbytes, resident=1,
+        name=f"fused_{nbytes >> 10}k_{word}",
+    )  # fmt: skip
+    def fused(dlosses, x, targets, w, total_weight, losses, lse, dx, C, ignore_index, smooth, vectors, weighted):
+        """A block for each row: forward and then backward; dx may be x."""
+        partial = cuda.shared.array(64, real)
+        cache = cuda.shared.array(0, real)
+        row = np.int64(cuda.blockIdx.x)
+        target = targets[row]
+        if target == ignore_index:
+            target = np.int64(-1)
+        on_logit, weight = real(0), real(1)
+        if target >= 0:
+            on_logit = x[row * C + target]  # before dx is written
+            if weighted:
+                weight = w[target]
+        m, s = exponentials(x, row * C, C, vectors, cache, partial)
+        log_s = math.log(s)
+        loss = (m - on_logit + log_s) * weight
+        if smooth > real(0):
+            spread = smoothing(x, row * C, C, w, weighted, m, log_s, partial)
+            loss = (real(1) - smooth) * loss + smooth / real(C) * spread
+        if cuda.threadIdx.x == 0:
+            losses[row] = loss if target >= 0 else real(0)
+            lse[row] = m + log_s
+        share = dlosses[row] * (smooth / real(C))
+        on_target = dlosses[row] * (real(1) - smooth) * weight
+        scale = on_target + share * (total_weight[0] if weighted else real(C))
+        by_weight = weighted and smooth > real(0)
+        gradient(x, row * C, cache, dx, C, vectors, w, m + log_s, scale, share, target, on_target, by_weight)
+
+    return fused
+
+
+@kernel("int64*", "int64*", "int64", "int64", "int64", threads=THREADS, registers=32)
+def bad_targets(targets, first, n, classes, ignore_index):
+    """first[i]: the first place of those that this thread checks whose target is no class, else n."""
+    start = np.int64(cuda.grid(1))
+    step = cuda.gridsize(1)
+    if start < n:
+        found = n
+        for i in range(start, n, step):
+            target = targets[i]
+            if (target < 0 or target >= classes) and target != ignore_index and found == n:
+                found = np.int64(i)
+        first[start] = found
+
+
+_REALS = (np.float32, np.float64)
+_FORWARD: dict[Any, Kernel] = {np.dtype(real): _forward(real) for real in _REALS}
+_BACKWARD: dict[Any, Kernel] = {np.dtype(real): _backward(real) for real in _REALS}
+_FUSED: dict[Any, dict[int, Kernel]] = {
+    np.dtype(real): {nbytes: _fused(real, nbytes) for nbytes in (*SHARED, 0)} for real in _REALS
+}
+
+
+def check_targets(targets: DeviceArray, classes: int, ignore_index: int) -> int:
+    """The first position whose target is neither in 0..classes - 1 nor ``ignore_index``, else -1; targets (N,) int64.
+
+    ``forward`` and ``backward`` index with the targets unchecked: call this first. One number is copied to the host.
+    """
+    n = targets.size
+    if not n:
+        return -1
+    threads = min(THREADS, power_of_two(n))
+    blocks = min(CHECKED // THREADS, ceil_div(n, threads))
+    first = empty(min(n, blocks * threads), np.int64, targets.device)
+    bad_targets.launch(blocks, contiguous(targets), first, n, classes, ignore_index, threads=threads)
+    found = int(to_host(fold("min", first, 1, first.size, 1, first.dtype))[0])
+    return -1 if found == n else found
+
+
+def _block(N: int, C: int) -> tuple[int, int]:
+    if C <= 1024:
+        return 32, min(4, power_of_two(N))
+    return (THREADS if C <= LONG else WIDE), 1
+
+
+def _weights(class_weight: DeviceArray | None, x: DeviceArray) -> tuple[DeviceArray, DeviceArray, int]:
+    """The class weights in x's dtype, their sum, and 1; x, x and 0 where there are none."""
+    if class_weight is None:
+        return x, x, 0
+    if class_weight.dtype != x.dtype:
+        class_weight = importlib.import_module(f"{__package__}.elementwise").cast(class_weight, x.dtype)
+    weight = contiguous(class_weight)
+    return weight, fold("sum", weight, 1, weight.size, 1, x.dtype), 1
+
+
+def forward(
+    logits: DeviceArray,
+    targets: DeviceArray,
+    ignore_index: int,
+    label_smoothing: float,
+    class_weight: DeviceArray | None,
+) -> tuple[DeviceArray, DeviceArray]:
+    """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
+    N, C = logits.shape
+    x, targets = contiguous(logits), contiguous(targets)
+    losses, lse = empty(N, x.dtype, x.device), empty(N, x.dtype, x.device)
+    weight, _, weighted = _weights(class_weight, x)
+    threads = _block(N, C)
+    options = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x), weighted
+    _FORWARD[x.dtype].launch(ceil_div(N, threads[1]), x, targets, weight, losses, lse, N, C, *options, threads=threads)
+    return losses, lse
+
+
+def backward(
+    dlosses: DeviceArray,
+    logits: DeviceArray,
+    targets: DeviceArray,
+    lse: DeviceArray,
+    ignore_index: int,
+    label_smoothing: float,
+    class_weight: DeviceArray | None,
+) -> DeviceArray:
+    """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
+    N, C = logits.shape
+    x, targets, dlosses = contiguous(logits), contiguous(targets), contiguous(dlosses)
+    dx = empty((N, C), x.dtype, x.device)
+    weight, total, weighted = _weights(class_weight, x)
+    threads = _block(N, C)
+    options = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x, dx), weighted
+    pointers = dlosses, x, targets, lse, weight, total, dx
+    _BACKWARD[x.dtype].launch(ceil_div(N, threads[1]), *pointers, N, C, *options, threads=threads)
+    return dx
+
+
+def forward_backward(
+    dlosses: DeviceArray,
+    logits: DeviceArray,
+    targets: DeviceArray,
+    ignore_index: int,
+    label_smoothing: float,
+    class_weight: DeviceArray | None,
+    dlogits: DeviceArray | None = None,
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """``forward`` and ``backward`` in one pass over the logits -> losses (N,), lse (N,), dlogits (N, C).
+
+    ``dlosses`` (N,) must be known before: 1 for the sum, 1 / N for the mean. ``dlogits`` (contiguous, of logits' shape
+    and dtype) receives the gradient; it may be ``logits``.
+    """
+    N, C = logits.shape
+    x, targets, dlosses = contiguous(logits), contiguous(targets), contiguous(dlosses)
+    dx = empty((N, C), x.dtype, x.device) if dlogits is None else dlogits
+    if dx.shape != x.shape or dx.dtype != x.dtype or not dx.contiguous:
+        raise ValueError(f"dlogits must be a contiguous {x.dtype} array of shape {x.shape}, got {dx}")
+    losses, lse = empty(N, x.dtype, x.device), empty(N, x.dtype, x.device)
+    weight, total, weighted = _weights(class_weight, x)
+    limit = _shared_limit(x.device)
+    nbytes = next((n for n in SHARED if C * x.itemsize <= n <= limit), 0)
+    pointers = dlosses, x, targets, weight, total, losses, lse, dx
+    options = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x, dx), weighted
+    _FUSED[x.dtype][nbytes].launch(N, *pointers, C, *options, threads=_block(1, C)[0])
+    return losses, lse, dx
+
+
+@functools.cache
+def _shared_limit(device: int) -> int:
+    """Bytes of dynamic shared memory that a block may have beside the kernel's own."""
+    return SHARED[-1] if SIMULATED else libcuda.device_attribute(libcuda.SHARED_PER_BLOCK, device) - 1024
