@@ -76,7 +76,7 @@ _NUMBERS = ("float64", "int64", "int32", "uint8", "bool")
 
 add = Pointwise("add", _add, like(np.add), 2, later=_NUMBERS)
 sub = Pointwise("sub", _sub, like(np.subtract), 2, later=_NUMBERS[:-1])
-mul = Pointwise("mul", _mul, like(np.multiply), 2, later=(*_NUMBERS, "float32 bool"))
+mul = Pointwise("mul", _mul, like(np.multiply), 2, later=(*_NUMBERS, "float32 bool to float32"))
 div = Pointwise("div", _div, like(np.true_divide), 2, later=("float64", "int64"))
 maximum = Pointwise("maximum", rules.larger, like(np.maximum), 2, later=_NUMBERS)
 minimum = Pointwise("minimum", rules.smaller, like(np.minimum), 2, later=_NUMBERS)
@@ -192,9 +192,9 @@ log10 = Pointwise("log10", rules.of_math("log10"), like(np.log10), 1)
 log1p = Pointwise("log1p", rules.of_math("log1p"), like(np.log1p), 1)
 expm1 = Pointwise("expm1", rules.of_math("expm1"), like(np.expm1), 1)
 sqrt = Pointwise("sqrt", rules.of_math("sqrt"), like(np.sqrt), 1)
-sin = Pointwise("sin", rules.of_math("sin"), like(np.sin), 1, width=1, float64=True)
-cos = Pointwise("cos", rules.of_math("cos"), like(np.cos), 1, width=1, float64=True)
-tan = Pointwise("tan", rules.of_math("tan"), like(np.tan), 1, width=1, float64=True)
+sin = Pointwise("sin", rules.of_math("sin"), like(np.sin), 1, width=1, slow_path=True)
+cos = Pointwise("cos", rules.of_math("cos"), like(np.cos), 1, width=1, slow_path=True)
+tan = Pointwise("tan", rules.of_math("tan"), like(np.tan), 1, width=1, slow_path=True)
 tanh = Pointwise("tanh", rules.of_math("tanh"), like(np.tanh), 1)
 floor = Pointwise("floor", rules.rounding("floor"), like(np.floor), 1, later=("float64", "int64"))
 ceil = Pointwise("ceil", rules.rounding("ceil"), like(np.ceil), 1, later=("float64", "int64"))
@@ -266,8 +266,8 @@ _CAST = Pointwise(
     rules.same,
     floating,
     1,
-    dtypes=(),
-    later=(),
+    dtypes=("float32 to bfloat16", "bfloat16 to float32", "float32 to float16", "float16 to float32"),
+    later=("float32 to float64", "float64 to float32", "float64 to float16", "int64 to float32", "float32 to int64"),
 )
 _FILL = Pointwise("fill", rules.same, floating, 1, later=())
 

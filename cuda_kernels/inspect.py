@@ -75,9 +75,9 @@ class Report:
             found.append(f"{self.registers} registers, {self.kernel.registers} are stated")
         if self.spills:
             found.append(f"{self.spills} bytes of spills")
-        if self.local or self.count("LDL", "STL"):
+        if (self.local or self.count("LDL", "STL")) and not self.kernel.slow_path:
             found.append(f"{self.local} bytes of local memory")
-        if self.float64 and not self.kernel.float64:
+        if self.float64 and not self.kernel.slow_path and not any("float64" in w for w in self.kernel.signature):
             found.append(f"{self.float64} float64 instructions")
         if self.kernel.vector_loads and not self.vector_loads:
             found.append("no 128-bit load")

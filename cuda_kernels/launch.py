@@ -58,14 +58,14 @@ class Kernel:
         flops: Work | None,
         nbytes: Work | None,
         resident: int,
-        float64: bool,
+        slow_path: bool,
     ) -> None:
         self.function = function
         self.name = name
         self.symbol = name.replace(".", "_")
         self.signature = signature
         self.threads = _three(threads)
-        self.float64 = float64 or any("float64" in word for word in signature)
+        self.slow_path = slow_path
         self.launch_bounds = (math.prod(self.threads), resident) if resident else math.prod(self.threads)
         self.registers = registers
         self.shared_bytes = shared_bytes
@@ -184,7 +184,7 @@ def kernel(
     flops: Work | None = None,
     nbytes: Work | None = None,
     resident: int = 0,
-    float64: bool = False,
+    slow_path: bool = False,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``, which holds it to what is stated here.
 
@@ -193,8 +193,8 @@ def kernel(
     factory makes; the file's name comes before it. ``shared_bytes``: dynamic shared memory. ``fastmath``: approximate
     functions, flushed subnormals. ``vector_loads``: it must load 128 bits at once. ``capability``: the oldest compute
     capability. ``flops``, ``nbytes``: a launch's work, from its arguments. ``resident``: as few registers as this
-    number of blocks needs to share a multiprocessor (default: as many as the compiler likes). ``float64``: it may
-    compute in float64 without float64 arguments, as libdevice does on rare paths.
+    number of blocks needs to share a multiprocessor (default: as many as the compiler likes).
+    ``slow_path``: what libdevice does for rare arguments may take local memory, and float64.
     """
 
     def declare(function: Callable[..., None]) -> Kernel:
@@ -214,7 +214,7 @@ def kernel(
             flops,
             nbytes,
             resident,
-            float64,
+            slow_path,
         )
         KERNELS[full] = made
         return made

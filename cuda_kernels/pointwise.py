@@ -48,9 +48,9 @@ class Pointwise:
     """An elementwise operation; call it with arrays and numbers. See the module.
 
     ``resolve``: the dtypes to compute in (see ``like``, ``floating``). ``dtypes``: the arrays' dtypes for which kernels
-    exist from the start, ``later`` those whose kernels are made when first used: "float32", or "float32 bool".
+    exist from the start, ``later`` those whose kernels are made when first used: "float32", "float32 bool to float32".
     ``registers`` of a thread. ``width``: elements of a thread, 4 or 1. ``marks``: write only where the rule is true.
-    ``float64``: the rule may compute in float64 on a rare path.
+    ``slow_path``: see ``launch.kernel``.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Pointwise:
         registers64: int = 64,
         width: int = 4,
         marks: bool = False,
-        float64: bool = False,
+        slow_path: bool = False,
     ) -> None:
         self.name = name
         self.rule = rule
@@ -76,7 +76,7 @@ class Pointwise:
         self.registers64 = registers64
         self.width = width
         self.marks = marks
-        self.float64 = float64
+        self.slow_path = slow_path
         self.family = sys._getframe(1).f_globals
         self.module = self.family["__name__"].rpartition(".")[2]
         self._variants: dict[tuple[Any, ...], Variant] = {}
@@ -86,10 +86,11 @@ class Pointwise:
             launch.LATER[f"{self.module}.{name}_{words.replace(' ', '_')}"] = functools.partial(self._declared, words)
 
     def _declared(self, words: str) -> launch.Kernel:
-        names = words.split()
-        names *= self.inputs if len(names) == 1 else 1
-        found = [BFLOAT16 if n == "bfloat16" else np.dtype(n) for n in names]
-        return self.variant(tuple(found)).kernel
+        names, _, out = words.partition(" to ")
+        found = tuple(BFLOAT16 if n == "bfloat16" else np.dtype(n) for n in [*names.split(), *out.split()])
+        inputs = found[: len(names.split())]
+        inputs *= self.inputs if len(inputs) == 1 else 1
+        return self.variant(inputs, found[-1] if out else None).kernel
 
     def variant(self, kinds: tuple[Any, ...], out: np.dtype[Any] | None = None) -> Variant:
         """The kernel for inputs of these dtypes (``int`` and ``float`` for numbers) and a result of ``out``."""
@@ -173,7 +174,7 @@ class Variant:
             threads=THREADS,
             registers=operation.registers64 if wide else operation.registers,
             name=_name(operation.name, stored, result),
-            float64=operation.float64,
+            slow_path=operation.slow_path,
             vector_loads=operation.width == 4 and any(dtype.itemsize >= 4 for dtype in stored),
         )(names["run"])
 
