@@ -1,0 +1,118 @@
+"""Scaled dot-product attention and its gradient, without ever storing the Tq x Tk matrix.
+
+    s_ij = scale q_i . k_j        p_ij = exp(s_ij - lse_i),  lse_i = log sum_j exp s_ij        y_i = sum_j p_ij v_j
+    causal: key j is seen by the queries i >= j.  dropout: y_i = sum_j p_ij m_ij v_j with m_ij = 0 or 1 / (1 - p).
+
+    delta_i = dy_i . y_i      ds_ij = p_ij (m_ij dy_i . v_j - delta_i)
+    dq_i = scale sum_j ds_ij k_j       dk_j = scale sum_i ds_ij q_i       dv_j = sum_i p_ij m_ij dy_i
+
+``flash.py`` computes this on tiles, ``attention_rows.py`` row by row where tiles do not pay or D is larger than theirs.
+Gradients are two passes, one over the queries (dq) and one over the keys (dk, dv): each sum is a block's own, in a fixed
+order, without atomics.
+
+Sources: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023); Ainslie et al., "GQA" (2023).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import attention_rows, flash
+from .array import DeviceArray, copy, empty
+
+SMALL = 1 << 18  # multiply-adds of all scores: below, a thread for each row is enough
+
+
+def forward(
+    q: DeviceArray,
+    k: DeviceArray,
+    v: DeviceArray,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[DeviceArray, DeviceArray]:
+    """softmax(scale q k^T) v, with dropout on the probabilities.
+
+    Args:
+        q: (B, H, Tq, D); k, v: (B, Hkv, Tk, D) with H a multiple of Hkv; float32 or float64, any strides (copied only
+            if the last dimension is not contiguous).
+        causal: query i sees the keys j <= i, as in PyTorch also where Tq and Tk differ.
+        dropout_p, seed, offset: a probability is zeroed or divided by 1 - p; element (b, h, i, j) of the (B, H, Tq, Tk)
+            mask is drawn as by the CPU backend, to the bit.
+
+    Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
+    the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
+    """
+    B, Hq, Tq, D = q.shape
+    y = empty((B, Tq, Hq, D), q.dtype, q.device)
+    lse = empty((B, Hq, Tq), q.dtype, q.device)
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    settings = _settings(q, k, causal, scale, dropout_p, seed, offset)
+    if use_tiles(q, k):
+        flash.forward(y, lse, q, k, v, settings)
+    else:
+        arguments = (*settings, *_steps(q, k, v))
+        attention_rows.FORWARD[q.dtype].launch(-(-lse.size // 32), y, lse, q, k, v, lse.size, *arguments, threads=32)
+    return y.swapaxes(1, 2), lse
+
+
+def backward(
+    dy: DeviceArray,
+    q: DeviceArray,
+    k: DeviceArray,
+    v: DeviceArray,
+    out: DeviceArray,
+    lse: DeviceArray,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
+
+    Arguments as given to and returned by ``forward``; the dropout mask is drawn again.
+    """
+    B, Hq, Tq, D = q.shape
+    H, Tk = k.shape[1:3]
+    dq = empty((B, Tq, Hq, D), q.dtype, q.device)
+    dk, dv = (empty((B, Tk, H, D), q.dtype, q.device) for _ in range(2))
+    delta = empty((B, Hq, Tq), q.dtype, q.device)
+    dy, q, k, v, out = _rows(dy), _rows(q), _rows(k), _rows(v), _rows(out)
+    settings = _settings(q, k, causal, scale, dropout_p, seed, offset)
+    if use_tiles(q, k):
+        flash.backward(dq, dk, dv, delta, dy, q, k, v, out, lse, settings)
+    else:
+        arguments = (*settings, *_steps(dy, q, k, v, out))
+        queries, keys = attention_rows.QUERIES[q.dtype], attention_rows.KEYS[q.dtype]
+        queries.launch(-(-lse.size // 32), dq, delta, dy, q, k, v, out, lse, lse.size, *arguments, threads=32)
+        arguments, rows = arguments[:-3], B * H * Tk
+        keys.launch(-(-rows // 32), dk, dv, dy, q, k, v, lse, delta, rows, *arguments, threads=32)
+    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+
+
+def use_tiles(q: DeviceArray, k: DeviceArray) -> bool:
+    """Whether ``flash.py`` computes heads of these sizes."""
+    return 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and q.size * k.shape[2] > SMALL and flash.fits(q.device)
+
+
+def _rows(x: DeviceArray) -> DeviceArray:
+    """x (B, heads, T, D) with contiguous rows."""
+    return x if x.steps[-1] == 1 or x.shape[-1] <= 1 else copy(x)
+
+
+def _steps(*operands: DeviceArray) -> list[int]:
+    return [step for x in operands for step in x.steps[:3]]
+
+
+def _settings(q: DeviceArray, k: DeviceArray, causal: bool, scale: float, p: float, seed: int, offset: int) -> tuple[Any, ...]:
+    """Sizes and options, as all kernels take them."""
+    real = q.dtype.type
+    kept = real(1) / (real(1) - real(p)) if p < 1 else real(0)
+    Hq, Tq, D = q.shape[1:]
+    threshold = float(np.float32(p))
+    return (Hq, k.shape[1], Tq, k.shape[2], D, int(causal), threshold, int(seed), int(offset), float(scale), float(kept))
