@@ -24,6 +24,7 @@ written by ``pointwise_source.py`` for a number of inputs; which dimensions it s
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,9 +37,9 @@ from .language import cuda
 from .layout import GATHER, NUMBER, VECTOR
 
 THREADS = 256
+FLOAT32_END = 2.0**128 - 2.0**103  # from here on, and for NaN, float32 has no finite number
 FEW_GROUPS = 4096  # for these or fewer, blocks of one warp: they spread over more multiprocessors
 BFLOAT16 = conversion.BFLOAT16
-FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 
 Rule = Callable[[Any], Callable[..., Any]]  # from the type of the computation to the function of numbers
 Resolve = Callable[..., tuple[np.dtype[Any], ...]]  # from dtypes (or int, float) to those of the computation, and z's
@@ -257,8 +258,8 @@ def number_word(computed: np.dtype[Any]) -> str:
 def as_number(x: Any, computed: np.dtype[Any]) -> int | float:
     """A number as a kernel's argument; OverflowError if the integer dtype cannot hold it."""
     if computed.kind == "f":
-        with np.errstate(all="ignore"):
-            return float(computed.type(x))
+        value = float(x)
+        return value if computed.itemsize == 8 or abs(value) < FLOAT32_END else value * math.inf
     if computed.kind == "b":
         return int(bool(x))
     info = np.iinfo(computed)

@@ -219,6 +219,13 @@ def test_integers(dtype):
                 getattr(elementwise, name)(from_host(x), divisor)
 
 
+def test_numbers_beyond_float32():
+    for number in (1e39, -1e39, 3.4028235677973365e38, np.nan, np.inf):
+        found = to_host(elementwise.mul(from_host(np.ones(2, np.float32)), number))
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(found, np.float32(number))
+
+
 def test_numbers_that_an_integer_dtype_cannot_hold():
     x = np.arange(5, dtype=np.uint8)
     with pytest.raises(OverflowError, match="Python integer 300 out of bounds for uint8"):
