@@ -1,0 +1,39 @@
+"""Group normalisation of x (N, C, S): the channels are G groups of neighbours, and the C / G * S values of each group
+of each sample are a row that ``layer_norm``'s kernels normalise to xhat. Then y = xhat * weight + bias by channel.
+
+    dx: layer_norm's, for g = dy * weight      dweight = sum over N and S of dy * xhat      dbias = of dy
+
+Source: Wu & He, "Group normalization" (2018).
+"""
+
+from __future__ import annotations
+
+from . import channels, layer_norm
+from .array import DeviceArray, contiguous, zeros
+
+
+def forward(
+    x: DeviceArray, weight: DeviceArray, bias: DeviceArray, groups: int, eps: float
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """x (N, C, S), weight and bias (C,) -> y (N, C, S), mean and rstd (N * groups,); all of x's dtype."""
+    N, C, S = x.shape
+    rows = contiguous(x).reshape(N * groups, C // groups * S)
+    y, mean, rstd = layer_norm.forward(rows, None, None, eps)
+    y = DeviceArray(y.memory, x.shape, x.dtype)
+    none = zeros(1, x.dtype, x.device)
+    channels.affine(y, none, contiguous(weight), contiguous(bias), 0, max(C, 1), y)
+    return y, mean, rstd
+
+
+def backward(
+    dy: DeviceArray, x: DeviceArray, weight: DeviceArray, mean: DeviceArray, rstd: DeviceArray
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """dy, x (N, C, S) and mean, rstd of ``forward`` -> dx (N, C, S), dweight (C,), dbias (C,)."""
+    N, C, _ = x.shape
+    dy, x = contiguous(dy), contiguous(x)
+    rows = (mean.size, x.size // max(mean.size, 1))
+    g = channels.times(dy, contiguous(weight)).reshape(rows)
+    dx = layer_norm.backward(g, x.reshape(rows), None, mean, rstd)[0]
+    groups = mean.size // max(N, 1)
+    dbias, dweight = channels.sums("slopes", dy, x, mean, rstd, groups, C // max(groups, 1) or 1)
+    return DeviceArray(dx.memory, x.shape, x.dtype), dweight, dbias
