@@ -37,10 +37,11 @@ def _adagrad(real: Any) -> Kernel:
         if weight_decay != real(0):
             g = g + product(weight_decay, p)
         s = s + product(g, g)
-        root = math.sqrt(s) + eps
-        return p - product(lr, g) / root, s, unused
+        return p - product(lr, g) / (math.sqrt(s) + eps), s, unused
 
-    return updater("adagrad", real, 1, element, {np.float32: 32, np.float64: 48}[real])
+    if real is np.float32:
+        return updater("adagrad", real, 1, element, registers=32)
+    return updater("adagrad", real, 1, element, registers=64, resident=4)  # left alone, ptxas uses local memory
 
 
 _STEP = {np.dtype(real): _adagrad(real) for real in REALS}

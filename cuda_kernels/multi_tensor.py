@@ -27,7 +27,7 @@ from .launch import Kernel, kernel
 from .rows import ceil_div
 from .streams import Event
 
-CHUNK = 4096  # elements: 16 for each thread of a block, and enough blocks for a card from a million elements on
+CHUNK = 4096  # elements: 16 for each thread, and a million of them are enough blocks for a card
 THREADS = 256
 COLUMNS = 8  # numbers in a row of scalars, as the kernels get it
 REALS = (np.float32, np.float64)
@@ -61,7 +61,9 @@ def row_of(scalars: Any, tensor: Any) -> Scalars:
     )  # fmt: skip
 
 
-def updater(name: str, real: Any, states: int, element: Callable[..., Any], registers: int) -> Kernel:
+def updater(
+    name: str, real: Any, states: int, element: Callable[..., Any], registers: int, resident: int = 0
+) -> Kernel:
     """The kernel of one optimizer.
 
     ``element(row, p, g, s, t)``: new (p, s, t) of one element, where s and t are its states; ``states`` (0 to 2) is how
@@ -89,7 +91,7 @@ def updater(name: str, real: Any, states: int, element: Callable[..., Any], regi
 
     @kernel(
         "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=registers, name=f"{name}_{real.__name__}", vector_loads=True,
+        threads=THREADS, registers=registers, name=f"{name}_{real.__name__}", vector_loads=True, resident=resident,
     )  # fmt: skip
     def step(addresses, sizes, grads, chunks, scalars, length):
         """``addresses`` (tensors, 1 + states); ``chunks`` (chunks, 2): the tensor, and which of its chunks."""
@@ -176,6 +178,36 @@ class Upload:
         return arrived
 
 
+class Cut:
+    """Tensors of these sizes cut into chunks of ``length`` elements, on a device.
+
+    ``chunks`` int32 (count, 2): the tensor, and which of its chunks; ``device_sizes`` int64 (tensors,); ``starts``
+    int64 (tensors + 1,): the tensors' first chunks.
+    """
+
+    def __init__(self, sizes: Sequence[int], length: int, device: int) -> None:
+        self.sizes: list[int] = list(sizes)
+        self.length: int = length
+        count = (np.array(self.sizes, np.int64) + (length - 1)) // length
+        starts = np.append(0, count.cumsum())
+        tensor = np.repeat(np.arange(count.size), count)
+        chunks = np.stack([tensor, np.arange(tensor.size) - starts[tensor]], axis=1)
+        self.count: int = len(chunks)
+        self.longest: int = min(max(self.sizes, default=0), length)
+        self.chunks: DeviceArray = from_host(chunks.astype(np.int32), device)
+        self.device_sizes: DeviceArray = from_host(np.array(self.sizes, np.int64), device)
+        self.starts: DeviceArray = from_host(starts, device)
+
+    def threads(self, width: int) -> int:
+        """The threads of a block, if each takes ``width`` elements at a time."""
+        return block_of(ceil_div(self.longest, width))
+
+
+def block_of(threads: int) -> int:
+    """The size of a block of at least so many threads, up to ``THREADS``."""
+    return min(THREADS, 32 * max(1, ceil_div(threads, 32)))
+
+
 class Table:
     """Addresses and chunks of the arrays that one launch updates; build it once, use it for many steps.
 
@@ -200,15 +232,9 @@ class Table:
                 if not array.writeable:
                     raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
         self.states: int = len(states)
-        self.sizes: list[int] = [p.size for p in params]
-        self.chunk: int = CHUNK
+        self.cut: Cut = Cut([p.size for p in params], CHUNK, self.device)
         addresses = np.array([[array.pointer for array in column] for column in self.arrays], np.int64)
         self.addresses: DeviceArray = from_host(np.ascontiguousarray(addresses.T), self.device)
-        self.device_sizes: DeviceArray = from_host(np.array(self.sizes, np.int64), self.device)
-        cut = cut_chunks(self.sizes, self.chunk)
-        self.count: int = len(cut)
-        self.chunks: DeviceArray = from_host(cut, self.device)
-        self.longest: int = min(max(self.sizes, default=0), self.chunk)
         self._upload: Upload | None = None
 
     def check(self, grads: Sequence[DeviceArray], scalars: np.ndarray, columns: int) -> None:
@@ -217,18 +243,19 @@ class Table:
         grads:   one array for each parameter: the table's dtype and device, as many elements, C-contiguous
         scalars: float64 NumPy (number of parameters, columns); a row is the same for all elements of a parameter
         """
-        if len(grads) != len(self.sizes) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
+        sizes = self.cut.sizes
+        if len(grads) != len(sizes) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
             raise ValueError(
                 f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
-                f"{len(self.sizes)} gradients and float64 scalars of shape ({len(self.sizes)}, {columns})"
+                f"{len(sizes)} gradients and float64 scalars of shape ({len(sizes)}, {columns})"
             )
-        for i, (size, g) in enumerate(zip(self.sizes, grads, strict=True)):
+        for i, (size, g) in enumerate(zip(sizes, grads, strict=True)):
             self._check_array(i, g, size)
 
     def send(self, grads: Sequence[DeviceArray], scalars: np.ndarray, *more: np.ndarray) -> list[DeviceArray]:
         """The gradients' addresses, the scalars in the table's dtype with ``COLUMNS`` columns, and ``more``: on the
         device from the next launch on."""
-        rows = np.zeros((len(self.sizes), COLUMNS), self.dtype)
+        rows = np.zeros((len(grads), COLUMNS), self.dtype)
         rows[:, : scalars.shape[1]] = scalars
         parts = (np.array([g.pointer for g in grads], np.int64), rows, *more)
         if self._upload is None:
@@ -237,11 +264,11 @@ class Table:
 
     def launch(self, step: Kernel, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
         """Start a kernel of ``updater`` for the states that the table has."""
-        if self.count:
+        cut = self.cut
+        if cut.count:
             addresses, rows = self.send(grads, scalars)
-            threads = threads_for(self.longest, WORDS[self.dtype.type].width)
-            arguments = (self.addresses, self.device_sizes, addresses, self.chunks, rows, self.chunk)
-            step.launch(self.count, *arguments, threads=threads)
+            arguments = self.addresses, cut.device_sizes, addresses, cut.chunks, rows, cut.length
+            step.launch(cut.count, *arguments, threads=cut.threads(WORDS[self.dtype.type].width))
 
     def _check_array(self, i: int, array: DeviceArray, size: int) -> None:
         if array.dtype != self.dtype:
@@ -252,16 +279,3 @@ class Table:
             raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; contiguous() makes it so")
         if array.device != self.device:
             raise ValueError(f"array {i} is on cuda:{array.device}, the table on cuda:{self.device}")
-
-
-def cut_chunks(sizes: Sequence[int], length: int) -> np.ndarray:
-    """int32 (chunks, 2): the tensor, and which of its chunks."""
-    count = (np.array(sizes, np.int64) + (length - 1)) // length
-    tensor = np.repeat(np.arange(count.size), count)
-    number = np.arange(tensor.size) - np.repeat(count.cumsum() - count, count)
-    return np.stack([tensor, number], axis=1).astype(np.int32)
-
-
-def threads_for(length: int, width: int) -> int:
-    """The threads of a block whose longest chunk has this length, each taking ``width`` elements at a time."""
-    return min(THREADS, 32 * max(1, ceil_div(length, 32 * width)))

@@ -1,0 +1,179 @@
+"""LAMB and LARS for all parameters, in three launches: the moments, the tensors' ratios, the step.
+
+For each element, with the parameter's own scalars (see ``SCALARS``), the first launch computes
+
+    LAMB (the table holds m and v)                      LARS (the table holds m)
+    m <- beta1 * m + (1 - beta1) * g                    m <- beta1 * m + (1 - beta1) * (g + weight_decay * p)
+    v <- beta2 * v + (1 - beta2) * g * g                u  = m
+    u  = (m / correction) / (sqrt(v) / root + eps) + weight_decay * p
+
+and for each chunk the sums of the squares of p and u; the second adds them up for each tensor; the third computes u
+again and makes the step
+
+    p <- p - lr * ratio * u       ratio = min(norm(p) / norm(u), max_trust_ratio), 1 if one of the norms is 0
+
+with correction = 1 - beta1^t and root = sqrt(1 - beta2^t). Squares are summed in float64, in an order that depends on
+the tensor's size alone. m, v and, but for the ratio's last bit, p are those of the CPU backend.
+
+Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes" (2020), algorithms 1 and
+2; LARS is of You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .array import DeviceArray, empty
+from .collective import block_sum
+from .language import cuda, device_function, math
+from .launch import Kernel, kernel
+from .multi_tensor import REALS, THREADS, WORDS, Table, block_of, row_of
+from .rows import ceil_div
+
+__all__ = ["SCALARS", "Table", "step"]
+
+SCALARS = ("lr", "weight_decay", "beta1", "beta2", "correction", "root", "eps", "max_trust_ratio")
+"""The columns of ``scalars``, one row for each parameter."""
+
+
+class _Kernels(NamedTuple):
+    moments: Kernel
+    descend: Kernel
+
+
+def _ratios(real: Any) -> Kernel:
+    @kernel(
+        "float64*", "int64*", "float64*", f"{real.__name__}*",
+        threads=THREADS, registers=32, name=f"ratios_{real.__name__}",
+    )  # fmt: skip
+    def ratios(sums, starts, limits, steps):
+        """``starts`` (tensors + 1): the tensors' first chunks; ``limits`` (tensors, 2): lr and max_trust_ratio."""
+        partial = cuda.shared.array(32, np.float64)
+        tensor = cuda.blockIdx.x
+        of_p, of_u = np.float64(0), np.float64(0)
+        chunk = starts[tensor] + cuda.threadIdx.x
+        while chunk < starts[tensor + 1]:
+            of_p += sums[2 * chunk]
+            of_u += sums[2 * chunk + 1]
+            chunk += cuda.blockDim.x
+        of_p, of_u = math.sqrt(block_sum(of_p, partial)), math.sqrt(block_sum(of_u, partial))
+        ratio = np.float64(1)
+        if of_p > 0 and of_u > 0:
+            ratio = of_p / of_u
+            if ratio > limits[2 * tensor + 1]:
+                ratio = limits[2 * tensor + 1]
+        if cuda.threadIdx.x == 0:
+            steps[tensor] = real(limits[2 * tensor] * ratio)
+
+    return ratios
+
+
+def _lamb(real: Any, lamb: bool) -> _Kernels:
+    """``lamb``: with v in the table. Rows of the kernels: weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, correction,
+    root, eps."""
+    pointer, product = WORDS[real].pointer, WORDS[real].product
+    columns, itemsize = 3 if lamb else 2, np.dtype(real).itemsize
+    name = f"{'lamb' if lamb else 'lars'}_{{}}_{real.__name__}"
+
+    @device_function
+    def direction(row, p, m, v):
+        if lamb:
+            return m / row[5] / (math.sqrt(v) / row[6] + row[7]) + product(row[0], p)
+        return m
+
+    @device_function
+    def arrays_of(addresses, tensor, first):
+        p = addresses[tensor * columns] + first * itemsize
+        m = addresses[tensor * columns + 1] + first * itemsize
+        v = m
+        if lamb:
+            v = addresses[tensor * columns + 2] + first * itemsize
+        return pointer(p), pointer(m), pointer(v)
+
+    @kernel(
+        "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "float64*", "int32",
+        threads=THREADS, registers=64, name=name.format("moments"),
+    )  # fmt: skip
+    def moments(addresses, sizes, grads, chunks, scalars, sums, length):
+        """``sums`` (chunks, 2): the squares of p and of u."""
+        partial = cuda.shared.array(32, np.float64)
+        tensor = chunks[2 * cuda.blockIdx.x]
+        first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
+        n = np.int32(min(np.int64(length), sizes[tensor] - first))
+        row = row_of(scalars, tensor)
+        p, m, v = arrays_of(addresses, tensor, first)
+        g = pointer(grads[tensor] + first * itemsize)
+        of_p, of_u = np.float64(0), np.float64(0)
+        i = cuda.threadIdx.x
+        while i < n:
+            p_one, g_one, m_one = p[i], g[i], m[i]
+            v_one = m_one
+            if lamb:
+                m_one = product(row[1], m_one) + product(row[2], g_one)
+                v_one = product(row[3], v[i]) + product(product(row[4], g_one), g_one)
+                v[i] = v_one
+            else:
+                m_one = product(row[1], m_one) + product(row[2], g_one + product(row[0], p_one))
+            m[i] = m_one
+            u = np.float64(direction(row, p_one, m_one, v_one))
+            of_p += np.float64(p_one) * np.float64(p_one)
+            of_u += u * u
+            i += cuda.blockDim.x
+        of_p, of_u = block_sum(of_p, partial), block_sum(of_u, partial)
+        if cuda.threadIdx.x == 0:
+            sums[2 * cuda.blockIdx.x] = of_p
+            sums[2 * cuda.blockIdx.x + 1] = of_u
+
+    @kernel(
+        "int64*", "int64*", "int32*", f"{real.__name__}*", f"{real.__name__}*", "int32",
+        threads=THREADS, registers=48, name=name.format("step"),
+    )  # fmt: skip
+    def descend(addresses, sizes, chunks, scalars, steps, length):
+        tensor = chunks[2 * cuda.blockIdx.x]
+        first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
+        n = np.int32(min(np.int64(length), sizes[tensor] - first))
+        row = row_of(scalars, tensor)
+        p, m, v = arrays_of(addresses, tensor, first)
+        i = cuda.threadIdx.x
+        while i < n:
+            p_one, m_one = p[i], m[i]
+            v_one = m_one
+            if lamb:
+                v_one = v[i]
+            p[i] = p_one - product(steps[tensor], direction(row, p_one, m_one, v_one))
+            i += cuda.blockDim.x
+
+    return _Kernels(moments, descend)
+
+
+_RATIOS = {np.dtype(real): _ratios(real) for real in REALS}
+_KERNELS = {(np.dtype(real), 1 + lamb): _lamb(real, lamb) for real in REALS for lamb in (False, True)}
+
+
+def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+    """Update the parameters and their moments in place; arguments as ``Table.check``.
+
+    Raises ValueError or TypeError, naming the position, before anything is changed.
+    """
+    table.check(grads, scalars, len(SCALARS))
+    cut = table.cut
+    if not cut.count:
+        return
+    lr, weight_decay, beta1, beta2, correction, root, eps, limit = scalars.T
+    rows = np.stack([weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, correction, root, eps], axis=1)
+    addresses, rows_there, limits = table.send(grads, rows, np.stack([lr, limit], axis=1))
+    sums = empty((cut.count, 2), np.float64, table.device)
+    steps = empty(len(grads), table.dtype, table.device)
+    kernels, threads = _KERNELS[table.dtype, table.states], cut.threads(4)
+    kernels.moments.launch(
+        cut.count, table.addresses, cut.device_sizes, addresses, cut.chunks, rows_there, sums, cut.length,
+        threads=threads,
+    )  # fmt: skip
+    most = ceil_div(max(cut.sizes), cut.length)
+    _RATIOS[table.dtype].launch(len(grads), sums, cut.starts, limits, steps, threads=block_of(most))
+    kernels.descend.launch(
+        cut.count, table.addresses, cut.device_sizes, cut.chunks, rows_there, steps, cut.length, threads=threads
+    )
