@@ -175,15 +175,15 @@ def scatter_winners(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> 
     return at.winners(_flat_places(shape, axis, indices), math.prod(shape)).reshape(indices.shape)
 
 
-@kernel("int64*", "int64*", *["uint32"] * RANK, *["int64"] * (RANK + 2), threads=THREADS, registers=32)
-def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, step):
-    """places[i] = sum of coordinate * stride, and of the index * step; negative indices count from the end."""
+@kernel("int64*", "int64*", *["uint32"] * RANK, *["int64"] * (RANK + 3), threads=THREADS, registers=32)
+def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, step, base):
+    """places[i] = base + sum of coordinate * stride + index * step; negative indices count from the end."""
     i = cuda.grid(1)
     if i < n:
         place = indices[i]
         if place < 0:
             place += size
-        place *= step
+        place = base + place * step
         rest = np.uint32(i)
         outer = rest // n4
         place += np.int64(rest - outer * n4) * s4
@@ -206,21 +206,28 @@ def _flat_places(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> Dev
     strides = contiguous_strides(shape, 1)
     kept = tuple(0 if d == axis % len(shape) else stride for d, stride in enumerate(strides))
     dimensions = collapse(indices.shape, contiguous_strides(indices.shape, 1), kept)
-    if len(dimensions) > RANK or indices.size > MOST_WORDS:
-        raise ValueError(f"indexing along {axis}: index shape {indices.shape} has too many dimensions or elements")
-    dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
-    flat_places.launch(
-        ceil_div(places.size, THREADS),
-        places,
-        indices,
-        places.size,
-        *(d.n for d in dimensions[1:]),
-        *(d.sx for d in dimensions),
-        shape[axis],
-        strides[axis],
-        threads=threads(places.size),
-    )
+    _fill_places(places, indices.reshape(indices.size), dimensions, 0, shape[axis], strides[axis])
     return places
+
+
+def _fill_places(
+    places: DeviceArray, indices: DeviceArray, dimensions: list[Dimension], base: int, size: int, step: int
+) -> None:
+    """One launch, or one for each coordinate of the outer dimension if one cannot count so many."""
+    n = places.size
+    if len(dimensions) > RANK or (n > MOST_WORDS and len(dimensions) > 1):
+        outer, *inner = dimensions
+        each = n // outer.n
+        for i in range(outer.n):
+            part = slice(i * each, (i + 1) * each)
+            _fill_places(places[part], indices[part], inner, base + i * outer.sx, size, step)
+        return
+    dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
+    counts, coordinate_strides = (d.n for d in dimensions[1:]), (d.sx for d in dimensions)
+    used = threads(n)
+    flat_places.launch(
+        ceil_div(n, THREADS), places, indices, n, *counts, *coordinate_strides, size, step, base, threads=used
+    )
 
 
 # Sorting, one-hot -----------------------------------------------------------------------------------------------------

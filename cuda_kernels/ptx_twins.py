@@ -12,16 +12,16 @@ from . import memory, simulator
 from .simulator import Pointer, SharedArray, SimulationError
 
 
-def _loader(n: int) -> Callable[[Any, int], tuple[Any, ...]]:
-    def load(p: Any, i: int) -> tuple[Any, ...]:
+def _loader(n: int) -> Callable[[Any, Any], tuple[Any, ...]]:
+    def load(p: Any, i: Any) -> tuple[Any, ...]:
         _check_alignment(p, i, n)
         return tuple([p[i + k] for k in range(n)])
 
     return load
 
 
-def _storer(n: int) -> Callable[[Any, int, tuple[Any, ...]], None]:
-    def store(p: Any, i: int, values: tuple[Any, ...]) -> None:
+def _storer(n: int) -> Callable[[Any, Any, tuple[Any, ...]], None]:
+    def store(p: Any, i: Any, values: tuple[Any, ...]) -> None:
         if len(values) != n:
             raise SimulationError(f"store{n} got {len(values)} values")
         _check_alignment(p, i, n)
@@ -31,7 +31,7 @@ def _storer(n: int) -> Callable[[Any, int, tuple[Any, ...]], None]:
     return store
 
 
-def _check_alignment(p: Any, i: int, n: int) -> None:
+def _check_alignment(p: Any, i: Any, n: int) -> None:
     if isinstance(p, Pointer):
         p.place(i, n)
         address, width = p.address(i), n * p.view.itemsize
@@ -75,7 +75,7 @@ def float_to_float16(x: Any) -> np.uint16:
 
 def float_to_bfloat16(x: Any) -> np.uint16:
     """The uint16 bits of float32 ``x`` rounded to bfloat16."""
-    return np.asarray(np.float32(x)).astype(ml_dtypes.bfloat16).view(np.uint16)[()]
+    return np.uint16(np.asarray(np.float32(x)).astype(ml_dtypes.bfloat16).view(np.uint16)[()])
 
 
 def float_as_int(x: Any) -> np.int32:

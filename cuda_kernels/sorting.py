@@ -11,6 +11,8 @@ inverted. Equal keys keep the order of their indices.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .array import DeviceArray, empty
@@ -138,9 +140,9 @@ MOST_ROWS = 65535  # of a launch
 def sort_rows(x: DeviceArray, descending: bool = False) -> tuple[DeviceArray, DeviceArray]:
     """x (rows, n), contiguous -> the sorted keys (unsigned) and the indices (int64) that sort each row, stably."""
     rows, n = x.shape
-    word = np.dtype(np.uint32 if x.itemsize < 8 else np.uint64)
+    word: np.dtype[Any] = np.dtype(np.uint32 if x.itemsize < 8 else np.uint64)
     keys, order = empty(x.shape, word, x.device), empty(x.shape, np.int64, x.device)
-    inverted = int(np.iinfo(word).max) if descending else 0
+    inverted = (1 << 8 * word.itemsize) - 1 if descending else 0
     _KEY[x.dtype].launch(-(-x.size // THREADS), x, keys, x.size, inverted, threads=threads(x.size))
     if not x.size:
         return keys, order

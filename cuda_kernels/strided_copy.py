@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,12 @@ MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
 SHORTEST, LEAST = 16, 4096  # below these lengths and sizes tiles do not pay
 MOST_LAUNCHES = 64  # of transposes, where several outer dimensions are left
 MOST_BLOCKS = 65535  # of a grid's second and third size
-WIDTHS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+WIDTHS: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+}
 
 
 def threads(n: int) -> int:

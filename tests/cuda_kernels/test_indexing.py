@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from minigrad import cuda_kernels
+
+if not cuda_kernels.availability()[0]:
+    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
+
 from minigrad.cpu_kernels import indexing as cpu
 from minigrad.cuda_kernels import array, places, simulator, sorting
 from minigrad.cuda_kernels import indexing as cuda
@@ -94,6 +99,16 @@ def test_what_a_launch_cannot_address_goes_in_parts(monkeypatch):
     cuda.assign_at(moved, (slice(None), array.from_host(where[1:])), 7.0)
     x[:, where[1:]] = 7
     np.testing.assert_array_equal(array.to_host(moved), x)
+
+
+def test_gather_of_many_dimensions(monkeypatch):
+    x = np.random.default_rng(0).standard_normal((3,) * 7)
+    indices = np.random.default_rng(1).integers(-3, 3, (2,) * 6 + (4,))
+    expected = np.take_along_axis(x[(slice(2),) * 6], indices, 6)
+    for most in (2**31 - 1, 5):
+        monkeypatch.setattr(cuda, "MOST_WORDS", most)
+        found = cuda.gather(array.from_host(x), 6, array.from_host(indices))
+        np.testing.assert_array_equal(array.to_host(found), expected)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
+from minigrad import cuda_kernels
+
+if not cuda_kernels.availability()[0]:
+    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
+
 from minigrad.cpu_kernels import movement as cpu
 from minigrad.cuda_kernels import array, simulator
 from minigrad.cuda_kernels import ladder_transpose as ladder
