@@ -50,6 +50,22 @@ def unique_id() -> bytes:
     return identifier
 
 
+def check_device(device: Device) -> None:
+    """Raise DeviceError, saying what is missing, if NCCL cannot work on a CUDA device here.
+
+    It needs CuPy, NCCL, the driver and the GPU, but none of minigrad's kernels.
+    """
+    from minigrad.cuda_kernels import driver
+
+    _load()
+    try:
+        count = driver().devices
+    except OSError as error:
+        raise DeviceError(f"device {device} cannot be used: {error}") from error
+    if device.index >= count:
+        raise DeviceError(f"device {device} cannot be used: the NVIDIA driver shows {count} devices")
+
+
 class NcclCommunicator(Communicator):
     """The GPUs of ``world_size`` processes; ``device`` is this rank's, ``unique_id`` the same on all ranks.
 

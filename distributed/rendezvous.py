@@ -319,10 +319,10 @@ def _nccl(exchange: Exchange, place: Place, device: Device, deadline: float, tim
 
     Each value begins with a byte that says whether the rank is ready, so that one without a GPU strands nobody.
     """
-    from .nccl import NcclCommunicator, unique_id
+    from .nccl import NcclCommunicator, check_device, unique_id
 
     try:
-        device.kernels  # noqa: B018  raises DeviceError, saying what is missing
+        check_device(device)
         value = b"+" + (unique_id() if place.rank == 0 else b"")
     except Exception as error:
         value = b"-" + f"{device}: {type(error).__name__}: {error}".encode()[:512]

@@ -242,18 +242,19 @@ def gpus(monkeypatch):
     monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
     monkeypatch.setattr(nccl_launch, "_pointer", lambda array: array.ctypes.data)
     monkeypatch.setattr(minigrad.cuda_kernels, "driver", lambda: minigrad.cuda_kernels.Driver((13, 0), 4))
-    for index in range(4):
-        monkeypatch.setitem(Device(f"cuda:{index}").__dict__, "kernels", object())
     yield machine
     machine.shut()
 
 
-def ranks(n: int, **options: Any) -> list[Any]:
+def ranks(n: int, devices: dict[int, str] | None = None, **options: Any) -> list[Any]:
+    """What each rank of a world had, or its error; ``devices``: of the ranks that ask for one of their own."""
     out: list[Any] = [None] * n
+    asked = devices or {}
 
     def one(rank: int) -> None:
         try:
-            with init_process_group("nccl", rank=rank, world_size=n, local_rank=rank, timeout=10.0, **options) as comm:
+            more = {"device": asked[rank], **options} if rank in asked else options
+            with init_process_group("nccl", rank=rank, world_size=n, local_rank=rank, timeout=10.0, **more) as comm:
                 device, comm._device = comm.device, CPU
                 tensor = Tensor(np.array([rank]))
                 comm.all_reduce(tensor)
@@ -283,13 +284,23 @@ def test_nccl_ranks_meet_at_the_masters_address(gpus, monkeypatch, device):
     assert out == [(NcclCommunicator, f"cuda:{rank}", rank, [3]) for rank in range(3)]
 
 
-def test_a_rank_without_a_gpu_strands_nobody(gpus, monkeypatch):
-    monkeypatch.delitem(Device("cuda:1").__dict__, "kernels")
-    monkeypatch.setattr(minigrad.cuda_kernels, "availability", lambda: (False, "the driver is too old"))
-    out = ranks(3, master_addr="127.0.0.1", master_port=free_port(), rendezvous_timeout=10.0)
+def test_a_rank_without_a_gpu_strands_nobody(gpus):
+    out = ranks(3, {1: "cuda:4"}, master_addr="127.0.0.1", master_port=free_port(), rendezvous_timeout=10.0)
     for error in out:
         assert isinstance(error, RendezvousError) and error.ranks == (1,)
-        assert "rank 1 on cuda:1: DeviceError: " in str(error) and "the driver is too old" in str(error)
+        assert "rank 1 on cuda:4: DeviceError: device cuda:4 cannot be used: the NVIDIA driver shows 4" in str(error)
+
+
+def test_a_gpu_that_nccl_cannot_use_is_an_error(gpus, monkeypatch):
+    for index in range(4):
+        nccl.check_device(Device(f"cuda:{index}"))
+
+    def no_driver():
+        raise OSError("no NVIDIA driver (libcuda.so.1)")
+
+    monkeypatch.setattr(minigrad.cuda_kernels, "driver", no_driver)
+    with pytest.raises(DeviceError, match=r"cuda:0 cannot be used: no NVIDIA driver \(libcuda"):
+        nccl.check_device(Device("cuda:0"))
 
 
 def test_missing_ranks_are_named_within_the_deadline(gpus):
