@@ -63,10 +63,10 @@ def _bounded(x: Any, other: Any) -> Any:
     return x
 
 
-eq = _Comparison("eq", _eq, like(np.equal), 2, later=_KINDS)
-ne = _Comparison("ne", _ne, like(np.not_equal), 2, later=_KINDS)
-lt = _Comparison("lt", _lt, like(np.less), 2, later=_KINDS)
-le = _Comparison("le", _le, like(np.less_equal), 2, later=_KINDS)
+eq: Pointwise = _Comparison("eq", _eq, like(np.equal), 2, later=_KINDS)
+ne: Pointwise = _Comparison("ne", _ne, like(np.not_equal), 2, later=_KINDS)
+lt: Pointwise = _Comparison("lt", _lt, like(np.less), 2, later=_KINDS)
+le: Pointwise = _Comparison("le", _le, like(np.less_equal), 2, later=_KINDS)
 
 
 def gt(x: Any, y: Any) -> DeviceArray:
@@ -123,10 +123,10 @@ def _logical_xor(real: Any) -> Any:
 
 
 _BOOL: Any = {"dtypes": ("bool",), "later": ("float32", "int64")}
-logical_not = Pointwise("logical_not", _logical_not, like(np.logical_not), 1, **_BOOL)
-logical_and = Pointwise("logical_and", _logical_and, like(np.logical_and), 2, **_BOOL)
-logical_or = Pointwise("logical_or", _logical_or, like(np.logical_or), 2, **_BOOL)
-logical_xor = Pointwise("logical_xor", _logical_xor, like(np.logical_xor), 2, **_BOOL)
+logical_not: Pointwise = Pointwise("logical_not", _logical_not, like(np.logical_not), 1, **_BOOL)
+logical_and: Pointwise = Pointwise("logical_and", _logical_and, like(np.logical_and), 2, **_BOOL)
+logical_or: Pointwise = Pointwise("logical_or", _logical_or, like(np.logical_or), 2, **_BOOL)
+logical_xor: Pointwise = Pointwise("logical_xor", _logical_xor, like(np.logical_xor), 2, **_BOOL)
 
 # Bits -----------------------------------------------------------------------------------------------------------------
 
@@ -185,11 +185,11 @@ def _right_shift(real: Any) -> Any:
 
 _INTEGERS: Any = {"dtypes": ("int64",), "later": ("int32", "uint8")}
 _BITWISE_NOT = Pointwise("bitwise_not", _bitwise_not, like(np.invert), 1, **_INTEGERS)
-bitwise_and = Pointwise("bitwise_and", _bitwise_and, like(np.bitwise_and), 2, **_INTEGERS)
-bitwise_or = Pointwise("bitwise_or", _bitwise_or, like(np.bitwise_or), 2, **_INTEGERS)
-bitwise_xor = Pointwise("bitwise_xor", _bitwise_xor, like(np.bitwise_xor), 2, **_INTEGERS)
-left_shift = Pointwise("left_shift", _left_shift, like(np.left_shift), 2, **_INTEGERS)
-right_shift = Pointwise("right_shift", _right_shift, like(np.right_shift), 2, **_INTEGERS)
+bitwise_and: Pointwise = Pointwise("bitwise_and", _bitwise_and, like(np.bitwise_and), 2, **_INTEGERS)
+bitwise_or: Pointwise = Pointwise("bitwise_or", _bitwise_or, like(np.bitwise_or), 2, **_INTEGERS)
+bitwise_xor: Pointwise = Pointwise("bitwise_xor", _bitwise_xor, like(np.bitwise_xor), 2, **_INTEGERS)
+left_shift: Pointwise = Pointwise("left_shift", _left_shift, like(np.left_shift), 2, **_INTEGERS)
+right_shift: Pointwise = Pointwise("right_shift", _right_shift, like(np.right_shift), 2, **_INTEGERS)
 
 
 def bitwise_not(x: DeviceArray) -> DeviceArray:
@@ -238,6 +238,6 @@ def _isfinite(real: Any) -> Any:
 
 
 _HALVES: Any = {"later": ("float64", "float16", "bfloat16")}
-isnan = Pointwise("isnan", _isnan, like(np.isnan), 1, **_HALVES)
-isinf = Pointwise("isinf", _isinf, like(np.isinf), 1, **_HALVES)
-isfinite = Pointwise("isfinite", _isfinite, like(np.isfinite), 1, **_HALVES)
+isnan: Pointwise = Pointwise("isnan", _isnan, like(np.isnan), 1, **_HALVES)
+isinf: Pointwise = Pointwise("isinf", _isinf, like(np.isinf), 1, **_HALVES)
+isfinite: Pointwise = Pointwise("isfinite", _isfinite, like(np.isfinite), 1, **_HALVES)

@@ -78,8 +78,8 @@ class Pointwise:
         self.width = width
         self.marks = marks
         self.slow_path = slow_path
-        self.family = sys._getframe(1).f_globals
-        self.module = self.family["__name__"].rpartition(".")[2]
+        self.family: dict[str, Any] = sys._getframe(1).f_globals
+        self.module: str = self.family["__name__"].rpartition(".")[2]
         self._variants: dict[tuple[Any, ...], Variant] = {}
         for words in dtypes:
             self._declared(words)

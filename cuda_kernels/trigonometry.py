@@ -19,12 +19,12 @@ def _atan2(real: Any) -> Any:
     return rule
 
 
-sinh = Pointwise("sinh", of_math("sinh"), like(np.sinh), 1)
-cosh = Pointwise("cosh", of_math("cosh"), like(np.cosh), 1)
-asin = Pointwise("asin", of_math("asin"), like(np.arcsin), 1)
-acos = Pointwise("acos", of_math("acos"), like(np.arccos), 1)
-atan = Pointwise("atan", of_math("atan"), like(np.arctan), 1)
-atan2 = Pointwise("atan2", _atan2, like(np.arctan2), 2)
-asinh = Pointwise("asinh", of_math("asinh"), like(np.arcsinh), 1)
-acosh = Pointwise("acosh", of_math("acosh"), like(np.arccosh), 1)
-atanh = Pointwise("atanh", of_math("atanh"), like(np.arctanh), 1)
+sinh: Pointwise = Pointwise("sinh", of_math("sinh"), like(np.sinh), 1)
+cosh: Pointwise = Pointwise("cosh", of_math("cosh"), like(np.cosh), 1)
+asin: Pointwise = Pointwise("asin", of_math("asin"), like(np.arcsin), 1)
+acos: Pointwise = Pointwise("acos", of_math("acos"), like(np.arccos), 1)
+atan: Pointwise = Pointwise("atan", of_math("atan"), like(np.arctan), 1)
+atan2: Pointwise = Pointwise("atan2", _atan2, like(np.arctan2), 2)
+asinh: Pointwise = Pointwise("asinh", of_math("asinh"), like(np.arcsinh), 1)
+acosh: Pointwise = Pointwise("acosh", of_math("acosh"), like(np.arccosh), 1)
+atanh: Pointwise = Pointwise("atanh", of_math("atanh"), like(np.arctanh), 1)

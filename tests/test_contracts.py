@@ -112,9 +112,12 @@ def forbidden_imports(source: str, path: str) -> list[str]:
             if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or within(module, "minigrad.cpu_kernels")):
                 rule = "CPU kernels import the standard library, NumPy, Numba and each other"
         elif path.startswith("cuda_kernels/"):
-            allowed = STDLIB | {"numpy", "numba", "llvmlite", "cupy", "numba_cuda", "cuda"}
+            allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "numba_cuda", "cuda"}
+            allowed |= {"greenlet"} if path == "cuda_kernels/simulator.py" else set()
             if not (root in allowed or within(module, "minigrad.cuda_kernels")):
-                rule = "CUDA kernels import the standard library, NumPy, Numba, CuPy, numba-cuda and each other"
+                rule = (
+                    "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy, numba-cuda and each other"
+                )
         elif path.startswith("minigrad/"):
             if within(module, "minigrad.distributed", "distributed", "cuda_kernels"):
                 rule = "minigrad never imports minigrad.distributed, and its kernels only by their installed name"
@@ -229,8 +232,10 @@ def test_a_rightful_import_is_not_reported(path, source):
 def test_no_data_becomes_code():
     folders = ("minigrad", "distributed", "cuda_kernels", "examples", "benchmarks")
     found = [line for path, text in sources(*folders) for line in unsafe_code(text, path)]
-    # The kernel cache is Numba's pickle, in a folder that nobody else can write.
-    rest = [line for line in found if not re.fullmatch(r"minigrad/cpu_kernels/jit\.py:\d+ imports pickle", line)]
+    # The kernel cache is Numba's pickle, in a folder that nobody else can write. The text of an elementwise kernel is
+    # made of two counts and flags, by pointwise_source.py.
+    known = r"minigrad/cpu_kernels/jit\.py:\d+ imports pickle|cuda_kernels/pointwise\.py:\d+ calls exec"
+    rest = [line for line in found if not re.fullmatch(known, line)]
     assert not rest, "\n".join(rest)
 
 
