@@ -77,6 +77,7 @@ def _lamb(real: Any, lamb: bool) -> _Kernels:
     pointer, product = WORDS[real].pointer, WORDS[real].product
     columns, itemsize = 3 if lamb else 2, np.dtype(real).itemsize
     name = f"{'lamb' if lamb else 'lars'}_{{}}_{real.__name__}"
+    most = {(False, 4): 32, (False, 8): 40, (True, 4): 48, (True, 8): 64}[lamb, itemsize]
 
     @device_function
     def direction(row, p, m, v):
@@ -95,7 +96,7 @@ def _lamb(real: Any, lamb: bool) -> _Kernels:
 
     @kernel(
         "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "float64*", "int32",
-        threads=THREADS, registers=64, name=name.format("moments"),
+        threads=THREADS, registers=most, name=name.format("moments"),
     )  # fmt: skip
     def moments(addresses, sizes, grads, chunks, scalars, sums, length):
         """``sums`` (chunks, 2): the squares of p and of u."""
@@ -129,7 +130,7 @@ def _lamb(real: Any, lamb: bool) -> _Kernels:
 
     @kernel(
         "int64*", "int64*", "int32*", f"{real.__name__}*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=48, name=name.format("step"),
+        threads=THREADS, registers=32, name=name.format("step"),
     )  # fmt: skip
     def descend(addresses, sizes, chunks, scalars, steps, length):
         tensor = chunks[2 * cuda.blockIdx.x]

@@ -15,6 +15,7 @@ The multi-tensor launch by pointer table is NVIDIA Apex's.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -158,6 +159,7 @@ class Upload:
         self._buffers: list[np.ndarray] = [memory.pinned_empty((nbytes,), np.uint8) for _ in range(self.DEPTH)]
         self._events: list[Event] = [Event() for _ in range(self.DEPTH)]
         self._sent = 0
+        weakref.finalize(self, _wait, self._events)  # before the buffers are used for something else
 
     def send(self, *parts: np.ndarray) -> list[DeviceArray]:
         """Contiguous NumPy arrays of 8 or 4 bytes an element, in one copy; where they are on the device."""
@@ -176,6 +178,11 @@ class Upload:
         event.record()
         self._sent += 1
         return arrived
+
+
+def _wait(events: Sequence[Event]) -> None:
+    for event in events:
+        event.synchronize()
 
 
 class Cut:
@@ -203,9 +210,9 @@ class Cut:
         return block_of(ceil_div(self.longest, width))
 
 
-def block_of(threads: int) -> int:
-    """The size of a block of at least so many threads, up to ``THREADS``."""
-    return min(THREADS, 32 * max(1, ceil_div(threads, 32)))
+def block_of(threads: int, most: int = THREADS) -> int:
+    """The size of a block of at least so many threads, up to ``most``."""
+    return min(most, 32 * max(1, ceil_div(threads, 32)))
 
 
 class Table:

@@ -1,0 +1,340 @@
+"""Passes over many arrays: the gradients' global norm, clipping and scaling in place, checks for infinities and NaN.
+
+All arrays of one dtype are one launch over a list of chunks. A block sums the squares of its chunk in the array's
+dtype, and one block adds the chunks' sums up in float64, both in an order that depends on the arrays' sizes alone. A
+chunk whose squares leave float32's range is summed again, scaled by a power of 2, so the norm has float64's range.
+
+``clip_`` and ``unscale_`` leave their results on the device, so the host need not wait for them.
+
+Used by gradient clipping: Pascanu, Mikolov & Bengio, "On the difficulty of training recurrent neural networks" (2013).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import elementwise, memory
+from .array import DeviceArray, contiguous, empty, to_host
+from .collective import block_sum
+from .language import cuda, device_function, math
+from .launch import Kernel, kernel
+from .multi_tensor import REALS, THREADS, WORDS, Cut, Upload, block_of
+
+CHUNK = 8192  # elements of one partial sum
+SMALL, LARGE = 2.0**-80, 2.0**120  # sums of float32 squares between these lost nothing to the range
+UP, DOWN = 2.0**100, 2.0**-80  # the factors of chunks whose sums are not
+PLANS = 16  # lists of sizes that a thread remembers
+
+
+class _Kernels(NamedTuple):
+    squares: Kernel
+    total: Kernel
+    scale: Kernel
+
+
+def _kernels(real: Any) -> _Kernels:
+    pointer, load, store, width, _ = WORDS[real]
+    itemsize, may_leave = np.dtype(real).itemsize, real is np.float32
+
+    @device_function
+    def four_squares(a, b, c, d):
+        return (a * a + b * b) + (c * c + d * d)
+
+    @device_function
+    def sum_of_chunk(x, n, aligned, factor, partial):
+        """Thread by thread four neighbours at a time, whether or not one access fetches them."""
+        total = real(0)
+        i = cuda.threadIdx.x * 4
+        while i + 4 <= n:
+            if aligned and width == 4:
+                v = load(x, i)
+                total += four_squares(v[0] * factor, v[1] * factor, v[width - 2] * factor, v[width - 1] * factor)
+            elif aligned:
+                v, w = load(x, i), load(x, i + 2)
+                total += four_squares(v[0] * factor, v[1] * factor, w[0] * factor, w[1] * factor)
+            else:
+                total += four_squares(x[i] * factor, x[i + 1] * factor, x[i + 2] * factor, x[i + 3] * factor)
+            i += cuda.blockDim.x * 4
+        i = n - n % 4 + cuda.threadIdx.x
+        if i < n:
+            value = x[i] * factor
+            total += value * value
+        return block_sum(total, partial)
+
+    @kernel(
+        "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
+        threads=THREADS, registers=32, name=f"squares_{real.__name__}", vector_loads=True,
+    )  # fmt: skip
+    def squares(addresses, sizes, chunks, sums, length):
+        """``sums`` (chunks, 2): the sum of the squares of f x, and f."""
+        partial = cuda.shared.array(32, real)
+        tensor = chunks[2 * cuda.blockIdx.x]
+        first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
+        n = np.int32(min(np.int64(length), sizes[tensor] - first))
+        address = addresses[tensor] + first * itemsize
+        x, aligned, factor = pointer(address), address & 15 == 0, real(1)
+        total = sum_of_chunk(x, n, aligned, factor, partial)
+        if may_leave and not (real(SMALL) < total < real(LARGE)):
+            factor = real(UP) if total <= real(SMALL) else real(DOWN)
+            total = sum_of_chunk(x, n, aligned, factor, partial)
+        if cuda.threadIdx.x == 0:
+            sums[2 * cuda.blockIdx.x] = total
+            sums[2 * cuda.blockIdx.x + 1] = factor
+
+    @kernel(
+        f"{real.__name__}*", "int64", "float64*", "float32*", "int32", "float64", "float64",
+        threads=1024, registers=32, name=f"total_{real.__name__}",
+    )  # fmt: skip
+    def total(sums, n, result, narrow, more, max_norm, eps):
+        """``result``: the sum of squares, the norm, the factor of clipping; ``more``: added to what is there.
+
+        ``narrow``: the factor in float32. One block.
+        """
+        partial = cuda.shared.array(32, np.float64)
+        added = np.float64(0)
+        i = np.int64(cuda.threadIdx.x)
+        while i < n:
+            factor = np.float64(sums[2 * i + 1])
+            added += np.float64(sums[2 * i]) / (factor * factor)
+            i += cuda.blockDim.x
+        added = block_sum(added, partial)
+        if cuda.threadIdx.x == 0:
+            if more:
+                added += result[0]
+            norm, clip = math.sqrt(added), np.float64(1)
+            if norm > max_norm and norm < np.float64(np.inf):
+                clip = max_norm / (norm + eps)
+            result[0] = added
+            result[1] = norm
+            result[2] = clip
+            narrow[0] = np.float32(clip)
+
+    @device_function
+    def is_bad(x):
+        return x - x != real(0)
+
+    @kernel(
+        "int64*", "int64*", "int32*", f"{real.__name__}*", "int32*", "int32", "int32", "int32",
+        threads=THREADS, registers=32, name=f"scale_{real.__name__}", vector_loads=True,
+    )  # fmt: skip
+    def scale(addresses, sizes, chunks, factors, found, length, checks, writes):
+        """x *= factors[0] if ``writes``; found[0] = 1 if ``checks`` and an x is infinite or NaN."""
+        factor = factors[0]
+        if factor == real(1):
+            writes = 0
+        if checks or writes:
+            tensor = chunks[2 * cuda.blockIdx.x]
+            first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
+            n = np.int32(min(np.int64(length), sizes[tensor] - first))
+            address = addresses[tensor] + first * itemsize
+            x, bad = pointer(address), False
+            i = cuda.threadIdx.x
+            if address & 15 == 0:
+                i = cuda.threadIdx.x * width
+                while i + width <= n:
+                    v = load(x, i)
+                    bad |= is_bad(v[0]) or is_bad(v[1]) or is_bad(v[width - 2]) or is_bad(v[width - 1])
+                    if writes:
+                        if width == 4:
+                            store(x, i, (v[0] * factor, v[1] * factor, v[width - 2] * factor, v[width - 1] * factor))
+                        else:
+                            store(x, i, (v[0] * factor, v[1] * factor))
+                    i += cuda.blockDim.x * width
+                i = n - n % width + cuda.threadIdx.x
+            while i < n:
+                value = x[i]
+                bad |= is_bad(value)
+                if writes:
+                    x[i] = value * factor
+                i += cuda.blockDim.x
+            if bad and checks:
+                found[0] = 1  # whoever writes, writes the same
+
+    return _Kernels(squares, total, scale)
+
+
+_KERNELS = {np.dtype(real): _kernels(real) for real in REALS}
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+
+class _Plan:
+    """What passes over arrays of these sizes share: the list of chunks, and a way for addresses to the device."""
+
+    def __init__(self, sizes: tuple[int, ...], device: int) -> None:
+        self.cut = Cut(sizes, CHUNK, device)
+        self.upload = Upload(8 * len(sizes) + 8, device)
+
+
+class _Plans(threading.local):
+    """Each thread's own, as what is under way belongs to its stream; the last ``PLANS`` that were used."""
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[Any, _Plan] = OrderedDict()
+
+
+_plans = _Plans()
+
+
+def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
+    """``arrays``: of one device and dtype."""
+    sizes, device = tuple([array.size for array in arrays]), arrays[0].device
+    key = sizes, CHUNK, arrays[0].dtype, device, memory.current_stream()
+    found = _plans.known.get(key)
+    if found is None:
+        found = _plans.known[key] = _Plan(sizes, device)
+        if len(_plans.known) > PLANS:
+            _plans.known.popitem(last=False)
+    _plans.known.move_to_end(key)
+    return found
+
+
+class _Pass:
+    """Contiguous arrays of one dtype, float32 or float64, and device; their addresses are on the device."""
+
+    def __init__(self, arrays: Sequence[DeviceArray], factor: float = 1.0) -> None:
+        self.dtype = arrays[0].dtype
+        self.kernels = _KERNELS[self.dtype]
+        plan = _plan(arrays)
+        self.cut = plan.cut
+        pointers = np.array([array.pointer for array in arrays], np.int64)
+        self.addresses, self.factor = plan.upload.send(pointers, np.array([factor], self.dtype))
+
+    def add_squares(self, result: DeviceArray, narrow: DeviceArray, more: bool, max_norm: float, eps: float) -> None:
+        """Add the squares to ``result`` (3,); ``more``: to what is there."""
+        cut, sums = self.cut, empty((self.cut.count, 2), self.dtype, result.device)
+        arguments = self.addresses, cut.device_sizes, cut.chunks, sums, cut.length
+        self.kernels.squares.launch(cut.count, *arguments, threads=cut.threads(4))
+        arguments = sums, cut.count, result, narrow, int(more), max_norm, eps
+        self.kernels.total.launch(1, *arguments, threads=block_of(cut.count, 1024))
+
+    def scale(self, factor: DeviceArray, found: DeviceArray | None, writes: bool) -> None:
+        """Multiply by ``factor`` (1,); raise the flag ``found`` (1,) where something is infinite or NaN."""
+        cut = self.cut
+        flag = empty(1, np.int32, factor.device) if found is None else found
+        arguments = self.addresses, cut.device_sizes, cut.chunks, factor, flag, cut.length
+        checks = int(found is not None)
+        self.kernels.scale.launch(
+            cut.count, *arguments, checks, int(writes), threads=cut.threads(16 // self.dtype.itemsize)
+        )
+
+
+def _is_real(array: DeviceArray) -> bool:
+    return array.dtype.char in "fd"
+
+
+def _readable(arrays: Iterable[DeviceArray]) -> list[list[DeviceArray]]:
+    """The arrays by dtype, each contiguous, and float32 where it is neither float32 nor float64."""
+    groups: dict[Any, list[DeviceArray]] = {}
+    for array in arrays:
+        if not _is_real(array):
+            array = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" else np.float32)
+        groups.setdefault(array.dtype, []).append(contiguous(array))
+    return list(groups.values())
+
+
+def _writable(arrays: Iterable[DeviceArray], what: str) -> tuple[list[list[DeviceArray]], list[Any]]:
+    """As ``_readable``, and pairs (array, copy) of those that must be assigned from their copies at the end."""
+    arrays = list(arrays)
+    for position, array in enumerate(arrays):
+        if not array.writeable:
+            raise ValueError(f"array {position} of shape {array.shape} is read-only; {what} writes in place")
+    groups: dict[Any, list[DeviceArray]] = {}
+    copies = []
+    for array in arrays:
+        here = contiguous(array if _is_real(array) else elementwise.cast(array, np.float32))
+        if here is not array:
+            copies.append((array, here))
+        groups.setdefault(here.dtype, []).append(here)
+    return list(groups.values()), copies
+
+
+def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tuple[DeviceArray, DeviceArray]:
+    """float64 (sum of squares, norm, factor), and the factor in float32."""
+    result, narrow = empty(3, np.float64, device), empty(1, np.float32, device)
+    for position, one in enumerate(passes):
+        one.add_squares(result, narrow, position > 0, max_norm, eps)
+    return result, narrow
+
+
+def sum_of_squares(arrays: Iterable[DeviceArray]) -> float:
+    """The sum of the squares of all elements; 0.0 for no arrays. Waits for it.
+
+    Arrays that are neither float32 nor float64, or not contiguous, are converted first. NaN and infinities propagate.
+    """
+    groups = _readable(arrays)
+    if not groups:
+        return 0.0
+    result, _ = _norm([_Pass(group) for group in groups], groups[0][0].device, np.inf, 0.0)
+    return float(to_host(result)[0])
+
+
+def scale_(arrays: Iterable[DeviceArray], factor: float) -> None:
+    """array *= factor in place, in each array's dtype.
+
+    Raises ValueError, naming the position, for a read-only array, before anything is changed.
+    """
+    groups, copies = _writable(arrays, "scale_")
+    for group in groups:
+        one = _Pass(group, factor)
+        one.scale(one.factor, None, writes=True)
+    _put_back(copies)
+
+
+def clip_(arrays: Iterable[DeviceArray], max_norm: float, eps: float) -> DeviceArray:
+    """array *= max_norm / (norm + eps) in place if the norm of all elements is finite and more than ``max_norm``.
+
+    Returns that norm, float64 (), on the device of the arrays (of which there is at least one); the host does not wait.
+    Raises ValueError, naming the position, for a read-only array, before anything is changed.
+    """
+    groups, copies = _writable(arrays, "clip_")
+    passes = [_Pass(group) for group in groups]
+    result, narrow = _norm(passes, groups[0][0].device, max_norm, eps)
+    for one in passes:
+        one.scale(narrow if one.dtype == np.float32 else result[2:], None, writes=True)
+    _put_back(copies)
+    return result[1]
+
+
+def unscale_(arrays: Iterable[DeviceArray], inverse_scale: float) -> DeviceArray:
+    """array *= inverse_scale in place, and whether an element of any array was infinite or NaN: int32 (), 0 or 1.
+
+    The result is on the device of the arrays (of which there is at least one); the host does not wait.
+    Raises ValueError, naming the position, for a read-only array, before anything is changed.
+    """
+    groups, copies = _writable(arrays, "unscale_")
+    found = _flag(groups)
+    for group in groups:
+        one = _Pass(group, inverse_scale)
+        one.scale(one.factor, found, writes=True)
+    _put_back(copies)
+    return found.reshape(())
+
+
+def all_finite(arrays: Iterable[DeviceArray]) -> bool:
+    """Whether no element of any array is infinite or NaN. Waits for it."""
+    groups = _readable(arrays)
+    if not groups:
+        return True
+    found = _flag(groups)
+    for group in groups:
+        one = _Pass(group)
+        one.scale(one.factor, found, writes=False)
+    return not to_host(found)[0]
+
+
+def _flag(groups: list[list[DeviceArray]]) -> DeviceArray:
+    found = empty(1, np.int32, groups[0][0].device)
+    memory.clear(found.pointer, found.nbytes)
+    return found
+
+
+def _put_back(copies: list[Any]) -> None:
+    for array, copy in copies:
+        elementwise.assign(array, copy)
