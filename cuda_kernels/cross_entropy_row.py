@@ -1,4 +1,4 @@
-"""How the kernels of ``cross_entropy`` go over a row of logits: the sum of exponentials in one pass, and the gradient."""
+"""How the kernels of ``cross_entropy`` go over a row of logits: the sum of exponentials, and the gradient."""
 
 from __future__ import annotations
 

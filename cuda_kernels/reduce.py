@@ -100,7 +100,7 @@ def min(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
 def _index(name: str, x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
     shape = x.shape
     x = contiguous(x)
-    if axis is None:
+    if axis is None or not x.ndim:
         x, axis = x.reshape(-1), 0
         kept = (1,) * len(shape) if keepdim else ()
     else:
