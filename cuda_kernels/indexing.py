@@ -175,7 +175,7 @@ def scatter_winners(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> 
     return at.winners(_flat_places(shape, axis, indices), math.prod(shape)).reshape(indices.shape)
 
 
-@kernel("int64*", "int64*", *["uint32"] * RANK, *["int64"] * (RANK + 3), threads=THREADS, registers=32)
+@kernel("int64*", "int64*", *["uint32"] * RANK, *["int64"] * (RANK + 3), threads=THREADS, registers=16)
 def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, step, base):
     """places[i] = base + sum of coordinate * stride + index * step; negative indices count from the end."""
     i = cuda.grid(1)

@@ -11,7 +11,7 @@ if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
 from minigrad.cpu_kernels import indexing as cpu
-from minigrad.cuda_kernels import array, places, simulator, sorting
+from minigrad.cuda_kernels import array, index_arrays, places, simulator, sorting
 from minigrad.cuda_kernels import indexing as cuda
 
 
@@ -88,7 +88,16 @@ def test_views_are_written_through():
     cpu.scatter_add(x.T, 0, where[:, None], y[:, :1])
     cuda.assign_at(base, (array.from_host(where[:2]), slice(None, 2)), base[1:3, 2:4])
     x[where[:2], :2] = x[1:3, 2:4].copy()
+    cuda.assign_at(base, array.from_host(np.array([2, 1])), base[1:3])  # whose memory is written
+    x[[2, 1]] = x[1:3].copy()
     np.testing.assert_array_equal(array.to_host(base), x)
+
+
+def test_places_of_masks(shuffled):
+    for density in (0.0, 0.3, 1.0):
+        mask = np.random.default_rng(0).random((7, 50)) < density
+        for chosen, moved in ((mask, array.from_host(mask)), (mask.T, array.from_host(mask).T)):
+            np.testing.assert_array_equal(array.to_host(index_arrays.nonzero(moved)), np.flatnonzero(chosen))
 
 
 def test_what_a_launch_cannot_address_goes_in_parts(monkeypatch):
