@@ -121,6 +121,14 @@ def test_results_keep_the_order_of_their_inputs():
     assert elementwise.add(x, from_host(draw(3, 4, 2))).contiguous
 
 
+@pytest.mark.parametrize("rank", range(7))
+def test_numbers_of_dimensions(rank):
+    """None of them follow on one another: a kernel sees them all, up to five."""
+    x = draw(*(3 + i % 2 for i in range(rank)))
+    some = (slice(None, None, 2),) * rank
+    np.testing.assert_array_equal(to_host(elementwise.sub(from_host(x)[some], 2)), x[some] - 2)
+
+
 def test_more_dimensions_than_a_kernel_sees(launched):
     x, y = draw(2, 3, 2, 3, 2, 3, 2), draw(2, 1, 2, 3, 1, 3)
     order = (6, 4, 2, 0, 5, 3, 1)
