@@ -188,6 +188,7 @@ def extras() -> tuple[Status, ...]:
         numba_cuda = executor.submit(_probe, "numba_cuda", _NUMBA_CUDA)
         cupy = executor.submit(_probe, "cupy", "import cupy; v = cupy.__version__")
         nccl = executor.submit(_probe, "NCCL", _NCCL)
+        inspect = executor.submit(_probe, "minigrad.cuda_kernels.inspect", _INSPECT)
         mpi = executor.submit(_probe, "mpi4py", _MPI)
         plot = executor.submit(_probe, "matplotlib", "import matplotlib.pyplot, matplotlib; v = matplotlib.__version__")
         test = executor.submit(_probe, "pytest", _TEST)
@@ -196,6 +197,7 @@ def extras() -> tuple[Status, ...]:
     return (
         _cuda_extra(12, cuda),
         _cuda_extra(13, cuda),
+        _extra("inspect", inspect.result(), 'pip install "minigrad-cuda[inspect]"'),
         _extra("mpi", mpi.result(), 'pip install "minigrad-cuda[mpi]"'),
         _extra("plot", plot.result(), 'pip install "minigrad-cuda[plot]"'),
         _extra("test", test.result(), 'pip install "minigrad-cuda[test]"'),
@@ -217,6 +219,14 @@ if not nccl.available:
     raise RuntimeError("libnccl cannot be loaded; no CuPy wheel contains it")
 v = nccl.get_version()
 """
+_INSPECT = """
+import os
+os.environ.pop("NUMBA_ENABLE_CUDASIM", None)  # the simulator compiles nothing
+import numba_cuda
+from minigrad.cuda_kernels.inspect import tool
+tool("ptxas"), tool("nvdisasm")
+v = f"with numba_cuda {numba_cuda.__version__}, ptxas and nvdisasm"
+"""
 # MPI_Init is left out: it would start daemons and leave segments in shared memory.
 _MPI = """
 import mpi4py
@@ -224,7 +234,10 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 v = mpi4py.__version__ + ", " + MPI.Get_library_version().split(",")[0].strip()
 """
-_TEST = "import pytest, hypothesis, mypy, ruff; v = f'{pytest.__version__}, hypothesis {hypothesis.__version__}'"
+_TEST = """
+import pytest, greenlet, hypothesis, mypy, ruff
+v = f"{pytest.__version__}, hypothesis {hypothesis.__version__}"
+"""
 
 
 def _probe(name: str, code: str) -> Status:

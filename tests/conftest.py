@@ -15,6 +15,9 @@ hypothesis.settings.load_profile("minigrad")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
-        usable, reason = importlib.import_module("minigrad.cuda_kernels").availability()
+        backend = importlib.import_module("minigrad.cuda_kernels")
+        usable, reason = backend.availability()
+        if backend.simulated():
+            usable, reason = False, "NUMBA_ENABLE_CUDASIM is set, and the simulator is no GPU"
         for item in [] if usable else marked:
             item.add_marker(pytest.mark.skip(reason=reason))

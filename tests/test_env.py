@@ -12,6 +12,13 @@ from typing import Any
 import pytest
 
 from minigrad import cuda_kernels, env
+from minigrad.cuda_kernels import libcuda
+
+
+@pytest.fixture(autouse=True)
+def no_simulator(monkeypatch):
+    """The driver is asked for GPUs, also where the tests run with the simulator."""
+    monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -33,8 +40,8 @@ def test_report_names_what_is_there():
     assert titles == ["versions", "cpu", "threads", "kernel cache", "devices", "extras"]
     rows = {line.split()[0] for line in report.stdout.splitlines() if line.startswith("  ")}
     assert rows >= {"minigrad", "Python", "numpy", "numba", "llvmlite", "safetensors", "features", "vectors", "layer"}
-    more = {"count", "BLAS", "folder", "size", "cpu", "cuda", "cuda12", "cuda13", "mpi", "plot", "test", "torch"}
-    assert rows >= more
+    assert rows >= {"count", "BLAS", "folder", "size", "cpu", "cuda"}
+    assert rows >= {"cuda12", "cuda13", "inspect", "mpi", "plot", "test", "torch"}
 
 
 def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
@@ -56,6 +63,8 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
         "test         not usable: pytest needs attrs_that_nobody_has",
         "numba_cuda needs cuda_piece_that_nobody_has",
         "numba_cuda cannot be imported (No module named 'cuda_piece_that_nobody_has')",
+        "inspect      not usable: minigrad.cuda_kernels.inspect needs cuda_piece_that_nobody_has",
+        'pip install "minigrad-cuda[inspect]"',
         'pip install "minigrad-cuda[mpi]"',
         'pip install "minigrad-cuda[cuda12]"',
         'pip install "minigrad-cuda[cuda13]"',
@@ -203,7 +212,7 @@ class FakeDriver:
     ],
 )
 def test_what_the_driver_answers(monkeypatch, library, usable, reason):
-    monkeypatch.setattr(cuda_kernels.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(libcuda, "library", lambda: library)
     monkeypatch.setattr(cuda_kernels, "_import_problem", lambda name: None)
     monkeypatch.setattr(cuda_kernels.np, "__version__", "2.4.6")
     found, text = cuda_kernels.availability()
