@@ -161,7 +161,11 @@ class Tensor(
             raise located(TypeError("len() of a 0-d tensor"))
         return self.shape[0]
 
-    __hash__ = object.__hash__  # by identity, though == is elementwise
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+    else:
+        __hash__ = object.__hash__  # by identity, though == is elementwise; a method of ours would be a slow one
 
     def __repr__(self) -> str:
         return printing.represent(self)
