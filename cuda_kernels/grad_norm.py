@@ -291,11 +291,17 @@ def clip_(arrays: Iterable[DeviceArray], max_norm: float, eps: float) -> DeviceA
     """array *= max_norm / (norm + eps) in place if the norm of all elements is finite and more than ``max_norm``.
 
     Returns that norm, float64 (), on the device of the arrays (of which there is at least one); the host does not wait.
+    An array that is given twice counts twice and is changed once.
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
+    arrays = list(arrays)
     groups, copies = _writable(arrays, "clip_")
     passes = [_Pass(group) for group in groups]
     result, narrow = _norm(passes, groups[0][0].device, max_norm, eps)
+    unique = {id(array): array for array in arrays}
+    if len(unique) < len(arrays):
+        groups, copies = _writable(unique.values(), "clip_")
+        passes = [_Pass(group) for group in groups]
     for one in passes:
         one.scale(narrow if one.dtype == np.float32 else result[2:], None, writes=True)
     _put_back(copies)

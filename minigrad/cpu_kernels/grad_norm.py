@@ -1,4 +1,4 @@
-"""The global gradient norm's two passes over many arrays: the sum of squares, and scaling in place.
+"""Passes over many arrays: the gradients' global norm, clipping and scaling in place, checks for infinities and NaN.
 
 All arrays of one dtype are one parallel launch over a table of chunks. Squares are summed in float64, each chunk by
 itself and the chunks in order, so neither the number of threads nor 10^8 float32 elements make the norm drift.
@@ -8,6 +8,7 @@ Used by gradient clipping: Pascanu, Mikolov & Bengio, "On the difficulty of trai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -36,6 +37,14 @@ def _scale(x, factor):
         x[i] *= factor
 
 
+@kernel
+def _is_finite(x):
+    finite = True
+    for i in range(x.shape[0]):
+        finite &= np.isfinite(x[i])
+    return finite
+
+
 @parallel_kernel
 def _partial_sums(addresses, sizes, like, partial):
     for chunk in numba.prange(sizes.shape[0]):
@@ -46,6 +55,20 @@ def _partial_sums(addresses, sizes, like, partial):
 def _scale_chunks(addresses, sizes, like, factor):
     for chunk in numba.prange(sizes.shape[0]):
         _scale(elements_at(addresses[chunk], sizes[chunk], like), factor)
+
+
+@parallel_kernel
+def _check_chunks(addresses, sizes, like, finite):
+    for chunk in numba.prange(sizes.shape[0]):
+        finite[chunk] = _is_finite(elements_at(addresses[chunk], sizes[chunk], like))
+
+
+@parallel_kernel
+def _unscale_chunks(addresses, sizes, like, factor, finite):
+    for chunk in numba.prange(sizes.shape[0]):
+        x = elements_at(addresses[chunk], sizes[chunk], like)
+        finite[chunk] = _is_finite(x)
+        _scale(x, factor)
 
 
 class _Chunks(NamedTuple):
@@ -73,18 +96,39 @@ def _is_real(array: np.ndarray) -> bool:
     return array.dtype.char in "fd"
 
 
+def _readable(arrays: Iterable[np.ndarray]) -> list[list[np.ndarray]]:
+    """The arrays by dtype, each contiguous, and float64 where it is neither float32 nor float64."""
+    groups: dict[np.dtype, list[np.ndarray]] = {}
+    for array in arrays:
+        if not (_is_real(array) and array.flags.c_contiguous):
+            array = np.ascontiguousarray(array) if _is_real(array) else array.astype(np.float64, order="C")
+        groups.setdefault(array.dtype, []).append(array)
+    return list(groups.values())
+
+
+def _writable(arrays: Iterable[np.ndarray], what: str) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
+    """Float32 and float64 arrays that are contiguous, by dtype; and the others."""
+    arrays = list(arrays)
+    for position, array in enumerate(arrays):
+        if not array.flags.writeable:
+            raise ValueError(f"array {position} of shape {array.shape} is read-only; {what} writes in place")
+    groups: dict[np.dtype, list[np.ndarray]] = {}
+    others = []
+    for array in arrays:
+        if _is_real(array) and array.flags.c_contiguous:
+            groups.setdefault(array.dtype, []).append(array)
+        else:
+            others.append(array)
+    return list(groups.values()), others
+
+
 def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
     """The sum of the squares of all elements, accumulated in float64; 0.0 for no arrays.
 
     Arrays that are neither float32 nor float64, or not contiguous, are converted first. NaN and infinities propagate.
     """
-    groups: dict[np.dtype, list[np.ndarray]] = {}
-    for array in arrays:
-        if array.dtype.char not in "fd" or not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array) if _is_real(array) else array.astype(np.float64, order="C")
-        groups.setdefault(array.dtype, []).append(array)
     total = 0.0
-    for group in groups.values():
+    for group in _readable(arrays):
         addresses, sizes, like = _table(group)
         partial = np.empty(sizes.size)
         _partial_sums(addresses, sizes, like, partial)
@@ -97,18 +141,56 @@ def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
 
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
-    arrays = list(arrays)
-    for position, array in enumerate(arrays):
-        if not array.flags.writeable:
-            raise ValueError(f"array {position} of shape {array.shape} is read-only; scale_ writes in place")
-    groups: dict[np.dtype, list[np.ndarray]] = {}
-    for array in arrays:
-        if _is_real(array) and array.flags.c_contiguous:
-            groups.setdefault(array.dtype, []).append(array)
-        else:
-            real = array.dtype if _is_real(array) else np.dtype(np.float32)  # float16 would round the factor
-            with np.errstate(over="ignore", invalid="ignore"):  # infinity is a value, as it is in the kernel
-                np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
-    for group in groups.values():
+    groups, others = _writable(arrays, "scale_")
+    _scale_others(others, factor)
+    for group in groups:
         addresses, sizes, like = _table(group)
         _scale_chunks(addresses, sizes, like, float(factor))
+
+
+def _scale_others(arrays: Iterable[np.ndarray], factor: float) -> None:
+    for array in arrays:
+        real = array.dtype if _is_real(array) else np.dtype(np.float32)  # float16 would round the factor
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity is a value, as it is in the kernel
+            np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
+
+
+def clip_(arrays: Iterable[np.ndarray], max_norm: float, eps: float) -> np.ndarray:
+    """array *= max_norm / (norm + eps) in place if the norm of all elements is finite and more than ``max_norm``.
+
+    Returns that norm, float64 (); an array that is given twice counts twice and is changed once.
+
+    Raises ValueError, naming the position, for a read-only array that is to be changed, before anything is.
+    """
+    arrays = list(arrays)
+    norm = math.sqrt(sum_of_squares(arrays))
+    if max_norm < norm < math.inf:
+        scale_({id(array): array for array in arrays}.values(), max_norm / (norm + eps))
+    return np.array(norm)
+
+
+def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float) -> np.ndarray:
+    """array *= inverse_scale in place, and whether an element of any array was infinite or NaN: int32 (), 0 or 1.
+
+    Raises ValueError, naming the position, for a read-only array, before anything is changed.
+    """
+    groups, others = _writable(arrays, "unscale_")
+    finite = all_finite(others)
+    _scale_others(others, inverse_scale)
+    for group in groups:
+        addresses, sizes, like = _table(group)
+        each = np.empty(sizes.size, np.bool_)
+        _unscale_chunks(addresses, sizes, like, float(inverse_scale), each)
+        finite = finite and bool(each.all())
+    return np.array(not finite, np.int32)
+
+
+def all_finite(arrays: Iterable[np.ndarray]) -> bool:
+    """Whether no element of any array is infinite or NaN."""
+    for group in _readable(arrays):
+        addresses, sizes, like = _table(group)
+        finite = np.empty(sizes.size, np.bool_)
+        _check_chunks(addresses, sizes, like, finite)
+        if not finite.all():
+            return False
+    return True

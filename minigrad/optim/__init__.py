@@ -9,6 +9,7 @@ from .adamw import AdamW, AdamWConfig
 from .clip import (
     NonFiniteGradientError,
     clip_grad_norm,
+    clip_grad_norm_async,
     clip_grad_norm_per_param,
     clip_grad_value,
     clip_grads_with_norm,
@@ -55,6 +56,7 @@ __all__ = [
     "GradScaler",
     "NonFiniteGradientError",
     "clip_grad_norm",
+    "clip_grad_norm_async",
     "clip_grad_norm_per_param",
     "clip_grad_value",
     "clip_grads_with_norm",

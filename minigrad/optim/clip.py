@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from ..device import Device
 from ..errors import located
 from ..grad_store import GradStore, TensorId, check_grads
@@ -52,12 +54,31 @@ def clip_grad_norm(
     """
     _check_positive("max_norm", max_norm)
     chosen = _chosen(grads, params)
-    norm = _norm([grad for _, grad in chosen])
-    if not math.isfinite(norm):
-        if error_if_nonfinite:
-            raise located(_non_finite(norm, chosen))
-    else:
-        _limit([grad for _, grad in chosen], max_norm, norm)
+    norm = _clip([grad for _, grad in chosen], max_norm)
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise located(_non_finite(norm, chosen))
+    return norm
+
+
+def clip_grad_norm_async(
+    grads: GradStore, max_norm: float, params: Iterable[Tensor | TensorId] | None = None
+) -> Tensor:
+    """``clip_grad_norm(..., error_if_nonfinite=False)`` whose norm stays on the gradients' device: float64 (), so that
+    the program goes on before a GPU has computed it. ``norm.item()`` waits.
+
+    Raises ValueError unless max_norm > 0, and for gradients of several devices, which the program must add up itself.
+    """
+    _check_positive("max_norm", max_norm)
+    chosen = [grad for _, grad in _chosen(grads, params)]
+    devices = {grad.device for grad in chosen}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise located(ValueError(f"the gradients are on {names}; clip_grad_norm adds up the norms of several devices"))
+    if not chosen:
+        return Tensor(np.zeros((), np.float64))
+    norm = Tensor.wrap(_clip_on_device(chosen, max_norm), chosen[0].device)
+    for grad in chosen:
+        grad.bump_version()
     return norm
 
 
@@ -125,7 +146,7 @@ def _chosen(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> lis
     return list(chosen.items())
 
 
-def _by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
+def by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
     """The raw arrays on each device, an array that several gradients share only once."""
     arrays: dict[Device, dict[int, Any]] = {}
     for grad in grads:
@@ -140,13 +161,33 @@ def _norm(grads: list[Tensor]) -> float:
     return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.values()]))
 
 
+def _clip_on_device(grads: list[Tensor], max_norm: float) -> Any:
+    """Clip gradients of one device, none of them if the norm is not finite; the norm, as a raw array of the device."""
+    return grads[0].device.kernels.grad_norm.clip_([grad.data for grad in grads], max_norm, EPSILON)
+
+
+def _clip(grads: list[Tensor], max_norm: float) -> float:
+    """Clip, but nothing if the norm is not finite, and return the norm."""
+    devices = {id(grad.device) for grad in grads}
+    if len(devices) == 1 and grads[0].device.type != "cpu":  # all that the GPU has to do is started before the wait
+        norm = float(grads[0].device.kernels.to_host(_clip_on_device(grads, max_norm)))
+        if max_norm < norm < math.inf:
+            for grad in grads:
+                grad.bump_version()
+        return norm
+    norm = _norm(grads)
+    if math.isfinite(norm):
+        _limit(grads, max_norm, norm)
+    return norm
+
+
 def _limit(grads: list[Tensor], max_norm: float, norm: float) -> None:
     if norm > max_norm:
         _scale(grads, max_norm / (norm + EPSILON))
 
 
 def _scale(grads: list[Tensor], factor: float) -> None:
-    for device, arrays in _by_device(grads).items():
+    for device, arrays in by_device(grads).items():
         device.kernels.grad_norm.scale_(arrays, factor)
     for grad in grads:
         grad.bump_version()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..device import Device
 from ..errors import located
 from ..grad_store import GradStore
+from .clip import by_device
 from .optimizer import check_range
 
 MIN_SCALE = 1.0
@@ -38,6 +40,7 @@ class GradScaler:
             raise located(ValueError(f"growth_interval is {growth_interval!r}, expected an integer >= 1"))
         self.growth_interval = growth_interval
         self._good_steps = 0
+        self._found: list[tuple[Device, Any]] = []  # flags, where the gradients are
 
     @property
     def scale(self) -> float:
@@ -45,9 +48,16 @@ class GradScaler:
         return self._scale
 
     def unscale_(self, grads: GradStore) -> None:
-        """Divide all gradients by the scale, in place."""
-        for grad in grads.values():
-            grad.device.kernels.grad_norm.scale_([grad.data], 1.0 / self._scale)
+        """Divide all gradients by the scale, in place; ``found_inf`` tells whether one was infinite or NaN."""
+        self._found = [
+            (device, device.kernels.grad_norm.unscale_(arrays, 1.0 / self._scale))
+            for device, arrays in by_device(grads.values()).items()
+        ]
+
+    @property
+    def found_inf(self) -> bool:
+        """Whether a gradient of the last ``unscale_`` was infinite or NaN. Asking waits for a GPU's answer."""
+        return any(bool(device.kernels.to_host(found)) for device, found in self._found)
 
     def update(self, overflow: bool) -> None:
         """Adapt the scale after a step that was made, or left out because of an ``overflow``."""
