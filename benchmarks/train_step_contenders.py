@@ -115,7 +115,7 @@ def torch_gpt(preset: Preset) -> Any:
             self.ln_f = nn.LayerNorm(C)
 
         def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
             for block in self.h:
                 x = block(x)
             logits = F.linear(self.ln_f(x), self.wte.weight)
@@ -154,17 +154,17 @@ class Minigrad:
         return None if importlib.util.find_spec("minigrad") else "pip install -e ."
 
     @staticmethod
-    def build(preset: Preset, threads: int) -> tuple[str, Step]:
+    def build(preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
         import minigrad
         from minigrad.distributed import SimpleTrainer, TrainingConfig
         from minigrad.optim import AdamW, decay_groups
 
         minigrad.set_num_threads(threads)
-        model = minigrad_gpt(preset)
+        model = minigrad_gpt(preset).to(device)
         optimizer = AdamW(decay_groups(model.named_parameters(), WEIGHT_DECAY), lr=LR, betas=BETAS)
         trainer = SimpleTrainer.with_optimizer(TrainingConfig(max_grad_norm=MAX_NORM), optimizer)
-        tokens, targets = (minigrad.from_numpy(array) for array in preset.batch())
+        tokens, targets = (minigrad.from_numpy(array).to(device) for array in preset.batch())
 
         def step() -> float:
             loss = model.loss(tokens, targets)
@@ -186,14 +186,14 @@ class TorchEager:
         return None if importlib.util.find_spec("torch") else "pip install torch"
 
     @classmethod
-    def build(cls, preset: Preset, threads: int) -> tuple[str, Step]:
+    def build(cls, preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
         import torch
 
         torch.set_num_threads(threads)
-        model = torch_gpt(preset)
+        model = torch_gpt(preset).to(device)
         optimizer = torch_adamw(model)
-        tokens, targets = (torch.from_numpy(array) for array in preset.batch())
+        tokens, targets = (torch.from_numpy(array).to(device) for array in preset.batch())
         forward = torch.compile(model) if cls.compiled else model
 
         def step() -> float:

@@ -1,0 +1,55 @@
+"""The rungs of the ladders (``cuda_kernels/ladder_*.py``): the same result, from the plain kernel to the fast one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gpu_cases import Arrays, Call, Case, Sizes, elements, normal
+
+from minigrad.cuda_kernels import ladder_transpose as transposing
+from minigrad.cuda_kernels.array import DeviceArray, empty
+from minigrad.cuda_kernels.launch import Kernel
+
+
+def cases() -> list[Case]:
+    """A case for each rung."""
+    return transpose_rungs()
+
+
+def of_whole_vectors(s: Sizes, rng: np.random.Generator) -> Arrays:
+    """One array (R, C), R rounded up to a multiple of 4: the last rung moves 16 bytes at a time along either side."""
+    return (normal(rng, -(-s.R // 4) * 4, s.C),)
+
+
+def transpose_rungs() -> list[Case]:
+    """y = x.T of (R, C), by each kernel."""
+    kernels = {
+        "naive": transposing.naive,
+        "tile": transposing.tile,
+        "padded": transposing.PADDED[4],
+        "wide": transposing.WIDE[4][0],
+    }
+    return [
+        Case(
+            f"transpose ladder, {rung}",
+            of_whole_vectors,
+            lambda k, x, kernel=kernel: _transpose(kernel, x),
+            np.transpose,
+            None,
+            elements(2),
+            goal=85 if rung == "wide" else None,
+        )
+        for rung, kernel in kernels.items()
+    ]
+
+
+def _transpose(kernel: Kernel, x: DeviceArray) -> Call:
+    rows, columns = x.shape
+
+    def call() -> Any:
+        y = empty((columns, rows), x.dtype)
+        kernel.launch((-(-columns // 32), -(-rows // 32), 1), y, x, rows, columns, rows, columns, 0, 0)
+        return y
+
+    return call

@@ -1,0 +1,134 @@
+"""How ``gpu_report.py`` takes the time: medians of CUDA events, and what the card itself reaches, to compare with."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad.cuda_kernels import libcuda, limits, memory, streams
+from minigrad.cuda_kernels.array import empty, from_host
+from minigrad.cuda_kernels.language import SIMULATED, cuda
+from minigrad.cuda_kernels.launch import kernel
+
+Call = Callable[[], Any]
+Timer = Callable[[Sequence[Call]], float]
+
+L2_BYTES = 38  # CUdevice_attribute
+HEAD_START = 1 << 28  # bytes cleared before each measurement, while the host is already queueing the calls
+SAMPLE_SECONDS = 2e-3
+SIDE = 8192  # of the matrices that measure the matrix rate
+
+
+def median_seconds(calls: Sequence[Call], seconds: float = 0.1) -> float:
+    """Seconds of GPU time for a call. ``calls`` do the same on arrays of their own, together larger than the L2 cache.
+
+    All calls run once to compile and to warm up. A sample is as many rounds of them as take a few milliseconds, between
+    two events; while the GPU clears other memory the host gets ahead of it, so what Python costs is not in the time,
+    unless the kernels are shorter than that.
+    """
+    for call in calls:
+        call()
+    memory.synchronize()
+    other = empty(HEAD_START, np.uint8)
+    start, end = streams.Event(enable_timing=True), streams.Event(enable_timing=True)
+
+    def sample(rounds: int) -> float:
+        memory.clear(other.pointer, other.nbytes)
+        start.record()
+        for _ in range(rounds):
+            for call in calls:
+                call()
+        end.record()
+        return start.elapsed_time(end) * 1e-3
+
+    round_seconds = max(sample(1), 1e-6)
+    rounds = max(1, math.ceil(SAMPLE_SECONDS / round_seconds))
+    count = min(max(5, round(seconds / (rounds * round_seconds))), 25)
+    return statistics.median(sample(rounds) for _ in range(count)) / (rounds * len(calls))
+
+
+def sets(nbytes: int) -> int:
+    """How many copies of arrays of so many bytes exceed the L2 cache twice."""
+    if SIMULATED:
+        return 2
+    return 1 + 2 * libcuda.device_attribute(L2_BYTES, memory.current_device()) // max(nbytes, 1)
+
+
+def copy_rate() -> float:
+    """Bytes per second, read and written, of the driver's copy within the device."""
+    return limits.copy_bandwidth(memory.current_device())
+
+
+@kernel("float32*", "int32", "float32", threads=256, registers=40, flops=lambda y, n, x: 32 * n * y.size)
+def multiply_adds(y, n, x):
+    """Sixteen independent sums in registers, so that only the multiply-adds cost time."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = x
+    r0 = r1 = r2 = r3 = r4 = r5 = r6 = r7 = -x
+    for _ in range(n):
+        s0, s1, s2, s3 = s0 * x + x, s1 * x + x, s2 * x + x, s3 * x + x
+        s4, s5, s6, s7 = s4 * x + s0, s5 * x + s1, s6 * x + s2, s7 * x + s3
+        r0, r1, r2, r3 = r0 * x + x, r1 * x + x, r2 * x + x, r3 * x + x
+        r4, r5, r6, r7 = r4 * x + r0, r5 * x + r1, r6 * x + r2, r7 * x + r3
+    total = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7 + r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7
+    y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
+
+
+def multiply_add_rate(timer: Timer, blocks: int, n: int) -> float:
+    """Operations per second of `multiply_adds`: ``blocks`` of 256 threads, 16 n multiply-adds each, counted twice."""
+    y = empty(256 * blocks, np.float32)
+    return 32 * n * y.size / timer([lambda: multiply_adds.launch(blocks, y, n, 0.5)])
+
+
+def matrix_rate(timer: Timer, side: int = SIDE) -> tuple[float, str] | None:
+    """Operations per second of a float32 product by cuBLAS, and through which library; None where there is none."""
+    for module, product in (("torch", _torch_product), ("cupy", _cupy_product)):
+        if importlib.util.find_spec(module):
+            try:
+                return 2 * side**3 / timer([product(side)]), f"cuBLAS through {module}, {side} x {side}"
+            except Exception as error:  # a PyTorch without CUDA, no cuBLAS for CuPy
+                print(f"no matrix rate by {module}: {error}", file=sys.stderr)
+    return None
+
+
+def _torch_product(side: int) -> Call:
+    import torch
+
+    a, b = torch.randn(side, side, device="cuda"), torch.randn(side, side, device="cuda")
+    return lambda: a @ b
+
+
+def _cupy_product(side: int) -> Call:
+    import cupy
+
+    a, b = (cupy.ones((side, side), cupy.float32) for _ in range(2))
+    return lambda: a @ b
+
+
+@kernel("float32*", "float32*", "float32*", "int64", threads=32, registers=16)
+def add_three(x, y, z, n):
+    """z = x + y: a launch with three arrays, as small as can be."""
+    i = cuda.grid(1)
+    if i < n:
+        z[i] = x[i] + y[i]
+
+
+def launch_seconds(launches: int = 500) -> float:
+    """Host time of a launch with three arrays: the least of ten rounds of fewer than the driver's queue holds."""
+    x = from_host(np.ones(32, np.float32))
+    y, z = from_host(np.ones(32, np.float32)), empty(32, np.float32)
+    best = float("inf")
+    for _ in range(11):  # the first one compiles
+        memory.synchronize()
+        started = time.perf_counter()
+        for _ in range(launches):
+            add_three.launch(1, x, y, z, 32)
+        best = min(best, (time.perf_counter() - started) / launches)
+    memory.synchronize()
+    return best

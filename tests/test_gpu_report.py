@@ -1,0 +1,228 @@
+"""``benchmarks/gpu_report.py`` without a GPU: all that it measures runs once in the simulator; its file and table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("gpu_report")
+
+
+def command(*arguments: str, simulated: bool) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1" if simulated else "0", "PYTHONPATH": str(BENCHMARKS)}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=300)
+
+
+def test_it_refuses_to_measure_what_is_no_gpu(report, tmp_path):
+    script, out = str(BENCHMARKS / "gpu_report.py"), tmp_path / "report.json"
+    done = command(script, "--out", str(out), simulated=True)
+    assert done.returncode == 2 and "NUMBA_ENABLE_CUDASIM is set" in done.stderr
+    done = command(script, "--help", simulated=False)
+    assert done.returncode == 0 and "--only WORD" in done.stdout
+    assert not out.exists()
+
+
+def test_it_says_what_the_machine_lacks(report, monkeypatch, tmp_path, capsys):
+    cuda_kernels = importlib.import_module("minigrad.cuda_kernels")
+    monkeypatch.setattr(cuda_kernels, "simulated", lambda: False)
+    monkeypatch.setattr(cuda_kernels, "availability", lambda: (False, "no NVIDIA driver"))
+    with pytest.raises(SystemExit):
+        report.main(["--out", str(tmp_path / "report.json")])
+    assert "there is no GPU to measure: no NVIDIA driver" in capsys.readouterr().err
+
+
+REHEARSAL = """
+import json, sys
+import gpu_worker
+
+def once(calls):
+    for call in calls:
+        call()
+    return 1e-3
+
+scale = gpu_worker.rehearsal(once)
+for entry in gpu_worker.entries():
+    print(json.dumps([entry.part, entry.name, gpu_worker.answer(entry, scale)]), flush=True)
+print(json.dumps(["", "usable", {"usable": gpu_worker.usable()}]))
+"""
+
+NOT_IN_THE_SIMULATOR = {
+    "copy rate": "the simulator has no copy rate",
+    "GPT-2 124M, PyTorch eager": "PyTorch with CUDA is not installed",
+}
+
+
+def test_everything_that_is_measured_runs_and_is_right():
+    done = command("-c", REHEARSAL, simulated=True)
+    assert done.returncode == 0, done.stderr
+    results = {name: (part, result) for part, name, result in map(json.loads, done.stdout.splitlines())}
+    assert results.pop("usable")[1] == {"usable": True}
+    for name, (part, result) in results.items():
+        if name in NOT_IN_THE_SIMULATOR:
+            assert NOT_IN_THE_SIMULATOR[name] in result["error"]
+            continue
+        assert "error" not in result, (name, result)
+        if part in ("kernels", "ladders"):
+            assert result["max_rel_err"] < 1e-6, (name, result)
+            assert result["ms"] == 1.0 and (result["bytes"] or result["flops"]), (name, result)
+    assert len(results) > 35
+    losses = results["GPT-2 124M"][1]["losses"]
+    assert losses[-1] < losses[0] and results["GPT-2 124M"][1]["batch"] == "2 x 8"
+
+
+TORCH = """
+import numpy as np, torch
+from gpu_cases import CASES, TINY
+from gpu_worker import relative_error
+
+for case in CASES:
+    if case.torch is None:
+        continue
+    host = case.inputs(TINY, np.random.default_rng(0))
+    found = case.torch(torch, *(torch.from_numpy(x.copy()) for x in host))()
+    wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in host]
+    expected = case.exact(*wide)
+    if case.name in ("dropout", "AdamW", "gradient scale"):  # other draws; in place
+        continue
+    if case.name.startswith("cross_entropy"):
+        expected = expected[1:]
+    pairs = zip(found, expected) if isinstance(found, (tuple, list)) else [(found, expected)]
+    for y, e in pairs:
+        y = y.detach().float().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
+        assert relative_error(y, np.asarray(e, np.float64)) < 1e-6, case.name
+print("compared")
+"""
+
+
+def test_pytorch_is_asked_for_the_same():
+    pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+    done = command("-c", TORCH, simulated=True)
+    assert done.stdout.strip() == "compared", done.stderr
+
+
+def fake_entries() -> dict[str, dict[str, Any]]:
+    return {
+        "machine": {"gpu": "card"},
+        "copy rate": {"bytes_per_second": 4e12},
+        "matrix rate": {"flops_per_second": 50e12, "by": "cuBLAS"},
+        "launch": {"us": 4.25, "goal_us": 5.0},
+        "add": {"max_rel_err": 1e-7, "bytes": 4 * 10**8, "flops": None, "ms": 0.125, "torch_ms": 0.25},
+        "matmul": {"max_rel_err": 2e-6, "bytes": None, "flops": 10**11, "ms": 4.0, "torch_error": "Error: no"},
+        "broken": {"error": "MissingKernelError: there are none"},
+        "first results": {"cold_seconds": 9.0, "cached_seconds": 0.5, "kernels": 6},
+        "GPT-2": {
+            "batch": "16 x 1024",
+            "ms": 400.0,
+            "tokens_per_second": 40960.0,
+            "peak_gib": 60.0,
+            "losses": [10.8, 9.5],
+            "version": "1",
+        },
+    }
+
+
+PARTS = {"machine": "machine", "copy rate": "limits", "matrix rate": "limits", "launch": "host"}
+PARTS |= {"first results": "compile", "GPT-2": "training"}
+
+
+def test_rates_table_and_file(report, tmp_path):
+    answers = fake_entries()
+    goals = {"add": 75.0, "matmul": 80.0, "broken": 90.0}
+    chosen = [(PARTS.get(name, "kernels"), name, goals.get(name)) for name in answers]
+    path = tmp_path / "report.json"
+    seen = []
+
+    def ask(name: str, seconds: float) -> dict[str, Any]:
+        seen.append(json.loads(path.read_text())["entries"] if path.exists() else None)
+        return answers[name]
+
+    made = report.measure_all(chosen, ask, report.writer(path), report.LIMITS)
+    assert [len(entries) for entries in seen[1:]] == list(range(8))  # written after each entry
+    assert json.loads(path.read_text()) == made and list(tmp_path.iterdir()) == [path]
+    by_name = {entry["name"]: entry for entry in made["entries"]}
+    add, matmul = by_name["add"], by_name["matmul"]
+    assert add["gb_per_second"] == pytest.approx(3200) and add["percent"] == pytest.approx(80) and add["met"]
+    assert add["torch_ratio"] == 2.0
+    assert matmul["tflops"] == pytest.approx(25) and matmul["percent"] == pytest.approx(50) and not matmul["met"]
+    lines = report.table(made).splitlines()
+    assert [line.split() for line in lines if line.startswith(("add ", "matmul "))] == [
+        ["add", "0.125", "3200", "-", "80", "75", "0.250", "2.00", "1.0e-07"],
+        ["matmul", "4.000", "-", "25.0", "50", "80", "-", "-", "2.0e-06", "below", "its", "goal"],
+    ]
+    for line in (
+        "gpu card",
+        "launch: 4.25 us of the host, goal 5",
+        "first results: 9.0 s when 6 kernels are compiled, 0.5 s from the cache",
+        "1 of 2 goals reached",
+        "broken: MissingKernelError: there are none",
+        "matmul: PyTorch: Error: no",
+    ):
+        assert line in lines
+    assert any(line.startswith("GPT-2: 40,960 tokens/s, 400.0 ms a step") for line in lines)
+
+
+def test_a_part_that_used_up_its_time_is_not_asked_again(report):
+    asked = []
+
+    def slow(name: str, seconds: float) -> dict[str, Any]:
+        asked.append(name)
+        time.sleep(0.02)
+        return {}
+
+    chosen = [("kernels", "a", None), ("kernels", "b", None), ("ladders", "c", None)]
+    made = report.measure_all(chosen, slow, lambda _: None, {"kernels": 0.01, "ladders": 1.0})
+    assert asked == ["a", "c"]
+    assert made["entries"][1]["error"] == "not measured: 0 s of kernels were used up"
+
+
+FAKE_WORKER = """
+import json, os, sys, time
+for line in sys.stdin:
+    name = line.strip()
+    if name == "die":
+        print("the GPU is on fire", file=sys.stderr)
+        os._exit(7)
+    if name == "hang":
+        time.sleep(60)
+    print("a library says something")
+    print("entry " + json.dumps({"pid": os.getpid(), "lost_gpu": name == "lose"}), flush=True)
+"""
+
+
+def test_a_worker_that_dies_or_hangs_is_replaced(report):
+    worker = report.Worker([sys.executable, "-c", FAKE_WORKER])
+    try:
+        first, again = worker.ask("x", 20), worker.ask("x", 20)
+        assert first == again
+        assert worker.ask("die", 20) == {"error": "the process ended with code 7: the GPU is on fire"}
+        second = worker.ask("lose", 20)
+        assert second["pid"] != first["pid"]
+        assert worker.ask("x", 20)["pid"] != second["pid"]  # a failed kernel leaves nothing to work with
+        assert worker.ask("hang", 0.5)["error"] == "took more than 0 s"
+        assert "pid" in worker.ask("x", 20)
+    finally:
+        worker.close()
+
+
+def test_relative_error_is_strict(report):
+    done = command(
+        "-c",
+        "import numpy as np; from gpu_worker import relative_error as r; x = np.array([1.0, -4.0])\n"
+        "print(r(x, x), r(x + 1, x), r(x[:1], x), r(x * np.nan, x))",
+        simulated=True,
+    )
+    assert done.stdout.split() == ["0.0", "0.25", "inf", "inf"], done.stderr
