@@ -109,10 +109,24 @@ def _steps(*operands: DeviceArray) -> list[int]:
     return [step for x in operands for step in x.steps[:3]]
 
 
-def _settings(q: DeviceArray, k: DeviceArray, causal: bool, scale: float, p: float, seed: int, offset: int) -> tuple[Any, ...]:
+def _settings(
+    q: DeviceArray, k: DeviceArray, causal: bool, scale: float, p: float, seed: int, offset: int
+) -> tuple[Any, ...]:
     """Sizes and options, as all kernels take them."""
     real = q.dtype.type
     kept = real(1) / (real(1) - real(p)) if p < 1 else real(0)
     Hq, Tq, D = q.shape[1:]
     threshold = float(np.float32(p))
-    return (Hq, k.shape[1], Tq, k.shape[2], D, int(causal), threshold, int(seed), int(offset), float(scale), float(kept))
+    return (
+        Hq,
+        k.shape[1],
+        Tq,
+        k.shape[2],
+        D,
+        int(causal),
+        threshold,
+        int(seed),
+        int(offset),
+        float(scale),
+        float(kept),
+    )

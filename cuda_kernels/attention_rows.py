@@ -47,7 +47,9 @@ def dot(x: Any, i: Any, y: Any, j: Any, D: Any, zero: Any) -> Any:
 def _forward(real: Any) -> Kernel:
     word = np.dtype(real).name
 
-    @kernel(*[f"{word}*"] * 5, "int64", *SIZES, word, word, *strides(3), threads=128, registers=96, name=f"forward_{word}")
+    @kernel(
+        *[f"{word}*"] * 5, "int64", *SIZES, word, word, *strides(3), threads=128, registers=56, name=f"forward_{word}"
+    )
     def forward(
         y, lse, q, k, v, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
@@ -92,7 +94,7 @@ def _forward(real: Any) -> Kernel:
 def _queries(real: Any) -> Kernel:
     word = np.dtype(real).name
 
-    @kernel(*[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(5), threads=128, registers=128, name=f"dq_{word}")
+    @kernel(*[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(5), threads=128, registers=56, name=f"dq_{word}")
     def dq_of_rows(
         dq, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t,
@@ -128,7 +130,18 @@ def _queries(real: Any) -> Kernel:
 def _keys(real: Any) -> Kernel:
     word = np.dtype(real).name
 
-    @kernel(*[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(4), threads=128, registers=128, name=f"dk_dv_{word}")
+    @kernel(
+        *[f"{word}*"] * 8,
+        "int64",
+        *SIZES,
+        word,
+        word,
+        *strides(4),
+        threads=128,
+        registers=80,
+        resident=6,
+        name=f"dk_dv_{word}",
+    )
     def dk_dv_of_rows(
         dk, dv, dy, q, k, v, lse, delta, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,

@@ -88,9 +88,8 @@ class Tiles:
         @device_function
         def load_tile(shared, base, x, start, step, rows, D, wide):
             """Rows of x from ``start`` on into shared memory, ``step`` apart, zeros behind them."""
-            for i in range(side * chunks // THREADS):
-                chunk = cuda.threadIdx.x + i * THREADS
-                row, c = chunk // chunks, chunk % chunks * 4
+            for chunk in range(cuda.threadIdx.x, side * chunks, THREADS):
+                row, c = np.int32(chunk // chunks), np.int32(chunk % chunks * 4)
                 zero = real(0)
                 values = (zero, zero, zero, zero)
                 place = start + row * step + c
@@ -110,7 +109,6 @@ class Tiles:
         def scores(s, shared, x, y, D):
             """s[i R + j] = the product of row ty R + i of tile x and row tx + 16 j of tile y."""
             rows = cuda.local.array(R4, real)
-            keys = cuda.local.array(R4, real)
             x += cuda.threadIdx.x // 16 * (R * pitch)
             y += cuda.threadIdx.x % 16 * pitch
             for i in range(R * R):
@@ -118,13 +116,14 @@ class Tiles:
             for c in range(0, D, 4):
                 for i in range(R):
                     a = load4(shared, x + i * pitch + c)
-                    b = load4(shared, y + i * (16 * pitch) + c)
                     rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3] = a[0], a[1], a[2], a[3]
-                    keys[4 * i], keys[4 * i + 1], keys[4 * i + 2], keys[4 * i + 3] = b[0], b[1], b[2], b[3]
-                for i in range(R):
-                    for j in range(R):
-                        for e in range(4):
-                            s[i * R + j] += rows[4 * i + e] * keys[4 * j + e]
+                for j in range(R):
+                    b = load4(shared, y + j * (16 * pitch) + c)
+                    for i in range(R):
+                        s[i * R + j] += rows[4 * i] * b[0]
+                        s[i * R + j] += rows[4 * i + 1] * b[1]
+                        s[i * R + j] += rows[4 * i + 2] * b[2]
+                        s[i * R + j] += rows[4 * i + 3] * b[3]
 
         @device_function
         def put(s, shared, p):
@@ -133,6 +132,25 @@ class Tiles:
             for i in range(R):
                 for j in range(R):
                     shared[p + i * p_pitch + 16 * j] = s[i * R + j]
+
+        @device_function
+        def get(s, shared, p):
+            """And back."""
+            p += cuda.threadIdx.x // 16 * (R * p_pitch) + cuda.threadIdx.x % 16
+            for i in range(R):
+                for j in range(R):
+                    s[i * R + j] = shared[p + i * p_pitch + 16 * j]
+
+        @device_function
+        def drop(shared, p, rows, keys, first, Tk, threshold, seed, offset, kept):
+            """Dropout of the thread's own scores in the tile p of rows x keys; its first is element ``first`` of the mask."""
+            ty, tx = cuda.threadIdx.x // 16, cuda.threadIdx.x % 16
+            for e in range(R * R):
+                row, column = ty * R + e // R, tx + e % R * 16
+                place = p + row * p_pitch + column
+                if row < rows and column < keys:
+                    gone = dropped(first + row * Tk + column, threshold, seed, offset)
+                    shared[place] = real(0) if gone else shared[place] * kept
 
         @device_function
         def add_rows(sums, shared, p, x, keys):
@@ -157,18 +175,21 @@ class Tiles:
         @device_function
         def add_columns(sums, shared, p, x, rows):
             """sums[(j groups + g) 4 + c] += the sum over rows of p[row, ty R + j] x[row, 4 tx + 64 g + c]."""
+            weights = cuda.local.array(R, real)
             p += cuda.threadIdx.x // 16 * R
             x += cuda.threadIdx.x % 16 * 4
             for row in range(rows):
+                for j in range(0, R, 2):
+                    pair = ptx.load2(shared, p + row * p_pitch + j)
+                    weights[j], weights[j + 1] = pair[0], pair[1]
                 for g in range(groups):
                     b = load4(shared, x + row * pitch + 64 * g)
                     for j in range(R):
-                        weight = shared[p + row * p_pitch + j]
                         place = (j * groups + g) * 4
-                        sums[place] += weight * b[0]
-                        sums[place + 1] += weight * b[1]
-                        sums[place + 2] += weight * b[2]
-                        sums[place + 3] += weight * b[3]
+                        sums[place] += weights[j] * b[0]
+                        sums[place + 1] += weights[j] * b[1]
+                        sums[place + 2] += weights[j] * b[2]
+                        sums[place + 3] += weights[j] * b[3]
 
         @device_function
         def store_rows(y, start, step, sums, factors, rows, D):
@@ -186,7 +207,8 @@ class Tiles:
         def exponential(x):
             return ptx.exp2_approx(x) if single else math.exp(x)
 
-        self.load_tile, self.scores, self.put, self.store_rows = load_tile, scores, put, store_rows
+        self.load_tile, self.scores, self.store_rows = load_tile, scores, store_rows
+        self.put, self.get, self.drop = put, get, drop
         self.add_rows, self.add_columns, self.exponential = add_rows, add_columns, exponential
 
     def bytes(self, tiles: int) -> int:
@@ -197,7 +219,8 @@ class Tiles:
 def _forward(f: Tiles) -> Kernel:
     real, R, side, size = f.real, f.R, f.side, f.size
     sums_size, scores_size = R * f.groups * 4, R * R
-    load_tile, scores, put, add_rows, store_rows = f.load_tile, f.scores, f.put, f.add_rows, f.store_rows
+    load_tile, scores, add_rows, store_rows = f.load_tile, f.scores, f.add_rows, f.store_rows
+    put, drop = f.put, f.drop
     exponential, unit = f.exponential, real(f.unit)
     lowest = -real(np.inf)
 
@@ -221,7 +244,7 @@ def _forward(f: Tiles) -> Kernel:
         b = np.int64(head // np.uint32(Hq))
         h = np.int64(head) - b * Hq
         kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
-        first = (tiles - 1 - np.int32(order)) * side
+        first = np.int32((tiles - 1 - np.int32(order)) * side)
         rows = np.int32(min(side, Tq - first))
         keys = np.int32(min(Tk, first + rows) if causal else Tk)
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
@@ -232,7 +255,8 @@ def _forward(f: Tiles) -> Kernel:
         for i in range(sums_size):
             sums[i] = zero
         load_tile(shared, q_tile, q, b * q_b + h * q_h + first * q_t, q_t, rows, D, wide)
-        for key in range(0, keys, side):
+        for place in range(0, keys, side):
+            key = np.int32(place)
             count = np.int32(min(side, Tk - key))
             cuda.syncthreads()
             load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
@@ -240,11 +264,10 @@ def _forward(f: Tiles) -> Kernel:
             cuda.syncthreads()
             scores(s, shared, q_tile, k_tile, D)
             for i in range(R):
-                row = first + ty * R + i
+                end = np.int32(min(count, first - key + ty * R + i + 1) if causal else count)
                 top = largest[i]
                 for j in range(R):
-                    place = tx + 16 * j
-                    seen = place < count and (not causal or key + place <= row)
+                    seen = tx + 16 * j < end
                     s[i * R + j] = s[i * R + j] * scale if seen else lowest
                     top = s[i * R + j] if s[i * R + j] > top else top
                 top = row_max(top)
@@ -255,13 +278,13 @@ def _forward(f: Tiles) -> Kernel:
                 for j in range(R):
                     p = exponential(s[i * R + j] - shift)
                     totals[i] += p
-                    if threshold > np.float32(0):
-                        index = ((b * Hq + h) * Tq + row) * Tk + (key + tx + 16 * j)
-                        p = zero if dropped(index, threshold, seed, offset) else p * kept
                     s[i * R + j] = p
                 for c in range(sums_size // R):
                     sums[i * (sums_size // R) + c] *= decay
             put(s, shared, p_tile)
+            if threshold > np.float32(0):
+                mask = ((b * Hq + h) * Tq + first) * Tk + key
+                drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
             cuda.syncwarp()  # the 16 threads of a row are in one warp
             add_rows(sums, shared, p_tile, v_tile, min(side, keys - key))
         for i in range(R):
@@ -278,7 +301,8 @@ def _forward(f: Tiles) -> Kernel:
 def _queries(f: Tiles) -> Kernel:
     real, R, side, size = f.real, f.R, f.side, f.size
     sums_size, scores_size = R * f.groups * 4, R * R
-    load_tile, scores, put, add_rows, store_rows = f.load_tile, f.scores, f.put, f.add_rows, f.store_rows
+    load_tile, scores, add_rows, store_rows = f.load_tile, f.scores, f.add_rows, f.store_rows
+    put, get, drop = f.put, f.get, f.drop
     exponential, unit, per_unit, pitch = f.exponential, real(f.unit), real(1 / f.unit), f.pitch
 
     @kernel(
@@ -302,7 +326,7 @@ def _queries(f: Tiles) -> Kernel:
         b = np.int64(head // np.uint32(Hq))
         h = np.int64(head) - b * Hq
         kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
-        first = (tiles - 1 - np.int32(order)) * side
+        first = np.int32((tiles - 1 - np.int32(order)) * side)
         rows = np.int32(min(side, Tq - first))
         keys = np.int32(min(Tk, first + rows) if causal else Tk)
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
@@ -325,7 +349,8 @@ def _queries(f: Tiles) -> Kernel:
             deltas[i] = row_sum(part)
             if row < rows and tx == 0:
                 delta[place] = deltas[i]
-        for key in range(0, keys, side):
+        for place in range(0, keys, side):
+            key = np.int32(place)
             count = np.int32(min(side, Tk - key))
             cuda.syncthreads()
             load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
@@ -333,17 +358,17 @@ def _queries(f: Tiles) -> Kernel:
             cuda.syncthreads()
             scores(s, shared, q_tile, k_tile, D)
             scores(dp, shared, dy_tile, v_tile, D)
+            if threshold > np.float32(0):
+                put(dp, shared, p_tile)
+                mask = ((b * Hq + h) * Tq + first) * Tk + key
+                drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+                get(dp, shared, p_tile)
             for i in range(R):
-                row = first + ty * R + i
+                end = np.int32(min(count, first - key + ty * R + i + 1) if causal else count)
                 for j in range(R):
-                    place = tx + 16 * j
-                    g = dp[i * R + j]
-                    if threshold > np.float32(0):
-                        index = ((b * Hq + h) * Tq + row) * Tk + (key + place)
-                        g = zero if dropped(index, threshold, seed, offset) else g * kept
-                    seen = place < count and row < Tq and (not causal or key + place <= row)
+                    seen = tx + 16 * j < end
                     p = exponential(s[i * R + j] * scale - row_lse[i])
-                    s[i * R + j] = p * (g - deltas[i]) if seen else zero
+                    s[i * R + j] = p * (dp[i * R + j] - deltas[i]) if seen else zero
             put(s, shared, p_tile)
             cuda.syncwarp()
             add_rows(sums, shared, p_tile, k_tile, min(side, keys - key))
@@ -357,12 +382,14 @@ def _queries(f: Tiles) -> Kernel:
 def _keys(f: Tiles) -> Kernel:
     real, R, side, size = f.real, f.R, f.side, f.size
     sums_size, scores_size = R * f.groups * 4, R * R
-    load_tile, scores, put, add_columns, store_rows = f.load_tile, f.scores, f.put, f.add_columns, f.store_rows
+    load_tile, scores, add_columns, store_rows = f.load_tile, f.scores, f.add_columns, f.store_rows
+    put, get, drop = f.put, f.get, f.drop
     exponential, unit, per_unit = f.exponential, real(f.unit), real(1 / f.unit)
+    two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
 
     @kernel(
         *[f"{f.word}*"] * 8, *SIZES, f.word, f.word, *strides(4), "int32", "int32",
-        threads=THREADS, registers=168, resident=1, shared_bytes=f.bytes(4), name=f"dk_dv_{f.word}_{f.DMAX}",
+        threads=THREADS, registers=128 if two else 192, resident=1 + two, shared_bytes=f.bytes(4), name=f"dk_dv_{f.word}_{f.DMAX}",
         vector_loads=True,
     )  # fmt: skip
     def flash_dk_dv(
@@ -381,7 +408,7 @@ def _keys(f: Tiles) -> Kernel:
         b = np.int64(head // np.uint32(H))
         kv = np.int64(head) - b * H
         group = np.int64(np.uint32(Hq) // np.uint32(H))
-        key = np.int32(order) * side
+        key = np.int32(np.int32(order) * side)
         count = np.int32(min(side, Tk - key))
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
         zero = real(0)
@@ -391,7 +418,8 @@ def _keys(f: Tiles) -> Kernel:
         load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
         load_tile(shared, v_tile, v, b * v_b + kv * v_h + key * v_t, v_t, count, D, wide)
         for h in range(kv * group, kv * group + group):
-            for first in range(key if causal else 0, Tq, side):
+            for place in range(key if causal else 0, Tq, side):
+                first = np.int32(place)
                 rows = np.int32(min(side, Tq - first))
                 cuda.syncthreads()
                 load_tile(shared, q_tile, q, b * q_b + h * q_h + first * q_t, q_t, rows, D, wide)
@@ -399,21 +427,26 @@ def _keys(f: Tiles) -> Kernel:
                 cuda.syncthreads()
                 scores(s, shared, q_tile, k_tile, D)
                 scores(dp, shared, dy_tile, v_tile, D)
+                mask = ((b * Hq + h) * Tq + first) * Tk + key
+                if threshold > np.float32(0):
+                    put(dp, shared, p_tile)
+                    drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+                    get(dp, shared, p_tile)
                 for i in range(R):
                     row = ty * R + i
                     place = (b * Hq + h) * Tq + first + row
                     row_lse = lse[place] * per_unit if row < rows else zero
                     row_delta = delta[place] if row < rows else zero
+                    end = np.int32(min(count, first - key + row + 1) if causal else count)
+                    end = end if row < rows else np.int32(0)
                     for j in range(R):
-                        column = key + tx + 16 * j
-                        factor = real(1)
-                        if threshold > np.float32(0):
-                            factor = zero if dropped(place * Tk + column, threshold, seed, offset) else kept
-                        seen = column < Tk and row < rows and (not causal or column <= first + row)
+                        seen = tx + 16 * j < end
                         p = exponential(s[i * R + j] * scale - row_lse) if seen else zero
-                        s[i * R + j] = p * factor
-                        dp[i * R + j] = p * (dp[i * R + j] * factor - row_delta)
+                        s[i * R + j] = p
+                        dp[i * R + j] = p * (dp[i * R + j] - row_delta)
                 put(s, shared, p_tile)
+                if threshold > np.float32(0):
+                    drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
                 cuda.syncthreads()
                 add_columns(v_sums, shared, p_tile, dy_tile, rows)
                 cuda.syncthreads()

@@ -1,0 +1,222 @@
+"""Rotary position embedding: the D / 2 pairs of a row at position p are rotated by the angles p base^(-2j / D).
+
+    (a, b) -> (a cos - b sin, a sin + b cos)
+
+Pair j is (x[2j], x[2j + 1]) if ``interleaved``, else (x[j], x[j + D/2]). The gradient is the rotation by the negative
+angles. Angles are computed in float64: at position 10^6 float32 would be off by 0.06.
+
+A thread rotates one pair, or four, which it reads and writes 128 bits at once where sizes and addresses allow it.
+
+Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
+"""
+
+from __future__ import annotations
+
+import math as python_math
+from typing import Any
+
+import numpy as np
+
+from . import ptx
+from .array import DeviceArray, as_array, contiguous, empty
+from .language import cuda, libdevice, math
+from .launch import Kernel, kernel
+
+THREADS = 128
+REALS = (np.float32, np.float64)
+POSITIONS = (np.float32, np.float64, np.int64, np.int32, np.uint8)
+
+
+@kernel("float64*", "float64", "int64", threads=THREADS, registers=64)
+def base_frequencies(frequencies, base, n):
+    """frequencies[j] = base^(-j / n)."""
+    j = cuda.grid(1)
+    if j < n:
+        frequencies[j] = math.pow(base, -np.float64(j) / np.float64(n))
+
+
+# pi / 2 in three parts, the first two of 33 bits: whole quarter turns are taken off an angle without losing its digits.
+QUARTER = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+QUARTERS_PER_RADIAN, HALVES_PER_RADIAN = 2 / python_math.pi, 1 / python_math.pi
+
+
+def _angles(position: Any, real: Any) -> Kernel:
+    words = np.dtype(real).name, np.dtype(position).name
+
+    @kernel(
+        f"{words[0]}*",
+        f"{words[0]}*",
+        f"{words[1]}*",
+        "float64*",
+        "int64",
+        "int64",
+        threads=THREADS,
+        registers=64,
+        name=f"angles_{words[0]}_{words[1]}",
+    )
+    def angles(cos, sin, positions, frequencies, n, half):
+        """Row p of the tables (n = rows times half elements): cosine and sine of positions[p] times each frequency."""
+        i = np.int64(cuda.grid(1))
+        if i < n:
+            row = i // half
+            angle = np.float64(positions[row]) * frequencies[i - row * half]
+            quarters = libdevice.rint(angle * QUARTERS_PER_RADIAN)
+            rest = cuda.fma(-quarters, QUARTER[0], angle)
+            rest = cuda.fma(-quarters, QUARTER[2], cuda.fma(-quarters, QUARTER[1], rest))
+            halves = 0.5 * (quarters - 4.0 * libdevice.rint(0.25 * quarters)) + rest * HALVES_PER_RADIAN
+            cos[i] = real(libdevice.cospi(halves))
+            sin[i] = real(libdevice.sinpi(halves))
+
+    return angles
+
+
+def _rotate(real: Any, wide: bool) -> Kernel:
+    word = np.dtype(real).name
+    count = 4 if wide else 1
+
+    @kernel(
+        *[f"{word}*"] * 4,
+        *["uint32"] * 4,
+        *["int64"] * 6,
+        "int32",
+        threads=THREADS,
+        registers=40,
+        name=f"rotate_{word}{'_wide' * wide}",
+        vector_loads=wide,
+    )
+    def rotate_pairs(y, x, cos, sin, n, pieces, n1, n2, x0, x1, x2, t0, t1, t2, interleaved):
+        """y (rows, D) contiguous; x and the tables by the steps of their up to three dimensions of rows (.., n1, n2).
+
+        n: threads, ``pieces`` of ``count`` pairs for each row.
+        """
+        i = np.uint32(cuda.grid(1))
+        if i < n:
+            row = np.uint32(i // pieces)
+            j = np.int64(i - row * pieces) * count
+            outer = np.uint32(row // n2)
+            i2 = np.int64(row - outer * n2)
+            i0 = np.uint32(outer // n1)
+            i1 = np.int64(outer - i0 * n1)
+            half = np.int64(pieces) * count
+            source = np.int64(i0) * x0 + i1 * x1 + i2 * x2
+            table = np.int64(i0) * t0 + i1 * t1 + i2 * t2 + j
+            target = np.int64(row) * (2 * half)
+            first, second = (2 * j, 2 * j + count) if interleaved else (j, j + half)
+            if wide:
+                p, q = ptx.load_constant4(x, source + first), ptx.load_constant4(x, source + second)
+                c, s = ptx.load_constant4(cos, table), ptx.load_constant4(sin, table)
+                if interleaved:
+                    left = (
+                        p[0] * c[0] - p[1] * s[0],
+                        p[0] * s[0] + p[1] * c[0],
+                        p[2] * c[1] - p[3] * s[1],
+                        p[2] * s[1] + p[3] * c[1],
+                    )
+                    right = (
+                        q[0] * c[2] - q[1] * s[2],
+                        q[0] * s[2] + q[1] * c[2],
+                        q[2] * c[3] - q[3] * s[3],
+                        q[2] * s[3] + q[3] * c[3],
+                    )
+                else:
+                    left = (
+                        p[0] * c[0] - q[0] * s[0],
+                        p[1] * c[1] - q[1] * s[1],
+                        p[2] * c[2] - q[2] * s[2],
+                        p[3] * c[3] - q[3] * s[3],
+                    )
+                    right = (
+                        p[0] * s[0] + q[0] * c[0],
+                        p[1] * s[1] + q[1] * c[1],
+                        p[2] * s[2] + q[2] * c[2],
+                        p[3] * s[3] + q[3] * c[3],
+                    )
+                ptx.store4(y, target + first, left)
+                ptx.store4(y, target + second, right)
+            else:
+                a, b = x[source + first], x[source + second]
+                c, s = cos[table], sin[table]
+                y[target + first] = a * c - b * s
+                y[target + second] = a * s + b * c
+
+    return rotate_pairs
+
+
+_ANGLES = {(np.dtype(p), np.dtype(real)): _angles(p, real) for p in POSITIONS for real in REALS}
+_ROTATE = {np.dtype(real): _rotate(real, False) for real in REALS}
+_ROTATE_WIDE = _rotate(np.float32, True)
+MOST = 2**31 - 1  # pairs of a launch
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+
+def tables(positions: DeviceArray, dim: int, base: float, dtype: Any) -> tuple[DeviceArray, DeviceArray]:
+    """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
+    half = -(-dim // 2)
+    frequencies = empty((half,), np.float64, positions.device)
+    base_frequencies.launch(-(-half // THREADS), frequencies, float(base), half)
+    return angle_tables(positions, frequencies, dtype)
+
+
+def angle_tables(
+    positions: DeviceArray, frequencies: DeviceArray | np.ndarray, dtype: Any
+) -> tuple[DeviceArray, DeviceArray]:
+    """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
+    positions, frequencies = contiguous(positions), contiguous(as_array(frequencies, np.float64))
+    half = frequencies.shape[0]
+    cos, sin = (empty((*positions.shape, half), dtype, positions.device) for _ in range(2))
+    threads = min(THREADS, -(-cos.size // 32) * 32)
+    if cos.size:
+        grid = -(-cos.size // threads)
+        launch = _ANGLES[positions.dtype, cos.dtype].launch
+        launch(grid, cos, sin, positions, frequencies, cos.size, half, threads=threads)
+    return cos, sin
+
+
+def rotate(x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool) -> DeviceArray:
+    """x (..., D); cos and sin (..., D / 2) of x's dtype, their leading sizes broadcast to those of x -> y (..., D).
+
+    Rows of x may lie at any strides; they are copied if they are not contiguous themselves.
+    """
+    y = empty(x.shape, x.dtype, x.device)
+    if not y.size:
+        return y
+    x = x if x.steps[-1] == 1 else contiguous(x)
+    _rotate_rows(y, x, contiguous(cos), contiguous(sin), interleaved)
+    return y
+
+
+def _rotate_rows(y: DeviceArray, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool) -> None:
+    """y = the rotation of x; y, cos and sin contiguous."""
+    half = x.shape[-1] // 2
+    missing = x.ndim - cos.ndim
+    table_steps = [0] * missing + [0 if n == 1 else step for n, step in zip(cos.shape[:-1], cos.steps)]
+    rows = _merge(x.shape[:-1], x.steps, table_steps)
+    if len(rows) > 3 or python_math.prod(x.shape[:-1]) * half > MOST:
+        for i in range(x.shape[0]):  # rare: dimensions in no common order, or too many elements for one launch
+            parts = (t[i if t.shape[0] > 1 else 0] if missing == 0 else t for t in (cos, sin))
+            _rotate_rows(y[i], x[i], *parts, interleaved)
+        return
+    (_, x0, t0), (n1, x1, t1), (n2, x2, t2) = [(1, 0, 0)] * (3 - len(rows)) + rows
+    steps = (x0, x1, x2)
+    wide = x.dtype == np.float32 and half % 4 == 0 and x.pointer % 16 == 0 and all(step % 4 == 0 for step in steps)
+    kernel_ = _ROTATE_WIDE if wide else _ROTATE[x.dtype]
+    pieces = half // 4 if wide else half
+    n = y.size // (2 * half) * pieces
+    threads = min(THREADS, -(-n // 32) * 32)
+    arguments = (n, pieces, n1, n2, *steps, t0, t1, t2, int(interleaved))
+    kernel_.launch(-(-n // threads), y, x, cos, sin, *arguments, threads=threads)
+
+
+def _merge(shape: tuple[int, ...], x_steps: tuple[int, ...], t_steps: list[int]) -> list[tuple[int, int, int]]:
+    """The dimensions of rows as few (size, step of x, step of the tables)."""
+    merged: list[tuple[int, int, int]] = []
+    for n, x_step, t_step in zip(shape, x_steps, t_steps):
+        if n == 1:
+            continue
+        if merged and merged[-1][1] == n * x_step and merged[-1][2] == n * t_step:
+            merged[-1] = (merged[-1][0] * n, x_step, t_step)
+        else:
+            merged.append((n, x_step, t_step))
+    return merged

@@ -1,0 +1,65 @@
+"""Rotary embedding equals the CPU backend's: any layout of rows, four pairs at a time and one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import rope as cpu
+from minigrad.cuda_kernels import array, rope
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "positions", [np.array([0, 1, 1000, 1_000_000]), np.array([0.5, -1.5, 3e8], "f4"), np.uint8(7)]
+)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_tables(positions, dtype):
+    for found, expected in zip(
+        rope.tables(array.from_host(positions), 6, 100.0, dtype), cpu.tables(np.asarray(positions), 6, 100.0, dtype)
+    ):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(array.to_host(found), expected, rtol=0, atol=1e-7 if dtype == "f4" else 2e-8)
+
+
+def test_angles_keep_their_digits():
+    """To the rounding of float64 where the angle itself is exact, at a million radians too."""
+    positions = np.array([0, 1, 3, 1_000_000, -2_000_003], np.int64)
+    cos, sin = rope.angle_tables(array.from_host(positions), np.array([1.0, 0.5]), np.float64)
+    angles = positions[:, None] * np.array([1.0, 0.5])
+    np.testing.assert_allclose(array.to_host(cos), np.cos(angles), rtol=0, atol=1e-15)
+    np.testing.assert_allclose(array.to_host(sin), np.sin(angles), rtol=0, atol=1e-15)
+
+
+CASES = [
+    # x, the tables' leading sizes, the axes that x is stored in
+    ((2, 3, 5, 8), (5,), (0, 1, 2, 3)),
+    ((2, 3, 5, 8), (5,), (0, 2, 1, 3)),
+    ((2, 3, 5, 8), (2, 1, 5), (1, 2, 0, 3)),
+    ((2, 5, 3, 6), (5, 1), (0, 1, 2, 3)),
+    ((2, 5, 3, 6), (5, 1), (3, 0, 1, 2)),
+    ((2, 3, 2, 2, 4), (3, 1, 2, 1), (3, 1, 0, 2, 4)),
+    ((4,), (), (0,)),
+    ((3, 0), (3,), (0, 1)),
+    ((0, 4), (0,), (0, 1)),
+]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(("shape", "leading", "axes"), CASES)
+def test_rotation(shape, leading, axes, dtype, interleaved):
+    x = RNG.standard_normal(shape).astype(dtype)
+    cos, sin = (RNG.standard_normal((*leading, shape[-1] // 2)).astype(dtype) for _ in range(2))
+    stored = array.from_host(np.ascontiguousarray(x.transpose(axes))).transpose(*np.argsort(axes))
+    y = rope.rotate(stored, array.from_host(cos), array.from_host(sin), interleaved)
+    assert y.contiguous
+    np.testing.assert_allclose(array.to_host(y), cpu.rotate(x, cos, sin, interleaved), rtol=1e-5, atol=1e-6)
+
+
+def test_more_pairs_than_a_launch_takes(monkeypatch):
+    monkeypatch.setattr(rope, "MOST", 10)
+    x, (cos, sin) = RNG.standard_normal((3, 2, 5, 4)), RNG.standard_normal((2, 2, 1, 2))
+    y = rope.rotate(*map(array.from_host, (x, cos, sin)), False)
+    np.testing.assert_allclose(array.to_host(y), cpu.rotate(x, cos, sin, False), rtol=1e-12)
