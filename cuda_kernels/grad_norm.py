@@ -211,8 +211,8 @@ class _Pass:
         cut, sums = self.cut, empty((self.cut.count, 2), self.dtype, result.device)
         arguments = self.addresses, cut.device_sizes, cut.chunks, sums, cut.length
         self.kernels.squares.launch(cut.count, *arguments, threads=cut.threads(4))
-        arguments = sums, cut.count, result, narrow, int(more), max_norm, eps
-        self.kernels.total.launch(1, *arguments, threads=block_of(cut.count, 1024))
+        threads = block_of(cut.count, 1024)
+        self.kernels.total.launch(1, sums, cut.count, result, narrow, int(more), max_norm, eps, threads=threads)
 
     def scale(self, factor: DeviceArray, found: DeviceArray | None, writes: bool) -> None:
         """Multiply by ``factor`` (1,); raise the flag ``found`` (1,) where something is infinite or NaN."""

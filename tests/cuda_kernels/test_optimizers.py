@@ -1,0 +1,421 @@
+"""Optimizers, clipping and unscaling on a GPU: the CPU's results, whatever the sizes, alignment and order of threads.
+
+The elementwise optimizers round as the CPU's kernels do, so their bits are equal; LAMB's ratio of two norms, and the
+global norm, are sums in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from optimizer_cases import CASES
+
+import minigrad
+from minigrad import Device, Tensor, cpu_kernels, cuda_kernels
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module, Parameter
+from minigrad.optim import EMA, GradScaler, clip_grad_norm, clip_grad_norm_async
+from minigrad.optim.clip import NonFiniteGradientError
+
+USABLE = cuda_kernels.availability()[0]
+to_host, from_host = (cuda_kernels.__getattr__(name) if USABLE else None for name in ("to_host", "from_host"))
+CHUNK = 96  # elements, so that small arrays have several chunks
+SHAPES = [(0, 2), (), (3,), (4, 24), (97,), (5, 41), (2, 96)]
+MATRICES = [(4, 5), (7, 3), (1, 1)]
+REALS = ["float32", "float64"]
+
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in (cuda_kernels.multi_tensor, cuda_kernels.grad_norm):
+        monkeypatch.setattr(family, "CHUNK", CHUNK)
+
+
+@pytest.fixture(params=[None, 1], ids=["in order", "shuffled"])
+def _order(request: pytest.FixtureRequest) -> Iterator[None]:
+    from minigrad.cuda_kernels import simulator
+
+    simulator.order(request.param)
+    yield
+    simulator.order(None)
+
+
+def draw(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(s) * 10.0 ** rng.integers(-6, 2, s), dtype) for s in shapes]
+
+
+def on(device: str, arrays: list[np.ndarray]) -> list[Tensor]:
+    return [Tensor(x, device=Device(device), requires_grad=True) for x in arrays]
+
+
+def store(params: list[Tensor], grads: list[np.ndarray]) -> GradStore:
+    found = GradStore()
+    for p, g in zip(params, grads, strict=True):
+        found.insert(p, Tensor(g, device=p.device))
+    return found
+
+
+def host(x: Tensor) -> np.ndarray:
+    return np.asarray(x.device.kernels.to_host(x.data))
+
+
+def compare(found: np.ndarray, expected: np.ndarray, exact: bool) -> None:
+    """Equal bits; or off by what a ratio of norms that differs in its last bits does to the largest value."""
+    if exact:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        eps = np.finfo(expected.dtype).eps
+        np.testing.assert_allclose(found, expected, rtol=0, atol=8 * eps * np.max(np.abs(expected), initial=0))
+
+
+@pytest.mark.usefixtures("_order")
+@pytest.mark.parametrize("dtype", REALS)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "Muon"])
+def test_steps_are_the_cpus(name: str, dtype: str) -> None:
+    results: list[list[np.ndarray]] = []
+    for device in ("cpu", "cuda"):
+        params = on(device, draw(SHAPES, dtype, 0))
+        optimizer = CASES[name].make(params)
+        for step in range(3):
+            optimizer.step(store(params[step % 2 :], draw(SHAPES, dtype, 1 + step)[step % 2 :]))
+        results.append([*map(host, params), *optimizer.state_dict()[0].values()])
+    for found, expected in zip(results[1], results[0], strict=True):
+        assert found.dtype == expected.dtype
+        compare(found, expected, exact=name not in ("Lamb", "LARS"))
+
+
+def test_adam_with_the_other_form_of_lerp_and_many_steps() -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        params = on(device, draw(SHAPES, "float32", 0))
+        optimizer = CASES["AdamW"].make(params, betas=(0.3, 0.9))
+        for step in range(6):  # more than there are buffers for what is sent
+            optimizer.set_lr(0.01 * (step + 1))
+            optimizer.step(store(params, draw(SHAPES, "float32", step)))
+        results.append([host(p) for p in params])
+    for found, expected in zip(results[1], results[0], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [minigrad.float16, minigrad.bfloat16], ids=str)
+def test_half_parameters_are_the_cpus(dtype: Any) -> None:
+    for name in ("AdamW", "SGD momentum"):
+        results = []
+        for device in ("cpu", "cuda"):
+            params = on(device, [x.astype(dtype) for x in draw(SHAPES, "float32", 0)])
+            optimizer = CASES[name].make(params)
+            for step in range(2):
+                optimizer.step(store(params, [x.astype(dtype) for x in draw(SHAPES, "float32", 1 + step)]))
+            results.append([host(p) for p in params])
+        for found, expected in zip(results[1], results[0], strict=True):
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+
+
+FAMILIES: dict[str, tuple[int, list[list[float]]]] = {
+    "adamw": (2, [[0.99, 0.1, 0.9, 0.1, 0.01, 0.3, 1e-8, 0.2], [1.0, 0.7, 0.99, 0.01, 0.1, 0.2, 1e-3, 0.0]]),
+    "sgd": (1, [[0.1, 0.2, 0.9, 0.7, 0.9, 0.0], [0.3, 0.0, 0.0, 1.0, 0.9, 1.0]]),
+    "adagrad": (1, [[0.1, 0.2, 1e-10], [0.3, 0.0, 1e-3]]),
+    "lamb": (2, [[0.1, 0.2, 0.9, 0.99, 0.2, 0.3, 1e-6, 10.0], [0.1, 0.0, 0.9, 0.99, 0.2, 0.3, 1e-6, np.inf]]),
+}
+
+
+@pytest.mark.parametrize("dtype", REALS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_views_that_16_byte_accesses_cannot_reach(family: str, dtype: str) -> None:
+    """Every array begins ``shift`` elements after an aligned address; neighbours must stay as they are."""
+    states, rows = FAMILIES[family]
+    n = 150
+    for shifts in ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 3, 0), (0, 0, 0, 2), (2, 2, 2, 2)):
+        results = []
+        for kernels, move in ((cpu_kernels, np.copy), (cuda_kernels, from_host)):
+            columns = [[move(np.abs(x)) for x in draw([(n + 8,), (n + 8,)], dtype, c)] for c in range(2 + states)]
+            views = [
+                [x[shift : shift + n + i] for i, x in enumerate(column)]
+                for shift, column in zip(shifts, columns, strict=False)
+            ]
+            used = getattr(kernels, family)
+            used.step(used.Table(views[0], *views[2:]), views[1], np.array(rows))
+            results.append([np.asarray(kernels.to_host(x)) for column in columns for x in column])
+        for found, expected in zip(results[1], results[0], strict=True):
+            compare(found, expected, exact=family != "lamb")
+
+
+def test_special_values_are_the_cpus() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38], np.float32)
+    for name in ("AdamW", "SGD momentum", "AdaGrad", "LARS", "Lamb"):
+        results = []
+        for device in ("cpu", "cuda"):
+            params = on(device, [np.ones(7, np.float32), values.copy(), np.full(3, 3e38, np.float32)])
+            optimizer = CASES[name].make(params)
+            for _ in range(2):
+                optimizer.step(store(params, [values, np.ones(7, np.float32), np.zeros(3, np.float32)]))
+            results.append([host(p) for p in params])
+        for found, expected in zip(results[1], results[0], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
+
+
+def test_what_a_table_refuses() -> None:
+    x = [from_host(np.zeros((4, 6), np.float32)) for _ in range(4)]
+    adamw, sgd, row = cuda_kernels.adamw, cuda_kernels.sgd, np.zeros((1, 7))
+    table = adamw.Table(x[:1], x[1:2], x[2:3])
+    fixed = x[0].view(x[0].shape, x[0].strides, writeable=False)
+    there = from_host(np.zeros((4, 6), np.float32), 1)
+    for error, words, call in (
+        (ValueError, "1 parameters, 0 first and 1 second", lambda: adamw.Table(x[:1], [], x[:1])),
+        (ValueError, "1 parameters, 2 state", lambda: sgd.Table(x[:1], x[:2])),
+        (TypeError, "int32", lambda: sgd.Table([from_host(np.zeros(3, np.int32))])),
+        (ValueError, "array 1 .*read-only", lambda: sgd.Table([x[0], fixed])),
+        (ValueError, r"array 0 .*not C-contiguous", lambda: sgd.Table([x[0].T])),
+        (ValueError, "array 0 .*12 elements", lambda: sgd.Table(x[:1], [x[1][:2]])),
+        (ValueError, "array 1 is on cuda:1", lambda: sgd.Table([x[0], there])),
+        (ValueError, "0 gradients and scalars", lambda: adamw.step(table, [], row)),
+        (ValueError, r"shape \(1, 7\)", lambda: adamw.step(table, x[3:], np.zeros((1, 5)))),
+        (TypeError, "float64", lambda: adamw.step(table, [from_host(np.zeros((4, 6)))], row)),
+        (ValueError, "array 0 .*not C-contiguous", lambda: adamw.step(table, [x[3].T], row)),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    sgd.step(sgd.Table([]), [], np.zeros((0, 6)))  # no parameters, nothing to do
+
+
+def test_ema_moves_as_on_the_cpu() -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        p = on(device, draw([(7, 11)], "float32", 0))[0]
+        layer = Module()
+        layer.p = Parameter(p)
+        ema = EMA(layer, decay=0.9)
+        p = layer.p
+        p.data = p.device.kernels.elementwise.mul(p.data, np.float32(3))
+        ema.update()
+        results.append(ema.state_dict()[0]["p"])
+    np.testing.assert_array_equal(results[1], results[0])
+
+
+# The norm, clipping, unscaling ----------------------------------------------------------------------------------------
+
+
+def arrays(dtypes: tuple[str, ...]) -> list[np.ndarray]:
+    sizes = [0, 1, 3, CHUNK, CHUNK + 1, 3 * CHUNK - 1, 17]
+    return [draw([(n,)], dtypes[i % len(dtypes)], i)[0] for i, n in enumerate(sizes)]
+
+
+@pytest.mark.usefixtures("_order")
+def test_sum_of_squares() -> None:
+    grad_norm = cuda_kernels.grad_norm
+    for dtypes in (("float32",), ("float64",), ("float32", "float64")):
+        xs = arrays(dtypes)
+        expected = sum((x.astype(np.float64) ** 2).sum() for x in xs)
+        found = grad_norm.sum_of_squares(iter(map(from_host, xs)))
+        assert isinstance(found, float)
+        assert found == pytest.approx(expected, rel=1e-6 if "float32" in dtypes else 1e-14)
+    assert grad_norm.sum_of_squares([]) == 0.0
+    assert grad_norm.sum_of_squares([from_host(np.zeros(0, np.float32))]) == 0.0
+
+
+def test_the_sum_does_not_depend_on_addresses_or_on_the_other_arrays() -> None:
+    grad_norm, x = cuda_kernels.grad_norm, draw([(250,)], "float32", 0)[0]
+    alone = grad_norm.sum_of_squares([from_host(x)])
+    for shift in (1, 2, 3):
+        longer = from_host(np.concatenate([np.full(shift, np.nan, np.float32), x]))
+        assert grad_norm.sum_of_squares([longer[shift:]]) == alone
+    with_zeros = [from_host(np.zeros(700, np.float32)), from_host(x)]
+    assert grad_norm.sum_of_squares(with_zeros) == alone
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1e-13, 1e-12, 1.0, 1e18, 1e20, 3e38])
+def test_squares_beyond_float32(value: float) -> None:
+    x = np.full(2 * CHUNK, value, np.float32)
+    expected = (x.astype(np.float64) ** 2).sum()
+    assert cuda_kernels.grad_norm.sum_of_squares([from_host(x)]) == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+def test_nan_infinity_other_layouts_and_dtypes() -> None:
+    grad_norm, x = cuda_kernels.grad_norm, draw([(9, 14)], "float32", 0)[0]
+    there = from_host(x)
+    assert np.isnan(grad_norm.sum_of_squares([there, from_host(np.array([1, np.nan], np.float32))]))
+    assert grad_norm.sum_of_squares([from_host(np.array([1, -np.inf], np.float32))]) == np.inf
+    half = x.astype(np.float16)
+    for found, expected in ((there[:, ::3], x[:, ::3]), (there.T, x.T), (from_host(half), half)):
+        sum_ = (expected.astype(np.float64) ** 2).sum()
+        assert grad_norm.sum_of_squares([found]) == pytest.approx(sum_, rel=1e-6)
+
+
+def both(run: Callable[[Any, list[Any]], Any], xs: list[np.ndarray]) -> tuple[list[np.ndarray], Any, Any]:
+    """``run(grad_norm, arrays)`` on both backends: the GPU's arrays, which are the CPU's, and both results."""
+    there, here = [from_host(x) for x in xs], [x.copy() for x in xs]
+    found, expected = run(cuda_kernels.grad_norm, there), run(cpu_kernels.grad_norm, here)
+    back = [np.asarray(to_host(x)) for x in there]
+    for x, y in zip(back, here, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6 if x.dtype != np.float16 else 1e-3)
+    return back, found, expected
+
+
+@pytest.mark.usefixtures("_order")
+def test_scale() -> None:
+    xs = [*arrays(("float32", "float64")), np.array([1, 6e4, np.inf], np.float16)]
+    back, _, _ = both(lambda family, a: family.scale_([*a[:-1], a[-1][::2]], 2.3), xs)
+    for found, x in zip(back[:-1], xs, strict=False):
+        np.testing.assert_array_equal(found, x * x.dtype.type(2.3))  # one product, whatever the path
+    np.testing.assert_array_equal(back[-1], np.array([2.3, 6e4, np.inf], np.float16))
+    cuda_kernels.grad_norm.scale_([], 0.5)
+
+
+@pytest.mark.usefixtures("_order")
+@pytest.mark.parametrize("dtypes", [("float32",), ("float64",), ("float32", "float64"), ("float32", "float16")])
+def test_clip(dtypes: tuple[str, ...]) -> None:
+    xs = [x / np.max(np.abs(x), initial=1) for x in arrays(dtypes)]
+    norm = float(np.sqrt(sum((x.astype(np.float64) ** 2).sum() for x in xs)))
+    for limit in (norm / 3, norm * 1.01):
+        back, found, expected = both(lambda family, a, limit=limit: family.clip_(a, limit, 1e-6), xs)
+        assert (found.shape, found.dtype) == ((), np.float64)
+        assert float(to_host(found)) == pytest.approx(float(expected), rel=1e-6)
+        if limit > norm:
+            for x, y in zip(back, xs, strict=True):
+                np.testing.assert_array_equal(x, y)
+        else:
+            clipped = np.sqrt(sum((x.astype(np.float64) ** 2).sum() for x in back))
+            assert clipped == pytest.approx(limit, rel=1e-5 if "float16" not in dtypes else 1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_clip_leaves_what_is_not_finite(bad: float) -> None:
+    xs = [np.ones(5, np.float32), np.array([1, bad, 3], np.float32)]
+    back, norm, _ = both(lambda family, a: family.clip_(a, 0.1, 1e-6), xs)
+    assert not np.isfinite(to_host(norm))
+    for x, y in zip(back, xs, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_an_array_given_twice_counts_twice_and_is_changed_once() -> None:
+    def run(family: Any, a: list[Any]) -> Any:
+        return family.clip_([a[0], a[1], a[0]], 1.0, 0.0)
+
+    back, norm, expected = both(run, [np.full(4, 2, np.float32), np.full(1, 2, np.float32)])
+    assert float(to_host(norm)) == float(expected) == 6.0
+    np.testing.assert_allclose(back[0], 1 / 3, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("_order")
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
+def test_unscale_and_finite_check(bad: float | None) -> None:
+    for dtype in ("float32", "float64", "float16"):
+        for place in (0, 100, 196):
+            xs = [np.ones(3, np.float32), *draw([(197,), (0,)], dtype, 0)]
+            if bad is not None:
+                xs[1][place] = bad
+            back, found, expected = both(lambda family, a: family.unscale_(a, 0.25), xs)
+            assert (found.shape, found.dtype, expected.dtype) == ((), np.int32, np.int32)
+            assert int(to_host(found)) == int(expected) == int(bad is not None)
+            np.testing.assert_array_equal(back[1], xs[1] * xs[1].dtype.type(0.25))
+            for kernels, move in ((cpu_kernels, np.copy), (cuda_kernels, from_host)):
+                assert kernels.grad_norm.all_finite(map(move, xs)) is (bad is None)
+    assert cuda_kernels.grad_norm.all_finite([])
+
+
+def test_read_only_arrays_are_refused_before_anything_changes() -> None:
+    x, y = (from_host(np.ones(3, np.float32)) for _ in range(2))
+    fixed = y.view(y.shape, y.strides, writeable=False)
+    grad_norm = cuda_kernels.grad_norm
+    for call in (
+        lambda: grad_norm.scale_([x, fixed], 2.0),
+        lambda: grad_norm.clip_([x, fixed], 0.1, 1e-6),
+        lambda: grad_norm.unscale_([x, fixed], 2.0),
+    ):
+        with pytest.raises(ValueError, match="array 1 .*read-only"):
+            call()
+    np.testing.assert_array_equal(to_host(x), 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_clipping_gradients_with_and_without_waiting(device: str) -> None:
+    grads = [np.full((2, 3), 2, np.float32), np.full(3, -2, np.float32)]  # a norm of 6
+    for clip in (clip_grad_norm, clip_grad_norm_async):
+        for limit, factor in ((3.0, 0.5), (7.0, 1.0)):
+            params = on(device, [np.zeros_like(g) for g in grads])
+            found = store(params, grads)
+            norm = clip(found, limit)
+            if isinstance(norm, Tensor):
+                assert (norm.shape, norm.dtype, norm.device) == ((), np.float64, Device(device))
+                norm = norm.item()
+            assert norm == pytest.approx(6.0, rel=1e-7)
+            for p, g in zip(params, grads, strict=True):
+                np.testing.assert_allclose(host(found.get(p)), g * factor, rtol=1e-6)
+    params = on(device, [np.zeros(3, np.float32)])
+    bad = np.array([1, np.inf, 2], np.float32)
+    found = store(params, [bad])
+    with pytest.raises(NonFiniteGradientError, match="nothing was changed"):
+        clip_grad_norm(found, 0.1)
+    assert clip_grad_norm(found, 0.1, error_if_nonfinite=False) == np.inf
+    assert clip_grad_norm_async(found, 0.1).item() == np.inf
+    np.testing.assert_array_equal(host(found.get(params[0])), bad)
+
+
+def test_clipping_without_waiting_needs_one_device() -> None:
+    params = [*on("cpu", [np.ones(2, np.float32)]), *on("cuda", [np.ones(2, np.float32)])]
+    found = store(params, [np.ones(2, np.float32)] * 2)
+    with pytest.raises(ValueError, match="are on cpu, cuda:0; clip_grad_norm adds"):
+        clip_grad_norm_async(found, 1.0)
+    assert clip_grad_norm(found, 1.0) == pytest.approx(2.0)
+    assert clip_grad_norm_async(GradStore(), 1.0).item() == 0.0
+    with pytest.raises(ValueError, match="max_norm"):
+        clip_grad_norm_async(found, 0.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_scaler_tells_overflows(device: str) -> None:
+    params = on(device, [np.zeros(3, np.float32), np.zeros(2, np.float32)])
+    scaler = GradScaler(4.0)
+    assert not scaler.found_inf
+    for value, overflow in ((8.0, False), (np.inf, True), (np.nan, True), (2.0, False)):
+        found = store(params, [np.ones(3, np.float32), np.array([1, value], np.float32)])
+        scaler.unscale_(found)
+        assert scaler.found_inf is overflow
+        np.testing.assert_array_equal(host(found.get(params[1])), np.array([0.25, value / 4], np.float32))
+
+
+def test_threads_have_their_own_way_to_the_device() -> None:
+    plans = []
+
+    def run(value: float) -> float:
+        cuda_kernels.grad_norm.sum_of_squares([from_host(np.full(3, value, np.float32))])
+        plans.append(cuda_kernels.grad_norm._plans.known)
+        return value
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        one.submit(run, 1.0).result()
+        two.submit(run, 2.0).result()
+    assert plans[0] is not plans[1]
+
+
+def test_a_buffer_is_written_again_only_after_its_copy() -> None:
+    upload = cuda_kernels.multi_tensor.Upload(8, 0)
+    log: list[tuple[str, int]] = []
+
+    class Event:
+        """Of the copy from one of the buffers; what the buffer held when the host waited for it."""
+
+        def __init__(self, buffer: np.ndarray) -> None:
+            self.buffer = buffer
+
+        def record(self) -> None:
+            log.append(("copied", int(self.buffer.view(np.int64)[0])))
+
+        def synchronize(self) -> None:
+            log.append(("waited", int(self.buffer.view(np.int64)[0])))
+
+    upload._events = [Event(buffer) for buffer in upload._buffers]
+    for step in range(6):
+        (arrived,) = upload.send(np.array([step], np.int64))
+        assert to_host(arrived)[0] == step
+    expected = [("copied", step) for step in range(4)]
+    expected += [("waited", 0), ("copied", 4), ("waited", 1), ("copied", 5)]
+    assert log == expected
