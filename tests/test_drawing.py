@@ -140,7 +140,7 @@ def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
         widths.append(float(rect.attrib["width"]))
         if group.attrib["class"] != "leaf":
             middles.append(float(rect.attrib["x"]) + widths[-1] / 2)
-    assert len(middles) == 25 and max(middles) - min(middles) < 10  # pixels
+    assert len(middles) == 21 and max(middles) - min(middles) < 10  # pixels
     assert float(picture.attrib["width"]) < 4.5 * max(widths)  # an operation, two leaves, and an edge that passes
 
 
