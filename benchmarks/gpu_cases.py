@@ -197,7 +197,7 @@ def _torch_softmax_backward(t: Any, dy: Any, x: Any) -> Call:
 
 
 def _our_cross_entropy(k: Any, x: Any, targets: Any) -> Call:
-    ones = k.ones((x.shape[0],), np.float32)
+    ones = k.ones((x.shape[0],), x.dtype)
 
     def call() -> Arrays:
         losses, lse = k.cross_entropy.forward(x, targets, -100, 0.0, None)

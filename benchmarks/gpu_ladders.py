@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gpu_cases import Arrays, Call, Case, Sizes, elements, normal
 
+from minigrad.cuda_kernels import ladder_matmul as multiplying
 from minigrad.cuda_kernels import ladder_transpose as transposing
 from minigrad.cuda_kernels.array import DeviceArray, empty
 from minigrad.cuda_kernels.launch import Kernel
@@ -14,7 +15,7 @@ from minigrad.cuda_kernels.launch import Kernel
 
 def cases() -> list[Case]:
     """A case for each rung."""
-    return transpose_rungs()
+    return [*transpose_rungs(), *product_rungs()]
 
 
 def of_whole_vectors(s: Sizes, rng: np.random.Generator) -> Arrays:
@@ -53,3 +54,27 @@ def _transpose(kernel: Kernel, x: DeviceArray) -> Call:
         return y
 
     return call
+
+
+def product_rungs() -> list[Case]:
+    """y = a b of square matrices half as wide as those of the other products, by each kernel."""
+
+    def inputs(s: Sizes, rng: np.random.Generator) -> Arrays:
+        return normal(rng, _side(s), _side(s)), normal(rng, _side(s), _side(s))
+
+    return [
+        Case(
+            f"matmul ladder, {rung}",
+            inputs,
+            lambda k, a, b, rung=rung: lambda: multiplying.multiply(rung, a, b),
+            np.matmul,
+            None,
+            flops=lambda s: 2 * _side(s) ** 3,
+        )
+        for rung in multiplying.STEPS
+    ]
+
+
+def _side(s: Sizes) -> int:
+    """M / 2, rounded up to a multiple of 4."""
+    return -(-s.M // 8) * 4

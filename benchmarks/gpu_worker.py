@@ -95,9 +95,9 @@ def shapes_of(arrays: Sequence[np.ndarray]) -> str:
     return ", ".join(shown) + (f" and {len(arrays) - 3} more" if len(arrays) > 3 else "")
 
 
-def largest_error(case: Case, sizes: Sizes, kernels: Any) -> float:
+def largest_error(case: Case, sizes: Sizes, kernels: Any, dtype: Any = np.float32) -> float:
     """The largest difference to the result of float64, over the largest absolute value of that result."""
-    host = case.inputs(sizes, np.random.default_rng(1))
+    host = [x.astype(dtype) if x.dtype.kind == "f" else x for x in case.inputs(sizes, np.random.default_rng(1))]
     wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in host]
     found = _as_tuple(case.ours(kernels, *(from_host(x) for x in host))())
     expected = _as_tuple(case.exact(*wide))

@@ -1,0 +1,328 @@
+"""What only a GPU shows: ``pytest -m gpu``. Large sizes against float64 on the CPU, streams, memory shared with other
+libraries, the compiled cache, errors of the driver, and NVIDIA's own checker of races and addresses."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import cuda_kernels
+
+pytestmark = pytest.mark.gpu
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+if cuda_kernels.availability()[0]:
+    import gpu_cases
+    import gpu_worker
+    from gpu_cases import Sizes
+
+    from minigrad.cuda_kernels import array, libcuda, memory
+    from minigrad.cuda_kernels.language import cuda
+    from minigrad.cuda_kernels.launch import kernel
+
+    ALIGNED = Sizes(8192, 1024, 50304, 512, 2048, 2, 4, 1024, 64, (1 << 22, 1024, 64))
+    ODD = Sizes(16387, 769, 50257, 257, 1029, 2, 3, 1025, 48, ((1 << 22) + 5, 769, 3, 1))
+    CASES = {case.name: case for case in gpu_cases.CASES}
+
+    @kernel("float32*", "int64", threads=64, registers=16)
+    def write_at(x: Any, i: Any) -> None:
+        if cuda.grid(1) == 0:
+            x[i] = np.float32(1)
+else:
+    CASES = {}
+
+
+def kernels() -> Any:
+    return mg.Device("cuda").kernels
+
+
+def python(source: str, *wrapper: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS), **variables}
+    command = [*wrapper, sys.executable, "-c", source]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=560, check=False)
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", ["ALIGNED", "ODD"])
+@pytest.mark.parametrize("name", CASES)
+def test_large_sizes_against_float64(name, sizes):
+    """The error is relative to the largest value; sums of values that cancel have a smaller result to relate it to."""
+    error = gpu_worker.largest_error(CASES[name], globals()[sizes], kernels())
+    assert error < (1e-4 if name == "sum all" else 1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "cast to bfloat16"])
+def test_float64(name):
+    sizes = Sizes(1003, 515, 1009, 129, 301, 2, 3, 129, 48, (100003, 515, 3))
+    assert gpu_worker.largest_error(CASES[name], sizes, kernels(), np.float64) < 1e-11
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_runs_give_the_same_bits(name):
+    case = CASES[name]
+    host = case.inputs(ODD, np.random.default_rng(0))
+
+    def run() -> list[bytes]:
+        found = case.ours(kernels(), *(array.from_host(x) for x in host))()
+        return [
+            np.asarray(array.to_host(y) if isinstance(y, array.DeviceArray) else y).tobytes()
+            for y in (found if isinstance(found, tuple) else (found,))
+        ]
+
+    assert run() == run()
+
+
+def test_more_than_two_to_the_31_elements():
+    n = (1 << 31) + 12
+    if memory.mem_get_info(0)[0] < 5 * 4 * n:
+        pytest.skip("less than 43 GB of device memory are free")
+    k = kernels()
+    x = k.full((n,), 2, np.float32)
+    x[n - 1 :].memory  # noqa: B018  # views far into the array
+    k.elementwise.fill(x[n - 3 :], 5.0)
+    y = k.elementwise.neg(x)
+    for start in (0, (1 << 30) - 2, (1 << 31) - 2, n - 6):
+        np.testing.assert_array_equal(array.to_host(y[start : start + 3]), [-2.0] * 3)
+    np.testing.assert_array_equal(array.to_host(y[n - 3 :]), [-5.0] * 3)
+    np.testing.assert_allclose(float(array.to_host(k.reduce.sum(x, (0,), False))), 2 * n + 9, rtol=1e-6)
+    del x, y
+    memory.empty_cache(0)
+
+
+def test_training_follows_the_cpu():
+    from minigrad.models import GPT2, GPT2Config
+    from minigrad.optim import AdamW
+
+    tokens = mg.from_numpy(np.random.default_rng(0).integers(0, 211, (4, 65)))
+    losses = {}
+    for device in ("cpu", "cuda"):
+        mg.manual_seed(3)
+        model = GPT2(GPT2Config(vocab_size=211, block_size=64, n_layer=2, n_head=4, n_embd=64)).to(device)
+        optimizer = AdamW(model.named_parameters(), lr=1e-3)
+        x, y = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
+        losses[device] = []
+        for _ in range(10):
+            loss = model.loss(x, y)
+            optimizer.step(loss.backward())
+            losses[device].append(loss.item())
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=2e-4)
+    assert losses["cuda"][-1] < losses["cuda"][0]
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+
+def test_streams_are_ordered_by_events_only():
+    k = kernels()
+    a = array.from_host(np.random.default_rng(0).standard_normal((1024, 1024)) / 32)
+    expected = array.to_host(a)
+    streams = [mg.cuda.Stream() for _ in range(3)]
+    y = a
+    memory.synchronize()
+    keep = []
+    for step in range(12):
+        here, before = streams[step % 3], streams[(step - 1) % 3]
+        with here:
+            assert memory.current_stream() == here.handle.ptr
+            if step:
+                here.wait_stream(before)
+            y = k.matmul.matmul(y, a)
+            keep.append(y)
+        expected = expected @ array.to_host(a)
+    streams[2].synchronize()
+    assert streams[2].query()
+    np.testing.assert_allclose(array.to_host(y), expected, rtol=0, atol=1e-12)
+
+
+def test_events_take_the_time():
+    k = kernels()
+    x = k.zeros((1 << 26,), np.float32)
+    start, end = mg.cuda.Event(enable_timing=True), mg.cuda.Event(enable_timing=True)
+    k.elementwise.neg(x)
+    start.record()
+    for _ in range(10):
+        k.elementwise.neg(x)
+    end.record()
+    milliseconds = start.elapsed_time(end)
+    assert end.query() and 0.1 < milliseconds < 1000  # 5.4 GB
+
+
+def test_threads_launch_beside_each_other():
+    k = kernels()
+    wrong = []
+
+    def work(number: int) -> None:
+        x = k.full((1 << 12,), number, np.float32)
+        for step in range(300):
+            y = k.elementwise.add(x, float(step))
+            if step % 50 == 0 and not (array.to_host(y) == number + step).all():
+                wrong.append((number, step))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_pinned_memory_is_copied_as_part_of_the_stream():
+    x = mg.from_numpy(np.random.default_rng(0).standard_normal((512, 1000), np.float32)).pin_memory()
+    there = x.to("cuda", non_blocking=True)
+    back = (there + 1).to("cpu", non_blocking=True)
+    mg.cuda.synchronize()
+    assert x.is_pinned() and back.is_pinned()
+    np.testing.assert_array_equal(back.numpy(), x.numpy() + 1)
+
+
+def test_out_of_memory_is_survived():
+    _, total = mg.cuda.mem_get_info()
+    with pytest.raises(mg.cuda.OutOfMemoryError, match=r"cuda:0 is out of memory: .* MiB were asked for"):
+        mg.zeros(total, 2, device="cuda")
+    assert mg.ones(3, device="cuda").sum().item() == 3
+
+
+SHAPES = [(), (3,), (2, 5), (0, 4)]
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch", "jax"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dlpack_both_ways(library, shape):
+    other = pytest.importorskip(library, reason=f"{library} is not installed: nothing to share memory with")
+    if library == "torch" and not other.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    if library == "jax" and not any(device.platform == "gpu" for device in other.devices()):
+        pytest.skip("this JAX has no CUDA")
+    host = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    x = mg.from_numpy(host.copy()).to("cuda")
+    theirs = other.dlpack.from_dlpack(x) if library == "jax" else other.from_dlpack(x)
+    ours = mg.from_dlpack(theirs)
+    assert ours.device.type == "cuda" and tuple(theirs.shape) == shape
+    np.testing.assert_array_equal(ours.numpy() if ours.device is mg.CPU else ours.cpu().numpy(), host)
+    if host.size:
+        assert ours.data.pointer == x.data.pointer
+        if library != "jax":  # whose arrays do not change
+            theirs += 1
+            mg.cuda.synchronize()
+            np.testing.assert_array_equal(x.cpu().numpy(), host + 1)
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cuda_array_interface(library, shape):
+    other = pytest.importorskip(library, reason=f"{library} is not installed: nothing to share memory with")
+    if library == "torch" and not other.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    host = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    x = array.from_host(host.T)
+    theirs = other.asarray(x.T) if library == "cupy" else other.as_tensor(x.T, device="cuda")
+    found = theirs.get() if library == "cupy" else theirs.cpu().numpy()
+    np.testing.assert_array_equal(found, host)
+    if host.size:
+        assert theirs.__cuda_array_interface__["data"][0] == x.pointer
+
+
+# Compiling, errors, tools ---------------------------------------------------------------------------------------------
+
+RESULT = """
+import numpy, minigrad
+x = minigrad.from_numpy(numpy.arange(12, dtype=numpy.float32).reshape(3, 4)).to("cuda")
+print(((x @ x.T + 1) * 0.01).softmax(1).sum(0).cpu().tolist())
+"""
+
+NO_COMPILER = """
+from minigrad.cuda_kernels import compiler, libcuda
+def refuse(*_): raise SystemExit("it compiles")
+compiler.to_ptx = libcuda.assemble = refuse
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    first = python(RESULT, MINIGRAD_CACHE_DIR=str(tmp_path))
+    assert first.returncode == 0, first.stderr
+    second = python(NO_COMPILER + RESULT, MINIGRAD_CACHE_DIR=str(tmp_path))
+    assert second.returncode == 0 and second.stdout == first.stdout, second.stderr
+    elsewhere = python(NO_COMPILER + RESULT, MINIGRAD_CACHE_DIR=str(tmp_path / "empty"))
+    assert "it compiles" in elsewhere.stderr
+
+
+def test_debug_level_2_prints_a_line_for_each_launch():
+    source = "import minigrad as mg; x = mg.ones(1 << 22, device='cuda'); (x + x).sum().item()"
+    done = python(source, MINIGRAD_DEBUG="2")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minigrad: ")]
+    assert done.returncode == 0 and len(lines) >= 3, done.stderr
+    for line in lines:
+        assert " grid (" in line and " us, " in line and line.endswith(" % of this card's copy"), line
+
+
+def test_a_refused_launch_names_its_kernel():
+    x = array.zeros((8,), np.float32)
+    with pytest.raises(
+        libcuda.CudaError, match=r"launching test_gpu\.write_at\(float32\[8\], 0\) on a grid of \(1, 1, 1\)"
+    ):
+        write_at.launch(1, x, 0, threads=4096)
+    write_at.launch(1, x, 3)
+    assert array.to_host(x).tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+
+
+FAILS = """
+import importlib.util, sys, numpy
+spec = importlib.util.spec_from_file_location("test_gpu", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+x = module.array.zeros((8,), numpy.float32)
+module.write_at.launch(1, x, 1 << 45)
+module.memory.synchronize()
+"""
+
+
+def test_a_failed_kernel_is_named_by_debug_level_2():
+    done = python(FAILS.replace("sys.argv[1]", repr(__file__)), MINIGRAD_DEBUG="2")
+    assert done.returncode != 0
+    assert f"running test_gpu.write_at(float32[8], {1 << 45}) on a grid of (1, 1, 1)" in done.stderr
+
+
+SMALL_RUN = """
+import numpy
+import gpu_cases, gpu_worker
+import minigrad
+sizes = gpu_cases.Sizes(37, 100, 133, 5, 67, 1, 2, 70, 32, (300, 5))
+for case in gpu_cases.CASES:
+    error = gpu_worker.largest_error(case, sizes, minigrad.Device("cuda").kernels)
+    assert error < 1e-5, (case.name, error)
+"""
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_compute_sanitizer_finds_nothing(tool):
+    path = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+    if path is None:
+        pytest.skip("compute-sanitizer, of NVIDIA's CUDA toolkit, is not installed")
+    done = python(SMALL_RUN, path, "--tool", tool, "--error-exitcode", "9")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_the_report_knows_this_card():
+    report = importlib.import_module("gpu_report")
+    assert report.refusal() is None
+    [scale] = [gpu_worker.REAL]
+    result = gpu_worker.answer(next(e for e in gpu_worker.entries() if e.name == "copy rate"), scale)
+    assert 1e10 < result["bytes_per_second"] < 1e14
