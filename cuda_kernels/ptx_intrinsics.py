@@ -90,9 +90,18 @@ def _storer(n: int) -> Any:
     return store
 
 
-load2, load4, load8, load16 = (_loader(n, False) for n in (2, 4, 8, 16))
-load_constant2, load_constant4, load_constant8, load_constant16 = (_loader(n, True) for n in (2, 4, 8, 16))
-store2, store4, store8, store16 = (_storer(n) for n in (2, 4, 8, 16))
+load2: Any = _loader(2, False)
+load4: Any = _loader(4, False)
+load8: Any = _loader(8, False)
+load16: Any = _loader(16, False)
+load_constant2: Any = _loader(2, True)
+load_constant4: Any = _loader(4, True)
+load_constant8: Any = _loader(8, True)
+load_constant16: Any = _loader(16, True)
+store2: Any = _storer(2)
+store4: Any = _storer(4)
+store8: Any = _storer(8)
+store16: Any = _storer(16)
 
 
 def _pointer(dtype: Any) -> Any:
@@ -109,11 +118,12 @@ def _pointer(dtype: Any) -> Any:
     return pointer
 
 
-pointer_float32, pointer_float64 = _pointer(types.float32), _pointer(types.float64)
+pointer_float32: Any = _pointer(types.float32)
+pointer_float64: Any = _pointer(types.float64)
 
 
 @intrinsic
-def float16_to_float(typing_context, bits):
+def float16_to_float(typing_context: Any, bits: Any) -> Any:
     """uint16 bits of a float16 as float32."""
 
     def generate(context, builder, signature, args):
@@ -124,7 +134,7 @@ def float16_to_float(typing_context, bits):
 
 
 @intrinsic
-def float_to_float16(typing_context, x):
+def float_to_float16(typing_context: Any, x: Any) -> Any:
     """The uint16 bits of float32 ``x`` rounded to float16."""
 
     def generate(context, builder, signature, args):
@@ -135,7 +145,7 @@ def float_to_float16(typing_context, x):
 
 
 @intrinsic
-def bfloat16_to_float(typing_context, bits):
+def bfloat16_to_float(typing_context: Any, bits: Any) -> Any:
     """uint16 bits of a bfloat16 as float32: its upper half."""
 
     def generate(context, builder, signature, args):
@@ -146,7 +156,7 @@ def bfloat16_to_float(typing_context, bits):
 
 
 @intrinsic
-def float_to_bfloat16(typing_context, x):
+def float_to_bfloat16(typing_context: Any, x: Any) -> Any:
     """The uint16 bits of float32 ``x`` rounded to bfloat16, in integers, for cards older than the instruction.
 
     Half a unit less one, plus the bit that decides a tie, is added below the cut; NaN becomes the quiet one.
@@ -166,7 +176,7 @@ def float_to_bfloat16(typing_context, x):
 
 
 @intrinsic
-def float_as_int(typing_context, x):
+def float_as_int(typing_context: Any, x: Any) -> Any:
     """The bits of float32 ``x``."""
 
     def generate(context, builder, signature, args):
@@ -176,7 +186,7 @@ def float_as_int(typing_context, x):
 
 
 @intrinsic
-def int_as_float(typing_context, i):
+def int_as_float(typing_context: Any, i: Any) -> Any:
     """The float32 of these bits."""
 
     def generate(context, builder, signature, args):
@@ -200,8 +210,8 @@ def _atomic(operation: str) -> Any:
     return run
 
 
-atomic_max = _atomic("max")
-atomic_min = _atomic("min")
+atomic_max: Any = _atomic("max")
+atomic_min: Any = _atomic("min")
 
 
 def _instruction(text: str) -> Any:
@@ -219,5 +229,5 @@ def _instruction(text: str) -> Any:
     return run
 
 
-exp2_approx = _instruction("ex2.approx.ftz.f32 $0, $1;")
-tanh_approx = _instruction("tanh.approx.f32 $0, $1;")
+exp2_approx: Any = _instruction("ex2.approx.ftz.f32 $0, $1;")
+tanh_approx: Any = _instruction("tanh.approx.f32 $0, $1;")
