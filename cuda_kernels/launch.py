@@ -62,11 +62,13 @@ class Kernel:
     ) -> None:
         self.function = function
         self.name = name
-        self.symbol = name.replace(".", "_")
+        self.symbol: str = name.replace(".", "_")
         self.signature = signature
-        self.threads = _three(threads)
+        self.threads: tuple[int, int, int] = _three(threads)
         self.slow_path = slow_path
-        self.launch_bounds = (math.prod(self.threads), resident) if resident else math.prod(self.threads)
+        self.launch_bounds: int | tuple[int, int] = (
+            (math.prod(self.threads), resident) if resident else math.prod(self.threads)
+        )
         self.registers = registers
         self.shared_bytes = shared_bytes
         self.fastmath = fastmath
@@ -134,7 +136,7 @@ class Kernel:
         return function
 
     def _simulate(self, grid: tuple[int, int, int], threads: tuple[int, int, int], args: tuple[Any, ...]) -> None:
-        values = []
+        values: list[Any] = []
         for word, a in zip(self.signature, args, strict=True):
             if isinstance(a, DeviceArray):
                 values.append(simulator.pointer(a.memory.bytes, a.pointer, signatures.storage(word)))

@@ -37,7 +37,7 @@ def add_forward(
     x: DeviceArray, residual: DeviceArray, weight: DeviceArray, bias: DeviceArray, eps: float
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
     """h = x + residual and its norm in one pass: y (N, C), h (N, C), mean (N,), rstd (N,)."""
-    inputs = (contiguous(a) for a in (x, residual, weight, bias))
+    inputs = contiguous(x), contiguous(residual), contiguous(weight), contiguous(bias)
     return norm.forward(_ADD[x.dtype], *inputs, eps)
 
 

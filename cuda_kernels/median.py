@@ -24,7 +24,7 @@ PARTS = 512
 class Selection(NamedTuple):
     """The kernels for one dtype."""
 
-    count: Kernel
+    counts: Kernel
     decide: Kernel
     bits: int
 
@@ -84,7 +84,7 @@ def select(x: DeviceArray, k: int) -> DeviceArray:
     threads = min(THREADS, 32 * ceil_div(x.size, 32))
     partial = empty(parts, np.int64, x.device)
     for bit in reversed(range(chosen.bits)):
-        chosen.count.launch(parts, x, prefix, partial, x.size, bit, threads=threads)
+        chosen.counts.launch(parts, x, prefix, partial, x.size, bit, threads=threads)
         total = partial if parts == 1 else fold("sum", partial, 1, parts, 1, np.dtype(np.int64))
         chosen.decide.launch(1, total, prefix, rank, y, bit)
     return y

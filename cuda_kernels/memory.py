@@ -59,8 +59,8 @@ class Usage:
     """Bytes that arrays of one device hold, and the most that they held."""
 
     def __init__(self) -> None:
-        self.now = 0
-        self.peak = 0
+        self.now: int = 0
+        self.peak: int = 0
 
 
 _usages: dict[int, Usage] = {}

@@ -43,9 +43,20 @@ def _check_alignment(p: Any, i: Any, n: int) -> None:
         raise SimulationError(f"a vector access of {width} bytes at element {i}, address {address:#x}: not aligned")
 
 
-load2, load4, load8, load16 = _loader(2), _loader(4), _loader(8), _loader(16)
-load_constant2, load_constant4, load_constant8, load_constant16 = load2, load4, load8, load16
-store2, store4, store8, store16 = _storer(2), _storer(4), _storer(8), _storer(16)
+Loader = Callable[[Any, Any], tuple[Any, ...]]
+Storer = Callable[[Any, Any, tuple[Any, ...]], None]
+load2: Loader = _loader(2)
+load4: Loader = _loader(4)
+load8: Loader = _loader(8)
+load16: Loader = _loader(16)
+load_constant2: Loader = load2
+load_constant4: Loader = load4
+load_constant8: Loader = load8
+load_constant16: Loader = load16
+store2: Storer = _storer(2)
+store4: Storer = _storer(4)
+store8: Storer = _storer(8)
+store16: Storer = _storer(16)
 
 
 def pointer_float32(address: Any) -> Pointer:
@@ -75,7 +86,7 @@ def float_to_float16(x: Any) -> np.uint16:
 
 def float_to_bfloat16(x: Any) -> np.uint16:
     """The uint16 bits of float32 ``x`` rounded to bfloat16."""
-    return np.uint16(np.asarray(np.float32(x)).astype(ml_dtypes.bfloat16).view(np.uint16)[()])
+    return np.uint16(np.asarray(np.float32(x)).astype(ml_dtypes.bfloat16).view(np.uint16).item())
 
 
 def float_as_int(x: Any) -> np.int32:

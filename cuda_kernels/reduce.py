@@ -66,7 +66,7 @@ def _fold(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype
         wide = np.dtype(np.int64 if dtype.kind in "iub" else np.float32)
     if (name, word_of(x.dtype), word_of(wide)) not in FOLDS or x.dtype.kind == "u":
         x = _elementwise().cast(x, wide)
-    y = _reduce(lambda x, *sizes: fold(name, x, *sizes, wide), x, axes, keepdim)
+    y = _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, wide), x, axes, keepdim)
     return y if wide == dtype else _elementwise().cast(y, dtype)
 
 
@@ -84,7 +84,7 @@ def mean(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
 def _extremum(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
     if 0 in (x.shape[axis] for axis in axes):
         raise ValueError(f"{name} of no values: the shape is {x.shape}, the axes are {axes}")
-    return _reduce(lambda x, *sizes: fold(name, x, *sizes, x.dtype), x, axes, keepdim)
+    return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
 
 
 def max(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
@@ -125,7 +125,7 @@ def argmin(x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
 def _truth(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
     if x.dtype != np.bool_:
         x = importlib.import_module(f"{__package__}.comparison").ne(x, 0)
-    return _reduce(lambda x, *sizes: fold(name, x, *sizes, x.dtype), x, axes, keepdim)
+    return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
 
 
 def any(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:

@@ -30,7 +30,7 @@ def add_forward(
     x: DeviceArray, residual: DeviceArray, weight: DeviceArray, eps: float
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     """h = x + residual and its norm in one pass: y (N, C), h (N, C), rstd (N,)."""
-    inputs = (contiguous(a) for a in (x, residual, weight))
+    inputs = contiguous(x), contiguous(residual), contiguous(weight)
     y, h, _, rstd = norm.forward(_ADD[x.dtype], *inputs, None, eps)
     return y, h, rstd
 

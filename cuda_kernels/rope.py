@@ -195,8 +195,8 @@ def _rotate_rows(y: DeviceArray, x: DeviceArray, cos: DeviceArray, sin: DeviceAr
     rows = _merge(x.shape[:-1], x.steps, table_steps)
     if len(rows) > 3 or python_math.prod(x.shape[:-1]) * half > MOST:
         for i in range(x.shape[0]):  # rare: dimensions in no common order, or too many elements for one launch
-            parts = (t[i if t.shape[0] > 1 else 0] if missing == 0 else t for t in (cos, sin))
-            _rotate_rows(y[i], x[i], *parts, interleaved)
+            c, s = (t[i if t.shape[0] > 1 else 0] if missing == 0 else t for t in (cos, sin))
+            _rotate_rows(y[i], x[i], c, s, interleaved)
         return
     (_, x0, t0), (n1, x1, t1), (n2, x2, t2) = [(1, 0, 0)] * (3 - len(rows)) + rows
     steps = (x0, x1, x2)

@@ -44,7 +44,7 @@ class Pointer:
     def __init__(self, view: np.ndarray, base: int) -> None:
         self.view = view
         self.base = base
-        self.first = int(view.ctypes.data) + base * view.itemsize
+        self.first: int = int(view.ctypes.data) + base * view.itemsize
 
     def __getitem__(self, i: int) -> Any:
         return self.view[self.place(i)]
@@ -142,7 +142,7 @@ class Warp:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.epoch = 0
+        self.epoch: int = 0
         self.values: dict[int, Any] = {}  # what each waiting lane brought
         self.results: dict[int, Any] = {}  # and what all brought, once all are there
 
@@ -155,10 +155,10 @@ class Thread:
     def __init__(self, number: int, index: tuple[int, int, int], warp: Warp, fiber: Any) -> None:
         self.number = number
         self.index = index
-        self.lane = number % WARP
+        self.lane: int = number % WARP
         self.warp = warp
         self.greenlet = fiber
-        self.allocations = 0
+        self.allocations: int = 0
         self.waits_for: tuple[str, int] | None = None  # ("block", 0), or (a collective's name, its mask)
 
 
@@ -168,9 +168,9 @@ class Block:
     def __init__(self, index: tuple[int, int, int], size: tuple[int, int, int], dynamic_bytes: int) -> None:
         self.index = index
         self.size = size
-        self.epoch = 0
+        self.epoch: int = 0
         self.shared: list[SharedArray] = []
-        self.dynamic = np.full(dynamic_bytes, POISON, np.uint8)
+        self.dynamic: np.ndarray = np.full(dynamic_bytes, POISON, np.uint8)
         self.current: Thread
         self._hub: Any = None
 
@@ -251,7 +251,7 @@ class Launch:
 
 _now = Launch()
 _order: random.Random | None = None
-threadIdx = SimpleNamespace(x=0, y=0, z=0)  # noqa: N816  # CUDA's name
+threadIdx: Any = SimpleNamespace(x=0, y=0, z=0)  # noqa: N816  # CUDA's name
 
 
 def order(seed: int | None) -> None:
@@ -404,7 +404,7 @@ class _Cuda:
         return bin(int(x) & ((1 << 8 * x.itemsize) - 1 if isinstance(x, np.generic) else -1)).count("1")
 
 
-cuda = _Cuda()
+cuda: Any = _Cuda()
 
 
 def _as_float(function: Callable[[float], float]) -> Callable[[Any], Any]:
@@ -430,7 +430,7 @@ class _Math:
     erf, erfc = staticmethod(_as_float(python_math.erf)), staticmethod(_as_float(python_math.erfc))
 
 
-math = _Math()
+math: Any = _Math()
 
 
 class _Libdevice:
@@ -465,7 +465,7 @@ class _Libdevice:
         return np.cos(np.pi * x)
 
 
-libdevice = _Libdevice()
+libdevice: Any = _Libdevice()
 
 
 def pointer(memory: Any, address: int, dtype: Any) -> Pointer:

@@ -113,7 +113,7 @@ def _index(device: Device | str | int | None) -> int:
         return current_device()
     if isinstance(device, int) and not isinstance(device, bool):
         return device
-    found = Device(device)
+    found = Device(device)  # type: ignore[arg-type]  # of a bool, which is an int, Device says what it expects
     if found.type != "cuda":
         raise located(ValueError(f"{found} is not a CUDA device; expected 'cuda', 'cuda:N' or N"))
     return found.index

@@ -65,13 +65,22 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg
     return [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
 
 
+def is_cuda_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether ``@kernel("float32*", ...)`` makes it a Kernel, which is its type; the words type its parameters."""
+    made_by = [decorator.func for decorator in function.decorator_list if isinstance(decorator, ast.Call)]
+    return any(getattr(maker, "attr", getattr(maker, "id", "")) == "kernel" for maker in made_by)
+
+
 def untyped_values(body: list[ast.stmt], owner: str) -> Iterator[str]:
     """Variables without an annotation. Constants in capitals, type aliases, literals and second names need none."""
+    stated = {ast.unparse(statement.target) for statement in statements(body) if isinstance(statement, ast.AnnAssign)}
     for statement in statements(body):
         if isinstance(statement, ast.Assign) and not isinstance(statement.value, (ast.Constant, ast.Name)):
             for target in statement.targets:
                 for name in ast.walk(target):
-                    if isinstance(name, ast.Name) and not name.id.startswith("_") and name.id[0].islower():
+                    if not isinstance(name, ast.Name) or name.id in stated:
+                        continue
+                    if isinstance(name.ctx, ast.Store) and not name.id.startswith("_") and name.id[0].islower():
                         yield f"{owner}{name.id}"
 
 
@@ -104,7 +113,7 @@ def untyped(tree: ast.Module, known: dict[str, list[ast.ClassDef]]) -> list[str]
             if isinstance(statement, ast.ClassDef) and public(statement.name):
                 visit(statement.body, f"{owner}{statement.name}.")
                 found.extend(untyped_attributes(statement, f"{owner}{statement.name}.", known))
-            elif isinstance(statement, Function) and public(statement.name):
+            elif isinstance(statement, Function) and public(statement.name) and not is_cuda_kernel(statement):
                 bare = [p.arg for p in parameters(statement) if p.annotation is None and p.arg not in ("self", "cls")]
                 found.extend(f"{owner}{statement.name}({name})" for name in bare)
                 if statement.returns is None:
@@ -133,6 +142,8 @@ def test_public_names_have_types():
         ("def f(x: int, *more, y=1, **rest) -> int: ...", ["f(y)", "f(more)", "f(rest)"]),
         ("async def f(): ...", ["f ->"]),
         ("if True:\n    def f(x: int): ...", ["f ->"]),
+        ("@kernel\ndef f(x): ...", ["f(x)", "f ->"]),
+        ("@jit(True)\ndef f(x): ...", ["f(x)", "f ->"]),
         ("equal = np.equal", ["equal"]),
         ("a, b = f()", ["a", "b"]),
         ("class A:\n    def f(self): ...", ["A.f ->"]),
@@ -158,6 +169,9 @@ def test_an_injected_untyped_name_is_found(source, expected):
         "def _f(x): return x",
         "LIMIT = 1 << 20\nPairs = list[tuple[int, int]]\n_cache = {}\nlevel = 1",
         "equal: np.ufunc = np.equal",
+        "xp: Any\nif A:\n    xp = f()\nelse:\n    xp = g()",
+        "np.x.y, a[f(b)] = f()",
+        "@kernel('float32*')\ndef f(x): ...\n@launch.kernel('float32*', threads=32)\ndef g(x): ...",
         "class _A:\n    def f(self): ...",
         "class A:\n    def f(self) -> int: ...\n    g = f\n    enabled = True",
         "class A:\n    x: int\n    def f(self) -> None:\n        self.x = 1\n        self._y = 2\n        self.x.z = 3",
