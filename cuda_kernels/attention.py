@@ -6,9 +6,9 @@
     delta_i = dy_i . y_i      ds_ij = p_ij (m_ij dy_i . v_j - delta_i)
     dq_i = scale sum_j ds_ij k_j       dk_j = scale sum_i ds_ij q_i       dv_j = sum_i p_ij m_ij dy_i
 
-``flash.py`` computes this on tiles, ``attention_rows.py`` row by row where tiles do not pay or D is larger than theirs.
-Gradients are two passes, one over the queries (dq) and one over the keys (dk, dv): each sum is a block's own, in a fixed
-order, without atomics.
+``flash.py`` computes this on tiles, ``attention_rows.py`` row by row where tiles do not pay or D exceeds theirs.
+Gradients are two passes, one over the queries (dq) and one over the keys (dk, dv): each sum is a block's own, in a
+fixed order, without atomics.
 
 Sources: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023); Ainslie et al., "GQA" (2023).
 """

@@ -1,7 +1,7 @@
 """Attention with a thread for each row: small problems, and heads of any size.
 
-The formulas are those of ``attention.py``. A thread walks over the keys of its query (or, for dk and dv, over the queries
-of its key) and keeps only the running maximum and sum; what it adds up over D columns lies in the result itself. This is
+The formulas are those of ``attention.py``. A thread walks over the keys of its query (for dk and dv: the queries of its
+key) and keeps only the running maximum and sum; what it adds up over D columns lies in the result itself. This is
 the plain version of ``flash.py``, which computes the same on tiles.
 """
 

@@ -1,15 +1,15 @@
 """y = a b for row-major float32 matrices in six steps, each a few lines from the one before; a (M, K), b (K, N).
 
-    1 naive        a thread for each element. Neighbouring threads have neighbouring rows: each reads a cache line of its own
+    1 naive        a thread for each element. Neighbouring threads have neighbouring rows: each reads a line of its own
     2 coalesced    neighbouring threads have neighbouring columns: a warp reads one line of b, and one element of a
     3 shared       a block first copies a 16 x 16 tile of a and of b, and each copied element is used 16 times
     4 column       a thread computes 4 elements of a column: one read of b serves 4 multiplications
     5 square       a thread computes 4 x 4: 8 reads serve 16 multiplications
     6 vectors      the same reads, four elements at a time
 
-What a step gains is what it no longer reads: per multiply-add, 2 reads of device memory in the first two, 1/8 and 2 of
-shared memory in the third, then 1 + 1/4, 1/2 and 1/8 instructions of shared memory. ``product.py`` is the next step: larger
-tiles, the next slices on their way while these are multiplied, and any strides.
+What a step gains is what it no longer reads: a multiply-add takes 2 reads of device memory in the first two steps; then
+2, 1 + 1/4, 1/2 and 1/8 reads of shared memory. ``product.py`` is the next step: larger tiles, the next slices on their
+way while these are multiplied, and any strides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLICE = 16  # k of the tiles
 FOUR, SIXTEEN = 4, 16
 PITCH = TILE + 4
 SLICE_SIZE = SLICE * PITCH
-f32 = np.float32
+f32: type[np.float32] = np.float32
 SIGNATURE = ("float32*",) * 3 + ("int64",) * 3
 
 
@@ -188,7 +188,7 @@ STEPS: dict[str, Any] = {
 
 
 def multiply(step: str, a: DeviceArray, b: DeviceArray) -> DeviceArray:
-    """a @ b by one step of the ladder; a (M, K) and b (K, N) C-contiguous float32, K and N multiples of 4 for "vectors"."""
+    """a @ b by one step; a (M, K) and b (K, N) C-contiguous float32, K and N multiples of 4 for "vectors"."""
     (M, K), N = a.shape, b.shape[1]
     y = empty((M, N), a.dtype, a.device)
     run, rows, columns = STEPS[step]

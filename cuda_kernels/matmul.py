@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import product
+from . import product, tiled_product
 from .array import DeviceArray, contiguous, empty
 from .product import ADD, BIAS, GELU
 
@@ -55,7 +55,7 @@ def matmul_gelu(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None)
 
 
 def add_matmul(y: DeviceArray, a: DeviceArray, b: DeviceArray) -> None:
-    """y += matmul(a, b), in one pass: gradients that accumulate. y (..., M, N) is C-contiguous, of a's and b's dtype."""
+    """y += matmul(a, b) in one pass: gradients that accumulate. y (..., M, N) is C-contiguous, of a's and b's dtype."""
     a, b, shape = _broadcast(a, b)
     if y.dtype not in FLOATS or not (a.dtype == b.dtype == y.dtype) or y.shape != shape or not y.contiguous:
         raise ValueError(
@@ -199,15 +199,15 @@ def _multiply_tiles(
     target, final = y, epilogue
     if splits > 1:
         target, final = empty((splits, M, N), y.dtype, y.device), 0
-    kernel = product.TILED[y.dtype, T]
+    kernel = tiled_product.TILED[y.dtype, T]
     if T == 8:
         kinds = "".join(
             "k" if _aligned(x, k) else "o" if _aligned(x, o) else "-" for x, k, o in ((a, -1, -2), (b, -2, -1))
         )
-        kernel = product.WIDE.get(kinds, kernel)
+        kernel = tiled_product.WIDE.get(kinds, kernel)
         if kinds == "kk" and final & GELU:
-            kernel = product.WIDE_GELU
-    fused = final & ~GELU if kernel is not product.WIDE_GELU else final
+            kernel = tiled_product.WIDE_GELU
+    fused = final & ~GELU if kernel is not tiled_product.WIDE_GELU else final
     if fused != final:  # GELU in a pass of its own, over the product and its bias
         target = others[1]
     arguments = _arguments(M, N, K, a, b, batch, fused)
