@@ -256,8 +256,9 @@ class Table:
                 f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
                 f"{len(sizes)} gradients and float64 scalars of shape ({len(sizes)}, {columns})"
             )
-        for i, (size, g) in enumerate(zip(sizes, grads, strict=True)):
-            self._check_array(i, g, size)
+        for i, (p, g) in enumerate(zip(self.arrays[0], grads, strict=True)):
+            if g.shape != p.shape or g.strides != p.strides or g.dtype != p.dtype or g.device != self.device:
+                self._check_array(i, g, sizes[i])
 
     def send(self, grads: Sequence[DeviceArray], scalars: np.ndarray, *more: np.ndarray) -> list[DeviceArray]:
         """The gradients' addresses, the scalars in the table's dtype with ``COLUMNS`` columns, and ``more``: on the

@@ -247,7 +247,8 @@ class Optimizer(ABC):
 
     def _make_states(self, params: Iterable[Tensor], kinds: tuple[str, ...] | None = None) -> None:
         """Give each parameter those of the arrays (default: all of ``state_arrays``) that its state lacks, of zeros:
-        for each kind a single flat array per device and dtype, of which every parameter's is a view.
+        for each kind a single flat array per device and dtype, of which every parameter's is a view that begins at a
+        multiple of four elements, where a GPU's widest access can.
         """
         kinds = self.state_arrays if kinds is None else kinds
         new: dict[tuple[Device, Any, tuple[str, ...]], list[Tensor]] = {}
@@ -258,13 +259,13 @@ class Optimizer(ABC):
                 device = p.device if state is None else state.device  # where the others are until the next update
                 new.setdefault((device, p.data.dtype, lacking), []).append(p)
         for (device, dtype, lacking), members in new.items():
-            flats = {kind: device.kernels.zeros((sum(p.numel() for p in members),), dtype) for kind in lacking}
+            places = [-(-p.numel() // 4) * 4 for p in members]
+            flats = {kind: device.kernels.zeros((sum(places),), dtype) for kind in lacking}
             start = 0
-            for p in members:
-                end = start + p.numel()
-                views = {name: flat[start:end].reshape(p.shape) for name, flat in flats.items()}
+            for p, place in zip(members, places, strict=True):
+                views = {name: flat[start : start + p.numel()].reshape(p.shape) for name, flat in flats.items()}
                 self.state.setdefault(p._id, ParamState(device)).arrays.update(views)
-                start = end
+                start += place
 
     def _state_of(self, p: Tensor) -> ParamState:
         """The state of ``p``, converted if ``p`` has gone to another dtype or device since."""
