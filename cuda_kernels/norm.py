@@ -284,7 +284,7 @@ def forward(
     y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
     h = x if residual is None else empty(x.shape, x.dtype, x.device)
     width = 16 // x.itemsize
-    chosen, accesses = (kernels[0], 1) if C <= 32 * width else (kernels[1], 4)
+    chosen, accesses = (kernels[0], 1) if C <= kernels[0].threads[0] * width else (kernels[1], 4)
     threads = row_threads(N, C, accesses * width)
     if C > threads[0] * accesses * width:
         chosen, threads = kernels[2], (1024, 1)

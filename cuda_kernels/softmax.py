@@ -206,12 +206,12 @@ def _along(kernels: dict[Any, Softmax], inputs: tuple[DeviceArray, ...], axis: i
     N = out.size // (C * inner)
     chosen = kernels[dtype]
     width = 16 // dtype.itemsize
-    rows, accesses = (chosen.short, 1) if C <= 32 * width else (chosen.rows, chosen.accesses)
-    if inner == 1 and 8 < C <= rows.threads[0] * accesses * width:
+    rows, accesses = (chosen.short, 1) if C <= chosen.short.threads[0] * width else (chosen.rows, chosen.accesses)
+    if inner == 1 and 16 < C <= rows.threads[0] * accesses * width:
         threads = row_threads(N, C, accesses * width)
         rows.launch(ceil_div(N, threads[1]), *arrays, N, C, aligned(width, C, *arrays), log, threads=threads)
         return out
-    height = 1 if C <= 8 else min(THREADS // power_of_two(min(inner, 32)), power_of_two(ceil_div(C, 8)))
+    height = 1 if C <= 16 else min(THREADS // power_of_two(min(inner, 32)), power_of_two(ceil_div(C, 8)))
     block = (min(THREADS // height, power_of_two(N * inner if height == 1 else min(inner, 32))), height)
     chosen.columns.launch(ceil_div(N * inner, block[0]), *arrays, N * inner, C, inner, log, threads=block)
     return out

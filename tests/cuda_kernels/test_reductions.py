@@ -1,0 +1,248 @@
+"""Reductions, softmax, norms and cross-entropy on raw arrays: long rows, parts, shuffled threads, the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minigrad.cpu_kernels import batch_norm as cpu_batch_norm
+from minigrad.cpu_kernels import cross_entropy as cpu_cross_entropy
+from minigrad.cpu_kernels import group_norm as cpu_group_norm
+from minigrad.cpu_kernels import layer_norm as cpu_layer_norm
+from minigrad.cpu_kernels import reduce as cpu_reduce
+from minigrad.cpu_kernels import rms_norm as cpu_rms_norm
+from minigrad.cpu_kernels import softmax as cpu_softmax
+from minigrad.cuda_kernels import (
+    batch_norm,
+    cross_entropy,
+    fold,
+    group_norm,
+    ladder_reduction,
+    ladder_softmax,
+    layer_norm,
+    reduce,
+    rms_norm,
+    scan,
+    simulated,
+    simulator,
+    softmax,
+)
+from minigrad.cuda_kernels.array import from_host, to_host
+
+
+@pytest.fixture(params=[None, 5], ids=["ordered", "shuffled"])
+def order(request):
+    """The threads' order in the simulator; a GPU has its own, and needs one run."""
+    if request.param is not None and not simulated():
+        pytest.skip("the threads' order is the simulator's to choose")
+    simulator.order(request.param)
+    yield
+    simulator.order(None)
+
+
+def same(found, expected, rtol=2e-5, atol=2e-6):
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(to_host(a), b, rtol=rtol, atol=atol)
+
+
+def normal(*shape, seed=0, dtype="float32"):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 2), (0, 1, 2)], ids=str)
+def test_any_axes_of_any_layout(dtype, axes, order):
+    whole = (normal(4, 5, 40) * 3).astype(dtype) if dtype != "bool" else normal(4, 5, 40) > 0
+    for view in (lambda x: x, lambda x: x.transpose(2, 0, 1), lambda x: x[:, ::2, ::-1]):
+        x, y = view(whole), view(from_host(whole))
+        out = None if dtype.startswith("float") else "int64"
+        same([reduce.sum(y, axes, False, out)], [cpu_reduce.sum(x, axes, False, out)], atol=1e-4)
+        same([reduce.max(y, axes, True)], [cpu_reduce.max(x, axes, True)])
+        same([reduce.min(y, axes, False)], [cpu_reduce.min(x, axes, False)])
+
+
+def test_parts_of_long_rows_and_columns(monkeypatch, order):
+    """Where a block takes a part, the parts' results are folded again; here parts are short."""
+    monkeypatch.setattr(fold, "ROW_PART", 256)
+    monkeypatch.setattr(fold, "COLUMN_PART", 2)
+    monkeypatch.setattr(scan, "PART", 100)
+    for shape, axis in (((1, 1537), 1), ((3, 1028), 1), ((600, 3), 0)):
+        x = normal(*shape)
+        y = from_host(x)
+        same([reduce.sum(y, (axis,), False)], [x.astype(np.float64).sum(axis).astype("float32")], rtol=1e-6, atol=1e-5)
+        same([reduce.max(y, (axis,), False)], [x.max(axis)])
+        same([reduce.argmin(y, axis, False)], [x.argmin(axis)])
+        same([reduce.logsumexp(y, (axis,), False)], [cpu_reduce.logsumexp(x, (axis,), False)])
+        same([reduce.reverse_cumsum(y, axis)], [cpu_reduce.reverse_cumsum(x, axis)], atol=1e-4)
+
+
+def test_nan_is_the_extremum_and_its_first_place_the_index():
+    x = normal(2, 70)
+    x[0, 40] = x[0, 3] = np.nan
+    y = from_host(x)
+    same([reduce.max(y, (1,), False), reduce.min(y, (1,), False)], [x.max(1), x.min(1)])
+    same([reduce.argmax(y, 1, False), reduce.argmin(y, 1, False)], [x.argmax(1), x.argmin(1)])
+    assert np.isnan(to_host(reduce.median(y)))
+
+
+def test_sums_keep_small_values_beside_a_large_total():
+    """Each of 2^13 ones counts, though one after the other onto 2^24 none would."""
+    x = np.ones((1, 8193), np.float32)
+    x[0, 0] = 2**24
+    assert to_host(reduce.sum(from_host(x), (1,), False))[0] == np.float32(2**24 + 8192)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "uint8"])
+def test_median_is_the_middle_value(dtype):
+    for n in (1, 2, 33):
+        x = (normal(n, seed=n) * 60).astype(dtype)
+        assert to_host(reduce.median(from_host(x))) == np.sort(x)[(n - 1) // 2]
+
+
+def test_gradient_of_products_past_zeros(order):
+    x, dy = normal(3, 9), normal(3, 9, seed=1)
+    x[0, 4] = x[1, 0] = x[1, 6] = 0
+    y = cpu_reduce.cumprod(x, 1)
+    found = reduce.cumprod_backward(*(from_host(a) for a in (dy, x, y)), 1)
+    same([found], [cpu_reduce.cumprod_backward(dy, x, y, 1)])
+    same([reduce.prod_of_others(from_host(x), 1)], [cpu_reduce.prod_of_others(x, 1)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 5), 1), ((3, 20), 1), ((2, 516), 1), ((1, 1029), 1), ((2, 40, 3), 1)], ids=str
+)
+def test_softmax_in_registers_and_in_columns(shape, axis, order):
+    x, dy = 3 * normal(*shape), normal(*shape, seed=1)
+    x[0, :2] = -np.inf
+    for pair in (("forward", "backward"), ("log_forward", "log_backward")):
+        y, dx = (getattr(cpu_softmax, name) for name in pair)
+        y = y(x, axis)
+        same([getattr(softmax, pair[0])(from_host(x), axis)], [y])
+        same([getattr(softmax, pair[1])(from_host(dy), from_host(y), axis)], [dx(dy, y, axis)])
+
+
+def test_softmax_of_rows_with_nan_or_infinity():
+    for C in (5, 20):
+        x = normal(3, C)
+        x[0, 1], x[1, 1], x[2] = np.nan, np.inf, -np.inf
+        for name in ("forward", "log_forward"):
+            assert np.isnan(to_host(getattr(softmax, name)(from_host(x), 1))).all()
+
+
+def test_rows_longer_than_the_registers(monkeypatch):
+    """float64 rows of 8200: read twice by softmax, more than once by the norms."""
+    x, dy = normal(1, 8200, dtype="float64"), normal(1, 8200, seed=1, dtype="float64")
+    w = normal(8200, seed=2, dtype="float64")
+    y, mean, rstd = cpu_layer_norm.forward(x, w, w, 1e-5)
+    d = [from_host(a) for a in (dy, x, w, mean, rstd)]
+    same([softmax.forward(d[1], 1)], [cpu_softmax.forward(x, 1)], rtol=1e-12)
+    same(layer_norm.forward(d[1], d[2], d[2], 1e-5), (y, mean, rstd), rtol=1e-9)
+    same(layer_norm.backward(*d), cpu_layer_norm.backward(dy, x, w, mean, rstd), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("N", "C"), [(1, 1), (9, 8), (5, 130), (2, 516)])
+def test_norms_and_their_sums_with_a_residual(N, C, order):
+    x, r, dy = (1 + normal(N, C, seed=i) for i in range(3))
+    w, b = normal(C, seed=3), normal(C, seed=4)
+    dx, dr, dw, db, ddy = (from_host(a) for a in (x, r, w, b, dy))
+    h = x + r
+    y, mean, rstd = cpu_layer_norm.forward(h, w, b, 1e-5)
+    same(layer_norm.add_forward(dx, dr, dw, db, 1e-5), (y, h, mean, rstd), rtol=1e-4, atol=2e-5)
+    same(layer_norm.forward(from_host(h), dw, db, 1e-5), (y, mean, rstd), rtol=1e-4, atol=2e-5)
+    found = layer_norm.backward(ddy, from_host(h), dw, from_host(mean), from_host(rstd))
+    same(found, cpu_layer_norm.backward(dy, h, w, mean, rstd), rtol=1e-4, atol=5e-5)
+    y, rstd = cpu_rms_norm.forward(h, w, 1e-5)
+    same(rms_norm.add_forward(dx, dr, dw, 1e-5), (y, h, rstd), rtol=1e-4)
+    same(rms_norm.backward(ddy, from_host(h), dw, from_host(rstd)), cpu_rms_norm.backward(dy, h, w, rstd), 1e-4, 5e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (7, 6, 1), (2, 4, 40), (90, 2, 7)], ids=str)
+def test_norms_by_channel(shape, order):
+    x, dy = 1 + normal(*shape), normal(*shape, seed=1)
+    w, b = normal(shape[1], seed=2), normal(shape[1], seed=3)
+    dx, ddy, dw, db = (from_host(a) for a in (x, dy, w, b))
+    mean, var = cpu_batch_norm.statistics(x)
+    same(batch_norm.statistics(dx), (mean, var))
+    y, rstd = cpu_batch_norm.forward(x, w, b, mean, var, 1e-5)
+    same(batch_norm.forward(dx, dw, db, from_host(mean), from_host(var), 1e-5), (y, rstd), rtol=1e-4, atol=2e-5)
+    for of_batch in (True, False):
+        found = batch_norm.backward(ddy, dx, dw, from_host(mean), from_host(rstd), of_batch)
+        same(found, cpu_batch_norm.backward(dy, x, w, mean, rstd, of_batch), rtol=1e-4, atol=5e-5)
+    y, mean, rstd = cpu_group_norm.forward(x, w, b, 2, 1e-5)
+    same(group_norm.forward(dx, dw, db, 2, 1e-5), (y, mean, rstd), rtol=1e-4, atol=2e-5)
+    found = group_norm.backward(ddy, dx, dw, from_host(mean), from_host(rstd))
+    same(found, cpu_group_norm.backward(dy, x, w, mean, rstd), rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("N", "C"), [(5, 8), (4, 131), (1, 1032)])
+def test_cross_entropy_in_one_pass(N, C, smoothing, weighted, order):
+    """Loss and gradient at once, over the logits themselves too, are forward's and backward's."""
+    x, dlosses = 3 * normal(N, C), normal(N, seed=1)
+    targets = np.random.default_rng(2).integers(0, C, N)
+    if N > 1:
+        targets[1], x[1, 0], x[2, 1], x[3, 2] = -100, np.nan, -np.inf, np.inf
+    w = 1 + normal(C, seed=3) ** 2 if weighted else None
+    losses, lse = cpu_cross_entropy.forward(x, targets, -100, smoothing, w)
+    dx = cpu_cross_entropy.backward(dlosses, x, targets, lse, -100, smoothing, w)
+    t, options = from_host(targets), (-100, smoothing, None if w is None else from_host(w))
+    same(cross_entropy.forward(from_host(x), t, *options), (losses, lse))
+    same([cross_entropy.backward(from_host(dlosses), from_host(x), t, from_host(lse), *options)], [dx])
+    same(cross_entropy.forward_backward(from_host(dlosses), from_host(x), t, *options), (losses, lse, dx))
+    logits = from_host(x)
+    *_, found = cross_entropy.forward_backward(from_host(dlosses), logits, t, *options, dlogits=logits)
+    assert found is logits
+    same([logits], [dx])
+
+
+def test_a_row_too_long_for_shared_memory_is_read_twice(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "_shared_limit", lambda device: 0)
+    x, one, t = normal(2, 12), np.ones(2, np.float32), np.array([3, 11])
+    losses, lse = cpu_cross_entropy.forward(x, t, -100, 0.0, None)
+    dx = cpu_cross_entropy.backward(one, x, t, lse, -100, 0.0, None)
+    found = cross_entropy.forward_backward(from_host(one), from_host(x), from_host(t), -100, 0.0, None)
+    same(found, (losses, lse, dx))
+
+
+def test_the_first_bad_target_is_found():
+    for n in (0, 1, 5, 600):
+        targets = np.arange(n) % 7
+        assert cross_entropy.check_targets(from_host(targets), 7, -100) == -1
+        if n > 2:
+            targets[1], targets[n - 2], targets[n - 1] = -100, 7, -1
+            assert cross_entropy.check_targets(from_host(targets), 7, -100) == n - 2
+
+
+def test_the_same_bits_at_each_run_in_any_order_of_threads():
+    if not simulated():
+        pytest.skip("the threads' order is the simulator's to choose")
+    x, w = normal(40, 130), normal(130, seed=1)
+    found = []
+    for seed in (None, 1, 2):
+        simulator.order(seed)
+        d = [from_host(a) for a in (x, x, w, x[:, 0].copy(), x[:, 1].copy())]
+        arrays = reduce.sum(d[0], (0,), False), reduce.sum(d[0], (0, 1), False), *layer_norm.backward(*d)
+        found.append([to_host(a).tobytes() for a in arrays])
+    simulator.order(None)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+def test_ladder_of_the_sum(step, order):
+    for n in (1, 255, 1027, 2100):
+        x = normal(n)
+        found = to_host(ladder_reduction.reduce(step, from_host(x)))
+        np.testing.assert_allclose(found, [x.astype(np.float64).sum()], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_ladder_of_softmax(step, order):
+    for shape in ((3, 5), (2, 140)):
+        x = normal(*shape)
+        same([ladder_softmax.softmax(step, from_host(x))], [cpu_softmax.forward(x, 1)])
+    if step == 4:
+        with pytest.raises(ValueError, match="at most 2048 values in registers, got 2049"):
+            ladder_softmax.softmax(step, from_host(normal(1, 2049)))
