@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -42,6 +45,53 @@ KERNEL_SUPPORT = {
     "lamb": "the fused step of LAMB and LARS, used by minigrad.optim",
     "grad_norm": "global-norm clipping, used by minigrad.optim",
     "memory": "reuse of large output buffers",
+}
+
+# Those of them that a GPU has no use for.
+CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers", "register_tile"}
+
+# CUDA kernel files that no CPU kernel file of the same name stands beside. ladder_*.py need no word: they are the steps
+# towards a fast kernel, to read and to measure.
+CUDA_SUPPORT = {
+    "array": "DeviceArray, what storage is on the CPU",
+    "attention_rows": "attention with a thread for each row",
+    "channels": "sums and formulas by channel, for batch_norm and group_norm",
+    "collective": "what a warp or a block computes together",
+    "compiler": "compiles and caches the kernels",
+    "conversion": "from an element in memory to a number, and back",
+    "cross_entropy_row": "how cross_entropy goes over a row of logits",
+    "cumprod_gradient": "the gradient of cumprod, for reduce",
+    "division": "rounded division and powers, for elementwise",
+    "flash": "attention on tiles",
+    "flash_tiles": "the device functions of flash",
+    "fold": "sums and other folds, for reduce",
+    "index_arrays": "index arrays as places, for indexing",
+    "inspect": "what the kernels become, without a GPU",
+    "language": "Numba's names, or the simulator's",
+    "launch": "declares and starts the kernels",
+    "layout": "how elementwise kernels see arrays",
+    "libcuda": "the driver's C interface",
+    "limits": "what a device was measured to reach",
+    "median": "the value of a rank, for reduce",
+    "norm": "the kernels of layer_norm and rms_norm",
+    "pair_fold": "argmax and logsumexp, for reduce",
+    "places": "reading and writing at places, for indexing",
+    "pointwise": "elementwise kernels from scalar rules",
+    "pointwise_source": "the text of an elementwise kernel",
+    "product": "the kernels of matmul",
+    "ptx": "vector loads and half floats, which Numba has no names for",
+    "ptx_intrinsics": "ptx on a GPU",
+    "ptx_twins": "ptx in the simulator",
+    "rows": "what row-wise kernels share",
+    "rules": "scalar rules that families share",
+    "scan": "cumulative sums and products, for reduce",
+    "sharing": "device memory shared with other libraries",
+    "signatures": "the words of a kernel's signature",
+    "simulator": "the programming model on the CPU",
+    "sorting": "sorting of rows, for indexing",
+    "streams": "streams and events",
+    "strided_copy": "copies at any strides, for array and movement",
+    "tiled_product": "matmul on tiles",
 }
 
 
@@ -112,12 +162,15 @@ def forbidden_imports(source: str, path: str) -> list[str]:
             if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or within(module, "minigrad.cpu_kernels")):
                 rule = "CPU kernels import the standard library, NumPy, Numba and each other"
         elif path.startswith("cuda_kernels/"):
-            allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "numba_cuda", "cuda"}
-            allowed |= {"greenlet"} if path == "cuda_kernels/simulator.py" else set()
-            if not (root in allowed or within(module, "minigrad.cuda_kernels")):
-                rule = (
-                    "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy, numba-cuda and each other"
-                )
+            allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy"}
+            simulating = root == "greenlet" and path == "cuda_kernels/simulator.py"
+            compiling = path in ("cuda_kernels/language.py", "cuda_kernels/ptx_intrinsics.py")  # not when simulated
+            if not (root in allowed or simulating or within(module, "minigrad.cuda_kernels")):
+                rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy and each other"
+            elif root in ("cupy", "greenlet") and not lazy:
+                rule = f"CUDA kernels import {root} when it is first used: they compile, or are simulated, without it"
+            elif within(module, "numba.cuda") and not (lazy or compiling):
+                rule = "numba.cuda comes from .language, which has the simulator's names where there is no GPU"
         elif path.startswith("minigrad/"):
             if within(module, "minigrad.distributed", "distributed", "cuda_kernels"):
                 rule = "minigrad never imports minigrad.distributed, and its kernels only by their installed name"
@@ -187,6 +240,11 @@ def test_imports_run_downwards():
         ("minigrad/cpu_kernels/softmax.py", "def f():\n    import scipy"),
         ("cuda_kernels/softmax.py", "from minigrad import Tensor"),
         ("cuda_kernels/softmax.py", "import torch"),
+        ("cuda_kernels/memory.py", "import cupy"),
+        ("cuda_kernels/softmax.py", "from numba import cuda"),
+        ("cuda_kernels/softmax.py", "import importlib\ncuda = importlib.import_module('numba.cuda')"),
+        ("cuda_kernels/softmax.py", "def f():\n    import greenlet"),
+        ("cuda_kernels/simulator.py", "import greenlet"),
         ("minigrad/nn/linear.py", "from ..distributed import ThreadCommunicator"),
         ("minigrad/nn/linear.py", "def f():\n    from minigrad import distributed"),
         ("minigrad/nn/linear.py", "import distributed.mpi"),
@@ -214,7 +272,10 @@ def test_an_injected_upward_import_is_caught(path, source):
             "import math\nimport numpy as np\nfrom numba import prange\nfrom .jit import kernel",
         ),
         ("minigrad/cpu_kernels/__init__.py", "from . import softmax"),
-        ("cuda_kernels/softmax.py", "import cupy\nfrom numba import cuda\nfrom . import launch"),
+        ("cuda_kernels/softmax.py", "import ml_dtypes\nfrom numba import types\nfrom . import launch"),
+        ("cuda_kernels/memory.py", "def f():\n    import cupy\n    from numba import cuda"),
+        ("cuda_kernels/language.py", "import importlib\ncuda = importlib.import_module('numba.cuda')"),
+        ("cuda_kernels/simulator.py", "def f():\n    import greenlet"),
         ("minigrad/device.py", "def f():\n    import importlib\n    importlib.import_module('minigrad.cuda_kernels')"),
         (
             "minigrad/nn/linear.py",
@@ -232,10 +293,15 @@ def test_a_rightful_import_is_not_reported(path, source):
 def test_no_data_becomes_code():
     folders = ("minigrad", "distributed", "cuda_kernels", "examples", "benchmarks")
     found = [line for path, text in sources(*folders) for line in unsafe_code(text, path)]
-    # The kernel cache is Numba's pickle, in a folder that nobody else can write. The text of an elementwise kernel is
-    # made of two counts and flags, by pointwise_source.py.
-    known = r"minigrad/cpu_kernels/jit\.py:\d+ imports pickle|cuda_kernels/pointwise\.py:\d+ calls exec"
-    rest = [line for line in found if not re.fullmatch(known, line)]
+    allowed = {
+        # The kernel cache is Numba's pickle, in a folder that nobody else can write.
+        r"minigrad/cpu_kernels/jit\.py:\d+ imports pickle": 1,
+        # Numba takes no *args: a kernel for n inputs is written out by pointwise_source.source, from n and constants.
+        r"cuda_kernels/pointwise\.py:\d+ calls exec": 1,
+    }
+    rest = [line for line in found if not any(re.fullmatch(pattern, line) for pattern in allowed)]
+    for pattern, count in allowed.items():
+        assert len([line for line in found if re.fullmatch(pattern, line)]) == count, pattern
     assert not rest, "\n".join(rest)
 
 
@@ -312,6 +378,113 @@ def test_an_injected_stray_file_is_caught():
             changed[position] = change(good[position], {"relu"} if change is set.union else good[position])
             if (position, change) != (2, set.union):  # a test more than there are operations is welcome
                 assert mismatched_stems(*changed), (position, change)
+
+
+def cuda_stems(cpu: set[str], cuda: set[str], cpu_only: set[str], support: set[str]) -> list[str]:
+    """Where the find-it rule fails between the two backends: one name for a family's file in both."""
+    return (
+        [f"minigrad/cpu_kernels/{stem}.py has no cuda_kernels/{stem}.py" for stem in sorted(cpu - cuda - cpu_only)]
+        + [f"cuda_kernels/{stem}.py stands beside no CPU kernels" for stem in sorted(cuda - cpu - support)]
+        + [f"cuda_kernels/{stem}.py is listed as support but missing" for stem in sorted(support - cuda)]
+        + [f"cuda_kernels/{stem}.py is listed as support, but is a family" for stem in sorted(support & cpu)]
+        + [f"cuda_kernels/{stem}.py exists, though only the CPU was to have it" for stem in sorted(cpu_only & cuda)]
+    )
+
+
+def test_both_backends_have_the_same_files():
+    cpu = stems(ROOT / "minigrad/cpu_kernels")
+    cuda = {stem for stem in stems(ROOT / "cuda_kernels") if not stem.startswith("ladder_")}
+    broken = cuda_stems(cpu, cuda, CPU_ONLY, set(CUDA_SUPPORT))
+    assert not broken, "\n".join(broken)
+
+
+def test_an_injected_stray_cuda_file_is_caught():
+    good = ({"gelu", "jit"}, {"gelu", "launch"}, {"jit"}, {"launch"})
+    assert cuda_stems(*good) == []
+    for position in range(4):
+        changed = list(good)
+        changed[position] = good[position] | {"relu"}
+        assert cuda_stems(*changed) or position == 2  # what only the CPU has need not exist
+        changed[position] = set()
+        assert cuda_stems(*changed)
+
+
+# What each backend offers, by family: a function's parameters, the number of an elementwise operation's operands.
+INTERFACES = """
+import inspect, json, sys
+import numpy as np
+from minigrad import cpu_kernels, cuda_kernels
+from minigrad.cuda_kernels.pointwise import Pointwise
+
+def described(value):
+    if inspect.isfunction(value):
+        parameters = inspect.signature(value).parameters.values()
+        return [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]
+    return value.nin if isinstance(value, np.ufunc) else value.inputs if isinstance(value, Pointwise) else None
+
+def interface(module, own):
+    named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    if own:
+        named = {n: v for n, v in named.items() if isinstance(v, np.ufunc) or getattr(v, "__module__", "") == own}
+    return {name: found for name, value in named.items() if (found := described(value)) is not None}
+
+cpu, cuda = {"": interface(cpu_kernels, "minigrad.cpu_kernels.storage")}, {}
+cuda[""] = {name: described(getattr(cuda_kernels, name)) for name in cpu[""]}
+for name in cpu_kernels.__all__:
+    if inspect.ismodule(getattr(cpu_kernels, name)) and name not in sys.argv[1:]:
+        cpu[name] = interface(getattr(cpu_kernels, name), f"minigrad.cpu_kernels.{name}")
+        cuda[name] = interface(getattr(cuda_kernels, name), "")
+    else:
+        name in sys.argv[1:] or getattr(cuda_kernels, name)
+print(json.dumps([cpu, cuda]))
+"""
+
+
+def unlike(cpu: dict[str, dict[str, Any]], cuda: dict[str, dict[str, Any]]) -> list[str]:
+    """The functions of CPU families that the CUDA families lack, or have with other parameters (but ``device``)."""
+    broken = []
+    for family, functions in cpu.items():
+        for name, wanted in functions.items():
+            found = cuda.get(family, {}).get(name)
+            if isinstance(wanted, list) and isinstance(found, list):
+                same = wanted == [parameter for parameter in found if parameter != "device=None"]
+            else:
+                counts = [len(x) if isinstance(x, list) else x for x in (wanted, found)]
+                same = counts[0] == counts[1]
+            if not same:
+                broken.append(f"{family}.{name}: {wanted} on the CPU, {found} on CUDA")
+    return broken
+
+
+def test_both_backends_have_the_same_functions():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERFACES, *CPU_ONLY],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},  # so that the CUDA families can be imported anywhere
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    cpu, cuda = json.loads(done.stdout)
+    assert len(cpu) > 20 and sum(map(len, cpu.values())) > 120
+    broken = unlike(cpu, cuda)
+    assert not broken, "\n".join(broken)
+
+
+def test_an_injected_other_parameter_is_caught():
+    cpu = {"gelu": {"forward": ["x", "y=1"], "exp": 1}}
+    assert unlike(cpu, {"gelu": {"forward": ["x", "y=1"], "exp": 1, "more": 2}}) == []
+    assert unlike(cpu, {"gelu": {"forward": ["x", "device=None", "y=1"], "exp": ["x"]}}) == []
+    for forward, exp in (
+        (["x", "y=2"], 1),
+        (["x", "z=1"], 1),
+        (["x"], 1),
+        (None, 1),
+        (["x", "y=1"], 2),
+        (2, ["x", "y"]),
+    ):
+        assert unlike(cpu, {"gelu": {"forward": forward, "exp": exp}})
+    assert unlike(cpu, {})
 
 
 # The docstrings -------------------------------------------------------------------------------------------------------
