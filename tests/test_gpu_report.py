@@ -114,6 +114,50 @@ def test_pytorch_is_asked_for_the_same():
     assert done.stdout.strip() == "compared", done.stderr
 
 
+WHOLE = """
+import sys
+import gpu_report, gpu_timing, gpu_worker
+
+gpu_report.refusal = lambda: None
+gpu_report.LIMITS["limits"] = 0  # the simulator has none to measure
+sys.exit(gpu_report.main(["--out", sys.argv[1], "--only", "launch with"]))
+"""
+
+
+def test_the_whole_command_with_its_process(tmp_path):
+    path = tmp_path / "report.json"
+    done = command("-c", WHOLE, str(path), simulated=True)
+    made = json.loads(path.read_text())
+    assert made["machine"]["gpu"] == "simulator" and made["machine"]["numpy"]
+    limit, _, launch = made["entries"]
+    assert limit["error"] == "not measured: 0 s of limits were used up" and done.returncode == 1
+    assert launch["us"] > 0 and launch["goal_us"] == 5.0 and "error" not in launch
+    assert "launch with three arrays: " in done.stdout and "gpu simulator" in done.stdout
+    done = command("-c", WHOLE.replace("launch with", "no such thing"), str(path), simulated=True)
+    assert done.returncode == 2 and "no entry's part or name contains 'no such thing'" in done.stderr
+
+
+TIMED = """
+import time
+import gpu_timing
+
+gpu_timing.HEAD_START = 16
+counts = [0, 0]
+
+def wait(i):
+    counts[i] += 1
+    time.sleep(2e-3)
+
+print(gpu_timing.median_seconds([lambda: wait(0), lambda: wait(1)], seconds=0.02), *counts)
+"""
+
+
+def test_the_median_is_of_one_call(report):
+    done = command("-c", TIMED, simulated=True)
+    seconds, first, second = map(float, done.stdout.split())
+    assert 2e-3 <= seconds < 0.1 and first == second == 1 + 1 + 5, done.stderr
+
+
 def fake_entries() -> dict[str, dict[str, Any]]:
     return {
         "machine": {"gpu": "card"},
