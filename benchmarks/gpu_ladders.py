@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gpu_cases import Arrays, Call, Case, Sizes, elements, normal
+from gpu_cases import Arrays, Call, Case, Sizes, elements, normal, normals, softmax
 
 from minigrad.cuda_kernels import ladder_matmul as multiplying
+from minigrad.cuda_kernels import ladder_reduction as summing
+from minigrad.cuda_kernels import ladder_softmax as normalising
 from minigrad.cuda_kernels import ladder_transpose as transposing
 from minigrad.cuda_kernels.array import DeviceArray, empty
 from minigrad.cuda_kernels.launch import Kernel
@@ -15,7 +17,7 @@ from minigrad.cuda_kernels.launch import Kernel
 
 def cases() -> list[Case]:
     """A case for each rung."""
-    return [*transpose_rungs(), *product_rungs()]
+    return [*sum_rungs(), *transpose_rungs(), *softmax_rungs(), *product_rungs()]
 
 
 def of_whole_vectors(s: Sizes, rng: np.random.Generator) -> Arrays:
@@ -54,6 +56,42 @@ def _transpose(kernel: Kernel, x: DeviceArray) -> Call:
         return y
 
     return call
+
+
+def sum_rungs() -> list[Case]:
+    """The sum of a quarter of (R, C), all positive, by each kernel."""
+    last = len(summing.LADDER)
+    return [
+        Case(
+            f"sum ladder, {kernel.function.__name__}",
+            lambda s, rng: (abs(normal(rng, s.R * s.C // 4)),),
+            lambda k, x, step=step: lambda: summing.reduce(step, x),
+            lambda x: x.sum(keepdims=True),
+            None,
+            lambda s: 4 * (s.R * s.C // 4),
+            goal=92 if step == last else None,
+        )
+        for step, (kernel, _) in enumerate(summing.LADDER, 1)
+    ]
+
+
+SOFTMAX_STEPS = ("row_per_thread", "row_per_block", "online", "registers")
+
+
+def softmax_rungs() -> list[Case]:
+    """softmax of the rows of (R, C), by each kernel."""
+    return [
+        Case(
+            f"softmax ladder, {name}",
+            normals(1),
+            lambda k, x, step=step: lambda: normalising.softmax(step, x),
+            softmax,
+            None,
+            elements(2),
+            goal=90 if step == len(SOFTMAX_STEPS) else None,
+        )
+        for step, name in enumerate(SOFTMAX_STEPS, 1)
+    ]
 
 
 def product_rungs() -> list[Case]:

@@ -49,6 +49,8 @@ def median_seconds(calls: Sequence[Call], seconds: float = 0.1) -> float:
         return start.elapsed_time(end) * 1e-3
 
     round_seconds = max(sample(1), 1e-6)
+    if round_seconds > seconds:  # long enough to be exact
+        return round_seconds / len(calls)
     rounds = max(1, math.ceil(SAMPLE_SECONDS / round_seconds))
     count = min(max(5, round(seconds / (rounds * round_seconds))), 25)
     return statistics.median(sample(rounds) for _ in range(count)) / (rounds * len(calls))

@@ -25,6 +25,7 @@ sys.path.append(str(BENCHMARKS))
 
 if cuda_kernels.availability()[0]:
     import gpu_cases
+    import gpu_ladders
     import gpu_worker
     from gpu_cases import Sizes
 
@@ -35,13 +36,14 @@ if cuda_kernels.availability()[0]:
     ALIGNED = Sizes(8192, 1024, 50304, 512, 2048, 2, 4, 1024, 64, (1 << 22, 1024, 64))
     ODD = Sizes(16387, 769, 50257, 257, 1029, 2, 3, 1025, 48, ((1 << 22) + 5, 769, 3, 1))
     CASES = {case.name: case for case in gpu_cases.CASES}
+    RUNGS = {case.name: case for case in gpu_ladders.cases()}
 
     @kernel("float32*", "int64", threads=64, registers=16)
     def write_at(x: Any, i: Any) -> None:
         if cuda.grid(1) == 0:
             x[i] = np.float32(1)
 else:
-    CASES = {}
+    CASES = RUNGS = {}
 
 
 def kernels() -> Any:
@@ -64,6 +66,12 @@ def test_large_sizes_against_float64(name, sizes):
     """The error is relative to the largest value; sums of values that cancel have a smaller result to relate it to."""
     error = gpu_worker.largest_error(CASES[name], globals()[sizes], kernels())
     assert error < (1e-4 if name == "sum all" else 1e-5)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_rungs_at_large_sizes(name):
+    """The bound is that of a float32 sum of three million values, one after the other."""
+    assert gpu_worker.largest_error(RUNGS[name], ODD, kernels()) < (3e-3 if "one_thread" in name else 1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "cast to bfloat16"])
