@@ -74,7 +74,7 @@ def online(x: Any, y: Any, N: Any, C: Any) -> None:
 
 
 @kernel(
-    "float32*", "float32*", "int64", "int64", "int32", threads=THREADS, registers=64, vector_loads=True
+    "float32*", "float32*", "int64", "int64", "int32", threads=THREADS, registers=40, vector_loads=True
 )  # fmt: skip
 def registers(x: Any, y: Any, N: Any, C: Any, vectors: Any) -> None:
     """A block for each row of at most 2048 values; -inf stands behind its end."""
