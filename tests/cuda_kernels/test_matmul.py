@@ -80,6 +80,14 @@ def test_tiles_of_odd_sizes_and_batches(dtype, T, launched, monkeypatch):
     assert {name.rpartition("_")[0] for name in launched if "tiled" in name} == {f"tiled_{a.dtype}"}
 
 
+def test_rows_that_end_within_a_vector_are_read_one_by_one(launched, monkeypatch):
+    use_tiles(monkeypatch, 8)
+    a, b = draw(5, 8), draw(6, 8)
+    y = matmul.matmul(array.from_host(a)[:, :7], array.from_host(b)[:, :7].T)
+    check(y, a[:, :7], b[:, :7].T)
+    assert launched == ["tiled_float32_128"]
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_divided_sums(dtype, launched, monkeypatch):
     """The gradient of a weight: the sums are divided, with the same bits at each run."""
