@@ -153,10 +153,13 @@ def test_special_values_are_the_cpus() -> None:
     for name in ("AdamW", "SGD momentum", "AdaGrad", "LARS", "Lamb"):
         results = []
         for device in ("cpu", "cuda"):
-            params = on(device, [np.ones(7, np.float32), values.copy(), np.full(3, 3e38, np.float32)])
+            params = on(
+                device, [np.ones(7, np.float32), values.copy(), np.full(3, 3e38, np.float32), np.zeros(4, np.float32)]
+            )
             optimizer = CASES[name].make(params)
             for _ in range(2):
-                optimizer.step(store(params, [values, np.ones(7, np.float32), np.zeros(3, np.float32)]))
+                grads = [values, np.ones(7, np.float32), np.zeros(3, np.float32), np.ones(4, np.float32)]
+                optimizer.step(store(params, grads))
             results.append([host(p) for p in params])
         for found, expected in zip(results[1], results[0], strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
@@ -167,7 +170,7 @@ def test_what_a_table_refuses() -> None:
     adamw, sgd, row = cuda_kernels.adamw, cuda_kernels.sgd, np.zeros((1, 7))
     table = adamw.Table(x[:1], x[1:2], x[2:3])
     fixed = x[0].view(x[0].shape, x[0].strides, writeable=False)
-    there = from_host(np.zeros((4, 6), np.float32), 1)
+    there, turned = from_host(np.zeros((4, 6), np.float32), 1), from_host(np.zeros((6, 4), np.float32)).T
     for error, words, call in (
         (ValueError, "1 parameters, 0 first and 1 second", lambda: adamw.Table(x[:1], [], x[:1])),
         (ValueError, "1 parameters, 2 state", lambda: sgd.Table(x[:1], x[:2])),
@@ -179,7 +182,7 @@ def test_what_a_table_refuses() -> None:
         (ValueError, "0 gradients and scalars", lambda: adamw.step(table, [], row)),
         (ValueError, r"shape \(1, 7\)", lambda: adamw.step(table, x[3:], np.zeros((1, 5)))),
         (TypeError, "float64", lambda: adamw.step(table, [from_host(np.zeros((4, 6)))], row)),
-        (ValueError, "array 0 .*not C-contiguous", lambda: adamw.step(table, [x[3].T], row)),
+        (ValueError, "array 0 .*not C-contiguous", lambda: adamw.step(table, [turned], row)),
     ):
         with pytest.raises(error, match=words):
             call()
@@ -286,6 +289,11 @@ def test_clip(dtypes: tuple[str, ...]) -> None:
             assert clipped == pytest.approx(limit, rel=1e-5 if "float16" not in dtypes else 1e-3)
 
 
+def test_clip_of_arrays_of_two_dtypes_and_the_same_sizes() -> None:
+    xs = [np.full(5, 3, np.float32), np.full(5, 4, np.float64)]
+    both(lambda family, a: family.clip_(a, 1.0, 1e-6), xs)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_clip_leaves_what_is_not_finite(bad: float) -> None:
     xs = [np.ones(5, np.float32), np.array([1, bad, 3], np.float32)]
@@ -308,7 +316,7 @@ def test_an_array_given_twice_counts_twice_and_is_changed_once() -> None:
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
 def test_unscale_and_finite_check(bad: float | None) -> None:
     for dtype in ("float32", "float64", "float16"):
-        for place in (0, 100, 196):
+        for place in (0, 1, 2, 3, 196):  # each lane of an access, and the tail
             xs = [np.ones(3, np.float32), *draw([(197,), (0,)], dtype, 0)]
             if bad is not None:
                 xs[1][place] = bad
@@ -419,3 +427,30 @@ def test_a_buffer_is_written_again_only_after_its_copy() -> None:
     expected = [("copied", step) for step in range(4)]
     expected += [("waited", 0), ("copied", 4), ("waited", 1), ("copied", 5)]
     assert log == expected
+
+
+def test_what_is_sent_is_aligned() -> None:
+    upload = cuda_kernels.multi_tensor.Upload(32, 0)
+    parts = np.array([1, 2, 3], np.float32), np.array([4], np.int64)
+    arrived = upload.send(*parts)
+    assert [x.pointer % 8 for x in arrived] == [0, 0]
+    for found, sent in zip(arrived, parts, strict=True):
+        np.testing.assert_array_equal(to_host(found), sent)
+
+
+@pytest.mark.skipif(not cuda_kernels.simulated(), reason="a GPU does not check addresses")
+def test_the_simulator_knows_which_addresses_are_in_use() -> None:
+    from minigrad.cuda_kernels import ptx, simulator
+
+    x = from_host(np.arange(6, dtype=np.float64))
+    p = ptx.pointer_float64(x.pointer + 16)
+    assert (p[0], p[3]) == (2.0, 5.0)
+    with pytest.raises(simulator.SimulationError, match="outside the memory"):
+        p[4]
+    with pytest.raises(simulator.SimulationError, match="not aligned"):
+        ptx.pointer_float64(x.pointer + 4)
+    address = x.pointer
+    del x, p
+    for nowhere in (address, 4096):
+        with pytest.raises(simulator.SimulationError, match="no device memory"):
+            ptx.pointer_float32(nowhere)
