@@ -37,11 +37,11 @@ class Memory:
     __slots__ = ("bytes", "counted", "device", "owner", "pointer")
 
     def __init__(self, pointer: int, device: int, owner: Any, counted: int = 0, raw: np.ndarray | None = None) -> None:
-        self.pointer = pointer
-        self.device = device
-        self.owner = owner
-        self.bytes = raw
-        self.counted = counted
+        self.pointer: int = pointer
+        self.device: int = device
+        self.owner: Any = owner
+        self.bytes: np.ndarray | None = raw
+        self.counted: int = counted
         if counted:
             usage = _usage(device)
             usage.now += counted

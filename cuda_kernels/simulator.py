@@ -42,8 +42,8 @@ class Pointer:
     __slots__ = ("base", "first", "view")
 
     def __init__(self, view: np.ndarray, base: int) -> None:
-        self.view = view
-        self.base = base
+        self.view: np.ndarray = view
+        self.base: int = base
         self.first: int = int(view.ctypes.data) + base * view.itemsize
 
     def __getitem__(self, i: int) -> Any:
@@ -73,7 +73,7 @@ class SharedArray:
     __slots__ = ("_block", "_readers", "_writers", "values")
 
     def __init__(self, values: np.ndarray, block: Block) -> None:
-        self.values = values
+        self.values: np.ndarray = values
         self._block = block
         self._writers: dict[Any, tuple[int, int, int]] = {}
         self._readers: dict[Any, tuple[int, int, int]] = {}
@@ -141,7 +141,7 @@ class Warp:
     __slots__ = ("epoch", "number", "results", "values")
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number: int = number
         self.epoch: int = 0
         self.values: dict[int, Any] = {}  # what each waiting lane brought
         self.results: dict[int, Any] = {}  # and what all brought, once all are there
@@ -153,11 +153,11 @@ class Thread:
     __slots__ = ("allocations", "greenlet", "index", "lane", "number", "waits_for", "warp")
 
     def __init__(self, number: int, index: tuple[int, int, int], warp: Warp, fiber: Any) -> None:
-        self.number = number
-        self.index = index
+        self.number: int = number
+        self.index: tuple[int, int, int] = index
         self.lane: int = number % WARP
-        self.warp = warp
-        self.greenlet = fiber
+        self.warp: Warp = warp
+        self.greenlet: Any = fiber
         self.allocations: int = 0
         self.waits_for: tuple[str, int] | None = None  # ("block", 0), or (a collective's name, its mask)
 

@@ -45,7 +45,8 @@ class _ParallelLinear(SplitModule):
 
     def __init__(self, in_features: int, out_features: int, communicator: Communicator, bias: bool, dtype: Any) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.communicator = in_features, out_features, communicator
+        self.in_features, self.out_features = in_features, out_features
+        self.communicator: Communicator = communicator
         whole = Linear(in_features, out_features, bias, dtype=dtype).to(device=communicator.device)
         for p in whole.parameters():
             communicator.broadcast(p)

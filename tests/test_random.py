@@ -263,7 +263,9 @@ def test_multinomial_of_extreme_weights(weights: list[float]) -> None:
 
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
 def test_multinomial_at_the_edges_of_the_intervals(u: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigrad.methods.sampling.draw", lambda kind, kernels, shape, dtype, generator: np.full(shape, u))
+    monkeypatch.setattr(
+        "minigrad.methods.sampling.draw", lambda kind, kernels, shape, dtype, generator: np.full(shape, u)
+    )
     assert mg.multinomial(mg.tensor([0.0, 0.0, 3.0, 0.0]), 1).tolist() == [2]
     assert mg.multinomial(mg.tensor([0.0, 1.0, 0.0, 1.0, 0.0]), 1).tolist() == [1 if u < 0.5 else 3]
 
