@@ -14,6 +14,24 @@ name and meaning in Python for the simulator (``ptx_twins.py``):
 * ``float_as_int(x)``, ``int_as_float(i)``: the bits of a float32 as int32, and back.
 * ``exp2_approx(x)``, ``tanh_approx(x)``: float32, one instruction of the special function unit (2 ulp; 2^-11 relative).
 * ``atomic_max(p, i, x)``, ``atomic_min``: on signed integers of global memory, where any order gives the same result.
+
+For tensor cores, from compute capability 8.0 on; what a warp does all its 32 lanes must call:
+
+* ``shared_address(array, i)``: int32, the address of an element of a 1-D shared array; others are bytes away from it.
+* ``cp_async(address, p, i, nbytes)``: begin to copy 16 bytes from ``p[i]`` to a shared address, both multiples of 16;
+  only the first ``nbytes`` are read, the rest become 0. ``cp_async_commit()`` makes a group of what the thread began
+  since the last one; ``cp_async_wait0()``, ``1``, ``2`` wait for all groups but the last 0, 1, 2. Then the thread sees
+  its copies, and after a barrier the others do.
+* ``ldmatrix(address)``: four matrices of 8 rows of 16 bytes, at the addresses that lanes 0 to 7 (8 to 15, ...) bring.
+  Lane l gets 4 uint32: word l % 4 of row l // 4 of each. ``ldmatrix_transposed``: of matrices of 8 x 8 uint16, the
+  values in rows 2 (l % 4) and 2 (l % 4) + 1 of column l // 4.
+* ``mma_bfloat16(a, b, c)``, ``mma_float16``: c + a b, float32, of a (16, 16) and b (16, 8). With i = l // 4 and
+  j = 2 (l % 4), lane l has of a: 4 uint32, the pairs (i, j), (i + 8, j), (i, j + 8), (i + 8, j + 8) and what is right
+  of each; of b: 2 uint32, the pairs (j, i), (j + 8, i) and what is below each; of c and the result: 4 float32, (i, j),
+  (i, j + 1), (i + 8, j), (i + 8, j + 1). ``mma_tf32``: a (16, 8), b (8, 8), a value for each pair: j is l % 4, and 4
+  stands for 8 along the common dimension.
+* ``pack_bfloat16(low, high)``, ``pack_float16``: two float32 to a uint32; ``round_tf32(x)``: float32 to bits for
+  ``mma_tf32``, to nearest, halves away from 0.
 """
 
 from __future__ import annotations
@@ -27,12 +45,19 @@ if TYPE_CHECKING or SIMULATED:
         atomic_max,
         atomic_min,
         bfloat16_to_float,
+        cp_async,
+        cp_async_commit,
+        cp_async_wait0,
+        cp_async_wait1,
+        cp_async_wait2,
         exp2_approx,
         float16_to_float,
         float_as_int,
         float_to_bfloat16,
         float_to_float16,
         int_as_float,
+        ldmatrix,
+        ldmatrix_transposed,
         load2,
         load4,
         load8,
@@ -41,8 +66,15 @@ if TYPE_CHECKING or SIMULATED:
         load_constant4,
         load_constant8,
         load_constant16,
+        mma_bfloat16,
+        mma_float16,
+        mma_tf32,
+        pack_bfloat16,
+        pack_float16,
         pointer_float32,
         pointer_float64,
+        round_tf32,
+        shared_address,
         store2,
         store4,
         store8,
@@ -54,12 +86,19 @@ else:
         atomic_max,
         atomic_min,
         bfloat16_to_float,
+        cp_async,
+        cp_async_commit,
+        cp_async_wait0,
+        cp_async_wait1,
+        cp_async_wait2,
         exp2_approx,
         float16_to_float,
         float_as_int,
         float_to_bfloat16,
         float_to_float16,
         int_as_float,
+        ldmatrix,
+        ldmatrix_transposed,
         load2,
         load4,
         load8,
@@ -68,8 +107,15 @@ else:
         load_constant4,
         load_constant8,
         load_constant16,
+        mma_bfloat16,
+        mma_float16,
+        mma_tf32,
+        pack_bfloat16,
+        pack_float16,
         pointer_float32,
         pointer_float64,
+        round_tf32,
+        shared_address,
         store2,
         store4,
         store8,
@@ -81,25 +127,39 @@ __all__ = [
     "atomic_max",
     "atomic_min",
     "bfloat16_to_float",
+    "cp_async",
+    "cp_async_commit",
+    "cp_async_wait0",
+    "cp_async_wait1",
+    "cp_async_wait2",
     "exp2_approx",
     "float16_to_float",
     "float_as_int",
     "float_to_bfloat16",
     "float_to_float16",
     "int_as_float",
+    "ldmatrix",
+    "ldmatrix_transposed",
+    "load16",
     "load2",
     "load4",
     "load8",
-    "load16",
+    "load_constant16",
     "load_constant2",
     "load_constant4",
     "load_constant8",
-    "load_constant16",
+    "mma_bfloat16",
+    "mma_float16",
+    "mma_tf32",
+    "pack_bfloat16",
+    "pack_float16",
     "pointer_float32",
     "pointer_float64",
+    "round_tf32",
+    "shared_address",
+    "store16",
     "store2",
     "store4",
     "store8",
-    "store16",
     "tanh_approx",
 ]

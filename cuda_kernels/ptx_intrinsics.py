@@ -231,3 +231,158 @@ def _instruction(text: str) -> Any:
 
 exp2_approx: Any = _instruction("ex2.approx.ftz.f32 $0, $1;")
 tanh_approx: Any = _instruction("tanh.approx.f32 $0, $1;")
+
+
+# Tensor cores ---------------------------------------------------------------------------------------------------------
+
+_SHARED = 3  # LLVM's address space
+_LETTERS = {"r": (I32, types.uint32), "f": (F32, types.float32), "l": (I64, types.int64)}
+
+
+def _assembly(text: str, results: str, arguments: str, *, memory: bool) -> Any:
+    """What generates a PTX instruction: the registers of ``results`` from those of ``arguments``, a letter for each.
+
+    ``memory``: it uses memory, so it stays where it is. Returns a function (context, builder, kinds, values).
+    """
+    constraints = [f"={letter}" for letter in results] + list(arguments) + (["~{memory}"] if memory else [])
+    kinds = [_LETTERS[letter][0] for letter in results]
+    result = ir.VoidType() if not kinds else kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
+    function = ir.FunctionType(result, [_LETTERS[letter][0] for letter in arguments])
+    assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=memory)
+
+    def generate(context: Any, builder: Any, given: Any, values: Any) -> Any:
+        flat: list[tuple[Any, Any]] = []
+        for kind, value in zip(given, values, strict=True):
+            if isinstance(kind, types.BaseTuple):
+                flat += [(element, builder.extract_value(value, k)) for k, element in enumerate(kind.types)]
+            else:
+                flat.append((kind, value))
+        operands = [
+            context.cast(builder, value, kind, _LETTERS[letter][1])
+            for (kind, value), letter in zip(flat, arguments, strict=True)
+        ]
+        found = builder.call(assembly, operands)
+        if not results:
+            return context.get_dummy_value()
+        if len(results) == 1:
+            return found
+        return cgutils.pack_array(builder, [builder.extract_value(found, k) for k in range(len(results))])
+
+    return generate
+
+
+@intrinsic
+def shared_address(typing_context: Any, array: Any, i: Any) -> Any:
+    """The 32-bit address of an element of a 1-D shared array."""
+
+    def generate(context, builder, signature, args):
+        element = _element_pointer(context, builder, array, args[0], i, args[1])
+        there = builder.addrspacecast(element, ir.PointerType(element.type.pointee, _SHARED))
+        return builder.ptrtoint(there, I32)
+
+    return types.int32(array, i), generate
+
+
+def _ldmatrix(text: str) -> Any:
+    read = _assembly(text, "rrrr", "r", memory=True)
+
+    @intrinsic
+    def run(typing_context, address):
+        def generate(context, builder, signature, args):
+            return read(context, builder, signature.args, args)
+
+        return types.UniTuple(types.uint32, 4)(address), generate
+
+    return run
+
+
+ldmatrix: Any = _ldmatrix("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
+ldmatrix_transposed: Any = _ldmatrix("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];")
+
+_cp_async = _assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", "", "rlr", memory=True)
+
+
+@intrinsic
+def cp_async(typing_context: Any, address: Any, p: Any, i: Any, nbytes: Any) -> Any:
+    """Begin to copy ``nbytes`` bytes from p[i] on to shared memory, and zeros after them up to 16."""
+
+    def generate(context, builder, signature, args):
+        element = _element_pointer(context, builder, p, args[1], i, args[2])
+        source = builder.ptrtoint(element, I64)
+        return _cp_async(context, builder, (address, types.int64, nbytes), (args[0], source, args[3]))
+
+    return types.void(address, p, i, nbytes), generate
+
+
+def _statement(text: str) -> Any:
+    """A PTX instruction without operands."""
+    write = _assembly(text, "", "", memory=True)
+
+    @intrinsic
+    def run(typing_context):
+        def generate(context, builder, signature, args):
+            return write(context, builder, (), ())
+
+        return types.void(), generate
+
+    return run
+
+
+cp_async_commit: Any = _statement("cp.async.commit_group;")
+cp_async_wait0: Any = _statement("cp.async.wait_group 0;")
+cp_async_wait1: Any = _statement("cp.async.wait_group 1;")
+cp_async_wait2: Any = _statement("cp.async.wait_group 2;")
+
+
+def _mma(shape: str, dtype: str) -> Any:
+    multiply = _assembly(
+        f"mma.sync.aligned.{shape}.row.col.f32.{dtype}.{dtype}.f32 "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+        "ffff",
+        "rrrrrrffff",
+        memory=False,
+    )
+
+    @intrinsic
+    def run(typing_context, a, b, c):
+        def generate(context, builder, signature, args):
+            return multiply(context, builder, signature.args, args)
+
+        return types.UniTuple(types.float32, 4)(a, b, c), generate
+
+    return run
+
+
+mma_bfloat16: Any = _mma("m16n8k16", "bf16")
+mma_float16: Any = _mma("m16n8k16", "f16")
+mma_tf32: Any = _mma("m16n8k8", "tf32")
+
+
+def _packed(text: str) -> Any:
+    """Two float32 to one register; the instruction names the upper half first."""
+    convert = _assembly(text, "r", "ff", memory=False)
+
+    @intrinsic
+    def run(typing_context, low, high):
+        def generate(context, builder, signature, args):
+            return convert(context, builder, (high, low), (args[1], args[0]))
+
+        return types.uint32(low, high), generate
+
+    return run
+
+
+pack_bfloat16: Any = _packed("cvt.rn.bf16x2.f32 $0, $1, $2;")
+pack_float16: Any = _packed("cvt.rn.f16x2.f32 $0, $1, $2;")
+
+_round_tf32 = _assembly("cvt.rna.tf32.f32 $0, $1;", "r", "f", memory=False)
+
+
+@intrinsic
+def round_tf32(typing_context: Any, x: Any) -> Any:
+    """The bits of float32 ``x`` rounded to 10 bits of mantissa, halves away from 0."""
+
+    def generate(context, builder, signature, args):
+        return _round_tf32(context, builder, (x,), args)
+
+    return types.uint32(x), generate

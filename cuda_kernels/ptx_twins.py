@@ -121,3 +121,129 @@ def atomic_min(p: Any, i: Any, x: Any) -> Any:
     before = p[i]
     p[i] = min(before, x)
     return before
+
+
+# Tensor cores ---------------------------------------------------------------------------------------------------------
+
+Registers = tuple[np.uint32, ...]
+
+
+def shared_address(array: Any, i: Any) -> np.int32:
+    """The address of an element of a 1-D shared array."""
+    return simulator.shared_address(array, i)
+
+
+def ldmatrix(address: Any) -> Registers:
+    """Four matrices; register m of lane l is word l % 4 of the row whose address lane 8 m + l // 4 brings."""
+    rows, lane = simulator.collective("ldmatrix", address)
+    words = []
+    for m in range(4):
+        array, offset = simulator.shared_at(rows[8 * m + lane // 4])
+        words.append(array.read_bytes(offset + lane % 4 * 4, 4).view(np.uint32)[0])
+    return tuple(words)
+
+
+def ldmatrix_transposed(address: Any) -> Registers:
+    """Four matrices; register m of lane l is column l // 4 of rows 2 (l % 4) and 2 (l % 4) + 1 of the m-th."""
+    rows, lane = simulator.collective("ldmatrix_transposed", address)
+    words = []
+    for m in range(4):
+        halves = []
+        for row in (2 * (lane % 4), 2 * (lane % 4) + 1):
+            array, offset = simulator.shared_at(rows[8 * m + row])
+            halves.append(array.read_bytes(offset + lane // 4 * 2, 2))
+        words.append(np.concatenate(halves).view(np.uint32)[0])
+    return tuple(words)
+
+
+def cp_async(address: Any, p: Any, i: Any, nbytes: Any) -> None:
+    """Begin to copy ``nbytes`` bytes from p[i] on to shared memory, and zeros after them up to 16."""
+    n = int(nbytes)
+    data = np.zeros(16, np.uint8)
+    if not isinstance(p, Pointer) or not 0 <= n <= 16 or n % p.view.itemsize:
+        raise SimulationError(f"cp_async of {n} bytes from {type(p).__name__}: expected a pointer and 0 to 16 bytes")
+    if n:
+        if p.address(i) % 16:
+            raise SimulationError(f"cp_async from address {p.address(i):#x}: expected a multiple of 16")
+        first, count = p.place(i, n // p.view.itemsize), n // p.view.itemsize
+        data[:n] = p.view[first : first + count].view(np.uint8)
+    simulator.begin_copy(address, data)
+
+
+def cp_async_commit() -> None:
+    """The copies that this thread began since its last commit become a group."""
+    simulator.commit_copies()
+
+
+def _waiter(groups: int) -> Callable[[], None]:
+    def wait() -> None:
+        simulator.wait_for_copies(groups)
+
+    return wait
+
+
+Waiter = Callable[[], None]
+cp_async_wait0: Waiter = _waiter(0)
+cp_async_wait1: Waiter = _waiter(1)
+cp_async_wait2: Waiter = _waiter(2)
+
+_ROW, _PAIR = np.arange(32) // 4, np.arange(32) % 4
+
+
+def _matrices(fragments: np.ndarray, depth: int, dtype: Any) -> np.ndarray:
+    """The matrix (8 rows, depth) of each pair of registers, of the (32, n) registers of an operand, as float64."""
+    per_word = depth // 8
+    if per_word == 1:  # of a float32 the lower 13 bits are not used
+        fragments = fragments & np.uint32(0xFFFFE000)
+    values = fragments.view(dtype).astype(np.float64).reshape(32, -1, per_word)
+    found = np.empty((values.shape[1], 8, 4, per_word))
+    found[:, _ROW, _PAIR] = values.swapaxes(0, 1)
+    return found.reshape(-1, 8, depth // 2)
+
+
+def _mma(name: str, depth: int, dtype: Any) -> Callable[[Any, Any, Any], tuple[np.float32, ...]]:
+    """d = a b + c for a (16, depth), b (depth, 8), c and d (16, 8) that lie in the registers of a warp."""
+
+    def product(lanes: dict[int, Any]) -> np.ndarray:
+        a = _matrices(np.array([lanes[lane][0] for lane in range(32)], np.uint32), depth, dtype)
+        b = _matrices(np.array([lanes[lane][1] for lane in range(32)], np.uint32), depth, dtype)
+        c = np.array([lanes[lane][2] for lane in range(32)], np.float32).astype(np.float64)
+        rows = np.concatenate([np.concatenate([a[0], a[2]], 1), np.concatenate([a[1], a[3]], 1)])
+        columns = np.concatenate([b[0], b[1]], 1)
+        y = rows @ columns.T
+        places = _ROW[:, None] + [0, 0, 8, 8], 2 * _PAIR[:, None] + [0, 1, 0, 1]
+        return (y[places] + c).astype(np.float32)
+
+    def mma(a: Any, b: Any, c: Any) -> tuple[np.float32, ...]:
+        if (len(a), len(b), len(c)) != (4, 2, 4):
+            raise SimulationError(f"{name} of {len(a)}, {len(b)} and {len(c)} registers; expected 4, 2 and 4")
+        lanes, lane = simulator.collective(name, (a, b, c))
+        if simulator.WARP not in lanes:  # the first lane to go on computes for all
+            lanes[simulator.WARP] = product(lanes)
+        return tuple(lanes[simulator.WARP][lane])
+
+    return mma
+
+
+Mma = Callable[[Any, Any, Any], tuple[np.float32, ...]]
+mma_bfloat16: Mma = _mma("mma_bfloat16", 16, ml_dtypes.bfloat16)
+mma_float16: Mma = _mma("mma_float16", 16, np.float16)
+mma_tf32: Mma = _mma("mma_tf32", 8, np.float32)
+
+
+def pack_bfloat16(low: Any, high: Any) -> np.uint32:
+    """Two float32 rounded to bfloat16, in a register."""
+    return np.uint32(float_to_bfloat16(high)) << np.uint32(16) | np.uint32(float_to_bfloat16(low))
+
+
+def pack_float16(low: Any, high: Any) -> np.uint32:
+    """Two float32 rounded to float16, in a register."""
+    return np.uint32(float_to_float16(high)) << np.uint32(16) | np.uint32(float_to_float16(low))
+
+
+def round_tf32(x: Any) -> np.uint32:
+    """The bits of float32 ``x`` rounded to 10 bits of mantissa, halves away from 0."""
+    bits = np.float32(x).view(np.uint32)
+    if not np.isfinite(np.float32(x)):
+        return bits
+    return (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)

@@ -10,6 +10,7 @@ what would be undefined on a GPU is an error that says so:
 
 * a barrier that some threads of the block never reach, a shuffle without the lanes of its mask;
 * a shared value that two threads use without a barrier between, at least one of them writing (a race);
+* a shared value that is used while an asynchronous copy to it has not been waited for;
 * an index outside the memory that a pointer belongs to;
 * a vector access that is not aligned.
 
@@ -70,13 +71,14 @@ class Pointer:
 class SharedArray:
     """Shared memory of a block, which remembers who used each element since when, to find races."""
 
-    __slots__ = ("_block", "_readers", "_writers", "values")
+    __slots__ = ("_block", "_copied_by", "_readers", "_writers", "values")
 
     def __init__(self, values: np.ndarray, block: Block) -> None:
         self.values: np.ndarray = values
         self._block = block
         self._writers: dict[Any, tuple[int, int, int]] = {}
         self._readers: dict[Any, tuple[int, int, int]] = {}
+        self._copied_by: dict[Any, int] = {}  # of elements to which a copy is on its way: the thread that began it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +88,11 @@ class SharedArray:
     def _check(self, users: dict[Any, tuple[int, int, int]], index: Any, what: str) -> None:
         last = users.get(index)
         block = self._block
+        if index in self._copied_by:
+            raise SimulationError(
+                f"thread {block.current.number} {what} shared element {index} before thread {self._copied_by[index]} "
+                "has waited for its asynchronous copy"
+            )
         thread = block.current
         if last is not None and last[0] != thread.number and last[1] == block.epoch:
             same_warp = last[0] // WARP == thread.warp.number
@@ -116,6 +123,35 @@ class SharedArray:
         self._check(self._readers, index, "writes")
         self._writers[index] = self._stamp()
         self.values[index] = value
+
+    def places(self, offset: int, n: int) -> range:
+        """The elements of the ``n`` bytes from ``offset`` on; the array has one dimension."""
+        itemsize = self.values.itemsize
+        found = range(offset // itemsize, (offset + n - 1) // itemsize + 1)
+        self._inside(found.start), self._inside(found.stop - 1)
+        return found
+
+    def read_bytes(self, offset: int, n: int) -> np.ndarray:
+        """``n`` bytes, as ``n`` of uint8."""
+        for i in self.places(offset, n):
+            self[i]
+        return self.values.view(np.uint8)[offset : offset + n]
+
+    def begin_copy(self, offset: int, n: int) -> None:
+        """From here to ``end_copy`` these bytes have no value."""
+        for i in self.places(offset, n):
+            self._check(self._writers, i, "copies to")
+            self._check(self._readers, i, "copies to")
+            self._writers[i] = self._stamp()
+            self._copied_by[i] = self._block.current.number
+        self.values.view(np.uint8)[offset : offset + n] = POISON
+
+    def end_copy(self, offset: int, data: np.ndarray) -> None:
+        """The bytes arrive, for the thread that waited; others need a barrier after."""
+        for i in self.places(offset, len(data)):
+            del self._copied_by[i]
+            self._writers[i] = self._stamp()
+        self.values.view(np.uint8)[offset : offset + len(data)] = data
 
 
 class LocalArray(np.ndarray):
@@ -150,7 +186,7 @@ class Warp:
 class Thread:
     """A CUDA thread: a greenlet, its place in the block, and what it waits for."""
 
-    __slots__ = ("allocations", "greenlet", "index", "lane", "number", "waits_for", "warp")
+    __slots__ = ("allocations", "copies", "greenlet", "index", "lane", "number", "waits_for", "warp")
 
     def __init__(self, number: int, index: tuple[int, int, int], warp: Warp, fiber: Any) -> None:
         self.number: int = number
@@ -159,6 +195,7 @@ class Thread:
         self.warp: Warp = warp
         self.greenlet: Any = fiber
         self.allocations: int = 0
+        self.copies: list[list[tuple[SharedArray, int, np.ndarray]]] = [[]]  # groups; the last is not committed yet
         self.waits_for: tuple[str, int] | None = None  # ("block", 0), or (a collective's name, its mask)
 
 
@@ -319,6 +356,53 @@ class _Local:
 def _lanes(reason: str, mask: int, value: Any) -> tuple[dict[int, Any], int]:
     block = _now.block
     return block.wait(reason, int(mask) & 0xFFFFFFFF, value), block.current.lane
+
+
+def collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
+    """What the 32 lanes of the warp bring to an instruction that all of them execute, and this lane's number."""
+    return _lanes(reason, -1, value)
+
+
+WINDOW = 1 << 20  # the distance of two shared arrays' addresses
+
+
+def shared_address(array: Any, i: Any) -> np.int32:
+    """The address of an element of a 1-D shared array: the array's place among the block's, and bytes."""
+    if not isinstance(array, SharedArray) or len(array.shape) != 1:
+        raise SimulationError("an address needs a shared array of one dimension")
+    return np.int32((_now.block.shared.index(array) + 1) * WINDOW + int(i) * array.values.itemsize)
+
+
+def shared_at(address: Any) -> tuple[SharedArray, int]:
+    """The shared array at an address, and the bytes from its beginning to there."""
+    number, offset = divmod(int(address), WINDOW)
+    if not 1 <= number <= len(_now.block.shared):
+        raise SimulationError(f"{int(address):#x} is no address in shared memory")
+    if offset % 16:
+        raise SimulationError(f"the shared address {int(address):#x} is not a multiple of 16")
+    return _now.block.shared[number - 1], offset
+
+
+def begin_copy(address: Any, data: np.ndarray) -> None:
+    """An asynchronous copy of the running thread; see ``wait_for_copies``."""
+    array, offset = shared_at(address)
+    array.begin_copy(offset, len(data))
+    _now.block.current.copies[-1].append((array, offset, data))
+
+
+def commit_copies() -> None:
+    """The copies that the running thread began since the last call become a group."""
+    _now.block.current.copies.append([])
+
+
+def wait_for_copies(groups: int) -> None:
+    """The running thread's copies arrive, except for those of its last ``groups`` groups."""
+    copies = _now.block.current.copies
+    done = max(0, len(copies) - 1 - groups)
+    for group in copies[:done]:
+        for array, offset, data in group:
+            array.end_copy(offset, data)
+    del copies[:done]
 
 
 def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, Any, int], Any]:

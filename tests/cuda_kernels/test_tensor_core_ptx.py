@@ -1,0 +1,202 @@
+"""The instructions of tensor cores in the simulator: where values lie, and what a forgotten wait or barrier does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minigrad import cuda_kernels
+
+if not cuda_kernels.simulated():
+    pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
+
+from minigrad.cuda_kernels import ptx, simulator
+from minigrad.cuda_kernels.language import cuda
+from minigrad.cuda_kernels.simulator import SimulationError
+
+RNG = np.random.default_rng(0)
+
+
+def run(function: Any, *arrays: np.ndarray, threads: int = 32, seed: int | None = None) -> None:
+    """Run ``function`` on pointers to NumPy arrays whose memory begins at a multiple of 16."""
+    aligned = []
+    for x in arrays:
+        room = np.zeros(x.nbytes + 16, np.uint8)
+        start = -room.ctypes.data % 16
+        aligned.append(room[start : start + x.nbytes])
+        aligned[-1][:] = x.reshape(-1).view(np.uint8)
+    pointers = [simulator.pointer(a, a.ctypes.data, x.dtype) for a, x in zip(aligned, arrays, strict=True)]
+    simulator.order(seed)
+    try:
+        simulator.run(function, (1, 1, 1), (threads, 1, 1), 0, tuple(pointers))
+    finally:
+        simulator.order(None)
+    for a, x in zip(aligned, arrays, strict=True):
+        x.reshape(-1).view(np.uint8)[:] = a
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize(
+    ("name", "dtype", "depth"),
+    [("mma_bfloat16", ml_dtypes.bfloat16, 16), ("mma_float16", np.float16, 16), ("mma_tf32", np.float32, 8)],
+)
+def test_mma_is_a_matrix_product(name: str, dtype: Any, depth: int, seed: int | None) -> None:
+    """The positions are those of the PTX manual, written down here a second time: group = l // 4, member = l % 4."""
+    a, b = RNG.standard_normal((16, depth)), RNG.standard_normal((depth, 8))
+    c = RNG.standard_normal((16, 8)).astype(np.float32)
+    if dtype is np.float32:
+        a, b = (np.float32(x).astype(ml_dtypes.bfloat16) for x in (a, b))  # exact in tf32
+    a, b = a.astype(dtype), b.astype(dtype)
+    wide = depth == 16
+    a_words, b_words = np.zeros((32, 4), np.uint32), np.zeros((32, 2), np.uint32)
+    c_words = np.zeros((32, 4), np.float32)
+        np.zeros((32, 4), np.uint32),
+        np.zeros((32, 2), np.uint32),
+        np.zeros((32, 4), np.float32),
+    )
+    for lane in range(32):
+        group, member = lane // 4, lane % 4
+        for r in range(4):
+            row, k = group + 8 * (r % 2), (member * 2 + 8 * (r // 2)) if wide else member + 4 * (r // 2)
+            a_words[lane, r] = np.ascontiguousarray(a[row, k : k + 1 + wide]).view(np.uint32)[0]
+            c_words[lane, r] = c[group + 8 * (r // 2), 2 * member + r % 2]
+        for r in range(2):
+            k = (member * 2 + 8 * r) if wide else member + 4 * r
+            b_words[lane, r] = np.ascontiguousarray(b[k : k + 1 + wide, group]).view(np.uint32)[0]
+    mma = getattr(ptx, name)
+
+    def multiply(y: Any, a: Any, b: Any, c: Any) -> None:
+        t = cuda.threadIdx.x
+        ptx.store4(y, 4 * t, mma(ptx.load4(a, 4 * t), ptx.load2(b, 2 * t), ptx.load4(c, 4 * t)))
+
+    y = np.zeros((32, 4), np.float32)
+    run(multiply, y, a_words, b_words, c_words, seed=seed)
+    expected = a.astype("f8") @ b.astype("f8") + c
+    for lane in range(32):
+        for r in range(4):
+            found = expected[lane // 4 + 8 * (r // 2), 2 * (lane % 4) + r % 2]
+            np.testing.assert_allclose(y[lane, r], found, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ldmatrix_deals_out_four_matrices(transposed: bool) -> None:
+    """Matrix m's row r begins at the address of lane 8 m + r; here the rows lie in a shuffled order."""
+    x = np.arange(32 * 8, dtype=np.uint16)
+    order = RNG.permutation(32)
+    load = ptx.ldmatrix_transposed if transposed else ptx.ldmatrix
+
+    def deal(y: Any, x: Any, order: Any) -> None:
+        tile = cuda.shared.array(32 * 8, np.uint16, alignment=16)
+        t = cuda.threadIdx.x
+        ptx.store8(tile, 8 * t, ptx.load8(x, 8 * t))
+        cuda.syncthreads()
+        ptx.store4(y, 4 * t, load(ptx.shared_address(tile, 0) + 16 * order[t]))
+
+    y = np.zeros((32, 4), np.uint32)
+    run(deal, y, x, order)
+    matrices = x.reshape(32, 8)[order].reshape(4, 8, 8)
+    if transposed:
+        matrices = matrices.swapaxes(1, 2)
+    expected = np.ascontiguousarray(matrices).view(np.uint32).reshape(4, 32).T
+    np.testing.assert_array_equal(y, expected)
+
+
+def copied(wait: Any, barrier: bool, reader: int = 33) -> np.ndarray:
+    """What a thread reads of 16 bytes that thread 0 copied in the first of two groups."""
+
+    def copy(y: Any, x: Any) -> None:
+        tile = cuda.shared.array(64, np.float32, alignment=16)
+        t = cuda.threadIdx.x
+        if t == 0:
+            ptx.cp_async(ptx.shared_address(tile, 4), x, 8, 12)
+        ptx.cp_async_commit()
+        if t == 0:
+            ptx.cp_async(ptx.shared_address(tile, 8), x, 0, 16)
+        ptx.cp_async_commit()
+        wait()
+        if barrier:
+            cuda.syncthreads()
+        if t == reader:
+            ptx.store4(y, 0, ptx.load4(tile, 4))
+
+    y, x = np.zeros(4, np.float32), np.arange(1, 17, dtype=np.float32)
+    run(copy, y, x, threads=64)
+    return y
+
+
+@pytest.mark.parametrize("wait", [ptx.cp_async_wait0, ptx.cp_async_wait1])
+def test_copies_are_there_after_a_wait_and_a_barrier(wait: Any) -> None:
+    np.testing.assert_array_equal(copied(wait, True), [9, 10, 11, 0])
+    np.testing.assert_array_equal(copied(wait, False, reader=0), [9, 10, 11, 0])
+
+
+@pytest.mark.parametrize("wait", [ptx.cp_async_wait2, lambda: None])
+def test_a_forgotten_wait_is_found(wait: Any) -> None:
+    with pytest.raises(SimulationError, match="before thread 0 has waited for its asynchronous copy"):
+        copied(wait, True)
+
+
+def test_a_forgotten_barrier_is_found() -> None:
+    with pytest.raises(SimulationError, match="race: thread 33 reads shared element 4 that thread 0 used"):
+        copied(ptx.cp_async_wait0, False)
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_buffer_may_be_filled_again_after_a_barrier(barrier: bool) -> None:
+    def refill(y: Any, x: Any) -> None:
+        tile = cuda.shared.array(128, np.float32, alignment=16)
+        t = cuda.threadIdx.x
+        for turn in range(2):
+            if t < 32:
+                ptx.cp_async(ptx.shared_address(tile, 4 * t), x, 4 * t, 16)
+            ptx.cp_async_commit()
+            ptx.cp_async_wait0()
+            cuda.syncthreads()
+            y[64 * turn + t] = tile[127 - t]
+            if barrier:
+                cuda.syncthreads()
+
+    y, x = np.zeros(128, np.float32), np.arange(128, dtype=np.float32)
+    if barrier:
+        run(refill, y, x, threads=64, seed=2)
+        np.testing.assert_array_equal(y.reshape(2, 64), [x[:63:-1]] * 2)
+    else:
+        with pytest.raises(SimulationError, match="race: thread .* without a barrier between"):
+            run(refill, y, x, threads=64, seed=2)
+
+
+def test_addresses_that_a_gpu_would_refuse() -> None:
+    def copy(offset: int, i: int, nbytes: int) -> Any:
+        def function(x: Any) -> None:
+            tile = cuda.shared.array(16, np.float32, alignment=16)
+            ptx.cp_async(ptx.shared_address(tile, 0) + offset, x, i, nbytes)
+
+        return function
+
+    x = np.zeros(16, np.float32)
+    run(copy(0, 99, 0), x, threads=1)  # nothing is read
+    for offset, i, nbytes, problem in (
+        (4, 0, 16, "not a multiple of 16"),
+        (0, 1, 16, "expected a multiple of 16"),
+        (0, 16, 4, "outside the memory"),
+        (64, 0, 16, "outside a shared array"),
+        (0, 0, 20, "0 to 16 bytes"),
+        (1 << 24, 0, 16, "no address in shared memory"),
+    ):
+        with pytest.raises(SimulationError, match=problem):
+            run(copy(offset, i, nbytes), x, threads=1)
+
+
+def test_conversions() -> None:
+    values = np.array([1.0, -1.00390625, 3.14159265, 1e-40, 65519.0, np.inf], np.float32)
+    for dtype, pack in ((ml_dtypes.bfloat16, ptx.pack_bfloat16), (np.float16, ptx.pack_float16)):
+        for low, high in zip(values, values[::-1], strict=True):
+            expected = np.array([low, high]).astype(dtype).view(np.uint32)[0]
+            assert pack(low, high) == expected
+    assert ptx.round_tf32(np.float32(1 + 2**-11)).view(np.float32) == 1 + 2**-10  # halves away from 0
+    assert ptx.round_tf32(np.float32(-1 - 2**-11)).view(np.float32) == -1 - 2**-10
+    assert ptx.round_tf32(np.float32(1 + 2**-12)).view(np.float32) == 1
+    assert np.isinf(ptx.round_tf32(np.float32(np.inf)).view(np.float32))
