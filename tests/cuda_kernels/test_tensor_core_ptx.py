@@ -53,10 +53,6 @@ def test_mma_is_a_matrix_product(name: str, dtype: Any, depth: int, seed: int | 
     wide = depth == 16
     a_words, b_words = np.zeros((32, 4), np.uint32), np.zeros((32, 2), np.uint32)
     c_words = np.zeros((32, 4), np.float32)
-        np.zeros((32, 4), np.uint32),
-        np.zeros((32, 2), np.uint32),
-        np.zeros((32, 4), np.float32),
-    )
     for lane in range(32):
         group, member = lane // 4, lane % 4
         for r in range(4):
