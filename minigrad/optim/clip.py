@@ -1,7 +1,8 @@
 """The gradients' norm, and clipping in place, by norm or by value.
 
-The sum of squares is accumulated in float64 and in a fixed order (that of ``params``, or of the tensors' creation), so
-replicas that hold the same gradients clip by the same factor to the last bit.
+The sum of squares is accumulated in float64 (on a GPU, float32 squares in float32 within blocks of some thousand) and
+in a fixed order (that of ``params``, or of the tensors' creation), so replicas that hold the same gradients clip by the
+same factor to the last bit.
 """
 
 from __future__ import annotations

@@ -91,6 +91,18 @@ def test_steps_are_the_cpus(name: str, dtype: str) -> None:
         compare(found, expected, exact=name not in ("Lamb", "LARS"))
 
 
+def test_muon_is_the_cpus_up_to_rounding() -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        params = on(device, draw(MATRICES, "float32", 0))
+        optimizer = CASES["Muon"].make(params)
+        for step in range(2):
+            optimizer.step(store(params, draw(MATRICES, "float32", 1 + step)))
+        results.append([host(p) for p in params])
+    for found, expected in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_adam_with_the_other_form_of_lerp_and_many_steps() -> None:
     results = []
     for device in ("cpu", "cuda"):
