@@ -75,7 +75,7 @@ _FINISH = {real: _epilogue(real) for real in (np.float32, np.float64)}
 
 
 @device_function
-def start(matrix, inner, outer_step, inner_step):
+def start(matrix: Any, inner: Any, outer_step: Any, inner_step: Any) -> Any:
     """Where a matrix of the batch begins."""
     outer = matrix // inner
     return np.int64(outer) * outer_step + np.int64(matrix - outer * inner) * inner_step

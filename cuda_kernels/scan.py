@@ -60,7 +60,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         threads=THREADS, registers=48, name=f"{name}_by_block_{word}",
     )  # fmt: skip
     def by_block(x, totals, y, n, inner, part, reverse, exclusive, stage):
-        """Stage 0: y, in one part. 1: totals[o, p, i] of parts p = blockIdx.y. 2: y, from the totals of those before."""
+        """Stage 0: y, in one part. 1: totals[o, p, i] of parts p = blockIdx.y. 2: y, from totals of those before."""
         of_warps = cuda.shared.array(32, wide)
         t, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         o = quotient(np.int64(cuda.blockIdx.x), inner)
