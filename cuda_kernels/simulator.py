@@ -128,7 +128,8 @@ class SharedArray:
         """The elements of the ``n`` bytes from ``offset`` on; the array has one dimension."""
         itemsize = self.values.itemsize
         found = range(offset // itemsize, (offset + n - 1) // itemsize + 1)
-        self._inside(found.start), self._inside(found.stop - 1)
+        self._inside(found.start)
+        self._inside(found.stop - 1)
         return found
 
     def read_bytes(self, offset: int, n: int) -> np.ndarray:
