@@ -29,7 +29,15 @@ WORKER = Path(__file__).resolve().with_name("gpu_worker.py")
 ANSWER = "entry "  # as in gpu_worker.py, which needs a GPU to be imported
 
 # Seconds that the entries of a part may take in all, a first compilation included.
-LIMITS = {"machine": 60, "limits": 60, "host": 30, "kernels": 240, "ladders": 60, "compile": 120, "training": 150}
+LIMITS: dict[str, float] = {
+    "machine": 60,
+    "limits": 60,
+    "host": 30,
+    "kernels": 240,
+    "ladders": 60,
+    "compile": 120,
+    "training": 150,
+}
 
 Result = dict[str, Any]
 

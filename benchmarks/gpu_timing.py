@@ -69,7 +69,7 @@ def copy_rate() -> float:
 
 
 @kernel("float32*", "int32", "float32", threads=256, registers=40, flops=lambda y, n, x: 32 * n * y.size)
-def multiply_adds(y, n, x):
+def multiply_adds(y: Any, n: Any, x: Any) -> None:
     """Sixteen independent sums in registers, so that only the multiply-adds cost time."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = x
     r0 = r1 = r2 = r3 = r4 = r5 = r6 = r7 = -x
@@ -114,7 +114,7 @@ def _cupy_product(side: int) -> Call:
 
 
 @kernel("float32*", "float32*", "float32*", "int64", threads=32, registers=16)
-def add_three(x, y, z, n):
+def add_three(x: Any, y: Any, z: Any, n: Any) -> None:
     """z = x + y: a launch with three arrays, as small as can be."""
     i = cuda.grid(1)
     if i < n:

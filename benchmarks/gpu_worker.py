@@ -147,9 +147,6 @@ def machine(scale: Scale) -> Iterator[Result]:
     root = Path(__file__).resolve().parent.parent
     packages = ("minigrad-cuda", "numba", "numba-cuda", "numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "llvmlite")
     yield {
-        "gpu": memory.device_name(0),
-        "capability": ".".join(map(str, memory.capability(0))),
-        "memory_gib": round(memory.mem_get_info(0)[1] / 2**30, 1),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpus": os.cpu_count(),
@@ -158,6 +155,11 @@ def machine(scale: Scale) -> Iterator[Result]:
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "commit": _output("git", "-C", str(root), "rev-parse", "HEAD"),
         "uncommitted_files": len((_output("git", "-C", str(root), "status", "--porcelain") or "").splitlines()),
+    }
+    yield {
+        "gpu": memory.device_name(0),
+        "capability": ".".join(map(str, memory.capability(0))),
+        "memory_gib": round(memory.mem_get_info(0)[1] / 2**30, 1),
     }
     if not SIMULATED:
         import cupy
