@@ -23,6 +23,7 @@ import math
 import os
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +60,7 @@ class Kernel:
         nbytes: Work | None,
         resident: int,
         slow_path: bool,
+        instructions: tuple[str, ...],
     ) -> None:
         self.function = function
         self.name = name
@@ -66,6 +68,7 @@ class Kernel:
         self.signature = signature
         self.threads: tuple[int, int, int] = _three(threads)
         self.slow_path = slow_path
+        self.instructions = instructions
         self.launch_bounds: int | tuple[int, int] = (
             (math.prod(self.threads), resident) if resident else math.prod(self.threads)
         )
@@ -78,6 +81,7 @@ class Kernel:
         self.nbytes = nbytes
         self._words = tuple(word if word.endswith("*") else None for word in signature)
         self._packing = struct.Struct(signatures.packing(signature))
+        self._lock = threading.Lock()
         self._buffer = ctypes.create_string_buffer(max(self._packing.size, 8))
         first = ctypes.addressof(self._buffer)
         self._arguments = (ctypes.c_void_p * max(len(signature), 1))(*(first + 8 * i for i in range(len(signature))))
@@ -115,10 +119,12 @@ class Kernel:
         device = memory.current_device()
         function = self._functions.get(device) or self._load(device)
         started = time.perf_counter_ns() if DEBUG >= 2 else 0
-        self._packing.pack_into(self._buffer, 0, *values)
-        status = _cu_launch_kernel(
-            function, x, y, z, width, height, depth, self.shared_bytes, memory.current_stream(), self._arguments, None
-        )
+        stream = memory.current_stream()
+        with self._lock:  # all threads share the buffer, which the driver copies before it returns
+            self._packing.pack_into(self._buffer, 0, *values)
+            status = _cu_launch_kernel(
+                function, x, y, z, width, height, depth, self.shared_bytes, stream, self._arguments, None
+            )
         if status:
             raise libcuda.CudaError(f"launching {self._call(args, (x, y, z))}: {libcuda.describe(status)}")
         if DEBUG >= 2:
@@ -187,6 +193,7 @@ def kernel(
     nbytes: Work | None = None,
     resident: int = 0,
     slow_path: bool = False,
+    instructions: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``, which holds it to what is stated here.
 
@@ -197,6 +204,7 @@ def kernel(
     capability. ``flops``, ``nbytes``: a launch's work, from its arguments. ``resident``: as few registers as this
     number of blocks needs to share a multiprocessor (default: as many as the compiler likes).
     ``slow_path``: what libdevice does for rare arguments may take local memory, and float64.
+    ``instructions``: machine instructions that it must contain, by the beginning of their names.
     """
 
     def declare(function: Callable[..., None]) -> Kernel:
@@ -217,6 +225,7 @@ def kernel(
             nbytes,
             resident,
             slow_path,
+            instructions,
         )
         KERNELS[full] = made
         return made

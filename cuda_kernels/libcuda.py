@@ -28,7 +28,7 @@ class CudaError(RuntimeError):
 
 @functools.cache
 def library() -> ctypes.PyDLL:
-    """libcuda. As PyDLL, which keeps the interpreter's lock: a launch's argument buffer is shared by the threads.
+    """libcuda. As PyDLL, which keeps the interpreter's lock: a launch is too short to hand it to another thread.
 
     Raises OSError if there is no driver.
     """

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -79,6 +82,28 @@ def test_what_reaches_the_driver(recorded: list[tuple[Any, ...]]) -> None:
     x = array.from_host(np.arange(8, dtype=np.float32))
     scale.launch((3, 2), x[2:], x, -(2**40), 0.25, threads=(16, 2))
     assert recorded == [(77, (3, 2, 1, 16, 2, 1, 0), 5, [x.pointer + 8, x.pointer, -(2**40), 0.25])]
+
+
+def test_threads_do_not_mix_their_arguments(recorded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = array.zeros(4, np.float32)
+    interval = sys.getswitchinterval()
+    monkeypatch.setattr(memory, "current_stream", lambda: time.sleep(0) or 5)
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            scale.launch(number, x, x, number, 0.0)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(recorded) == 1200
+    assert all(sizes[0] == values[2] for _, sizes, _, values in recorded)
 
 
 def test_an_error_of_the_driver_names_kernel_and_arguments(recorded: list[tuple[Any, ...]]) -> None:
