@@ -2,9 +2,10 @@
 
 Each kernel (default: all; a word selects those whose name contains it) is compiled for the architectures of ``--arch``
 (default: sm_80 and sm_90), assembled by ``ptxas`` and read back by ``nvdisasm``. A line for each shows registers,
-shared memory, spills, 128-bit loads, tensor-core instructions and float64 instructions. The exit status is 1 if a
-kernel breaks its budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without
-float64 arguments, no 128-bit load where it states them.
+shared memory, spills, 128-bit loads, tensor-core instructions (matrix products, LDSM: loads of their operands from
+shared memory, LDGSTS: asynchronous copies to it) and float64 instructions. The exit status is 1 if a kernel breaks its
+budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without float64 arguments,
+no 128-bit load or none of the ``instructions`` where it states them.
 
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
@@ -81,13 +82,15 @@ class Report:
             found.append(f"{self.float64} float64 instructions")
         if self.kernel.vector_loads and not self.vector_loads:
             found.append("no 128-bit load")
+        found += [f"no {name}" for name in self.kernel.instructions if not self.count(name)]
         return found
 
     def __str__(self) -> str:
         return (
             f"{self.kernel.name:<44} {self.arch:<6} registers {self.registers:>3}  shared {self.shared:>6}  "
             f"spills {self.spills:>4}  LDG.128 {self.vector_loads:>3}  "
-            f"MMA {self.tensor_cores:>3}  f64 {self.float64:>3}"
+            f"MMA {self.tensor_cores:>3}  LDSM {self.count('LDSM'):>3}  LDGSTS {self.count('LDGSTS'):>3}  "
+            f"f64 {self.float64:>3}"
         )
 
 

@@ -525,6 +525,7 @@ class _Libdevice:
     ceil, ceilf, trunc, truncf = np.ceil, np.ceil, np.trunc, np.trunc
     exp2, exp2f, fmod, fmodf = np.exp2, np.exp2, np.fmod, np.fmod
     fmul_rn, dmul_rn = np.multiply, np.multiply
+    fast_fdividef = np.divide
 
     @staticmethod
     def double2float_rz(x: Any) -> Any:

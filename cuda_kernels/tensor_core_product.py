@@ -1,0 +1,432 @@
+"""The kernels of matrix products on tensor cores: y = a b of float16, bfloat16, or float32 rounded to tf32.
+
+A block computes a square tile of y, 128 or 64 on a side, each of its warps 64 x 32 or 32 x 32 of it: ``ptx.mma`` takes
+16 x 16 of a and 16 x 8 of b from the registers of a warp. Slices of 64 bytes of k come to shared memory by
+asynchronous copies, which write zeros where the matrices end. Three slices of each operand have room, so two are on
+their way while one is multiplied, and one barrier a slice is enough.
+
+An operand is read along the dimension in which it lies in memory: along k ("k"), or along its rows or columns ("o").
+In shared memory a line is what is read: 64 bytes of k for each row, or 128 (64) rows for each k. ``ldmatrix`` gives a
+warp the registers that ``mma`` takes from the one, ``ldmatrix_transposed`` from the other; of float32, which it cannot
+transpose, four reads do. The 16 bytes c of line r lie at place c ^ f(r), so that the 8 lines of a matrix lie in
+different banks, and nothing is padded.
+
+The warp's sums go through shared memory once more, to become 4 columns for each thread, and then, for each element s:
+
+    BIAS   s += bias[column]            GELU   before = s;  s = s sigmoid(2u), u as in ``gelu.py``
+    SLOPE  s *= gelu'(before)           ADD    s += residual, which may be y itself
+
+Sums are float32, in an order that the shapes decide: the same bits at each run.
+"""
+
+from __future__ import annotations
+
+import math as python_math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import ptx
+from .language import cuda, device_function, libdevice
+from .launch import Kernel, kernel
+from .product import CUBIC, WORDS, start
+
+BIAS, ADD, GELU, SLOPE, VECTOR = 1, 2, 4, 8, 16  # bits of an epilogue; VECTOR: 4 columns lie at a multiple of 4
+CAPABILITY = (8, 0)  # the oldest compute capability with these instructions
+STAGES = 3
+LINE = 64  # bytes of k in a slice
+GROUP = 8  # rows of tiles that blocks walk together, so that the slices of b that they share are found in L2
+PITCH = 40  # floats of a row of 32 sums in shared memory
+f32: type[np.float32] = np.float32
+EXPONENT = np.float32(-2 * python_math.sqrt(2 / python_math.pi) / python_math.log(2))
+U3, U2 = np.float32(CUBIC), np.float32(3 * CUBIC)
+U1 = np.float32(2 * python_math.sqrt(2 / python_math.pi))
+
+
+class Operand(NamedTuple):
+    """What the operands' dtype decides."""
+
+    word: str
+    itemsize: int
+    mma: Any
+
+
+OPERANDS = {
+    "bfloat16": Operand("bfloat16", 2, ptx.mma_bfloat16),
+    "float16": Operand("float16", 2, ptx.mma_float16),
+    "float32": Operand("float32", 4, ptx.mma_tf32),
+}
+
+
+# The epilogue, for 4 columns ------------------------------------------------------------------------------------------
+
+
+@device_function
+def _sigmoid(s: Any) -> Any:
+    """sigmoid(2 u(s))."""
+    return libdevice.fast_fdividef(f32(1), f32(1) + ptx.exp2_approx(EXPONENT * s * (f32(1) + U3 * s * s)))
+
+
+@device_function
+def _gelu(s: Any) -> Any:
+    return s * _sigmoid(s)
+
+
+@device_function
+def _gelu_slope(s: Any) -> Any:
+    half = _sigmoid(s)
+    return half + s * half * (f32(1) - half) * U1 * (f32(1) + U2 * s * s)
+
+
+def _conversions(word: str) -> tuple[Any, Any]:
+    """``widen``, of an element to float32, and ``narrow``, of two float32 to elements."""
+    if word == "float32":
+
+        @device_function
+        def same(x):
+            return x
+
+        @device_function
+        def both(x, y):
+            return x, y
+
+        return same, both
+    widen = ptx.bfloat16_to_float if word == "bfloat16" else ptx.float16_to_float
+    pack = ptx.pack_bfloat16 if word == "bfloat16" else ptx.pack_float16
+
+    @device_function
+    def halves(x, y):
+        word = pack(x, y)
+        return np.uint16(word & np.uint32(0xFFFF)), np.uint16(word >> np.uint32(16))
+
+    return widen, halves
+
+
+def _four(word: str) -> tuple[Any, Any]:
+    """``get`` and ``put``: up to 4 elements, all at once with ``vector``."""
+    widen, narrow = _conversions(word)
+
+    @device_function
+    def get(p, i, count, vector):
+        if vector:
+            v = ptx.load4(p, i)
+            return widen(v[0]), widen(v[1]), widen(v[2]), widen(v[3])
+        zero = f32(0)
+        return (
+            widen(p[i]) if count > 0 else zero,
+            widen(p[i + 1]) if count > 1 else zero,
+            widen(p[i + 2]) if count > 2 else zero,
+            widen(p[i + 3]) if count > 3 else zero,
+        )
+
+    @device_function
+    def put(p, i, values, count, vector):
+        first, second = narrow(values[0], values[1]), narrow(values[2], values[3])
+        if vector:
+            ptx.store4(p, i, (first[0], first[1], second[0], second[1]))
+        else:
+            if count > 0:
+                p[i] = first[0]
+            if count > 1:
+                p[i + 1] = first[1]
+            if count > 2:
+                p[i + 2] = second[0]
+            if count > 3:
+                p[i + 3] = second[1]
+
+    return get, put
+
+
+FOUR = {word: _four(word) for word in OPERANDS}
+
+
+def _epilogue(operand: str, out: str) -> Any:
+    (get_bias, _), (get, put) = FOUR[operand], FOUR[out]
+
+    @device_function
+    def finish(s, place, column, count, y, bias, residual, before, epilogue):
+        vector = epilogue & VECTOR != 0
+        if epilogue & BIAS:
+            v = get_bias(bias, column, count, vector)
+            s = s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
+        if epilogue & GELU:
+            put(before, place, s, count, vector)
+            s = _gelu(s[0]), _gelu(s[1]), _gelu(s[2]), _gelu(s[3])
+        if epilogue & SLOPE:
+            v = get(before, place, count, vector)
+            s = (
+                s[0] * _gelu_slope(v[0]), s[1] * _gelu_slope(v[1]),
+                s[2] * _gelu_slope(v[2]), s[3] * _gelu_slope(v[3]),
+            )  # fmt: skip
+        if epilogue & ADD:
+            v = get(residual, place, count, vector)
+            s = s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
+        put(y, place, s, count, vector)
+
+    return finish
+
+
+# An operand's slices --------------------------------------------------------------------------------------------------
+
+
+def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
+    """How ``side`` rows (of a) or columns (of b) of a slice come to shared memory, and from there to registers.
+
+    A thread copies 16 bytes twice, the second time to 32 ``side`` bytes further on. Returns ``first``, the row and k of
+    its first 16 bytes, ``place``, where they go, ``nbytes``, how many of them exist, and ``fragment``.
+    """
+    elements = 16 // itemsize
+    along_k = kind == "k"
+    chunks = LINE // 16 if along_k else side // elements  # of a line
+    line = LINE if along_k else side * itemsize
+
+    @device_function
+    def first(t):
+        r, c = np.int32(t // chunks), np.int32(t % chunks * elements)
+        return (r, c) if along_k else (c, r)
+
+    @device_function
+    def swizzled(r, c):
+        if along_k:
+            c ^= (r >> 1) & 3
+        elif itemsize == 2:
+            c ^= r & 7
+        else:
+            c ^= (r & 3) << 1
+        return np.int32(r * line + (c << 4))
+
+    @device_function
+    def place(t):
+        return swizzled(np.int32(t // chunks), np.int32(t % chunks))
+
+    @device_function
+    def nbytes(o_left, k_left):
+        along, across = (k_left, o_left) if along_k else (o_left, k_left)
+        return np.int32(max(min(along, elements), 0) * itemsize) if across > 0 else np.int32(0)
+
+    @device_function
+    def rounded(word):
+        return ptx.round_tf32(ptx.int_as_float(word)) if itemsize == 4 else word
+
+    @device_function
+    def fragment(memory, base, offset, o, step, lane):
+        """The 16 rows from ``o`` on at the slice's 32 bytes of k number ``step``: (o, k), (o + 8, k), (o, k + 8), ..."""
+        if along_k:
+            v = ptx.ldmatrix(base + offset + swizzled(np.int32(o + (lane & 15)), np.int32(2 * step + (lane >> 4))))
+            return rounded(v[0]), rounded(v[1]), rounded(v[2]), rounded(v[3])
+        if itemsize == 2:
+            k = np.int32(16 * step + (lane & 7) + ((lane >> 4) << 3))
+            return ptx.ldmatrix_transposed(base + offset + swizzled(k, np.int32((o >> 3) + ((lane >> 3) & 1))))
+        k, o = np.int32(8 * step + (lane & 3)), np.int32(o + (lane >> 2))
+        near = (offset + swizzled(k, o >> 2)) // 4 + (o & 3)
+        far = (offset + swizzled(k, (o + 8) >> 2)) // 4 + (o & 3)
+        below = side * 4  # floats of 4 lines, after which the swizzle is the same
+        return (
+            ptx.round_tf32(memory[near]),
+            ptx.round_tf32(memory[far]),
+            ptx.round_tf32(memory[near + below]),
+            ptx.round_tf32(memory[far + below]),
+        )
+
+    return first, place, nbytes, fragment
+
+
+# Tiles ----------------------------------------------------------------------------------------------------------------
+
+
+def _tiles(operand: str, out: str, side: int, kinds: str, registers: int) -> Kernel:
+    """The kernel for tiles of ``side``, operands read along ``kinds`` (of a, of b) and y of dtype ``out``."""
+    word, itemsize, mma = OPERANDS[operand]
+    depth = LINE // itemsize  # of a slice
+    half = side * 32  # bytes of half a slice of one operand
+    slice_bytes = 2 * half
+    stage = 2 * slice_bytes
+    floats = STAGES * stage // 4
+    threads = 2 * side
+    heights = side // 32  # matrices of 16 rows of a warp, which are 4 or 2
+    accumulators = heights * 16
+    passes = heights // 2
+    warp_floats = 32 * PITCH
+    a_along_k, b_along_k = (kind == "k" for kind in kinds)
+    first_a, place_a, nbytes_a, fragment_a = _slices(kinds[0], itemsize, side)
+    first_b, place_b, nbytes_b, fragment_b = _slices(kinds[1], itemsize, side)
+    finish = _epilogue(operand, out)
+    a_half, b_half = (side // 2 if along else depth // 2 for along in (a_along_k, b_along_k))
+    uses_ldmatrix = itemsize == 2 or "k" in kinds
+
+    @device_function
+    def copy(target, x, place, step, here, there):
+        ptx.cp_async(target, x, place, here)
+        ptx.cp_async(np.int32(target + half), x, place + step, there)
+
+    @device_function
+    def add_product(sums, i, a, b0, b1):
+        s = mma(a, (b0, b1), (sums[i], sums[i + 1], sums[i + 2], sums[i + 3]))
+        sums[i] = s[0]
+        sums[i + 1] = s[1]
+        sums[i + 2] = s[2]
+        sums[i + 3] = s[3]
+
+    @kernel(
+        f"{out}*", f"{word}*", f"{word}*", f"{word}*", f"{out}*", f"{out}*",
+        *WORDS,
+        *["uint32"] * 3,
+        "int32",
+        threads=threads,
+        registers=registers,
+        resident=256 // side,
+        name=f"tiles_{operand}_{out}_{side}_{kinds}",
+        capability=CAPABILITY,
+        instructions=("HMMA", "LDGSTS", *["LDSM"] * uses_ldmatrix),
+        flops=lambda *args: 2 * args[0].size * args[8] // args[-2],
+    )  # fmt: skip
+    def tiles(
+        y, a, b, bias, residual, before, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer,
+        b_inner, epilogue, row_tiles, column_tiles, splits, chunk,
+    ):  # fmt: skip
+        memory = cuda.shared.array(floats, np.float32, alignment=128)
+        sums = cuda.local.array(accumulators, np.float32)
+        base = ptx.shared_address(memory, 0)
+
+        # Which tile: blocks go down GROUP rows of tiles, then to the next column of tiles.
+        per_matrix = np.uint32(row_tiles * column_tiles)
+        block = np.uint32(cuda.blockIdx.x)
+        part = np.uint32(block // per_matrix)
+        tile = np.uint32(block - part * per_matrix)
+        matrix = np.uint32(part // splits)
+        group = np.uint32(tile // np.uint32(GROUP * column_tiles))
+        tile = np.uint32(tile - group * np.uint32(GROUP * column_tiles))
+        height = np.uint32(min(np.uint32(GROUP), np.uint32(row_tiles - group * np.uint32(GROUP))))
+        column_tile = np.uint32(tile // height)
+        first_row = np.int32((group * np.uint32(GROUP) + tile - column_tile * height) * np.uint32(side))
+        first_column = np.int32(column_tile * np.uint32(side))
+        k = np.int32(np.int32(part - matrix * splits) * chunk)
+        k_end = np.int32(min(K, np.int32(k + chunk)))
+        count = np.int32((k_end - k + depth - 1) // depth)
+
+        # What this thread copies.
+        t = np.int32(cuda.threadIdx.x)
+        a_o, a_k = first_a(t)
+        b_o, b_k = first_b(t)
+        a_place = (
+            start(matrix, inner, a_outer, a_inner) + np.int64(first_row + a_o) * a_row + np.int64(k + a_k) * a_depth
+        )
+        b_place = (
+            start(matrix, inner, b_outer, b_inner)
+            + np.int64(first_column + b_o) * b_column
+            + np.int64(k + b_k) * b_depth
+        )
+        a_step = np.int64(a_half) * (a_row if a_along_k else a_depth)
+        b_step = np.int64(b_half) * (b_column if b_along_k else b_depth)
+        a_left, b_left = np.int32(M - first_row - a_o), np.int32(N - first_column - b_o)
+        a_k_left, b_k_left = np.int32(k_end - k - a_k), np.int32(k_end - k - b_k)
+        a_target = np.int32(base + place_a(t))
+        b_target = np.int32(base + slice_bytes + place_b(t))
+        for i in range(accumulators):
+            sums[i] = f32(0)
+
+        lane = np.int32(t & 31)
+        warp = np.int32(t >> 5)
+        warp_row = np.int32((warp & 1) * (16 * heights))
+        warp_column = np.int32((warp >> 1) * 32)
+        inside = first_row + warp_row < M and first_column + warp_column < N
+        writes, reads = np.int32(0), np.int32(0)  # the slices that come next, in bytes
+        for n in range(-2, count):
+            if n >= 0:
+                ptx.cp_async_wait1()
+                cuda.syncthreads()
+            if n + 2 < count:
+                if a_along_k:
+                    here, there = nbytes_a(a_left, a_k_left), nbytes_a(np.int32(a_left - a_half), a_k_left)
+                else:
+                    here, there = nbytes_a(a_left, a_k_left), nbytes_a(a_left, np.int32(a_k_left - a_half))
+                copy(np.int32(a_target + writes), a, a_place, a_step, here, there)
+                if b_along_k:
+                    here, there = nbytes_b(b_left, b_k_left), nbytes_b(np.int32(b_left - b_half), b_k_left)
+                else:
+                    here, there = nbytes_b(b_left, b_k_left), nbytes_b(b_left, np.int32(b_k_left - b_half))
+                copy(np.int32(b_target + writes), b, b_place, b_step, here, there)
+                a_place += np.int64(depth) * a_depth
+                b_place += np.int64(depth) * b_depth
+                a_k_left = np.int32(a_k_left - depth)
+                b_k_left = np.int32(b_k_left - depth)
+                writes = np.int32(writes + stage if writes < (STAGES - 1) * stage else 0)
+            ptx.cp_async_commit()
+            if n >= 0:
+                if inside:
+                    for step in range(2):
+                        b_at = np.int32(reads + slice_bytes)
+                        b0 = fragment_b(memory, base, b_at, warp_column, step, lane)
+                        b1 = fragment_b(memory, base, b_at, np.int32(warp_column + 16), step, lane)
+                        for i in range(heights):
+                            p = fragment_a(memory, base, reads, np.int32(warp_row + 16 * i), step, lane)
+                            add_product(sums, 16 * i, p, b0[0], b0[2])
+                            add_product(sums, 16 * i + 4, p, b0[1], b0[3])
+                            add_product(sums, 16 * i + 8, p, b1[0], b1[2])
+                            add_product(sums, 16 * i + 12, p, b1[1], b1[3])
+                reads = np.int32(reads + stage if reads < (STAGES - 1) * stage else 0)
+
+        # 32 rows of the warp's sums at a time, 4 columns of a row for each thread.
+        ptx.cp_async_wait0()
+        cuda.syncthreads()
+        if inside:
+            column = np.int32(first_column + warp_column + (lane & 7) * 4)
+            columns_left = np.int32(N - column)
+            mine = np.int32(warp * warp_floats)
+            write_at = np.int32(mine + (lane >> 2) * PITCH + (lane & 3) * 2)
+            read_at = np.int32(mine + (lane & 7) * 4)
+            for turn in range(passes):
+                for i in range(2):
+                    for j in range(4):
+                        s = (turn * 2 + i) * 16 + j * 4
+                        ptx.store2(memory, write_at + i * 16 * PITCH + j * 8, (sums[s], sums[s + 1]))
+                        ptx.store2(memory, write_at + (i * 16 + 8) * PITCH + j * 8, (sums[s + 2], sums[s + 3]))
+                cuda.syncwarp()
+                row = np.int32(first_row + warp_row + turn * 32)
+                if columns_left > 0:
+                    for r in range(lane >> 3, min(np.int32(32), np.int32(M - row)), 4):
+                        v = ptx.load4(memory, read_at + r * PITCH)
+                        place = (np.int64(part) * M + row + r) * N + column
+                        finish(v, place, np.int64(column), columns_left, y, bias, residual, before, epilogue)
+                cuda.syncwarp()
+
+    return tiles
+
+
+def _sum_parts(operand: str, out: str) -> Kernel:
+    finish = _epilogue(operand, out)
+    get, _ = FOUR["float32"]
+
+    @kernel(
+        f"{out}*", "float32*", f"{operand}*", f"{out}*", f"{out}*", "uint32", "uint32", "int32", "int32",
+        threads=256, registers=48, name=f"sum_parts_{operand}_{out}", capability=CAPABILITY,
+    )  # fmt: skip
+    def sum_parts(y, parts, bias, residual, before, M, N, splits, epilogue):
+        """y (M, N) = the sum of parts (splits, M, N), with an epilogue."""
+        i = np.uint32(cuda.grid(1))
+        groups = np.uint32((N + np.uint32(3)) // np.uint32(4))
+        row = np.uint32(i // groups)
+        if row < M:
+            column = np.int64((i - row * groups) * np.uint32(4))
+            left = np.int32(N - column)
+            place = np.int64(row) * N + column
+            vector = N % np.uint32(4) == 0
+            s = get(parts, place, left, vector)
+            for split in range(1, splits):
+                v = get(parts, place + np.int64(split) * M * N, left, vector)
+                s = s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
+            finish(s, place, column, left, y, bias, residual, before, epilogue)
+
+    return sum_parts
+
+
+PAIRS = [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16"), ("float16", "float32")]
+PAIRS.append(("float32", "float32"))
+KINDS = ("kk", "ko", "ok", "oo")
+TILES = {
+    (operand, out, side, kinds): _tiles(operand, out, side, kinds, 128)
+    for operand, out in PAIRS
+    for side in (128, 64)
+    for kinds in KINDS
+}
+SUM_PARTS = {pair: _sum_parts(*pair) for pair in PAIRS}
