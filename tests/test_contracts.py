@@ -72,6 +72,7 @@ CUDA_SUPPORT = {
     "layout": "how elementwise kernels see arrays",
     "libcuda": "the driver's C interface",
     "limits": "what a device was measured to reach",
+    "matmul_tensor_core": "matmul of half floats and tf32",
     "median": "the value of a rank, for reduce",
     "norm": "the kernels of layer_norm and rms_norm",
     "pair_fold": "argmax and logsumexp, for reduce",
@@ -91,6 +92,7 @@ CUDA_SUPPORT = {
     "sorting": "sorting of rows, for indexing",
     "streams": "streams and events",
     "strided_copy": "copies at any strides, for array and movement",
+    "tensor_core_product": "the kernels of matmul_tensor_core",
     "tiled_product": "matmul on tiles",
 }
 
