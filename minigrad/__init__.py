@@ -215,6 +215,7 @@ from .functions import (
 )
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
+from .precision import get_float32_matmul_precision, set_float32_matmul_precision
 from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed
 from .recompute import checkpoint
@@ -323,6 +324,7 @@ __all__ = [
     "full_like",
     "gather",
     "ge",
+    "get_float32_matmul_precision",
     "get_num_threads",
     "gradcheck",
     "gt",
@@ -415,6 +417,7 @@ __all__ = [
     "scatter_reduce",
     "select",
     "set_default_dtype",
+    "set_float32_matmul_precision",
     "set_grad_enabled",
     "set_num_threads",
     "set_printoptions",

@@ -21,13 +21,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import threads
+from . import bfloat16_product, threads
 from .jit import inline
 from .register_tile import (
     TILE_BYTES,
     TILE_ROWS,
+    add_edge,
     advance,
     aligned_empty,
+    bound,
     first_element,
     keep_alive,
     multiply_tile,
@@ -50,15 +52,6 @@ PARALLEL_WORK, PARALLEL_WORK_THIN = 2_000_000, 125_000
 
 
 # ---------------------------------------------------------------- kernels
-
-
-@inline
-def _add_edge(tile, start, start_row, y, y_row, rows, columns):
-    """y = start + tile for the part of a tile that lies inside y."""
-    n = tile_columns(y)
-    for r in range(rows):
-        for c in range(columns):
-            y[r * y_row + c] = start[r * start_row + c] + tile[r * n + c]
 
 
 @inline
@@ -103,7 +96,7 @@ def _multiply_packed(
                         else:
                             multiply_tile(block_depth, a_tile, tile_row, tile_column, panel, zeros, 0, edge, n)
                             rows_inside, columns_inside = min(TILE_ROWS, height - tile_i), min(n, width - tile_j)
-                            _add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
+                            add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
 
 
 @inline
@@ -141,12 +134,6 @@ def _multiply_thin(a, a_row, b, b_row, b_column, bias, has_bias, y, y_row, y_col
                 y[i * y_row + (j + c) * y_column] = sums[c]
 
 
-@inline
-def _bound(index, parts, total, unit):
-    """Where part ``index`` begins if ``total`` items are divided into ``parts`` parts at multiples of ``unit``."""
-    return min(total, index * ((total + unit - 1) // unit) // parts * unit)
-
-
 @task_kernel
 def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, strides, sizes, grid, thin):
     """One task's share of the grid's cells. A cell is a block of rows and columns of one matrix of the batch.
@@ -169,10 +156,10 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
     for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
         batch, part = cell // parts, cell % parts
         row_part, column_part = part // column_parts, part % column_parts
-        i = _bound(row_part, row_parts, rows, TILE_ROWS)
-        j = _bound(column_part, column_parts, columns, n)
-        height = _bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
-        width = _bound(column_part + 1, column_parts, columns, n) - j
+        i = bound(row_part, row_parts, rows, TILE_ROWS)
+        j = bound(column_part, column_parts, columns, n)
+        height = bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
+        width = bound(column_part + 1, column_parts, columns, n) - j
         a_cell = advance(pointer(a), a_offsets[batch] + i * a_row)
         b_cell = advance(pointer(b), b_offsets[batch] + j * b_column)
         y_cell = advance(pointer(y), batch * rows * columns + i * y_row + j * y_column)
@@ -207,7 +194,8 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
         bias: (N,), of the operands' dtype.
 
     Returns: a new C-contiguous array (..., M, N). float32 and float64 run on the register tile; other dtypes, and
-    operands of different dtypes, are NumPy's.
+    operands of different dtypes, are NumPy's. With ``set_float32_matmul_precision("medium")``, float32 products of more
+    than THIN_ROWS rows and columns round their operands to bfloat16; thinner ones wait for memory and stay float32.
 
     Raises ValueError if the shapes do not fit.
     """
@@ -266,10 +254,14 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
         thread_count = threads.get_num_threads()
         grid = _grid(batch, rows, columns, TILE_BYTES // item, thread_count)
         tasks = min(thread_count, batch * grid[0] * grid[1])
-    _multiply_cells.launch(
-        y.dtype, tasks, first_element(a), first_element(b), first_element(bias), has_bias, first_element(y),
-        a_offsets, b_offsets, strides, (rows, columns, depth), grid, thin,
+    arguments = (
+        first_element(a), first_element(b), first_element(bias), has_bias, first_element(y),
+        a_offsets, b_offsets, strides, (rows, columns, depth), grid,
     )  # fmt: skip
+    if bfloat16_product.precision == "medium" and item == 4 and rows > THIN_ROWS and columns > THIN_ROWS:
+        bfloat16_product.multiply_cells.launch(y.dtype, tasks, *arguments)
+    else:
+        _multiply_cells.launch(y.dtype, tasks, *arguments, thin)
 
 
 def _batch_offsets(x: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:

@@ -39,19 +39,19 @@ from numba.extending import intrinsic
 from .jit import inline, kernel
 
 
-def _cpu_has(feature: str) -> bool:
+def cpu_has(feature: str) -> bool:
     """Whether the CPU that Numba compiles for has a feature (``NUMBA_CPU_FEATURES`` overrides the host's)."""
     features = numba.config.CPU_FEATURES
     return f"+{feature}" in (get_host_cpu_features() if features is None else features).split(",")
 
 
 # The rows x 2 accumulators, two vectors of b and one of a must fit the 32 (AVX-512, ARM) or 16 registers.
-if _cpu_has("avx512f"):
+if cpu_has("avx512f"):
     VECTOR_BYTES, TILE_ROWS = 64, 8
-elif _cpu_has("avx2"):
+elif cpu_has("avx2"):
     VECTOR_BYTES, TILE_ROWS = 32, 6
 else:
-    VECTOR_BYTES, TILE_ROWS = 16, 8 if _cpu_has("neon") else 6
+    VECTOR_BYTES, TILE_ROWS = 16, 8 if cpu_has("neon") else 6
 TILE_VECTORS = 2
 TILE_BYTES = TILE_VECTORS * VECTOR_BYTES
 CACHE_LINE = 64
@@ -131,6 +131,12 @@ def round_up(n: int, multiple: int) -> int:
     return (n + multiple - 1) // multiple * multiple
 
 
+@inline
+def bound(index: int, parts: int, total: int, unit: int) -> int:
+    """Where part ``index`` begins if ``total`` items are divided into ``parts`` parts at multiples of ``unit``."""
+    return min(total, index * ((total + unit - 1) // unit) // parts * unit)
+
+
 @kernel
 def aligned_empty(count: int, like: np.ndarray) -> np.ndarray:
     """An uninitialised 1-d array of ``like``'s dtype that starts on a cache line: an unaligned vector straddles two."""
@@ -164,15 +170,15 @@ def not_inlined(_: Any) -> Any:
 # ---------------------------------------------------------------- the tile
 
 
-class _Vectors:
+class Vectors:
     """Emits loads and stores of vectors of one element type, as long as the CPU's unless ``lanes`` says otherwise."""
 
     def __init__(self, builder: Any, context: Any, element: Any, lanes: int | None = None) -> None:
         self.builder = builder
-        self.element_bytes = element.bitwidth // 8
-        self.lanes = lanes or VECTOR_BYTES // self.element_bytes
-        self.scalar = context.get_data_type(element)
-        self.type = ir.VectorType(self.scalar, self.lanes)
+        self.element_bytes: int = element.bitwidth // 8
+        self.lanes: int = lanes or VECTOR_BYTES // self.element_bytes
+        self.scalar: Any = context.get_data_type(element)
+        self.type: Any = ir.VectorType(self.scalar, self.lanes)
 
     def load(self, address: Any, offset: Any) -> Any:
         source = self.builder.bitcast(self.builder.gep(address, [offset]), self.type.as_pointer())
@@ -213,7 +219,7 @@ def multiply_tile(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         depth, a, a_row, a_column, b, start, start_row, y, y_row = arguments
-        vectors = _Vectors(builder, context, signature.args[1].dtype)
+        vectors = Vectors(builder, context, signature.args[1].dtype)
         multiply_add = vectors.multiply_add()
         rows, columns = range(TILE_ROWS), range(TILE_VECTORS)
         a_offsets = [builder.mul(a_row, INT64(r)) for r in rows]
@@ -264,6 +270,15 @@ def multiply_tile(
     return signature, generate
 
 
+@inline
+def add_edge(tile: Any, start: Any, start_row: int, y: Any, y_row: int, rows: int, columns: int) -> None:
+    """y = start + tile for the part of a tile that lies inside y."""
+    n = tile_columns(y)
+    for r in range(rows):
+        for c in range(columns):
+            y[r * y_row + c] = start[r * start_row + c] + tile[r * n + c]
+
+
 # ---------------------------------------------------------------- packing
 
 
@@ -272,7 +287,7 @@ def copy_vector(_: Any, x: Any, y: Any) -> Any:
     """Copy one vector from x to y."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = _Vectors(builder, context, signature.args[0].dtype)
+        vectors = Vectors(builder, context, signature.args[0].dtype)
         vectors.store(vectors.load(arguments[0], INT64(0)), arguments[1], INT64(0))
         return context.get_dummy_value()
 
@@ -284,38 +299,42 @@ def copy_row_tile_column(_: Any, x: Any, y: Any) -> Any:
     """Copy TILE_ROWS elements from x to y."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = _Vectors(builder, context, signature.args[0].dtype, TILE_ROWS)
+        vectors = Vectors(builder, context, signature.args[0].dtype, TILE_ROWS)
         vectors.store(vectors.load(arguments[0], INT64(0)), arguments[1], INT64(0))
         return context.get_dummy_value()
 
     return types.void(x, y), generate
 
 
-@intrinsic
-def transpose_vectors(_: Any, x: Any, x_row: Any, y: Any, y_row: Any) -> Any:
-    """Transpose a square of vector_lanes x vector_lanes elements in registers: y[j, i] = x[i, j]; rows are contiguous.
+def transpose_registers(builder: Any, rows: list[Any]) -> None:
+    """Emit the transposition of a square that lies in vector values, one a row, in place.
 
     log2(lanes) rounds of swaps. Round s takes each pair of vectors whose indices differ in bit s and exchanges the
     off-diagonal halves of its 2 x 2 blocks of size s; after all rounds, bit s of row and column have changed places for
     every s, which is a transposition.
     """
+    lanes, step = len(rows), 1
+    while step < lanes:
+        # Lane indices below `lanes` name the upper vector of the pair, the others the lower one.
+        keep = [j if not j & step else lanes + j - step for j in range(lanes)]
+        take = [j + step if not j & step else lanes + j for j in range(lanes)]
+        masks = [ir.Constant(ir.VectorType(INT32, lanes), mask) for mask in (keep, take)]
+        for i in range(lanes):
+            if not i & step:
+                pair = rows[i], rows[i + step]
+                rows[i], rows[i + step] = (builder.shuffle_vector(*pair, mask) for mask in masks)
+        step *= 2
+
+
+@intrinsic
+def transpose_vectors(_: Any, x: Any, x_row: Any, y: Any, y_row: Any) -> Any:
+    """Transpose a square of vector_lanes x vector_lanes elements: y[j, i] = x[i, j]; rows are contiguous."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, x_row, y, y_row = arguments
-        vectors = _Vectors(builder, context, signature.args[0].dtype)
-        lanes = vectors.lanes
-        rows = [vectors.load(x, builder.mul(x_row, INT64(i))) for i in range(lanes)]
-        step = 1
-        while step < lanes:
-            # Lane indices below `lanes` name the upper vector of the pair, the others the lower one.
-            keep = [j if not j & step else lanes + j - step for j in range(lanes)]
-            take = [j + step if not j & step else lanes + j for j in range(lanes)]
-            masks = [ir.Constant(ir.VectorType(INT32, lanes), mask) for mask in (keep, take)]
-            for i in range(lanes):
-                if not i & step:
-                    pair = rows[i], rows[i + step]
-                    rows[i], rows[i + step] = (builder.shuffle_vector(*pair, mask) for mask in masks)
-            step *= 2
+        vectors = Vectors(builder, context, signature.args[0].dtype)
+        rows = [vectors.load(x, builder.mul(x_row, INT64(i))) for i in range(vectors.lanes)]
+        transpose_registers(builder, rows)
         for j, row in enumerate(rows):
             vectors.store(row, y, builder.mul(y_row, INT64(j)))
         return context.get_dummy_value()

@@ -1,0 +1,289 @@
+"""Matrix product of float32 operands that are rounded to bfloat16, summed in float32: ``vdpbf16ps`` of AVX-512.
+
+bfloat16 is the upper half of a float32: 8 bits of exponent, 8 of significand. A vector of 32 of them takes the place of
+16 floats, and one instruction multiplies two such vectors and adds neighbouring products:
+
+    sums[c] += a[2p + 1] * b[2p + 1, c] + a[2p] * b[2p, c]          for 16 columns c at once
+
+So the unit of everything below is a *pair* of bfloat16 that follow each other along k. It fills the place of one
+float32, and a product of depth k is one of k / 2 pairs. Both operands are rounded while they are packed (``matmul.py``
+tells why there is packing): weights, activations and results stay float32.
+
+    panel of b                                            a: the same, of its transpose; the tile's rows are columns
+    pair 0:  b[0, 0] b[1, 0] | b[0, 1] b[1, 1] | ...      of the panel
+    pair 1:  b[2, 0] b[3, 0] | b[2, 1] b[3, 1] | ...
+
+**Error.** Rounding to nearest, ties to even, changes an operand by at most 2^-8 of itself, so an element of the product
+by at most (2^-7 + 2^-16) sum |a b|, besides the roundings of the float32 sum. NaN and infinities propagate; magnitudes
+from 3.396e38 become infinite. The instructions treat denormal numbers (below 1.2e-38) as zero, also in their results.
+
+Each element is summed over k in order, so its bits depend neither on its neighbours nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from .jit import inline, kernel
+from .register_tile import (
+    INT32,
+    INT64,
+    TILE_ROWS,
+    TILE_VECTORS,
+    VECTOR_BYTES,
+    Vectors,
+    add_edge,
+    advance,
+    aligned_empty,
+    bound,
+    cpu_has,
+    keep_alive,
+    not_inlined,
+    pointer,
+    round_up,
+    transpose_registers,
+)
+from .task_pool import task_kernel
+
+AVAILABLE = VECTOR_BYTES == 64 and cpu_has("avx512bf16")
+LANES = 16  # pairs in a vector
+PANEL = TILE_VECTORS * LANES  # columns in a panel
+DEPTH_BLOCK = 512  # of k: with COLUMN_BLOCK, 512 KiB of packed b, which stay in L2
+COLUMN_BLOCK = 512
+ROW_BLOCK = 2 * PANEL
+
+# Declared as older LLVM has them, with integers for bfloat16; newer LLVM converts such declarations.
+_PAIRS: Any = ir.VectorType(INT32, LANES)
+_HALVES: Any = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+# ---------------------------------------------------------------- instructions
+
+
+def _round(builder: Any, vectors: Any, first: Any, second: Any) -> Any:
+    """32 bfloat16: those of the vector ``first``, then those of ``second``."""
+    function_type = ir.FunctionType(_HALVES, [vectors.type] * 2)
+    name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [second, first])
+
+
+@intrinsic
+def _round_two_rows(_: Any, x: Any, following: Any, y: Any) -> Any:
+    """Pair 16 floats at x with the 16 of the next row: y[j] = (x[j], following[j])."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = Vectors(builder, context, types.float32)
+        rows = (vectors.load(address, INT64(0)) for address in arguments[:2])
+        alternate = [half * LANES + j for j in range(LANES) for half in (0, 1)]
+        mask = ir.Constant(ir.VectorType(INT32, 2 * LANES), alternate)
+        pairs = builder.shuffle_vector(_round(builder, vectors, *rows), ir.Constant(_HALVES, ir.Undefined), mask)
+        vectors.store(builder.bitcast(pairs, vectors.type), arguments[2], INT64(0))
+        return context.get_dummy_value()
+
+    return types.void(x, following, y), generate
+
+
+@intrinsic
+def _round_columns(_: Any, x: Any, x_column: Any, y: Any) -> Any:
+    """Pair 16 columns of 32 contiguous floats: y[p, j] = (x[j, 2p], x[j, 2p + 1]), rows of y are a panel apart."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, x_column, y = arguments
+        vectors = Vectors(builder, context, types.float32)
+        rows = []
+        for j in range(LANES):
+            start = builder.mul(x_column, INT64(j))
+            halves = (vectors.load(x, builder.add(start, INT64(h * LANES))) for h in (0, 1))
+            rows.append(builder.bitcast(_round(builder, vectors, *halves), _PAIRS))
+        transpose_registers(builder, rows)
+        for p, row in enumerate(rows):
+            vectors.store(builder.bitcast(row, vectors.type), y, INT64(p * PANEL))
+        return context.get_dummy_value()
+
+    return types.void(x, types.int64, y), generate
+
+
+@intrinsic
+def _multiply_tile(_: Any, pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any) -> Any:
+    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < PANEL, k < 2 pairs; pairs > 0.
+
+    ``b`` is a panel, ``a`` the first of TILE_ROWS columns of one. ``y`` and ``start`` are as in ``multiply_tile``.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pairs, a, b, start, start_row, y, y_row = arguments
+        vectors = Vectors(builder, context, types.float32)
+        rows, columns = range(TILE_ROWS), range(TILE_VECTORS)
+        function_type = ir.FunctionType(vectors.type, [vectors.type, _PAIRS, _PAIRS])
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        multiply_add = cgutils.get_or_insert_function(builder.module, function_type, name)
+
+        before = builder.block
+        loop = builder.append_basic_block("bfloat16.loop")
+        done = builder.append_basic_block("bfloat16.done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        p = builder.phi(INT64)
+        a_p, b_p = builder.phi(a.type), builder.phi(b.type)
+        sums = [[builder.phi(vectors.type) for _ in columns] for _ in rows]
+        b_vectors = [builder.bitcast(vectors.load(b_p, INT64(c * LANES)), _PAIRS) for c in columns]
+        totals = []
+        for r in rows:
+            a_value = builder.bitcast(vectors.broadcast(a_p, INT64(r)), _PAIRS)
+            totals.append([builder.call(multiply_add, [sums[r][c], a_value, b_vectors[c]]) for c in columns])
+        next_p = builder.add(p, INT64(1))
+        for phi, first, following in (
+            (p, INT64(0), next_p),
+            (a_p, a, builder.gep(a_p, [INT64(PANEL)])),
+            (b_p, b, builder.gep(b_p, [INT64(PANEL)])),
+        ):
+            phi.add_incoming(first, before)
+            phi.add_incoming(following, loop)
+        for r in rows:
+            for c in columns:
+                sums[r][c].add_incoming(vectors.zero(), before)
+                sums[r][c].add_incoming(totals[r][c], loop)
+        builder.cbranch(builder.icmp_signed("<", next_p, pairs), loop, done)
+
+        builder.position_at_end(done)
+        for r in rows:
+            for c in columns:
+                first = vectors.load(start, builder.add(builder.mul(start_row, INT64(r)), INT64(c * LANES)))
+                target = builder.add(builder.mul(y_row, INT64(r)), INT64(c * LANES))
+                vectors.store(builder.fadd(first, totals[r][c]), y, target)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, a, b, start, types.int64, y, types.int64), generate
+
+
+# ---------------------------------------------------------------- loops
+
+
+@kernel
+def _round_panels(b, b_row, b_column, depth, width, packed, corner):
+    """Round b[:depth, :width] into panels of pairs, padded with zeros to whole panels and an even depth.
+
+    The panel of column j starts at j * pairs, with pairs = (depth + 1) // 2. ``corner`` is room for two vectors.
+    """
+    not_inlined()
+    pairs = (depth + 1) // 2
+    following = advance(corner, LANES)
+    for j in range(0, round_up(width, PANEL), LANES):
+        source = advance(b, j * b_column)
+        target = advance(packed, j // PANEL * PANEL * pairs + j % PANEL)
+        used = max(0, min(LANES, width - j))
+        done = 0  # pairs
+        if used == LANES and b_column == 1:
+            done = depth // 2
+            for p in range(done):
+                row = advance(source, 2 * p * b_row)
+                _round_two_rows(row, advance(row, b_row), advance(target, p * PANEL))
+        elif used == LANES and b_row == 1:
+            done = depth // (2 * LANES) * LANES
+            for p in range(0, done, LANES):
+                _round_columns(advance(source, 2 * p), b_column, advance(target, p * PANEL))
+        for p in range(done, pairs):
+            for c in range(LANES):
+                corner[c] = source[2 * p * b_row + c * b_column] if c < used else 0
+                inside = c < used and 2 * p + 1 < depth
+                following[c] = source[(2 * p + 1) * b_row + c * b_column] if inside else 0
+            _round_two_rows(corner, following, advance(target, p * PANEL))
+
+
+@inline
+def _multiply_rounded(
+    a, a_row, a_column, b, b_row, b_column, bias, has_bias, y, y_row, rows, columns, depth, packed_a, packed_b, small
+):
+    """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias)."""
+    corner, zeros, edge = small, advance(small, 2 * LANES), advance(small, 2 * LANES + PANEL)
+    for j in range(0, columns, COLUMN_BLOCK):
+        width = min(COLUMN_BLOCK, columns - j)
+        for k in range(0, depth, DEPTH_BLOCK):
+            block_depth = min(DEPTH_BLOCK, depth - k)
+            pairs = (block_depth + 1) // 2
+            _round_panels(advance(b, k * b_row + j * b_column), b_row, b_column, block_depth, width, packed_b, corner)
+            for i in range(0, rows, ROW_BLOCK):
+                height = min(ROW_BLOCK, rows - i)
+                a_block = advance(a, i * a_row + k * a_column)
+                _round_panels(a_block, a_column, a_row, block_depth, height, packed_a, corner)
+                for tile_i in range(0, height, TILE_ROWS):
+                    a_tile = advance(packed_a, tile_i // PANEL * PANEL * pairs + tile_i % PANEL)
+                    for tile_j in range(0, width, PANEL):
+                        panel = advance(packed_b, tile_j * pairs)
+                        target = advance(y, (i + tile_i) * y_row + j + tile_j)
+                        if k > 0:
+                            start, start_row = target, y_row
+                        elif has_bias:
+                            start, start_row = advance(bias, j + tile_j), 0
+                        else:
+                            start, start_row = zeros, 0
+                        if tile_i + TILE_ROWS <= height and tile_j + PANEL <= width:
+                            _multiply_tile(pairs, a_tile, panel, start, start_row, target, y_row)
+                        else:
+                            _multiply_tile(pairs, a_tile, panel, zeros, 0, edge, PANEL)
+                            rows_inside, columns_inside = min(TILE_ROWS, height - tile_i), min(PANEL, width - tile_j)
+                            add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
+
+
+@task_kernel
+def multiply_cells(
+    task: int, tasks: int, a: Any, b: Any, bias: Any, has_bias: bool, y: Any, a_offsets: Any, b_offsets: Any,
+    strides: Any, sizes: Any, grid: Any,
+) -> None:  # fmt: skip
+    """One task's share of the grid's cells; the arguments are those of the kernel of the same name in ``matmul.py``."""
+    a_row, a_column, b_row, b_column, y_row, _ = strides
+    rows, columns, depth = sizes
+    row_parts, column_parts = grid
+    pairs = (min(depth, DEPTH_BLOCK) + 1) // 2
+    small = aligned_empty(2 * LANES + PANEL + TILE_ROWS * PANEL, y)
+    small[2 * LANES : 2 * LANES + PANEL] = 0
+    packed_b = aligned_empty(pairs * min(round_up(columns, PANEL), COLUMN_BLOCK), y)
+    packed_a = aligned_empty(pairs * min(round_up(rows, PANEL), ROW_BLOCK), y)
+    parts = row_parts * column_parts
+    cells = len(a_offsets) * parts
+    for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
+        batch, part = cell // parts, cell % parts
+        row_part, column_part = part // column_parts, part % column_parts
+        i, j = bound(row_part, row_parts, rows, TILE_ROWS), bound(column_part, column_parts, columns, PANEL)
+        height = bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
+        width = bound(column_part + 1, column_parts, columns, PANEL) - j
+        _multiply_rounded(
+            advance(pointer(a), a_offsets[batch] + i * a_row), a_row, a_column,
+            advance(pointer(b), b_offsets[batch] + j * b_column), b_row, b_column,
+            advance(pointer(bias), j), has_bias,
+            advance(pointer(y), batch * rows * columns + i * y_row + j), y_row,
+            height, width, depth, pointer(packed_a), pointer(packed_b), pointer(small),
+        )  # fmt: skip
+    keep_alive(small)
+    keep_alive(packed_a)
+    keep_alive(packed_b)
+
+
+# ---------------------------------------------------------------- the choice
+
+precision: str = "highest"
+
+
+def set_float32_matmul_precision(word: str) -> None:
+    """Let float32 products round their operands to bfloat16 ("medium") or not ("highest").
+
+    Raises ValueError for another word, RuntimeError for "medium" where the CPU has no instruction for it.
+    """
+    global precision
+    if word == "high":
+        raise ValueError(
+            'set_float32_matmul_precision("high") asks for TensorFloat-32 or sums of bfloat16 parts, which CPUs do not '
+            'have; "highest" is float32, "medium" is bfloat16 summed in float32'
+        )
+    if word not in ("highest", "medium"):
+        raise ValueError(f'set_float32_matmul_precision({word!r}): expected "highest" or "medium"')
+    if word == "medium" and not AVAILABLE:
+        raise RuntimeError(
+            'set_float32_matmul_precision("medium"): this CPU, or the one that NUMBA_CPU_FEATURES names, has no '
+            'avx512_bf16, the instruction vdpbf16ps; "highest" works everywhere'
+        )
+    precision = word
