@@ -215,7 +215,7 @@ from .functions import (
 )
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
-from .precision import get_float32_matmul_precision, set_float32_matmul_precision
+from .mixed_precision import autocast, get_autocast_dtype, is_autocast_enabled
 from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed
 from .recompute import checkpoint
@@ -262,6 +262,7 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "autocast",
     "backward",
     "bernoulli",
     "bfloat16",
@@ -324,7 +325,7 @@ __all__ = [
     "full_like",
     "gather",
     "ge",
-    "get_float32_matmul_precision",
+    "get_autocast_dtype",
     "get_num_threads",
     "gradcheck",
     "gt",
@@ -336,6 +337,7 @@ __all__ = [
     "index_select",
     "int32",
     "int64",
+    "is_autocast_enabled",
     "is_grad_enabled",
     "isclose",
     "isfinite",
@@ -417,7 +419,6 @@ __all__ = [
     "scatter_reduce",
     "select",
     "set_default_dtype",
-    "set_float32_matmul_precision",
     "set_grad_enabled",
     "set_num_threads",
     "set_printoptions",

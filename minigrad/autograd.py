@@ -41,6 +41,7 @@ class BackwardHook(Protocol):
 class _GradMode(threading.local):
     enabled = True
     anomaly = False  # within detect_anomaly
+    autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
 
 
 _grad_mode = _GradMode()
@@ -49,6 +50,17 @@ _grad_mode = _GradMode()
 def is_grad_enabled() -> bool:
     """Whether ops of the calling thread are recorded for ``backward``."""
     return _grad_mode.enabled
+
+
+def refuse_generators(name: str, fn: Callable[..., Any]) -> None:
+    """TypeError for a function whose body does not run within its call, so that ``@name`` would do nothing."""
+    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        raise located(
+            TypeError(
+                f"{name}: {fn.__qualname__} is a generator or coroutine function, whose body runs "
+                "after the call has returned; use a with block inside it that contains no yield or await"
+            )
+        )
 
 
 class _SetGrad:
@@ -67,13 +79,7 @@ class _SetGrad:
         _grad_mode.enabled = self._previous.pop()
 
     def __call__(self, fn: F) -> F:
-        if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
-            raise located(
-                TypeError(
-                    f"{type(self).__name__}: {fn.__qualname__} is a generator or coroutine function, whose body runs "
-                    "after the call has returned; use a with block inside it that contains no yield or await"
-                )
-            )
+        refuse_generators(type(self).__name__, fn)
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -202,6 +208,7 @@ class Function:
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
     is_view: ClassVar[bool] = False  # the output may share the first input's memory
     adds_in_place: ClassVar[bool] = False  # the op defines backward_into instead of backward
+    autocast: ClassVar[str | None] = None  # within autocast: "half" or "float32", what its inputs are cast to
 
     device: Device
     kernels: Any
@@ -237,6 +244,8 @@ class Function:
     def apply(cls, *inputs: Any, **params: Any) -> Tensor:
         """Run the op on tensors (and other values) and return a Tensor that remembers how it was made."""
         # This runs for every operation, so it is one loop, and what is rare is asked last.
+        if cls.autocast is not None and _grad_mode.autocast is not None:
+            inputs = _grad_mode.autocast.cast(cls.autocast, inputs)
         arrays: list[Any] = []
         edges: list[Any] = []
         needs: list[bool] = []

@@ -11,9 +11,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .autograd import Deferred, Function, TensorCore, Version, enable_grad, is_grad_enabled, no_grad
+from .autograd import Deferred, Function, TensorCore, Version, _grad_mode, enable_grad, is_grad_enabled, no_grad
 from .errors import located
 from .grad_store import next_id
+from .mixed_precision import autocasting
 from .random import Draws, recording, replaying
 
 
@@ -34,7 +35,7 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
         return fn(*inputs, **kwargs)
     start = next_id()
     draws: Draws = []
-    with recording(draws):
+    with recording(draws), autocasting(_grad_mode.autocast):
         result = fn(*inputs, **kwargs)
     outputs = list(_tensors(result))
     if not outputs:
@@ -70,7 +71,8 @@ def _name(fn: Callable[..., Any]) -> str:
 def _row_sums(outputs: list[TensorCore]) -> list[Any]:
     """What tells two results apart at little cost: sums along the last dimension."""
     tensor_type: Any = TensorCore.tensor_type  # each output is one
-    return [tensor_type.sum(x, dim=-1).data if x.data.ndim else x.data for x in outputs]
+    with autocasting(None):
+        return [tensor_type.sum(x, dim=-1).data if x.data.ndim else x.data for x in outputs]
 
 
 class _Recomputation(Deferred):
@@ -86,6 +88,7 @@ class _Recomputation(Deferred):
         start: int,
     ) -> None:
         self.fn, self.inputs, self.kwargs, self.draws = fn, inputs, kwargs, draws
+        self.autocast = _grad_mode.autocast
         # Weak, because the nodes refer to this object: a graph goes with its last tensor, without the collector.
         self.roots = [None if node is None else weakref.ref(node) for node in self._nodes_of(outputs, start)]
         self.sums = _row_sums(outputs)
@@ -125,7 +128,7 @@ class _Recomputation(Deferred):
                     )
                 )
         start = next_id()
-        with enable_grad(), replaying(self.draws) as left:
+        with enable_grad(), autocasting(self.autocast), replaying(self.draws) as left:
             outputs = list(_tensors(self.fn(*self.inputs, **self.kwargs)))
             if next(left, None) is not None:
                 raise _mismatch(_name(self.fn), "fewer random draws")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import shapes
 from ..errors import located
 from ..indices import check_range, parse_index, scatter_source
+from ..mixed_precision import cast_inputs
 from ..ops import indexing
 
 if TYPE_CHECKING:
@@ -80,14 +81,14 @@ class IndexingMethods:
         If a place is written twice, the last value stays and gets the gradient.
         """
         axis = shapes.normalize_dim(dim, self.ndim)
-        source = scatter_source("scatter", self, axis, index, self._operand(src))
-        return indexing.Scatter.apply(self, source, index, axis=axis)
+        x, src = cast_inputs("widest", self, self._operand(src))
+        return indexing.Scatter.apply(x, scatter_source("scatter", x, axis, index, src), index, axis=axis)
 
     def scatter_add(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] += src[i][j] (for dim 1); a place may occur more than once."""
         axis = shapes.normalize_dim(dim, self.ndim)
-        source = scatter_source("scatter_add", self, axis, index, self._operand(src))
-        return indexing.ScatterAdd.apply(self, source, index, axis=axis)
+        x, src = cast_inputs("widest", self, self._operand(src))
+        return indexing.ScatterAdd.apply(x, scatter_source("scatter_add", x, axis, index, src), index, axis=axis)
 
     def argsort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""

@@ -213,7 +213,8 @@ class ReduceMethods:
         """Sums of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64."""
         dim = shapes.normalize_dim(dim, self.ndim)
         x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
-        return reduce.CumSum.apply(x, axis=dim) if self.ndim else x.clone()
+        y = reduce.CumSum.apply(x, axis=dim) if self.ndim else x.clone()
+        return y if dtype is None else y.to(dtype)
 
     def prod(
         self: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None, axis: int | None = None
@@ -239,7 +240,8 @@ class ReduceMethods:
         """
         dim = shapes.normalize_dim(dim, self.ndim)
         x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
-        return reduce.CumProd.apply(x, axis=dim) if self.ndim else x.clone()
+        y = reduce.CumProd.apply(x, axis=dim) if self.ndim else x.clone()
+        return y if dtype is None else y.to(dtype)
 
     def nansum(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over ``dim`` of what is not NaN."""

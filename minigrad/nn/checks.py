@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..dtypes import is_half
 from ..errors import located
+from ..mixed_precision import autocasting, is_autocast_enabled
 from ..tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Tensor])
@@ -31,16 +32,32 @@ def in_float32(function: F) -> F:
     """A function of several operations, which float16 and bfloat16 tensors pass in float32, so the result is rounded
     once, to the dtype of the first.
     """
+    return _widened(function, rounded=True)
 
+
+def autocast_to_float32(function: F) -> F:
+    """``in_float32``; but within autocast the result stays float32."""
+    return _widened(function, rounded=False)
+
+
+def _widened(function: F, rounded: bool) -> F:
     @functools.wraps(function)
     def wrapped(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(x, Tensor) or not is_half(x.dtype):
             return function(x, *args, **kwargs)
         wide = [a.float() if isinstance(a, Tensor) and is_half(a.dtype) else a for a in args]
         named = {k: a.float() if isinstance(a, Tensor) and is_half(a.dtype) else a for k, a in kwargs.items()}
-        return function(x.float(), *wide, **named).to(x.dtype)
+        chosen = not rounded and is_autocast_enabled(x.device.type)
+        with autocasting(None):
+            y = function(x.float(), *wide, **named)
+        return y if chosen else y.to(x.dtype)
 
     return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+def in_dtype_of(x: Tensor, y: Tensor) -> Tensor:
+    """``y`` in the dtype of ``x``; within autocast, which chose another, as it is."""
+    return y if y.data.dtype == x.data.dtype or is_autocast_enabled(x.device.type) else y.to(x.data.dtype)
 
 
 def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")) -> None:

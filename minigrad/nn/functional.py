@@ -14,6 +14,7 @@ from ..creation import one_hot as one_hot
 from ..creation import where
 from ..dtypes import bool_
 from ..errors import located
+from ..mixed_precision import cast_inputs
 from ..ops import activation, attention, elementwise, matmul
 from ..ops import dropout as dropout_ops
 from ..ops import embedding as embedding_ops
@@ -22,7 +23,7 @@ from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
-from .checks import check_tensor, floating, in_float32
+from .checks import autocast_to_float32, check_tensor, floating, in_float32
 from .losses import binary_cross_entropy as binary_cross_entropy
 from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy
@@ -171,13 +172,13 @@ def log_softmax(x: Tensor, dim: int | None = None, *, axis: int | None = None) -
     return x.log_softmax(dim, axis=axis)
 
 
-@in_float32
+@autocast_to_float32
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """x divided by its p-norms along ``dim``, which count as ``eps`` at least."""
     return x / x.norm(p, dim, keepdim=True).clamp(min=eps)
 
 
-@in_float32
+@autocast_to_float32
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """x1 . x2 / (|x1| |x2|) along ``dim``, in [-1, 1]; norms count as ``eps`` at least. The two broadcast."""
     shape = shapes.broadcast(x1.shape, x2.shape)
@@ -318,6 +319,7 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         if is_causal:
             raise located(ValueError("scaled_dot_product_attention: pass attn_mask or is_causal, not both"))
+        query, key, value = cast_inputs("half", query, key, value)
         return _masked_attention(query, key, value, attn_mask, dropout_p, scale, generator)
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = (is_causal, scale, dropout_p, seed, offset)

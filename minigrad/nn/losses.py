@@ -6,10 +6,10 @@ from ..errors import located
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
 from ..tensor import Tensor
-from .checks import check_reduction, check_tensor, floating, in_float32, reduced
+from .checks import autocast_to_float32, check_reduction, check_tensor, floating, reduced
 
 
-@in_float32
+@autocast_to_float32
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -101,7 +101,7 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.permute(0, *range(2, x.ndim), 1)
 
 
-@in_float32
+@autocast_to_float32
 def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -128,7 +128,7 @@ def nll_loss(
     return picked.sum() if reduction == "sum" else picked
 
 
-@in_float32
+@autocast_to_float32
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)^2, of equal shapes."""
     check_reduction("mse_loss", reduction)
@@ -137,7 +137,7 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     return reduced(losses, reduction)
 
 
-@in_float32
+@autocast_to_float32
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """|input - target|, of equal shapes."""
     check_reduction("l1_loss", reduction)
@@ -145,7 +145,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     return reduced((input - target).abs(), reduction)
 
 
-@in_float32
+@autocast_to_float32
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """(input - target)^2 / 2 up to a distance of ``delta`` > 0, and from there on straight, of equal shapes."""
     check_reduction("huber_loss", reduction)
@@ -155,7 +155,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     return reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
 
 
-@in_float32
+@autocast_to_float32
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss`` of ``delta=beta``, divided by beta: |input - target| - beta / 2 beyond beta; 0 is ``l1_loss``."""
     check_reduction("smooth_l1_loss", reduction)
@@ -165,7 +165,7 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
     return huber_loss(input, target, reduction, beta) / beta if beta else l1_loss(input, target, reduction)
 
 
-@in_float32
+@autocast_to_float32
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
@@ -189,7 +189,7 @@ def binary_cross_entropy(
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
-@in_float32
+@autocast_to_float32
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -215,7 +215,7 @@ def binary_cross_entropy_with_logits(
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
-@in_float32
+@autocast_to_float32
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """target (log target - input): log-probabilities, and probabilities (or with ``log_target`` their logarithms).
 

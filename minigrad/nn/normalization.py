@@ -16,7 +16,7 @@ from ..ops import group_norm as group_norm_ops
 from ..ops import layer_norm as layer_norm_ops
 from ..ops import rms_norm as rms_norm_ops
 from ..tensor import Tensor
-from .checks import floating
+from .checks import floating, in_dtype_of
 
 
 def layer_norm(
@@ -29,7 +29,7 @@ def layer_norm(
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
     weight, bias = _affine("layer_norm", x, shape, weight, bias)
-    return layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps)._cast(x.data.dtype)
+    return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
 
 
 def rms_norm(
@@ -42,7 +42,7 @@ def rms_norm(
     shape = _last_sizes("rms_norm", x, normalized_shape)
     weight, _ = _affine("rms_norm", floating("rms_norm", x), shape, weight, None)
     eps = float(finfo(float32 if is_half(x.dtype) else x.dtype).eps) if eps is None else eps
-    return rms_norm_ops.RMSNorm.apply(x, weight, eps=eps)._cast(x.data.dtype)
+    return in_dtype_of(x, rms_norm_ops.RMSNorm.apply(x, weight, eps=eps))
 
 
 def group_norm(
@@ -60,7 +60,7 @@ def group_norm(
         )
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
     y = group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
-    return y.to(x.dtype)
+    return in_dtype_of(x, y)
 
 
 def batch_norm(

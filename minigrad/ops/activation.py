@@ -45,6 +45,7 @@ class Softplus(FloatFunction):
     """y = log(1 + e^(beta x)) / beta, or x where beta x > threshold;  dx = dy / (1 + e^(-beta x)), or dy."""
 
     __slots__ = ("beta", "threshold")
+    autocast = "float32"
     beta: float
     threshold: float
 

@@ -15,6 +15,7 @@ class ScaledDotProductAttention(Function):
     """
 
     __slots__ = ("options",)
+    autocast = "half"
     promotes = True
     options: tuple[Any, ...]
 
@@ -36,6 +37,7 @@ class PackedAttention(Function):
     """
 
     __slots__ = ("heads", "options")
+    autocast = "half"
     options: tuple[Any, ...]
     heads: tuple[int, ...]
 

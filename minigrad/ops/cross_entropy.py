@@ -15,6 +15,7 @@ class CrossEntropy(Function):
     """
 
     __slots__ = ("divisor", "options")
+    autocast = "float32"
     options: tuple[Any, ...]
     divisor: float | None
 

@@ -134,6 +134,7 @@ class Pow(Arithmetic):
     """z = x^y;  dx = y x^(y-1) dz (0 where y = 0), dy = z log(x) dz (0 where x = 0 and y >= 0)."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any, y: Any) -> Any:
         _refuse_bool("**", x, y)
@@ -157,6 +158,7 @@ class PowScalar(Function):
     """y = x^n for a number n;  dx = n x^(n-1) dy, 0 if n = 0. An integer x with a float n is cast first."""
 
     __slots__ = ("n",)
+    autocast = "float32"
     promotes = True
     n: float
 
@@ -391,6 +393,7 @@ class Square(Function):
     """y = x^2;  dx = 2 x dy."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -412,6 +415,7 @@ class Reciprocal(FloatFunction):
     """y = 1/x;  dx = -y^2 dy."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         y = self.kernels.elementwise.reciprocal(x)
@@ -427,6 +431,7 @@ class Exp(FloatFunction):
     """y = e^x;  dx = y dy."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         y = self.kernels.elementwise.exp(x)
@@ -456,6 +461,7 @@ class Log(FloatFunction):
     """y = log(x);  dx = dy / x."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -469,6 +475,7 @@ class Log2(FloatFunction):
     """y = log(x) / log(2);  dx = dy / (x log(2))."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -483,6 +490,7 @@ class Log10(FloatFunction):
     """y = log(x) / log(10);  dx = dy / (x log(10))."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -497,6 +505,7 @@ class Log1p(FloatFunction):
     """y = log(1 + x), exact for small x;  dx = dy / (1 + x)."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -511,6 +520,7 @@ class Expm1(FloatFunction):
     """y = e^x - 1, exact for small x;  dx = (y + 1) dy."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         y = self.kernels.elementwise.expm1(x)
@@ -541,6 +551,7 @@ class Rsqrt(FloatFunction):
     """y = 1 / sqrt(x);  dx = -y^3 dy / 2."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         y = self.kernels.elementwise.rsqrt(x)
@@ -585,6 +596,7 @@ class Tan(FloatFunction):
     """y = tan(x);  dx = (1 + y^2) dy."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         y = self.kernels.elementwise.tan(x)

@@ -14,6 +14,7 @@ class GroupNorm(Function):
     """
 
     __slots__ = ("shape",)
+    autocast = "float32"
     promotes = True
     shape: Any
 

@@ -15,6 +15,7 @@ class LayerNorm(Function):
     """
 
     __slots__ = ("shape",)
+    autocast = "float32"
     promotes = True
     shape: Any
 

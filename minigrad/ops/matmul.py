@@ -16,6 +16,7 @@ class MatMul(Function):
     """C = A B for matrices, batched and broadcast over leading axes;  dA = dC B^T, dB = A^T dC."""
 
     __slots__ = ()
+    autocast = "half"
     promotes = True
 
     def forward(self, a: Any, b: Any) -> Any:
@@ -39,6 +40,7 @@ class Linear(Function):
     """y = x W^T + b, W of shape (out, in);  dx = dy W, dW = dy^T x, db = sum of dy over the rows."""
 
     __slots__ = ()
+    autocast = "half"
     promotes = True
 
     def forward(self, x: Any, weight: Any, bias: Any = None) -> Any:

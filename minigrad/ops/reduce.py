@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from ..autograd import Function
 from ..dtypes import float32, float64
@@ -32,6 +32,7 @@ class Sum(Reduction):
     """y = sum of x over the axes;  dx = dy, spread. Integers and bool are summed as int64."""
 
     __slots__ = ()
+    autocast: ClassVar[str | None] = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
         self.remember(axes, x)
@@ -45,6 +46,7 @@ class NanSum(Sum):
     """y = sum over the axes of the x that are not NaN;  dx = dy, spread, times whether x is not NaN."""
 
     __slots__ = ()
+    autocast = None  # PyTorch's stays in its dtype
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
         number = self.kernels.comparison.logical_not(self.kernels.comparison.isnan(x))
@@ -259,6 +261,7 @@ class Norm(Reduction):
     """
 
     __slots__ = ("p",)
+    autocast = "float32"
     p: float
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2) -> Any:
@@ -304,6 +307,7 @@ class LogSumExp(Reduction):
     """y = log(sum(e^x));  dx = e^(x-y) dy."""
 
     __slots__ = ()
+    autocast = "float32"
     floats = True
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
@@ -322,6 +326,7 @@ class CumSum(Function):
     """y_i = x_1 + ... + x_i along an axis;  dx_i = dy_i + ... + dy_n."""
 
     __slots__ = ("axis",)
+    autocast = "float32"
     axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
@@ -340,6 +345,7 @@ class Prod(Reduction):
     """
 
     __slots__ = ("whole",)
+    autocast = "float32"
     whole: bool
 
     def forward(self, x: Any, *, axis: int, keepdim: bool, whole: bool = False) -> Any:
@@ -363,6 +369,7 @@ class CumProd(Function):
     """y_i = x_1 ... x_i along an axis;  dx_i = sum over j >= i of dy_j times the product of x_1 ... x_j without x_i."""
 
     __slots__ = ("axis",)
+    autocast = "float32"
     axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:

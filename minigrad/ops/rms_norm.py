@@ -15,6 +15,7 @@ class RMSNorm(Function):
     """
 
     __slots__ = ("shape",)
+    autocast = "float32"
     promotes = True
     shape: Any
 

@@ -11,6 +11,7 @@ class Softmax(Function):
     """y = e^x / sum(e^x);  dx = y (dy - sum(dy y))."""
 
     __slots__ = ("axis",)
+    autocast = "float32"
     floats = True
     axis: int
 
@@ -28,6 +29,7 @@ class LogSoftmax(Function):
     """y = x - log(sum(e^x));  dx = dy - e^y sum(dy)."""
 
     __slots__ = ("axis",)
+    autocast = "float32"
     floats = True
     axis: int
 

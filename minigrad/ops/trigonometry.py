@@ -11,6 +11,7 @@ class Sinh(FloatFunction):
     """y = (e^x - e^-x) / 2;  dx = cosh(x) dy."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -24,6 +25,7 @@ class Cosh(FloatFunction):
     """y = (e^x + e^-x) / 2;  dx = sinh(x) dy."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -37,6 +39,7 @@ class Asin(FloatFunction):
     """sin(y) = x;  dx = dy / sqrt((1 - x) (1 + x))."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
@@ -50,6 +53,7 @@ class Acos(FloatFunction):
     """cos(y) = x;  dx = -dy / sqrt((1 - x) (1 + x))."""
 
     __slots__ = ()
+    autocast = "float32"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)

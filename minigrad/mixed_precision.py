@@ -1,0 +1,187 @@
+"""Mixed precision: within ``autocast``, an operation chooses the dtype that it computes in (``torch.autocast``).
+
+Products of matrices and attention run in the half dtype; what adds up many numbers or has a wide range (exponentials,
+softmax, norms, sums, losses) in float32; all others in the dtype that they are given. ``Function.autocast`` says which
+operation is which. The lists are those of ``torch.autocast("cuda")``, on every device. Source: Micikevicius et al.,
+"Mixed precision training" (2018).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .autograd import F, TensorCore, _grad_mode, refuse_generators
+from .dtypes import as_dtype, bfloat16, float16, float32, float64, is_floating, is_half
+from .errors import located
+from .ops.elementwise import Cast
+
+_DEFAULT_DTYPE = {"cpu": bfloat16, "cuda": float16}  # PyTorch's
+
+# A weight's copies in a half dtype: (id, dtype) -> (the weight, which keeps the id its own; the copy; its version then)
+_Cache = dict[tuple[int, np.dtype[Any]], tuple[TensorCore, TensorCore, int]]
+
+
+class _Thread(threading.local):
+    depth = 0
+    cache: _Cache | None = None
+    cache_enabled = True
+
+
+_thread = _Thread()
+
+
+class Autocasting:
+    """What the autocasts that a thread is within say: the half dtype of each type of device for which one is enabled.
+
+    An operation that uses a tensor whose id is in ``keep`` computes in float32.
+    """
+
+    __slots__ = ("dtypes", "keep")
+
+    def __init__(self, dtypes: dict[str, np.dtype[Any]], keep: Collection[int] = ()) -> None:
+        self.dtypes = dtypes
+        self.keep = keep
+
+    def cast(self, policy: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs of an operation whose ``Function.autocast`` is ``policy``. float64 and integers stay."""
+        if self.keep and any(isinstance(x, TensorCore) and x._id in self.keep for x in inputs):
+            policy = "float32"
+        if policy == "widest":
+            found = {x.data.dtype for x in inputs if isinstance(x, TensorCore) and is_floating(x.data.dtype)}
+            if len(found) < 2:
+                return inputs
+            widest = float64 if float64 in found else float32
+            return tuple(_converted(x, widest) if self._eligible(x) else x for x in inputs)
+        if policy == "float32":
+            return tuple(
+                _converted(x, float32)
+                if isinstance(x, TensorCore) and is_half(x.data.dtype) and self._eligible(x)
+                else x
+                for x in inputs
+            )
+        return tuple(
+            _converted(x, self.dtypes[x.device.type]) if self._eligible(x) and x.data.dtype != float64 else x
+            for x in inputs
+        )
+
+    def _eligible(self, x: Any) -> bool:
+        return isinstance(x, TensorCore) and is_floating(x.data.dtype) and x.device.type in self.dtypes
+
+
+def _converted(x: TensorCore, dtype: np.dtype[Any]) -> TensorCore:
+    """``x`` in this dtype; a weight's copy in a half dtype is kept until the outermost autocast ends."""
+    if x.data.dtype == dtype:
+        return x
+    cache = _thread.cache
+    if cache is None or not _thread.cache_enabled or x.data.dtype != float32 or not x.requires_grad or x.node:
+        return Cast.apply(x, dtype=dtype)
+    key, version = (x._id, dtype), x._version.count
+    found = cache.get(key)
+    if found is None or found[2] != version or (_grad_mode.enabled and not found[1].requires_grad):
+        found = cache[key] = (x, Cast.apply(x, dtype=dtype), version)
+    return found[1]
+
+
+class autocast:
+    """Within ``with autocast("cpu", minigrad.bfloat16):``, or in a function so decorated, operations of this thread on
+    tensors of that type of device choose the dtype that they compute in (``torch.autocast``).
+
+    Parameters stay float32, and so do their gradients. ``dtype`` is bfloat16 or float16; None: bfloat16 on the CPU,
+    float16 on CUDA. ``enabled=False`` switches an outer one off. Instances may be nested and reused. With
+    ``cache_enabled`` (None: as the outer one, or True) the half copy of a parameter is made once and kept until the
+    outermost autocast ends, or the parameter is changed in place. Call ``backward`` after the context: its operations
+    use the dtypes of the forward pass.
+
+    Raises ValueError for other types of device and dtypes.
+    """
+
+    def __init__(
+        self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if device_type not in _DEFAULT_DTYPE:
+            raise located(ValueError(f"autocast: device_type is {device_type!r}, expected 'cpu' or 'cuda'"))
+        self.device_type = device_type
+        self.dtype: np.dtype[Any] = _DEFAULT_DTYPE[device_type] if dtype is None else as_dtype(dtype)
+        if not is_half(self.dtype):
+            raise located(ValueError(f"autocast: dtype is {self.dtype}, expected bfloat16 or float16"))
+        self.enabled: bool = bool(enabled)
+        self.cache_enabled: bool | None = cache_enabled
+        self._keep: Collection[int] = ()
+        self._previous: list[tuple[Autocasting | None, bool]] = []
+
+    def keeping(self, ids: Collection[int]) -> autocast:
+        """The same; but an operation that uses one of the tensors with these ids computes in float32."""
+        self._keep = ids
+        return self
+
+    def __enter__(self) -> autocast:
+        outer: Autocasting | None = _grad_mode.autocast
+        self._previous.append((outer, _thread.cache_enabled))
+        dtypes = {} if outer is None else dict(outer.dtypes)
+        dtypes.pop(self.device_type, None)
+        if self.enabled:
+            dtypes[self.device_type] = self.dtype
+        keep = self._keep or (() if outer is None else outer.keep)
+        _grad_mode.autocast = Autocasting(dtypes, keep) if dtypes else None
+        if self.cache_enabled is not None:
+            _thread.cache_enabled = self.cache_enabled
+        _thread.depth += 1
+        if _thread.cache is None:
+            _thread.cache = {}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _grad_mode.autocast, _thread.cache_enabled = self._previous.pop()
+        _thread.depth -= 1
+        if not _thread.depth:
+            _thread.cache = None
+
+    def __call__(self, fn: F) -> F:
+        refuse_generators("autocast", fn)
+
+        @functools.wraps(fn)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with autocast(self.device_type, self.dtype, self.enabled, self.cache_enabled).keeping(self._keep):
+                return fn(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+def is_autocast_enabled(device_type: str) -> bool:
+    """Whether operations of the calling thread on this type of device, "cpu" or "cuda", choose their dtype."""
+    state: Autocasting | None = _grad_mode.autocast
+    return state is not None and device_type in state.dtypes
+
+
+def get_autocast_dtype(device_type: str) -> np.dtype[Any]:
+    """The half dtype of the autocast that the calling thread is within; where none is enabled, the default."""
+    state: Autocasting | None = _grad_mode.autocast
+    default = _DEFAULT_DTYPE[device_type]
+    return default if state is None else state.dtypes.get(device_type, default)
+
+
+def cast_inputs(policy: str, *inputs: Any) -> tuple[Any, ...]:
+    """Within autocast, the inputs as an operation of this policy gets them; elsewhere as they are. "half" and "float32"
+    are those of ``Function.autocast``, "widest" is the widest of the inputs' floating dtypes.
+    """
+    state: Autocasting | None = _grad_mode.autocast
+    return inputs if state is None else state.cast(policy, inputs)
+
+
+@contextmanager
+def autocasting(state: Autocasting | None) -> Iterator[None]:
+    """What is within runs as under ``state`` (None: without any autocast) and casts weights anew: what it computes does
+    not depend on what was cast before it.
+    """
+    outer = (_grad_mode.autocast, _thread.cache)
+    _grad_mode.autocast, _thread.cache = state, {} if state is not None else None
+    try:
+        yield
+    finally:
+        _grad_mode.autocast, _thread.cache = outer

@@ -1,0 +1,373 @@
+"""autocast: dtypes are those of PyTorch's, values are PyTorch's to bfloat16 rounding, gradients of weights float32."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad
+import minigrad.nn.functional as F
+from minigrad import Tensor, autocast, bfloat16, checkpoint, float16, float32, float64, nn
+from minigrad.ops.elementwise import Cast
+
+BOTH = pytest.mark.parametrize("half", [bfloat16, float16], ids=str)
+EPS = {bfloat16: 2.0**-8, float16: 2.0**-11}  # half the distance from 1 to the next number: one rounding
+
+VALUES = np.linspace(0.2, 0.7, 16, dtype=np.float32).reshape(4, 4)
+UNARY = re.findall(
+    r"\w+",
+    """
+    exp exp2 log log2 log10 log1p expm1 sqrt rsqrt reciprocal sin cos tan sinh cosh asin acos atan asinh atanh erf
+    tanh sigmoid relu neg abs square floor round mean var std prod max min amax nansum argmax
+""",
+)
+ACTIVATIONS = re.findall(
+    r"\w+",
+    """
+    gelu silu elu softplus mish hardtanh hardswish leaky_relu selu hardsigmoid softsign
+""",
+)
+
+
+def ops(m: Any, f: Any) -> dict[str, Callable[[Any], Any]]:
+    """The same operations on tensors of minigrad and of PyTorch."""
+
+    def index(x: Any) -> Any:
+        return m.tensor([0, 1, 2, 3], device=x.device)
+
+    found: dict[str, Callable[[Any], Any]] = {
+        "matmul": lambda x: x @ x,
+        "mm": lambda x: x.mm(x),
+        "bmm": lambda x: x.unsqueeze(0).bmm(x.unsqueeze(0)),
+        "einsum": lambda x: m.einsum("ij,jk->ik", x, x),
+        "linear": lambda x: f.linear(x, x),
+        "softmax": lambda x: x.softmax(-1),
+        "log_softmax": lambda x: x.log_softmax(-1),
+        "logsumexp": lambda x: x.logsumexp(-1),
+        "group_norm": lambda x: f.group_norm(x, 2),
+        "batch_norm": lambda x: f.batch_norm(x, None, None, training=True),
+        "cross_entropy": lambda x: f.cross_entropy(x, index(x)),
+        "cross_entropy_none": lambda x: f.cross_entropy(x, index(x), reduction="none"),
+        "nll_loss": lambda x: f.nll_loss(x, index(x)),
+        "mse_loss": lambda x: f.mse_loss(x, x + 1),
+        "l1_loss": lambda x: f.l1_loss(x, x + 1),
+        "smooth_l1_loss": lambda x: f.smooth_l1_loss(x, x + 1),
+        "huber_loss": lambda x: f.huber_loss(x, x + 1),
+        "bce_with_logits": lambda x: f.binary_cross_entropy_with_logits(x, x),
+        "kl_div": lambda x: f.kl_div(x, x, reduction="sum"),
+        "cosine_similarity": lambda x: f.cosine_similarity(x, x),
+        "normalize": lambda x: f.normalize(x),
+        "norm": lambda x: x.norm(),
+        "sum": lambda x: x.sum(),
+        "sum_dim": lambda x: x.sum(0),
+        "cumsum": lambda x: x.cumsum(0),
+        "cumprod": lambda x: x.cumprod(0),
+        "power": lambda x: x**2,
+        "powers": lambda x: x**x,
+        "power_of_number": lambda x: 2**x,
+        "acosh": lambda x: (x + 1).acosh(),
+        "sum_as_itself": lambda x: x.sum(dtype=x.dtype),
+        "cumsum_as_itself": lambda x: x.cumsum(0, dtype=x.dtype),
+        "add_number": lambda x: x + 1.0,
+    }
+    for name in UNARY:
+        found[name] = lambda x, name=name: getattr(x, name)()
+    for name in ACTIVATIONS:
+        found[name] = lambda x, name=name: getattr(f, name)(x)
+    return found
+
+
+def mixed(m: Any, f: Any) -> dict[str, Callable[[Any, Any], Any]]:
+    def index(x: Any) -> Any:
+        return m.tensor([0, 1, 2, 3], device=x.device)
+
+    return {
+        "add": lambda x, y: x + y,
+        "mul": lambda x, y: x * y,
+        "div": lambda x, y: x / y,
+        "maximum": lambda x, y: m.maximum(x, y),
+        "cat": lambda x, y: m.cat([x, y]),
+        "stack": lambda x, y: m.stack([x, y]),
+        "where": lambda x, y: m.where(x > 0, x, y),
+        "matmul": lambda x, y: x @ y,
+        "linear": lambda x, y: f.linear(x, y),
+        "atan2": lambda x, y: m.atan2(x, y),
+        "pow": lambda x, y: x**y,
+        "index_put": lambda x, y: x.index_put((index(x),), y),
+        "mse_loss": lambda x, y: f.mse_loss(x, y),
+        "in_place": lambda x, y: x.clone().add_(y),
+    }
+
+
+# What PyTorch's CPU autocast names in its lists; what it does not, stays in the dtype it has (softmax, for one).
+CPU_LISTS = re.findall(
+    r"\w+",
+    """
+    matmul mm bmm einsum linear cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss bce_with_logits
+    kl_div prod
+""",
+)
+
+
+@contextmanager
+def torch_cuda_autocast(torch: Any, half: Any) -> Iterator[None]:
+    """``torch.autocast("cuda")``, which refuses to be switched on where there is no GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", half)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+
+
+@BOTH
+def test_dtypes_are_those_of_pytorch_on_cuda(half: Any) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    fake = pytest.importorskip("torch._subclasses.fake_tensor", reason="PyTorch's tensors of a GPU that is not there")
+    ours, theirs = ops(minigrad, F), ops(torch, torch.nn.functional)
+    our_mixed, their_mixed = mixed(minigrad, F), mixed(torch, torch.nn.functional)
+    theirs_half = getattr(torch, str(half))
+    wrong = []
+    with fake.FakeTensorMode():
+        for dtype in (float32, half, float64):
+            x = Tensor(VALUES).to(dtype)
+            y = torch.empty(4, 4, dtype=getattr(torch, str(dtype)), device="cuda")
+            for name, op in ours.items():
+                with autocast("cpu", half):
+                    found = op(x).dtype
+                with torch_cuda_autocast(torch, theirs_half):
+                    expected = str(theirs[name](y).dtype)[6:]
+                if str(found) != expected:
+                    wrong.append((name, str(dtype), str(found), expected))
+        for first, second in ((float32, half), (half, float32), (half, half)):
+            x1, x2 = Tensor(VALUES).to(first), Tensor(VALUES).to(second)
+            y1, y2 = (torch.empty(4, 4, dtype=getattr(torch, str(d)), device="cuda") for d in (first, second))
+            for name, both in our_mixed.items():
+                with autocast("cpu", half):
+                    found = both(x1, x2).dtype
+                with torch_cuda_autocast(torch, theirs_half):
+                    expected = str(their_mixed[name](y1, y2).dtype)[6:]
+                if str(found) != expected:
+                    wrong.append((name, str(first), str(second), str(found), expected))
+    assert not wrong
+
+
+@BOTH
+def test_what_pytorch_lists_for_the_cpu_has_its_dtype_and_values(half: Any) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    ours, theirs = ops(minigrad, F), ops(torch, torch.nn.functional)
+    for name in CPU_LISTS:
+        for dtype in (float32, half, float64):
+            with autocast("cpu", half):
+                found = ours[name](Tensor(VALUES).to(dtype))
+            with torch.autocast("cpu", getattr(torch, str(half))):
+                expected = theirs[name](torch.tensor(VALUES).to(getattr(torch, str(dtype))))
+            assert str(found.dtype) == str(expected.dtype)[6:], (name, dtype)
+            # Both round the inputs alike; what remains is one rounding of the result.
+            np.testing.assert_allclose(
+                found.float().numpy(),
+                expected.float().numpy(),
+                rtol=2 * EPS[half],
+                atol=1e-6,
+                err_msg=f"{name} {dtype}",
+            )
+
+
+def test_attention_norms_and_embeddings() -> None:
+    # PyTorch has these in its list for CUDA, but does not run them on a GPU that is not there.
+    x = Tensor(VALUES)
+    for given in (x, x.bfloat16()):
+        with autocast("cpu"):
+            q = given.reshape(1, 1, 4, 4)
+            assert F.scaled_dot_product_attention(q, q, q).dtype == bfloat16
+            assert F.scaled_dot_product_attention(q, q, q, attn_mask=minigrad.zeros(4, 4)).dtype == bfloat16
+            assert F.packed_attention(minigrad.cat([given] * 3, 1).reshape(1, 4, 3, 2, 2)).dtype == bfloat16
+            assert F.layer_norm(given, (4,), x[0], x[0]).dtype == float32
+            assert F.rms_norm(given, (4,), x[0]).dtype == float32
+            assert F.embedding(minigrad.arange(3), given).dtype == given.dtype
+            assert F.dropout(given, 0.5).dtype == given.dtype
+            assert F.linear(given, x, x[0]).dtype == bfloat16
+    with autocast("cpu"):
+        assert F.binary_cross_entropy(x.bfloat16(), x.bfloat16()).dtype == float32
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+
+@BOTH
+def test_gradients_of_a_model_are_float32_and_those_of_pytorch(half: Any) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    minigrad.manual_seed(0)
+    net, rng = Net(), np.random.default_rng(0)
+    other = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    with torch.no_grad():
+        for p, q in zip(net.parameters(), other.parameters(), strict=True):
+            q.copy_(torch.tensor(p.detach().numpy()))
+    x, targets = rng.standard_normal((32, 8), dtype=np.float32), rng.integers(0, 4, 32)
+    with autocast("cpu", half):
+        logits = net(Tensor(x))
+        loss = F.cross_entropy(logits, Tensor(targets))
+    grads = loss.backward()
+    with torch.autocast("cpu", getattr(torch, str(half))):
+        expected = torch.nn.functional.cross_entropy(other(torch.tensor(x)), torch.tensor(targets))
+    expected.backward()
+    assert (logits.dtype, loss.dtype) == (half, float32)
+    assert loss.item() == pytest.approx(expected.item(), rel=2 * EPS[half])
+    exact = F.cross_entropy(net(Tensor(x)), Tensor(targets)).backward()
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert grads[p].dtype == float32
+        size = np.abs(exact[p].numpy()).max()
+        ours = np.abs(grads[p].numpy() - exact[p].numpy()).max() / size
+        theirs = np.abs(q.grad.numpy() - exact[p].numpy()).max() / size
+        assert 0 < ours < max(2 * theirs, 4 * EPS[half])  # rounded, and not more than PyTorch's
+        assert np.abs(grads[p].numpy() - q.grad.numpy()).max() / size < 16 * EPS[half]
+
+
+def test_the_gradient_of_a_cast_weight_is_rounded_once_for_all_uses() -> None:
+    # Both uses share the cast, so their gradients are added in bfloat16, as PyTorch's are: 256 + 1 = 256 there.
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    found = []
+    for m, t in ((minigrad, minigrad.tensor), (torch, torch.tensor)):
+        for cache in (True, False):
+            w = m.ones(1, 1, requires_grad=True)
+            with m.autocast("cpu", m.bfloat16, cache_enabled=cache):
+                y = (t([[256.0]]) @ w).float() + (t([[1.0]]) @ w).float()
+            grads = y.sum().backward()
+            found.append((grads[w] if m is minigrad else w.grad).item())
+    assert found == [256.0, 257.0, 256.0, 257.0]
+
+
+def casts_of(y: Tensor) -> set[int]:
+    """The nodes that cast a leaf, in the graph of ``y``."""
+    nodes, found = [y.node], set()
+    for node in nodes:
+        for edge in node.edges if node is not None else ():
+            if edge is not None and isinstance(edge[0], minigrad.Function):
+                nodes.append(edge[0])
+            elif edge is not None and isinstance(node, Cast):
+                found.add(id(node))
+    return found
+
+
+def test_a_weight_is_cast_once_until_the_outermost_context_ends() -> None:
+    w, x = minigrad.ones(2, 2, requires_grad=True), minigrad.ones(2, 2)
+    with autocast("cpu"):
+        first = x @ w
+        with autocast("cpu", enabled=False):
+            assert (x @ w).dtype == float32
+        with autocast("cpu"):
+            second = x @ w
+        assert casts_of(first) == casts_of(second) and len(casts_of(first)) == 1
+        with minigrad.no_grad():
+            w.mul_(3.0)
+        third = x @ w
+        assert (third.detach().numpy() == 6.0).all()  # a weight changed in place is cast again
+        with autocast("cpu", float16):
+            assert (x @ w).dtype == float16
+        with autocast("cpu", cache_enabled=False):
+            assert casts_of(x @ w) != casts_of(third)
+        assert casts_of(x @ w) == casts_of(third)
+    with autocast("cpu"):
+        assert casts_of(x @ w) != casts_of(third)
+
+
+def test_a_weight_that_was_cast_without_gradients_gets_them_later() -> None:
+    w, x = minigrad.ones(2, 2, requires_grad=True), minigrad.ones(2, 2)
+    with autocast("cpu"):
+        with minigrad.no_grad():
+            assert not (x @ w).requires_grad
+        grads = (x @ w).sum().backward()
+        with minigrad.no_grad():
+            assert not (x @ w).requires_grad
+    assert grads[w].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_contexts_nest_end_with_errors_and_belong_to_their_thread() -> None:
+    x = minigrad.ones(2, 2)
+    elsewhere = []
+    outer = autocast("cpu", float16)
+    with outer:
+        assert minigrad.is_autocast_enabled("cpu") and not minigrad.is_autocast_enabled("cuda")
+        with autocast("cuda", bfloat16):  # of another type of device
+            assert (x @ x).dtype == float16 and minigrad.get_autocast_dtype("cuda") == bfloat16
+        with autocast("cpu"), outer:
+            assert minigrad.get_autocast_dtype("cpu") == float16
+        with pytest.raises(KeyError), autocast("cpu", enabled=False):
+            raise KeyError
+        assert (x @ x).dtype == float16
+        thread = threading.Thread(target=lambda: elsewhere.append((x @ x).dtype))
+        thread.start()
+        thread.join()
+    assert (elsewhere, (x @ x).dtype) == ([float32], float32)
+    assert not minigrad.is_autocast_enabled("cpu")
+    assert (minigrad.get_autocast_dtype("cpu"), minigrad.get_autocast_dtype("cuda")) == (bfloat16, float16)
+
+
+def test_as_a_decorator() -> None:
+    @autocast("cpu", float16)
+    def product(x: Tensor, depth: int) -> Tensor:
+        y = x @ x
+        return y if depth == 0 else product(x, depth - 1)
+
+    x = minigrad.ones(2, 2)
+    assert product(x, 2).dtype == float16 and (x @ x).dtype == float32
+    with pytest.raises(TypeError, match="autocast: .*steps is a generator"):
+
+        @autocast("cpu")
+        def steps() -> Iterator[int]:
+            yield 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpu",), "device_type is 'gpu', expected 'cpu' or 'cuda'"),
+        (("cpu", float32), "dtype is float32, expected bfloat16 or float16"),
+    ],
+)
+def test_refuses(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        autocast(*arguments)
+
+
+def test_checkpoint_repeats_the_dtypes_outside_of_the_context() -> None:
+    minigrad.manual_seed(0)
+    net = Net()
+    x = minigrad.randn(5, 8)
+    results = []
+    for run in (lambda x: net(x), lambda x: checkpoint(net, x), lambda x: checkpoint(lambda x: checkpoint(net, x), x)):
+        with autocast("cpu"):
+            net(x)  # fills the cache of casts, which a second run must not depend on
+            y = run(x)
+        grads = y.float().square().sum().backward()
+        results.append([y.detach().float().numpy(), *(grads[p].numpy() for p in net.parameters())])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert np.array_equal(a, b)
+    y = checkpoint(net, x)  # and it stays float32 if backward happens within a context
+    with autocast("cpu"):
+        y.sum().backward()
+
+
+def test_numbers_integers_and_views_are_left_alone() -> None:
+    with autocast("cpu"):
+        assert (minigrad.arange(4).reshape(2, 2) @ minigrad.arange(4).reshape(2, 2)).dtype == minigrad.int64
+        assert minigrad.arange(4).sum().dtype == minigrad.int64
+        assert minigrad.ones(3).reshape(1, 3).T.dtype == float32
