@@ -216,6 +216,7 @@ from .functions import (
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
 from .mixed_precision import autocast, get_autocast_dtype, is_autocast_enabled
+from .precision import get_float32_matmul_precision, set_float32_matmul_precision
 from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed
 from .recompute import checkpoint
@@ -326,6 +327,7 @@ __all__ = [
     "gather",
     "ge",
     "get_autocast_dtype",
+    "get_float32_matmul_precision",
     "get_num_threads",
     "gradcheck",
     "gt",
@@ -419,6 +421,7 @@ __all__ = [
     "scatter_reduce",
     "select",
     "set_default_dtype",
+    "set_float32_matmul_precision",
     "set_grad_enabled",
     "set_num_threads",
     "set_printoptions",
