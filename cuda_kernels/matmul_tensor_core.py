@@ -19,7 +19,8 @@ from . import memory
 from .array import DeviceArray, contiguous, empty
 from .matmul import _arguments, _broadcast, _expand, _merge
 from .strided_copy import copy_into
-from .tensor_core_product import ADD, BIAS, CAPABILITY, GELU, LINE, SLOPE, SUM_PARTS, TILES, VECTOR
+from .tensor_core_epilogue import ADD, BIAS, CAPABILITY, GELU, SLOPE, SUM_PARTS, VECTOR
+from .tensor_core_product import LINE, TILES
 
 ENOUGH_TILES = 100  # to keep most of a GPU's 80 to 150 multiprocessors at work
 BLOCKS = 264  # what divided sums aim at: two on each of 132
@@ -72,7 +73,7 @@ def matmul_residual(
 
 
 def add_matmul(y: DeviceArray, a: DeviceArray, b: DeviceArray) -> None:
-    """y += matmul(a, b) in one pass: gradients that accumulate. y (..., M, N) is C-contiguous, of a's dtype or float32."""
+    """y += matmul(a, b) in one pass: gradients that accumulate. y is C-contiguous, of a's dtype or float32."""
     a, b, shape = _broadcast(a, b)
     if y.shape != shape or not y.contiguous:
         raise ValueError(f"add_matmul of {a!r} and {b!r} to {y!r}: expected a C-contiguous array {shape}")
@@ -119,7 +120,7 @@ def _multiply(
 
 
 def _kind(x: DeviceArray, k_axis: int) -> str:
-    """ "k" if x can be copied 16 bytes at a time along k, "o" if along the other of its last two dimensions, else ""."""
+    """Along what 16 bytes of x at a time can be copied: "k", "o" for the other of the last two dimensions, or ""."""
     elements = 16 // x.itemsize
     if not x.size:
         return "k"

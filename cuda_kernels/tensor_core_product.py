@@ -11,36 +11,27 @@ warp the registers that ``mma`` takes from the one, ``ldmatrix_transposed`` from
 transpose, four reads do. The 16 bytes c of line r lie at place c ^ f(r), so that the 8 lines of a matrix lie in
 different banks, and nothing is padded.
 
-The warp's sums go through shared memory once more, to become 4 columns for each thread, and then, for each element s:
-
-    BIAS   s += bias[column]            GELU   before = s;  s = s sigmoid(2u), u as in ``gelu.py``
-    SLOPE  s *= gelu'(before)           ADD    s += residual, which may be y itself
-
-Sums are float32, in an order that the shapes decide: the same bits at each run.
+The warp's sums go through shared memory once more, to become 4 columns of a row for each thread, and then through
+``tensor_core_epilogue.py``. Sums are float32, in an order that the shapes decide: the same bits at each run.
 """
 
 from __future__ import annotations
 
-import math as python_math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import ptx
-from .language import cuda, device_function, libdevice
+from .language import cuda, device_function
 from .launch import Kernel, kernel
-from .product import CUBIC, WORDS, start
+from .product import WORDS, start
+from .tensor_core_epilogue import CAPABILITY, PAIRS, epilogue_of
 
-BIAS, ADD, GELU, SLOPE, VECTOR = 1, 2, 4, 8, 16  # bits of an epilogue; VECTOR: 4 columns lie at a multiple of 4
-CAPABILITY = (8, 0)  # the oldest compute capability with these instructions
 STAGES = 3
 LINE = 64  # bytes of k in a slice
 GROUP = 8  # rows of tiles that blocks walk together, so that the slices of b that they share are found in L2
 PITCH = 40  # floats of a row of 32 sums in shared memory
 f32: type[np.float32] = np.float32
-EXPONENT = np.float32(-2 * python_math.sqrt(2 / python_math.pi) / python_math.log(2))
-U3, U2 = np.float32(CUBIC), np.float32(3 * CUBIC)
-U1 = np.float32(2 * python_math.sqrt(2 / python_math.pi))
 
 
 class Operand(NamedTuple):
@@ -56,114 +47,6 @@ OPERANDS = {
     "float16": Operand("float16", 2, ptx.mma_float16),
     "float32": Operand("float32", 4, ptx.mma_tf32),
 }
-
-
-# The epilogue, for 4 columns ------------------------------------------------------------------------------------------
-
-
-@device_function
-def _sigmoid(s: Any) -> Any:
-    """sigmoid(2 u(s))."""
-    return libdevice.fast_fdividef(f32(1), f32(1) + ptx.exp2_approx(EXPONENT * s * (f32(1) + U3 * s * s)))
-
-
-@device_function
-def _gelu(s: Any) -> Any:
-    return s * _sigmoid(s)
-
-
-@device_function
-def _gelu_slope(s: Any) -> Any:
-    half = _sigmoid(s)
-    return half + s * half * (f32(1) - half) * U1 * (f32(1) + U2 * s * s)
-
-
-def _conversions(word: str) -> tuple[Any, Any]:
-    """``widen``, of an element to float32, and ``narrow``, of two float32 to elements."""
-    if word == "float32":
-
-        @device_function
-        def same(x):
-            return x
-
-        @device_function
-        def both(x, y):
-            return x, y
-
-        return same, both
-    widen = ptx.bfloat16_to_float if word == "bfloat16" else ptx.float16_to_float
-    pack = ptx.pack_bfloat16 if word == "bfloat16" else ptx.pack_float16
-
-    @device_function
-    def halves(x, y):
-        word = pack(x, y)
-        return np.uint16(word & np.uint32(0xFFFF)), np.uint16(word >> np.uint32(16))
-
-    return widen, halves
-
-
-def _four(word: str) -> tuple[Any, Any]:
-    """``get`` and ``put``: up to 4 elements, all at once with ``vector``."""
-    widen, narrow = _conversions(word)
-
-    @device_function
-    def get(p, i, count, vector):
-        if vector:
-            v = ptx.load4(p, i)
-            return widen(v[0]), widen(v[1]), widen(v[2]), widen(v[3])
-        zero = f32(0)
-        return (
-            widen(p[i]) if count > 0 else zero,
-            widen(p[i + 1]) if count > 1 else zero,
-            widen(p[i + 2]) if count > 2 else zero,
-            widen(p[i + 3]) if count > 3 else zero,
-        )
-
-    @device_function
-    def put(p, i, values, count, vector):
-        first, second = narrow(values[0], values[1]), narrow(values[2], values[3])
-        if vector:
-            ptx.store4(p, i, (first[0], first[1], second[0], second[1]))
-        else:
-            if count > 0:
-                p[i] = first[0]
-            if count > 1:
-                p[i + 1] = first[1]
-            if count > 2:
-                p[i + 2] = second[0]
-            if count > 3:
-                p[i + 3] = second[1]
-
-    return get, put
-
-
-FOUR = {word: _four(word) for word in OPERANDS}
-
-
-def _epilogue(operand: str, out: str) -> Any:
-    (get_bias, _), (get, put) = FOUR[operand], FOUR[out]
-
-    @device_function
-    def finish(s, place, column, count, y, bias, residual, before, epilogue):
-        vector = epilogue & VECTOR != 0
-        if epilogue & BIAS:
-            v = get_bias(bias, column, count, vector)
-            s = s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
-        if epilogue & GELU:
-            put(before, place, s, count, vector)
-            s = _gelu(s[0]), _gelu(s[1]), _gelu(s[2]), _gelu(s[3])
-        if epilogue & SLOPE:
-            v = get(before, place, count, vector)
-            s = (
-                s[0] * _gelu_slope(v[0]), s[1] * _gelu_slope(v[1]),
-                s[2] * _gelu_slope(v[2]), s[3] * _gelu_slope(v[3]),
-            )  # fmt: skip
-        if epilogue & ADD:
-            v = get(residual, place, count, vector)
-            s = s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
-        put(y, place, s, count, vector)
-
-    return finish
 
 
 # An operand's slices --------------------------------------------------------------------------------------------------
@@ -210,7 +93,7 @@ def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
 
     @device_function
     def fragment(memory, base, offset, o, step, lane):
-        """The 16 rows from ``o`` on at the slice's 32 bytes of k number ``step``: (o, k), (o + 8, k), (o, k + 8), ..."""
+        """The 16 rows from ``o`` on, at 32 bytes of k: the matrices (o, k), (o + 8, k), (o, later k), (o + 8, ...)."""
         if along_k:
             v = ptx.ldmatrix(base + offset + swizzled(np.int32(o + (lane & 15)), np.int32(2 * step + (lane >> 4))))
             return rounded(v[0]), rounded(v[1]), rounded(v[2]), rounded(v[3])
@@ -250,7 +133,7 @@ def _tiles(operand: str, out: str, side: int, kinds: str, registers: int) -> Ker
     a_along_k, b_along_k = (kind == "k" for kind in kinds)
     first_a, place_a, nbytes_a, fragment_a = _slices(kinds[0], itemsize, side)
     first_b, place_b, nbytes_b, fragment_b = _slices(kinds[1], itemsize, side)
-    finish = _epilogue(operand, out)
+    finish = epilogue_of(operand, out)
     a_half, b_half = (side // 2 if along else depth // 2 for along in (a_along_k, b_along_k))
     uses_ldmatrix = itemsize == 2 or "k" in kinds
 
@@ -308,14 +191,10 @@ def _tiles(operand: str, out: str, side: int, kinds: str, registers: int) -> Ker
         t = np.int32(cuda.threadIdx.x)
         a_o, a_k = first_a(t)
         b_o, b_k = first_b(t)
-        a_place = (
-            start(matrix, inner, a_outer, a_inner) + np.int64(first_row + a_o) * a_row + np.int64(k + a_k) * a_depth
-        )
-        b_place = (
-            start(matrix, inner, b_outer, b_inner)
-            + np.int64(first_column + b_o) * b_column
-            + np.int64(k + b_k) * b_depth
-        )
+        a_place = start(matrix, inner, a_outer, a_inner) + np.int64(first_row + a_o) * a_row
+        a_place += np.int64(k + a_k) * a_depth
+        b_place = start(matrix, inner, b_outer, b_inner) + np.int64(first_column + b_o) * b_column
+        b_place += np.int64(k + b_k) * b_depth
         a_step = np.int64(a_half) * (a_row if a_along_k else a_depth)
         b_step = np.int64(b_half) * (b_column if b_along_k else b_depth)
         a_left, b_left = np.int32(M - first_row - a_o), np.int32(N - first_column - b_o)
@@ -393,35 +272,6 @@ def _tiles(operand: str, out: str, side: int, kinds: str, registers: int) -> Ker
     return tiles
 
 
-def _sum_parts(operand: str, out: str) -> Kernel:
-    finish = _epilogue(operand, out)
-    get, _ = FOUR["float32"]
-
-    @kernel(
-        f"{out}*", "float32*", f"{operand}*", f"{out}*", f"{out}*", "uint32", "uint32", "int32", "int32",
-        threads=256, registers=48, name=f"sum_parts_{operand}_{out}", capability=CAPABILITY,
-    )  # fmt: skip
-    def sum_parts(y, parts, bias, residual, before, M, N, splits, epilogue):
-        """y (M, N) = the sum of parts (splits, M, N), with an epilogue."""
-        i = np.uint32(cuda.grid(1))
-        groups = np.uint32((N + np.uint32(3)) // np.uint32(4))
-        row = np.uint32(i // groups)
-        if row < M:
-            column = np.int64((i - row * groups) * np.uint32(4))
-            left = np.int32(N - column)
-            place = np.int64(row) * N + column
-            vector = N % np.uint32(4) == 0
-            s = get(parts, place, left, vector)
-            for split in range(1, splits):
-                v = get(parts, place + np.int64(split) * M * N, left, vector)
-                s = s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
-            finish(s, place, column, left, y, bias, residual, before, epilogue)
-
-    return sum_parts
-
-
-PAIRS = [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16"), ("float16", "float32")]
-PAIRS.append(("float32", "float32"))
 KINDS = ("kk", "ko", "ok", "oo")
 TILES = {
     (operand, out, side, kinds): _tiles(operand, out, side, kinds, 128)
@@ -429,4 +279,3 @@ TILES = {
     for side in (128, 64)
     for kinds in KINDS
 }
-SUM_PARTS = {pair: _sum_parts(*pair) for pair in PAIRS}

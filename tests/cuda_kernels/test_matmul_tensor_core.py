@@ -1,0 +1,248 @@
+"""Products on tensor cores against NumPy in float64: layouts, edges, batches, divided sums, epilogues, banks, waits."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minigrad.cuda_kernels import array, launch, matmul_tensor_core, memory, ptx, simulated, simulator
+
+RNG = np.random.default_rng(0)
+bf16, f16, f32 = ml_dtypes.bfloat16, np.float16, np.float32
+
+
+def draw(*shape: int, dtype: Any = bf16) -> np.ndarray:
+    """Normal numbers; float32 ones have 8 bits, which tf32 keeps."""
+    return RNG.standard_normal(shape).astype(bf16 if dtype is f32 else dtype).astype(dtype)
+
+
+def stored(x: np.ndarray, layout: str = "rows") -> Any:
+    """x on the device, with contiguous rows, contiguous columns, or neither."""
+    if layout == "columns":
+        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+    if layout == "neither":
+        return array.from_host(np.repeat(x, 2, -1))[..., ::2]
+    return array.from_host(x)
+
+
+def check(y: Any, expected: np.ndarray) -> None:
+    tolerance = {bf16: 2**-8, f16: 2**-11, f32: 1e-6}[y.dtype.type]
+    found = array.to_host(y).astype("f8")
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=4e-6 * np.abs(expected).max(initial=1))
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.matmul(a.astype("f8"), b.astype("f8"))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that ran."""
+    names: list[str] = []
+    original = launch.Kernel.launch
+
+    def record(self: Any, *args: Any, **settings: Any) -> None:
+        names.append(self.name.partition(".")[2])
+        original(self, *args, **settings)
+
+    monkeypatch.setattr(launch.Kernel, "launch", record)
+    return names
+
+
+def use(monkeypatch: pytest.MonkeyPatch, side: int, splits: int = 1) -> None:
+    monkeypatch.setattr(matmul_tensor_core, "plan", lambda *_: (side, splits))
+
+
+LAYOUTS = list(itertools.product(("rows", "columns"), repeat=2))
+CASES = [(dtype, 64, *layouts) for dtype in (bf16, f32) for layouts in LAYOUTS]
+CASES += [(bf16, 128, "rows", "columns"), (bf16, 128, "columns", "rows"), (f32, 128, "columns", "rows")]
+CASES += [(f16, 64, "rows", "columns"), (f16, 64, "columns", "rows")]
+
+
+@pytest.mark.parametrize(("dtype", "side", "layout_a", "layout_b"), CASES)
+def test_layouts(
+    dtype: Any, side: int, layout_a: str, layout_b: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operands of any transposition are read where they are; tiles reach over the edges; all warps have work."""
+    use(monkeypatch, side)
+    a, b = draw(side // 2 + 16, 72, dtype=dtype), draw(72, side + 8, dtype=dtype)
+    simulator.order(1)
+    try:
+        y = matmul_tensor_core.matmul(stored(a, layout_a), stored(b, layout_b), dtype=f32)
+    finally:
+        simulator.order(None)
+    check(y, product(a, b))
+    kinds = {"rows": "k", "columns": "o"}[layout_a] + {"rows": "o", "columns": "k"}[layout_b]
+    assert launched == [f"tiles_{np.dtype(dtype).name}_float32_{side}_{kinds}"]
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16, f32])
+def test_any_sizes_and_strides(dtype: Any) -> None:
+    """What does not begin at multiples of 16 bytes is copied to where it does."""
+    for M, N, K, layout_a, layout_b in (
+        (1, 1, 1, "rows", "rows"),
+        (3, 5, 7, "columns", "columns"),
+        (17, 2, 33, "neither", "neither"),
+        (2, 33, 3, "rows", "columns"),
+        (5, 9, 40, "columns", "rows"),
+    ):
+        a, b = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype)
+        check(matmul_tensor_core.matmul(stored(a, layout_a), stored(b, layout_b)), product(a, b))
+    a = draw(4, 24, dtype=dtype)
+    check(matmul_tensor_core.matmul(stored(a)[:, 1:], stored(a)[:, 1:].T), product(a[:, 1:], a[:, 1:].T))
+    empty, bias = draw(3, 0, dtype=dtype), draw(3, dtype=dtype)
+    check(matmul_tensor_core.matmul(stored(empty), stored(empty.T), stored(bias)), np.broadcast_to(bias, (3, 3)))
+    assert matmul_tensor_core.matmul(stored(empty.T), stored(a[:3])).shape == (0, 24)
+
+
+def test_batches() -> None:
+    for shape_a, shape_b in (
+        ((2, 3, 5, 8), (8, 16)),
+        ((2, 1, 5, 7), (3, 7, 4)),
+        ((2, 1, 1, 3, 4), (2, 1, 4, 2)),
+        ((2, 1, 1, 2, 2, 8), (2, 2, 1, 8, 2)),
+    ):
+        a, b = draw(*shape_a), draw(*shape_b)
+        check(matmul_tensor_core.matmul(stored(a), stored(b, "columns")), product(a, b))
+
+
+def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a weight: dy^T x over many rows, added to what there is."""
+    use(monkeypatch, 64, 3)
+    dy, x, bias = draw(150, 8), draw(150, 6), draw(6)
+    y = matmul_tensor_core.matmul(stored(dy).T, stored(x), stored(bias))
+    check(y, product(dy.T, x) + bias.astype("f8"))
+    assert launched[-2:] == ["tiles_bfloat16_float32_64_oo", "sum_parts_bfloat16_bfloat16"]
+    simulator.order(3)
+    try:
+        again = matmul_tensor_core.matmul(stored(dy).T, stored(x), stored(bias))
+    finally:
+        simulator.order(None)
+    np.testing.assert_array_equal(array.to_host(again), array.to_host(y))
+    before = RNG.standard_normal((8, 6)).astype(f32)
+    total = array.from_host(before)
+    matmul_tensor_core.add_matmul(total, stored(dy).T, stored(x))
+    check(total, before + product(dy.T, x))
+
+
+def test_plans_fill_the_card() -> None:
+    for M, N, K, count, expected in (
+        (65536, 3072, 768, 1, (128, 1)),
+        (768, 768, 65536, 1, (128, 7)),
+        (1024, 64, 1024, 96, (64, 1)),
+        (3, 5, 7, 1, (64, 1)),
+        (1, 3072, 768, 1, (64, 3)),
+    ):
+        assert matmul_tensor_core.plan(M, N, K, count) == expected
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "N", "splits"), [(bf16, 8, 1), (f16, 40, 1), (bf16, 6, 1), (f16, 8, 2), (bf16, 5, 2)]
+)
+def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 64, splits)
+    K = 72 if splits > 1 else 24
+    a, b, bias, other = draw(9, K, dtype=dtype), draw(K, N, dtype=dtype), draw(N, dtype=dtype), draw(9, N, dtype=dtype)
+    raw_a, raw_b, raw_bias, raw_other = map(stored, (a, b, bias, other))
+    h = product(a, b) + bias.astype("f8")
+    y, before = matmul_tensor_core.matmul_gelu(raw_a, raw_b, raw_bias)
+    check(before, h)
+    check(y, gelu(h))
+    check(matmul_tensor_core.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + other.astype("f8"))
+    wide = other.astype("f8")
+    slope = (gelu(wide + 1e-5) - gelu(wide - 1e-5)) / 2e-5
+    check(matmul_tensor_core.matmul_gelu_slope(raw_a, raw_b, raw_other), product(a, b) * slope)
+    matmul_tensor_core.add_matmul(raw_other, raw_a, raw_b)
+    check(raw_other, product(a, b) + wide)
+
+
+def test_values_of_the_ends() -> None:
+    """Infinite and NaN products, and GELU of large numbers."""
+    a = np.array([[np.inf], [np.nan], [-200.0], [200.0], [0.0]]).astype(bf16)
+    y, before = map(array.to_host, matmul_tensor_core.matmul_gelu(stored(a), stored(np.ones((1, 1), bf16))))
+    np.testing.assert_array_equal(before.astype("f4")[:, 0], [np.inf, np.nan, -200, 200, 0])
+    np.testing.assert_array_equal(y.astype("f4")[:, 0], [np.inf, np.nan, 0, 200, 0])
+
+
+def test_tf32_rounds_to_10_bits() -> None:
+    a = np.array([[1 + 2**-10 + 2**-12, 1 + 2**-11]], f32)
+    y = array.to_host(matmul_tensor_core.matmul(stored(a), stored(np.eye(2, dtype=f32))))
+    np.testing.assert_array_equal(y, [[1 + 2**-10, 1 + 2**-10]])
+
+
+def test_errors() -> None:
+    a, b = stored(draw(2, 3)), stored(draw(3, 4))
+    with pytest.raises(ValueError, match="expected .* same K"):
+        matmul_tensor_core.matmul(a, a)
+    with pytest.raises(ValueError, match="bias is .* expected"):
+        matmul_tensor_core.matmul(a, b, stored(draw(3)))
+    with pytest.raises(TypeError, match="got bfloat16 and float16 to bfloat16"):
+        matmul_tensor_core.matmul(a, stored(draw(3, 4, dtype=f16)))
+    with pytest.raises(TypeError, match="to float16"):
+        matmul_tensor_core.matmul(a, b, dtype=f16)
+    with pytest.raises(ValueError, match="residual is .* expected shape"):
+        matmul_tensor_core.matmul_residual(a, b, stored(draw(2, 3)))
+    with pytest.raises(ValueError, match="expected a C-contiguous array"):
+        matmul_tensor_core.add_matmul(stored(draw(4, 2)).T, a, b)
+
+
+def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, found in (((7, 5), False), ((8, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(memory, "capability", lambda _, capability=capability: capability)
+        assert matmul_tensor_core.takes(0) is found
+
+
+# What only the simulator can see --------------------------------------------------------------------------------------
+
+needs_simulator = pytest.mark.skipif(not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator")
+
+
+@needs_simulator
+@pytest.mark.parametrize(
+    ("dtype", "layout", "side"),
+    [(bf16, "rows", 64), (bf16, "columns", 64), (bf16, "columns", 128), (f32, "columns", 64)],
+)
+def test_no_bank_conflicts(dtype: Any, layout: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 8 places of 16 bytes that shared memory serves at a time lie in its 8 groups of 4 banks, one in each."""
+    use(monkeypatch, side)
+    written: dict[int, list[int]] = {}
+    read: dict[int, list[int]] = {}
+
+    def record(places: dict[int, list[int]], original: Any) -> Any:
+        def instruction(address: Any, *rest: Any) -> Any:
+            places.setdefault(simulator._now.block.current.number, []).append(int(address) // 16 % 8)
+            return original(address, *rest)
+
+        return instruction
+
+    monkeypatch.setattr(ptx, "cp_async", record(written, ptx.cp_async))
+    monkeypatch.setattr(ptx, "ldmatrix", record(read, ptx.ldmatrix))
+    monkeypatch.setattr(ptx, "ldmatrix_transposed", record(read, ptx.ldmatrix_transposed))
+    a, b = draw(side, 40, dtype=dtype), draw(40, side, dtype=dtype)
+    other = "rows" if layout == "columns" else "columns"  # so both operands are read along k, or neither
+    check(matmul_tensor_core.matmul(stored(a, layout), stored(b, other), dtype=f32), product(a, b))
+    assert written
+    assert read or (dtype is f32 and layout == "columns")
+    for places in (written, read):
+        for first in range(0, 2 * side if places else 0, 8):
+            for together in zip(*(places[first + i] for i in range(8)), strict=True):
+                assert sorted(together) == list(range(8))
+
+
+@needs_simulator
+@pytest.mark.parametrize("broken", ["wait", "barrier"])
+def test_without_a_wait_or_a_barrier_it_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken == "wait":
+        monkeypatch.setattr(ptx, "cp_async_wait1", ptx.cp_async_wait2)
+    else:
+        monkeypatch.setattr(type(simulator.cuda), "syncthreads", staticmethod(lambda: None))
+    with pytest.raises(simulator.SimulationError, match="has waited for its asynchronous copy|race: thread"):
+        matmul_tensor_core.matmul(stored(draw(64, 96)), stored(draw(96, 64)))
