@@ -93,6 +93,7 @@ CUDA_SUPPORT = {
     "sorting": "sorting of rows, for indexing",
     "streams": "streams and events",
     "strided_copy": "copies at any strides, for array and movement",
+    "tensor_core_epilogue": "what matmul_tensor_core does with sums",
     "tensor_core_product": "the kernels of matmul_tensor_core",
     "tiled_product": "matmul on tiles",
 }
