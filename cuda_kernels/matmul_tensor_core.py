@@ -20,13 +20,12 @@ from .array import DeviceArray, contiguous, empty
 from .matmul import _arguments, _broadcast, _expand, _merge
 from .strided_copy import copy_into
 from .tensor_core_epilogue import ADD, BIAS, CAPABILITY, GELU, SLOPE, SUM_PARTS, VECTOR
-from .tensor_core_product import LINE, TILES
+from .tensor_core_product import LINE, tiles_of
 
 ENOUGH_TILES = 100  # to keep most of a GPU's 80 to 150 multiprocessors at work
 BLOCKS = 264  # what divided sums aim at: two on each of 132
 SHORTEST_PART = 256  # steps of a divided sum
 MOST_DIVIDED = 2**31  # elements of a product whose sums may be divided
-HALVES = ("bfloat16", "float16")
 
 
 def takes(device: int) -> bool:
@@ -188,11 +187,11 @@ def _multiply_batch(
     grid = count * splits * row_tiles * column_tiles
     sizes = row_tiles, column_tiles, splits, chunk
     if splits == 1:
-        tiles = TILES[operand, out, side, kinds]
+        tiles = tiles_of(operand, out, side, kinds)
         tiles.launch(grid, y, a, b, *others, *_arguments(M, N, K, a, b, batch, epilogue), *sizes)
         return
     parts = empty((splits, M, N), np.float32, y.device)
     arguments = _arguments(M, N, K, a, b, batch, epilogue & VECTOR)
-    TILES[operand, "float32", side, kinds].launch(grid, parts, a, b, others[0], parts, parts, *arguments, *sizes)
+    tiles_of(operand, "float32", side, kinds).launch(grid, parts, a, b, others[0], parts, parts, *arguments, *sizes)
     groups = M * -(-N // 4)
     SUM_PARTS[operand, out].launch(-(-groups // 256), y, parts, *others, M, N, splits, epilogue)

@@ -150,7 +150,7 @@ def _sum_parts(operand: str, out: str) -> Kernel:
 
     @kernel(
         f"{out}*", "float32*", f"{operand}*", f"{out}*", f"{out}*", "uint32", "uint32", "int32", "int32",
-        threads=256, registers=48, name=f"sum_parts_{operand}_{out}", capability=CAPABILITY,
+        threads=256, registers=36, name=f"sum_parts_{operand}_{out}", capability=CAPABILITY,
     )  # fmt: skip
     def sum_parts(y, parts, bias, residual, before, M, N, splits, epilogue):
         """y (M, N) = the sum of parts (splits, M, N), with an epilogue."""

@@ -17,13 +17,14 @@ The warp's sums go through shared memory once more, to become 4 columns of a row
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import ptx
 from .language import cuda, device_function
-from .launch import Kernel, kernel
+from .launch import LATER, Kernel, kernel
 from .product import WORDS, start
 from .tensor_core_epilogue import CAPABILITY, PAIRS, epilogue_of
 
@@ -273,9 +274,21 @@ def _tiles(operand: str, out: str, side: int, kinds: str, registers: int) -> Ker
 
 
 KINDS = ("kk", "ko", "ok", "oo")
-TILES = {
-    (operand, out, side, kinds): _tiles(operand, out, side, kinds, 128)
-    for operand, out in PAIRS
-    for side in (128, 64)
-    for kinds in KINDS
-}
+SIDES = (128, 64)
+
+
+@functools.cache
+def tiles_of(operand: str, out: str, side: int, kinds: str) -> Kernel:
+    """The kernel for operands of a dtype that lie along ``kinds``, for y of another, and tiles of ``side``."""
+    registers = {128: 128 if operand == "float32" else 124, 64: 112 if operand == "float32" else 104}
+    return _tiles(operand, out, side, kinds, registers[side])
+
+
+for operand, out in PAIRS:
+    for side in SIDES:
+        for kinds in KINDS:
+            if operand == "float16":  # but for one instruction those of bfloat16
+                name = f"tensor_core_product.tiles_{operand}_{out}_{side}_{kinds}"
+                LATER[name] = functools.partial(tiles_of, operand, out, side, kinds)
+            else:
+                tiles_of(operand, out, side, kinds)
