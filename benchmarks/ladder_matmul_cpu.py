@@ -69,22 +69,33 @@ def ordered(a, b, y):
 @kernel
 def blocked(a, b, y):
     """One block of b after another: it stays in the L2 cache while all rows of a pass by."""
+    inner = a.shape[1]
     for j in range(0, y.shape[1], COLUMNS):
-        for k in range(0, a.shape[1], DEPTH):
-            ordered(a[:, k : k + DEPTH], b[k : k + DEPTH, j : j + COLUMNS], y[:, j : j + COLUMNS])
+        for k_block in range(0, inner, DEPTH):
+            for i in range(y.shape[0]):
+                y_row = y[i][j : j + COLUMNS]
+                for k in range(k_block, min(k_block + DEPTH, inner)):
+                    factor, b_row = a[i, k], b[k][j : j + COLUMNS]
+                    for c in range(y_row.size):
+                        y_row[c] += factor * b_row[c]
 
 
 @kernel
 def packed(a, b, y):
-    """The block of b is copied together, so that its rows lie one after the other."""
-    panel = np.empty((DEPTH, COLUMNS), b.dtype)
+    """The block of b is copied first, so that its rows lie one after the other."""
+    inner = a.shape[1]
+    block = np.empty((DEPTH, COLUMNS), b.dtype)
     for j in range(0, y.shape[1], COLUMNS):
-        for k in range(0, a.shape[1], DEPTH):
-            depth, width = min(DEPTH, a.shape[1] - k), min(COLUMNS, y.shape[1] - j)
-            for r in range(depth):
-                for c in range(width):
-                    panel[r, c] = b[k + r, j + c]
-            ordered(a[:, k : k + DEPTH], panel[:depth, :width], y[:, j : j + COLUMNS])
+        for k_block in range(0, inner, DEPTH):
+            for k in range(k_block, min(k_block + DEPTH, inner)):
+                for c in range(min(COLUMNS, y.shape[1] - j)):
+                    block[k - k_block, c] = b[k, j + c]
+            for i in range(y.shape[0]):
+                y_row = y[i][j : j + COLUMNS]
+                for k in range(k_block, min(k_block + DEPTH, inner)):
+                    factor, b_row = a[i, k], block[k - k_block]
+                    for c in range(y_row.size):
+                        y_row[c] += factor * b_row[c]
 
 
 @kernel
@@ -226,10 +237,11 @@ def work(library: str, rungs: list[str], thread_count: int, size: int, seconds: 
     print(json.dumps(speeds))
 
 
-def measure(rungs: list[str], counts: list[int], size: int, turns: int, seconds: float) -> dict[str, dict[int, float]]:
+def measure(
+    libraries: list[str], rungs: list[str], counts: list[int], size: int, turns: int, seconds: float
+) -> dict[str, dict[int, float]]:
     """GFLOP/s by name and number of threads, the best of the turns."""
     speeds: dict[str, dict[int, float]] = {}
-    libraries = [library for library in LIBRARIES if missing(library) is None]
     for _ in range(turns):
         for count in counts:
             for library in libraries:
@@ -247,6 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=1024, help="rows and columns of each matrix (default 1024)")
     parser.add_argument("--rungs", nargs="+", choices=list(RUNGS), default=list(RUNGS))
+    parser.add_argument("--against", nargs="+", choices=list(LIBRARIES)[1:], default=list(LIBRARIES)[1:])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="(default: all cores)")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each product in each turn (default 0.5)")
@@ -256,11 +269,14 @@ def main() -> None:
     if args.worker:
         work(args.worker, args.rungs, args.threads, args.size, args.seconds)
         return
-    for library in LIBRARIES:
-        if (reason := missing(library)) is not None:
+    libraries = ["minigrad"]
+    for library in args.against:
+        if (reason := missing(library)) is None:
+            libraries.append(library)
+        else:
             print(f"{library}: skipped, {reason}")
     counts = sorted({1, args.threads})
-    speeds = measure(args.rungs, counts, args.size, args.turns, args.seconds)
+    speeds = measure(libraries, args.rungs, counts, args.size, args.turns, args.seconds)
     print(f"float32, ({args.size}, {args.size}) @ ({args.size}, {args.size}), GFLOP/s")
     print(f"{'':10}" + "".join(f"{f'{count} threads' if count > 1 else '1 thread':>12}" for count in counts))
     for name in [*(rung for rung in RUNGS if rung in speeds), *(library for library in LIBRARIES if library in speeds)]:

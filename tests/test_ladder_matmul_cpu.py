@@ -50,6 +50,7 @@ def test_a_rung_adds_to_y(ladder, rung):
 def test_the_table(tmp_path):
     out = tmp_path / "table.json"
     options = ["--size", "48", "--turns", "1", "--seconds", "0", "--threads", "2", "--json", str(out)]
+    options += ["--against", "numpy"]
     command = [sys.executable, str(BENCHMARKS / "ladder_matmul_cpu.py"), *options, "--rungs", "naive", "threads"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     speeds = json.loads(out.read_text())["gflops"]
