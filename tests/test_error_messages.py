@@ -720,11 +720,6 @@ def loading_a_path(folder: Path) -> None:
 
 
 @mistake
-def module_to_the_gpu() -> None:
-    nn.Linear(2, 2).cuda()
-
-
-@mistake
 def a_layer_that_is_not_here() -> None:
     nn.Conv2d(3, 8, 3)
 
