@@ -4,6 +4,7 @@ The folder ``distributed/`` is installed as ``minigrad.distributed``; the base i
 which is the name of Dask's package.
 """
 
+from .amp_trainer import AmpTrainer, MixedPrecisionConfig
 from .auto_balance import AutoBalancer
 from .block_config import DistributedTrainConfig
 from .block_grads import BlockGradientSet, BlockLayout, PerBlockGradientAccumulator, shard_batches
@@ -164,10 +165,12 @@ __all__ = [
     "PerBlockGradientAccumulator",
     "shard_batches",
     # trainers
+    "AmpTrainer",
     "BucketedTrainer",
     "DistributedTrainer",
     "FusedDistributedOptimizer",
     "FusedOptimizerConfig",
+    "MixedPrecisionConfig",
     "NonFiniteLossError",
     "SimpleTrainer",
     "Trainer",

@@ -210,14 +210,14 @@ class BlockDistributedTrainer(BucketedTrainer):
             for name, buffer in self._buffers().items():
                 buffer.data[...] = self._buffers_before[name]
                 buffer.bump_version()
-            if self.scaler is None or not isinstance(error, NonFiniteGradientError) or self.scaler.scale <= 1.0:
+            if self.scaler is None or not isinstance(error, NonFiniteGradientError) or self.scaler.get_scale() <= 1.0:
                 raise
-            self.scaler.update(overflow=True)
+            self.scaler.update_scale(overflow=True)
             self.skipped_steps += 1
             return None
         if metrics is not None:
             if self.scaler is not None:
-                self.scaler.update(overflow=False)
+                self.scaler.update_scale(overflow=False)
             if self._log_every and metrics.step % self._log_every == 0:
                 self._write_line(metrics)
         return metrics
@@ -229,7 +229,7 @@ class BlockDistributedTrainer(BucketedTrainer):
     def _backward(self, loss: Tensor, hook: BackwardHook | None = None) -> GradStore:
         if self.scaler is None:
             return super()._backward(loss, hook)
-        return loss.backward(full(loss.shape, self.scaler.scale, dtype=loss.dtype, device=loss.device), hook=hook)
+        return super()._backward(self.scaler.scale_loss(loss), hook)
 
     @no_grad()
     def _average_buffers(self) -> None:

@@ -119,7 +119,7 @@ class FusedDistributedOptimizer(DistributedTrainer):
         dtypes = {p.dtype for group in self._optimizer.param_groups for p in group["params"]}
         return min((float(finfo(dtype).max) / 2 for dtype in dtypes), default=math.inf)
 
-    def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics:
+    def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics | None:
         return super()._update(named, parts, math.nan if self._without_loss else loss)
 
     def _apply(self, named: Named, parts: Iterable[GradStore], lr: float | None) -> float | None:

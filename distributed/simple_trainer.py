@@ -206,8 +206,8 @@ class SimpleTrainer:
         grads, loss = window
         return self._update(named, [grads], loss)
 
-    def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics:
-        """One optimizer step with the gradients of all ``parts``, which may still be on their way."""
+    def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics | None:
+        """One optimizer step with the gradients of all ``parts``, which may still be on their way; None if left out."""
         lr = None if self._schedule is None else self._schedule.get_lr(self._global_step)
         norm = self._apply(named, parts, lr)
         self._global_step += 1

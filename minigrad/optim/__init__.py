@@ -17,7 +17,7 @@ from .clip import (
 )
 from .ema import EMA
 from .grad_accumulator import GradAccumulator
-from .grad_scaler import GradScaler
+from .grad_scaler import GradScaler, LossScaleStrategy
 from .lamb import Lamb, LambConfig
 from .lr_schedule import (
     Constant,
@@ -54,6 +54,7 @@ __all__ = [
     "decay_groups",
     "GradAccumulator",
     "GradScaler",
+    "LossScaleStrategy",
     "NonFiniteGradientError",
     "clip_grad_norm",
     "clip_grad_norm_async",

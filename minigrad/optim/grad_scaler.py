@@ -3,25 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, overload
 
 from ..device import Device
+from ..dtypes import finfo, float16, float32, is_half
 from ..errors import located
 from ..grad_store import GradStore
+from ..tensor import Tensor
 from .clip import by_device
-from .optimizer import check_range
+from .optimizer import Optimizer, check_range
 
 MIN_SCALE = 1.0
+MAX_SCALE = float(finfo(float32).max)
+
+
+@dataclass(frozen=True)
+class LossScaleStrategy:
+    """How the loss is scaled: not at all, by a fixed factor, or by one that adapts (boostr's ``LossScaleStrategy``).
+
+    Made by ``none()``, ``fixed(scale)`` and ``dynamic(...)``. Raises ValueError for values out of range.
+    """
+
+    kind: Literal["none", "fixed", "dynamic"]
+    initial_scale: float = 1.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("none", "fixed", "dynamic"):
+            raise located(ValueError(f"kind is {self.kind!r}, expected 'none', 'fixed' or 'dynamic'"))
+        check_range(self.initial_scale, "initial_scale", MIN_SCALE)
+        _check_growth(self.growth_factor, self.backoff_factor, self.growth_interval)
+
+    @classmethod
+    def none(cls) -> LossScaleStrategy:
+        """No scaling: enough for bfloat16, which has float32's range."""
+        return cls("none")
+
+    @classmethod
+    def fixed(cls, scale: float) -> LossScaleStrategy:
+        """Always this factor. A step that overflows is left out."""
+        return cls("fixed", scale)
+
+    @classmethod
+    def dynamic(
+        cls,
+        initial_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> LossScaleStrategy:
+        """A factor that grows until steps overflow; see GradScaler."""
+        return cls("dynamic", initial_scale, growth_factor, backoff_factor, growth_interval)
+
+    def to_grad_scaler(self) -> GradScaler | None:
+        """A new scaler of this strategy; None if there is none."""
+        if self.kind == "none":
+            return None
+        if self.kind == "fixed":
+            return GradScaler.fixed(self.initial_scale)
+        return GradScaler(self.initial_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
 
 
 class GradScaler:
     """The scale of a loss whose gradients pass through float16, adapted to what they bear.
 
-    ``backward`` starts with ``scale`` instead of 1; ``unscale_`` divides the gradients by it again. A step whose
-    gradients overflowed is left out, and the scale multiplied by ``backoff_factor``; after ``growth_interval`` steps
-    without one it is multiplied by ``growth_factor``.
+    ::
 
-    Parameters should be float32 and cast in the forward pass: gradients unscaled in float16 lose what scaling gained.
+        scaler = GradScaler()
+        for x, y in batches:
+            with minigrad.autocast("cuda", minigrad.float16):
+                loss = model.loss(x, y)
+            scaler.step(optimizer, scaler.scale(loss).backward())
+            scaler.update()
+
+    ``backward`` starts with the scale instead of 1; ``unscale_`` divides the gradients by it again. A step whose
+    gradients overflowed is left out, and the scale multiplied by ``backoff_factor``; after ``growth_interval`` steps
+    without one it is multiplied by ``growth_factor``. It stays within 1 and what float32 holds.
+
+    Parameters are float32 and cast in the forward pass (``autocast``): gradients unscaled in float16 lose what scaling
+    gained. With ``enabled=False`` nothing is scaled and no step left out.
 
     Raises ValueError for options out of range. Source: Micikevicius et al., "Mixed precision training" (2018).
     """
@@ -32,49 +95,194 @@ class GradScaler:
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
+        enabled: bool = True,
     ) -> None:
+        _check_growth(growth_factor, backoff_factor, growth_interval)
         self._scale = check_range(init_scale, "init_scale", MIN_SCALE)
-        self.growth_factor: float = check_range(growth_factor, "growth_factor", 1.0)
-        self.backoff_factor: float = check_range(backoff_factor, "backoff_factor", 0.0, 1.0)
-        if type(growth_interval) is not int or growth_interval < 1:
-            raise located(ValueError(f"growth_interval is {growth_interval!r}, expected an integer >= 1"))
-        self.growth_interval = growth_interval
+        self.growth_factor: float = float(growth_factor)
+        self.backoff_factor: float = float(backoff_factor)
+        self.growth_interval: int = growth_interval
+        self._enabled, self._adapts = bool(enabled), True
         self._good_steps = 0
-        self._found: list[tuple[Device, Any]] = []  # flags, where the gradients are
+        # Since the last update: which gradients were unscaled, and the flags that tell whether they were finite.
+        self._unscaled: list[tuple[GradStore, list[tuple[Device, Any]]]] = []
+
+    @classmethod
+    def fixed(cls, scale: float) -> GradScaler:
+        """A scaler whose scale stays; it only leaves out the steps that overflow."""
+        scaler = cls(scale)
+        scaler._adapts = False
+        return scaler
+
+    def __repr__(self) -> str:
+        return f"GradScaler({'' if self._adapts else 'fixed, '}{self.get_scale():g})"
+
+    def is_enabled(self) -> bool:
+        """Whether it scales."""
+        return self._enabled
 
     @property
-    def scale(self) -> float:
-        """What the loss is multiplied with now."""
-        return self._scale
+    def adapts(self) -> bool:
+        """Whether overflows change the scale: not that of a ``fixed`` scaler."""
+        return self._enabled and self._adapts
+
+    def get_scale(self) -> float:
+        """What the loss is multiplied with now; 1 if the scaler is disabled."""
+        return self._scale if self._enabled else 1.0
+
+    # ------------------------------------------------------------------ a step
+
+    @overload
+    def scale(self) -> float: ...
+    @overload
+    def scale(self, outputs: Tensor) -> Tensor: ...
+    @overload
+    def scale(self, outputs: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]: ...
+
+    def scale(self, outputs: Tensor | list[Tensor] | tuple[Tensor, ...] | None = None) -> float | Tensor | list[Tensor]:
+        """The loss (or several), multiplied; without one, the scale (boostr's ``scale``).
+
+        A float16 or bfloat16 loss becomes float32 first: times 65536, the 1.0 of float16 would be infinite.
+        """
+        if outputs is None:
+            return self.get_scale()
+        if isinstance(outputs, list | tuple):
+            return [self.scale(x) for x in outputs]
+        if not self._enabled:
+            return outputs
+        return (outputs.float() if is_half(outputs.dtype) else outputs) * self._scale
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """``scale(loss)`` (boostr)."""
+        return self.scale(loss)
 
     def unscale_(self, grads: GradStore) -> None:
-        """Divide all gradients by the scale, in place; ``found_inf`` tells whether one was infinite or NaN."""
-        self._found = [
+        """Divide all gradients by the scale, in place; ``found_inf`` tells whether one was infinite or NaN.
+
+        Raises ValueError for float16 gradients, and RuntimeError for gradients unscaled since the last ``update``.
+        """
+        if not self._enabled:
+            return
+        if any(store is grads for store, _ in self._unscaled):
+            raise located(RuntimeError("unscale_: these gradients have been unscaled already; call update() per step"))
+        bad = next((grad for grad in grads.values() if grad.dtype == float16), None)
+        if bad is not None:
+            raise located(
+                ValueError(
+                    f"unscale_: a gradient of shape {bad.shape} is float16, in which what scaling gained is lost; "
+                    "keep parameters in float32 and compute under autocast"
+                )
+            )
+        flags = [
             (device, device.kernels.grad_norm.unscale_(arrays, 1.0 / self._scale))
             for device, arrays in by_device(grads.values()).items()
         ]
+        for grad in grads.values():
+            grad.bump_version()
+        self._unscaled.append((grads, flags))
+
+    def unscale_grads(self, grads: GradStore) -> bool:
+        """``unscale_``; returns whether all gradients are finite (boostr's ``Ok``, else ``Overflow``)."""
+        self.unscale_(grads)
+        return not self.found_inf
 
     @property
     def found_inf(self) -> bool:
         """Whether a gradient of the last ``unscale_`` was infinite or NaN. Asking waits for a GPU's answer."""
-        return any(bool(device.kernels.to_host(found)) for device, found in self._found)
+        return bool(self._unscaled) and _overflowed(self._unscaled[-1][1])
 
-    def update(self, overflow: bool) -> None:
-        """Adapt the scale after a step that was made, or left out because of an ``overflow``."""
+    def step(self, optimizer: Optimizer, grads: GradStore) -> bool:
+        """``optimizer.step(grads)``, but not if a gradient overflowed; returns whether it was made.
+
+        Gradients that were not unscaled yet (to clip them, say) are unscaled here.
+        """
+        if self._enabled:
+            if not any(store is grads for store, _ in self._unscaled):
+                self.unscale_(grads)
+            if any(store is grads and _overflowed(flags) for store, flags in self._unscaled):
+                return False
+        optimizer.step(grads)
+        return True
+
+    def update(self, new_scale: float | None = None) -> None:
+        """End a step: adapt the scale to what ``unscale_`` found since the last time, or set it.
+
+        Raises RuntimeError if nothing was unscaled.
+        """
+        if not self._enabled:
+            return
+        if new_scale is not None:
+            self._scale = check_range(new_scale, "new_scale", MIN_SCALE)
+            self._unscaled.clear()
+            return
+        if not self._unscaled:
+            raise located(RuntimeError("update: no gradients were unscaled since the last one; call step or unscale_"))
+        self.update_scale(any(_overflowed(flags) for _, flags in self._unscaled))
+
+    def update_scale(self, overflow: bool) -> None:
+        """Adapt the scale after a step that was made, or left out because of an ``overflow`` (boostr)."""
+        self._unscaled.clear()
+        if not self.adapts:
+            return
         if overflow:
             self._scale, self._good_steps = max(MIN_SCALE, self._scale * self.backoff_factor), 0
             return
         self._good_steps += 1
-        if self._good_steps == self.growth_interval:
-            self._scale, self._good_steps = self._scale * self.growth_factor, 0
+        if self._good_steps >= self.growth_interval:
+            grown = self._scale * self.growth_factor
+            self._scale, self._good_steps = grown if grown <= MAX_SCALE else self._scale, 0
+
+    # ------------------------------------------------------------------ options and state
+
+    def get_growth_factor(self) -> float:
+        """The factor after ``growth_interval`` good steps."""
+        return self.growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Use this factor from now on."""
+        _check_growth(new_factor, self.backoff_factor, self.growth_interval)
+        self.growth_factor = float(new_factor)
+
+    def get_backoff_factor(self) -> float:
+        """The factor after an overflow."""
+        return self.backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Use this factor from now on."""
+        _check_growth(self.growth_factor, new_factor, self.growth_interval)
+        self.backoff_factor = float(new_factor)
+
+    def get_growth_interval(self) -> int:
+        """Good steps before the scale grows."""
+        return self.growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Use this interval from now on."""
+        _check_growth(self.growth_factor, self.backoff_factor, new_interval)
+        self.growth_interval = new_interval
 
     def state_dict(self) -> dict[str, Any]:
         """Scale and count, as JSON values."""
         return {"scale": self._scale, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``; ValueError for what is none."""
+        """Go on from ``state_dict``; ValueError for what is none, and for another scale than a fixed one."""
         count = state.get("good_steps")
         if type(count) is not int or not 0 <= count < self.growth_interval:
             raise located(ValueError(f"good_steps is {count!r}, expected an integer below {self.growth_interval}"))
-        self._scale, self._good_steps = check_range(state.get("scale"), "scale", MIN_SCALE), count
+        scale = check_range(state.get("scale"), "scale", MIN_SCALE)
+        if not self._adapts and scale != self._scale:
+            raise located(ValueError(f"the saved scale is {scale:g}, this scaler's is fixed at {self._scale:g}"))
+        self._scale, self._good_steps = scale, count
+        self._unscaled.clear()
+
+
+def _check_growth(growth_factor: Any, backoff_factor: Any, growth_interval: Any) -> None:
+    check_range(growth_factor, "growth_factor", 1.0)
+    check_range(backoff_factor, "backoff_factor", 0.0, 1.0)
+    if type(growth_interval) is not int or growth_interval < 1:
+        raise located(ValueError(f"growth_interval is {growth_interval!r}, expected an integer >= 1"))
+
+
+def _overflowed(flags: list[tuple[Device, Any]]) -> bool:
+    return any(bool(device.kernels.to_host(found)) for device, found in flags)

@@ -1,0 +1,369 @@
+"""AmpTrainer: float32 where it matters, one decision on all ranks, and boostr's defects mended, each with a test."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import requires_mpi, run_ranks
+
+import minigrad
+from minigrad import GradStore, Tensor, autocast, bfloat16, float16, float32, float64, nn
+from minigrad.distributed import (
+    AmpTrainer,
+    Communicator,
+    MixedPrecisionConfig,
+    NonFiniteLossError,
+    NoOpCommunicator,
+    SimpleTrainer,
+    TrainingConfig,
+    TrainingMetrics,
+    run_threads,
+)
+from minigrad.optim import SGD, AdamW, LinearWarmup, LossScaleStrategy, NonFiniteGradientError
+
+PLAIN = TrainingConfig(max_grad_norm=None)
+BOTH = pytest.mark.parametrize(
+    "precision", [MixedPrecisionConfig.bf16(), MixedPrecisionConfig.fp16()], ids=["bf16", "fp16"]
+)
+
+
+class Line(nn.Module):
+    """loss = 1e-3 mean(x w): the gradient is 1e-3 mean(x), computed in the half dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(np.full((4, 1), 1e-3, np.float32))
+
+    def loss(self, x: Any) -> Tensor:
+        return (Tensor(np.asarray(x, np.float32)) @ self.weight).float().mean() * 1e-3
+
+
+SMALL, HUGE = np.full((1, 4), 1e-4), np.full((1, 4), 6e4)  # HUGE is finite in the forward pass, and * scale in no half
+
+
+def fp16(strategy: LossScaleStrategy) -> MixedPrecisionConfig:
+    return MixedPrecisionConfig(float16, loss_scale=strategy)
+
+
+def line(
+    strategy: LossScaleStrategy, comm: Communicator | None = None, accum: int = 1, lr: float = 1.0
+) -> tuple[Line, AmpTrainer]:
+    net = Line()
+    config = PLAIN.with_grad_accum_steps(accum)
+    return net, AmpTrainer(config, fp16(strategy), comm, SGD(net.named_parameters(), lr=lr))
+
+
+def feed(trainer: AmpTrainer, net: nn.Module, *batch: Any) -> TrainingMetrics | None:
+    with trainer.autocast():
+        loss = net.loss(*batch)
+    return trainer.backward_and_step(loss, net.named_parameters())
+
+
+def taken_off(net: Line) -> np.ndarray:
+    """What SGD of learning rate 1 has subtracted."""
+    return 1e-3 - net.weight.detach().double().numpy()
+
+
+# ------------------------------------------------------------------ boostr's defects
+
+
+def test_defect_gradients_are_unscaled_in_float32() -> None:
+    # float16 rounds 1e-7 to 1.2e-7, which is what unscaling in float16 would bring back.
+    net, trainer = line(LossScaleStrategy.dynamic())
+    with trainer.autocast():
+        loss = net.loss(SMALL)
+    grads = trainer.scale_loss(loss).backward()
+    assert grads[net.weight].dtype == float32
+    assert trainer.step(net.parameters(), grads, loss.item()) is not None
+    np.testing.assert_allclose(taken_off(net), 1e-7, rtol=3e-3)
+    net, plain = line(LossScaleStrategy.none())
+    assert feed(plain, net, SMALL) is not None
+    assert abs(taken_off(net) - 1e-7).max() > 1e-8
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_defect_an_overflow_leaves_out_the_whole_window(world: int) -> None:
+    def body(comm: Communicator) -> None:
+        net, trainer = line(LossScaleStrategy.dynamic(65536.0), comm, accum=2)
+        for batch in (HUGE, SMALL, SMALL, HUGE):
+            assert feed(trainer, net, batch) is None
+        assert (trainer.skipped_steps, trainer.global_step, trainer.loss_scale) == (2, 0, 16384.0)
+        assert (taken_off(net) == 1e-3 - np.float64(np.float32(1e-3))).all()
+        assert feed(trainer, net, SMALL) is None
+        metrics = feed(trainer, net, 3 * SMALL)
+        assert metrics is not None and metrics.step == 1
+        np.testing.assert_allclose(taken_off(net), 2e-7, rtol=3e-3)
+
+    run_threads(world, body, timeout=20)
+
+
+@pytest.mark.parametrize("bucket", [1, 2**20])
+def test_defect_an_overflow_on_one_rank_is_one_on_all(bucket: int) -> None:
+    def body(comm: Communicator) -> tuple[float, int, bytes]:
+        net = Line()
+        optimizer = AdamW(net.named_parameters(), lr=1e-3)
+        trainer = AmpTrainer(PLAIN, MixedPrecisionConfig.fp16(), comm, optimizer, bucket_size_bytes=bucket)
+        made = [feed(trainer, net, HUGE if comm.rank == 1 and step == 1 else SMALL) for step in range(3)]
+        assert [m is None for m in made] == [False, True, False]
+        assert (optimizer.timestep, trainer.global_step, trainer.skipped_steps) == (2, 2, 1)
+        trainer.assert_replicas_identical(net.named_parameters())
+        return trainer.loss_scale, trainer.skipped_steps, net.weight.data.tobytes()
+
+    found = run_threads(2, body, timeout=20)
+    assert found[0] == found[1] and found[0][0] == 32768.0
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_defect_growth_counts_optimizer_steps(world: int) -> None:
+    def body(comm: Communicator) -> None:
+        net, trainer = line(LossScaleStrategy.dynamic(256.0, growth_interval=2), comm, accum=3)
+        scales = []
+        for _ in range(12):
+            feed(trainer, net, SMALL)
+            scales.append(trainer.loss_scale)
+        assert scales == [256.0] * 5 + [512.0] * 6 + [1024.0]
+
+    run_threads(world, body, timeout=20)
+
+
+def test_defect_a_fixed_scale_stays_fixed() -> None:
+    net, trainer = line(LossScaleStrategy.fixed(65536.0))
+    for batch in (HUGE, SMALL, HUGE, HUGE):
+        assert (feed(trainer, net, batch) is None) is (batch is HUGE)
+        assert trainer.loss_scale == 65536.0
+    assert (trainer.skipped_steps, trainer.global_step) == (3, 1)
+
+
+def test_defect_the_scale_has_a_floor_and_what_overflows_there_raises() -> None:
+    net, trainer = line(LossScaleStrategy.dynamic(2.0))
+    grads = GradStore()
+
+    def overflow() -> TrainingMetrics | None:
+        grads.insert(net.weight, Tensor(np.full((4, 1), np.inf, np.float32)))
+        return trainer.step(net.parameters(), grads, 1.0)
+
+    assert overflow() is None and trainer.loss_scale == 1.0
+    with pytest.raises(NonFiniteGradientError, match="step 1"):
+        overflow()
+    assert (trainer.loss_scale, trainer.skipped_steps, trainer.global_step) == (1.0, 1, 0)
+    net, trainer = line(LossScaleStrategy.none())
+    with pytest.raises(NonFiniteGradientError):
+        overflow()
+
+
+def test_defect_master_weights_and_moments_are_float32() -> None:
+    net = nn.Linear(2, 2)
+    trainer = AmpTrainer()
+    x = minigrad.ones(1, 2)
+    with trainer.autocast():
+        loss = net(x).float().sum()
+    assert trainer.backward_and_step(loss, net.named_parameters()) is not None
+    assert {p.dtype for p in trainer.master_params.values()} == {float32}
+    assert set(trainer.master_params) == {p.id for p in net.parameters()}
+    arrays, _ = trainer.optimizer.state_dict()
+    assert arrays and all(a.dtype == np.float32 for key, a in arrays.items() if "exp_avg" in key or a.ndim)
+    for half in (bfloat16, float64):
+        other = nn.Linear(2, 2).to(half)
+        with pytest.raises(ValueError, match=f"parameter weight is {half}, expected float32"):
+            AmpTrainer().step(other.named_parameters(), GradStore(), 1.0)
+    with pytest.raises(ValueError, match="master_dtype is float16, expected float32"):
+        MixedPrecisionConfig(master_dtype=float16)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_defect_the_scaler_is_saved_and_resumed_exactly(world: int) -> None:
+    def body(comm: Communicator) -> None:
+        def make() -> tuple[Line, AmpTrainer]:
+            net = Line()
+            precision = fp16(LossScaleStrategy.dynamic(8192.0, growth_interval=3))
+            return net, AmpTrainer(PLAIN, precision, comm, AdamW(net.named_parameters(), lr=1e-3))
+
+        batches = [SMALL, HUGE, HUGE, SMALL, SMALL, 2 * SMALL, HUGE, SMALL, SMALL]
+        net, trainer = make()
+        for batch in batches:
+            feed(trainer, net, batch)
+        first, half = make()
+        for batch in batches[:4]:
+            feed(half, first, batch)
+        arrays, meta = half.state_dict(first.named_parameters())
+        second, rest = make()
+        second.load_state_dict({"weight": first.weight.detach().numpy()})
+        rest.load_state_dict(second.named_parameters(), arrays, meta)
+        for batch in batches[4:]:
+            feed(rest, second, batch)
+        assert (rest.loss_scale, rest.skipped_steps) == (trainer.loss_scale, trainer.skipped_steps)
+        assert rest.skipped_steps > half.skipped_steps > 0 and rest.global_step == trainer.global_step
+        assert second.weight.data.tobytes() == net.weight.data.tobytes()
+
+    run_threads(world, body, timeout=20)
+
+
+def test_defect_a_schedule_counts_steps_that_were_made() -> None:
+    net = Line()
+    trainer = AmpTrainer(PLAIN, MixedPrecisionConfig.fp16(), schedule=LinearWarmup(1.0, 10))
+    rates = []
+    for batch in (SMALL, HUGE, SMALL, HUGE, SMALL):
+        metrics = feed(trainer, net, batch)
+        rates.append(None if metrics is None else round(metrics.lr, 6))
+    assert rates == [0.1, None, 0.2, None, 0.3]
+
+
+# ------------------------------------------------------------------ the rest
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+    def loss(self, x: Any, y: Any) -> Tensor:
+        return nn.functional.cross_entropy(self(Tensor(x)), Tensor(y))
+
+
+def make_net() -> Net:
+    minigrad.manual_seed(3)
+    return Net()
+
+
+def batches(steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(5)
+    return [(x := rng.standard_normal((8, 6), dtype=np.float32), np.abs(x[:, :3]).argmax(1)) for _ in range(steps)]
+
+
+def test_in_bfloat16_it_is_simple_trainer_under_autocast_to_the_bit() -> None:
+    net, other = make_net(), make_net()
+    config = TrainingConfig(learning_rate=1e-2, grad_accum_steps=2)
+    trainer, simple = AmpTrainer(config), SimpleTrainer(config)
+    for batch in batches(6):
+        metrics = feed(trainer, net, *batch)
+        with autocast("cpu", bfloat16):
+            loss = other.loss(*batch)
+        assert simple.step(other.parameters(), loss.backward(), loss.item()) == metrics
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert p.data.tobytes() == q.data.tobytes()
+
+
+@BOTH
+def test_it_learns_as_float32_does(precision: MixedPrecisionConfig) -> None:
+    net, wide = make_net(), make_net()
+    config = TrainingConfig(learning_rate=3e-2)
+    trainer, simple = AmpTrainer(config, precision), SimpleTrainer(config)
+    for batch in batches(40):
+        last = feed(trainer, net, *batch)
+        loss = wide.loss(*batch)
+        expected = simple.step(wide.parameters(), loss.backward(), loss.item())
+    assert last is not None and expected is not None and trainer.skipped_steps == 0
+    assert expected.loss < 0.9
+    assert last.loss == pytest.approx(expected.loss, abs=0.1)
+
+
+@BOTH
+def test_two_ranks_train_as_one(precision: MixedPrecisionConfig) -> None:
+    def body(comm: Communicator) -> tuple[bytes, list[np.ndarray]]:
+        net = make_net()
+        trainer = AmpTrainer(TrainingConfig(learning_rate=1e-2), precision, comm, bucket_size_bytes=100)
+        for x, y in batches(4):
+            share = slice(comm.rank, None, comm.world_size)
+            assert feed(trainer, net, x[share], y[share]) is not None
+        trainer.assert_replicas_identical(net.named_parameters())
+        values = [p.detach().numpy().copy() for p in net.parameters()]
+        return b"".join(v.tobytes() for v in values), values
+
+    one, two = run_threads(1, body, timeout=20), run_threads(2, body, timeout=20)
+    assert two[0][0] == two[1][0]
+    for a, b in zip(one[0][1], two[0][1], strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-2)  # Adam's first steps are lr, whatever the gradient: 4 of 1e-2
+
+
+def test_a_loss_that_is_not_finite_raises_and_keeps_the_scale() -> None:
+    net, trainer = line(LossScaleStrategy.dynamic())
+    with pytest.raises(NonFiniteLossError):
+        feed(trainer, net, np.full((1, 4), np.inf))
+    assert (trainer.loss_scale, trainer.skipped_steps) == (65536.0, 0)
+
+
+def test_overrides_keep_an_operation_in_float32() -> None:
+    net, trainer = make_net(), AmpTrainer()
+    x = minigrad.ones(2, 6)
+
+    def dtypes() -> tuple[Any, Any]:
+        with trainer.autocast():
+            return net.first(x).dtype, net.last(minigrad.ones(2, 16)).dtype
+
+    assert dtypes() == (bfloat16, bfloat16)
+    trainer.add_fp32_override(net.last.weight)
+    assert dtypes() == (bfloat16, float32)
+    trainer.set_fp32_overrides([net.first.weight.id])
+    assert dtypes() == (float32, bfloat16)
+    copies = trainer.compute_params(net.named_parameters())
+    assert (copies[net.first.weight.id].dtype, copies[net.last.weight.id].dtype) == (float32, bfloat16)
+    trainer.remove_fp32_override(net.first.weight)
+    assert dtypes() == (bfloat16, bfloat16)
+
+    trainer.add_fp32_override(net.first.weight)
+    with trainer.autocast(), autocast("cpu", float16):  # also within another context
+        assert (net.first(x).dtype, net.last(minigrad.ones(2, 16)).dtype) == (float32, float16)
+
+
+def test_compute_params_carry_gradients_to_the_masters() -> None:
+    net, trainer = make_net(), AmpTrainer()
+    copies = trainer.compute_params(net.parameters())
+    w = copies[net.first.weight.id]
+    grads = (minigrad.ones(2, 6, dtype=bfloat16) @ w.T).float().sum().backward()
+    assert (w.dtype, grads[net.first.weight].dtype) == (bfloat16, float32)
+    assert (grads[net.first.weight].numpy() == 2.0).all()
+
+
+def test_refuses_states_and_arguments_that_do_not_fit() -> None:
+    net, trainer = line(LossScaleStrategy.dynamic())
+    arrays, meta = trainer.state_dict(net.named_parameters())
+    _, other = line(LossScaleStrategy.none())
+    with pytest.raises(ValueError, match="saved with loss scaling"):
+        other.load_state_dict(net.named_parameters(), arrays, meta)
+    with pytest.raises(ValueError, match="no 'scaler'"):
+        trainer.load_state_dict(net.named_parameters(), arrays, {k: v for k, v in meta.items() if k != "scaler"})
+    for key, bad in (("scaler", {"scale": math.nan, "good_steps": 0}), ("skipped_steps", -1)):
+        with pytest.raises(ValueError, match=r"scale is nan|skipped_steps is -1"):
+            trainer.load_state_dict(net.named_parameters(), arrays, {**meta, key: bad})
+    with pytest.raises(TypeError, match="precision is of type TrainingConfig, expected a MixedPrecisionConfig"):
+        AmpTrainer(PLAIN, PLAIN)  # type: ignore[arg-type]  # what is refused
+    with pytest.raises(ValueError, match="compute_dtype is float32"):
+        MixedPrecisionConfig(float32)
+    with pytest.raises(ValueError, match="loss_scale is 2.0"):
+        MixedPrecisionConfig(loss_scale=2.0)  # type: ignore[arg-type]  # what is refused
+    assert isinstance(trainer.communicator, NoOpCommunicator)
+
+
+OVERFLOW = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from minigrad.distributed import MpiCommunicator, all_gather_bytes
+from test_amp_trainer import HUGE, SMALL, feed, line
+from minigrad.optim import LossScaleStrategy
+
+comm = MpiCommunicator(timeout=30)
+net, trainer = line(LossScaleStrategy.dynamic(growth_interval=2), comm)
+made = [feed(trainer, net, HUGE if comm.rank == 1 and step == 1 else SMALL) is not None for step in range(4)]
+assert made == [True, False, True, True], made
+trainer.assert_replicas_identical(net.named_parameters())
+assert all_gather_bytes(comm, repr((trainer.loss_scale, trainer.skipped_steps)).encode()) == [b"(65536.0, 1)"] * 2
+comm.close()
+print("passed")
+"""
+
+
+@requires_mpi
+def test_an_overflow_on_one_process_is_one_on_all() -> None:
+    here = Path(__file__).parent
+    result = run_ranks(2, OVERFLOW, here, here.parent, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("passed") == 2

@@ -1,0 +1,160 @@
+"""GradScaler: what is unscaled is exact, an overflow leaves the step out, and the scale moves as PyTorch's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad
+from minigrad import GradStore, Tensor, float16
+from minigrad.optim import SGD, GradScaler, LossScaleStrategy
+
+
+def store(p: Tensor, value: float, dtype: Any = np.float32) -> GradStore:
+    grads = GradStore()
+    grads.insert(p, Tensor(np.full(p.shape, value, dtype)))
+    return grads
+
+
+def param() -> Tensor:
+    return minigrad.zeros(3, requires_grad=True)
+
+
+def test_scaled_and_unscaled_the_gradients_are_the_same_to_the_bit() -> None:
+    w = minigrad.tensor([0.3, -1.7, 1e-20], requires_grad=True)
+    scaler = GradScaler()
+    plain = (w * w).sum().backward()
+    grads = scaler.scale((w * w).sum()).backward()
+    assert (grads[w].numpy() == 65536 * plain[w].numpy()).all()
+    scaler.unscale_(grads)
+    assert (grads[w].numpy() == plain[w].numpy()).all() and not scaler.found_inf
+
+
+def test_the_scale_moves_as_pytorchs() -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    p, q = param(), torch.zeros(3, requires_grad=True)
+    options: dict[str, Any] = {"init_scale": 8.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2}
+    ours, theirs = GradScaler(**options), torch.amp.GradScaler("cpu", **options)
+    mine, other = SGD([p], lr=1.0), torch.optim.SGD([q], lr=1.0)
+    found, expected = [], []
+    for value in (1.0, 1.0, math.inf, 1.0, 1.0, 1.0, math.nan, math.inf, 1.0, 1.0):
+        theirs.scale(torch.ones(()))  # makes its scale
+        q.grad = torch.full((3,), value)
+        made = ours.step(mine, store(p, value))
+        theirs.step(other)
+        ours.update()
+        theirs.update()
+        assert made is math.isfinite(value)
+        found.append((ours.get_scale(), p.tolist()))
+        expected.append((max(theirs.get_scale(), 1.0), q.detach().tolist()))
+    for (scale, weights), (scale_, weights_) in zip(found, expected, strict=True):
+        assert scale == scale_
+        np.testing.assert_allclose(weights, weights_, rtol=1e-6)
+
+
+def test_scale_of_losses() -> None:
+    scaler = GradScaler(1024.0)
+    assert scaler.scale() == scaler.get_scale() == 1024.0
+    x = minigrad.tensor(100.0, dtype=float16)
+    y = scaler.scale(x)  # more than float16 holds
+    assert (y.dtype, y.item()) == (np.float32, 102400.0)
+    assert [z.item() for z in scaler.scale([minigrad.tensor(1.0), minigrad.tensor(2.0)])] == [1024.0, 2048.0]
+    assert scaler.scale_loss(minigrad.tensor(3.0)).item() == 3072.0
+
+
+def test_disabled_it_does_nothing() -> None:
+    scaler, p = GradScaler(enabled=False), param()
+    loss = minigrad.tensor(2.0)
+    grads = store(p, 1.0)
+    assert scaler.scale(loss) is loss and not scaler.is_enabled() and scaler.get_scale() == 1.0
+    assert scaler.step(SGD([p], lr=1.0), grads)
+    scaler.update()
+    assert p.tolist() == [-1.0] * 3
+
+
+def test_several_optimizers_share_a_scale() -> None:
+    scaler, a, b = GradScaler(4.0), param(), param()
+    assert scaler.step(SGD([a], lr=1.0), store(a, 4.0))
+    assert not scaler.step(SGD([b], lr=1.0), store(b, math.inf))
+    scaler.update()
+    assert (a.tolist(), b.tolist(), scaler.get_scale()) == ([-1.0] * 3, [0.0] * 3, 2.0)
+
+
+def test_gradients_are_unscaled_once() -> None:
+    scaler, p = GradScaler(4.0), param()
+    grads = store(p, 4.0)
+    assert scaler.unscale_grads(grads)
+    with pytest.raises(RuntimeError, match="have been unscaled already"):
+        scaler.unscale_(grads)
+    assert scaler.step(SGD([p], lr=1.0), grads) and p.tolist() == [-1.0] * 3
+    scaler.update()
+    with pytest.raises(RuntimeError, match="no gradients were unscaled"):
+        scaler.update()
+    with pytest.raises(ValueError, match=r"shape \(3,\) is float16"):
+        scaler.unscale_(store(p, 4.0, np.float16))
+
+
+def test_a_scale_stays_within_1_and_what_float32_holds() -> None:
+    scaler = GradScaler(2.0, growth_interval=1)
+    for _ in range(3):
+        scaler.update_scale(overflow=True)
+    assert scaler.get_scale() == 1.0
+    scaler.update(2.0**127)
+    scaler.update_scale(overflow=False)
+    assert scaler.get_scale() == 2.0**127
+    with pytest.raises(ValueError, match="new_scale"):
+        scaler.update(0.5)
+
+
+def test_a_fixed_scale_stays() -> None:
+    scaler, p = GradScaler.fixed(8.0), param()
+    for value in (1.0, math.inf, math.inf, 1.0):
+        assert scaler.step(SGD([p], lr=1.0), store(p, value)) is math.isfinite(value)
+        scaler.update()
+        assert scaler.get_scale() == 8.0
+    with pytest.raises(ValueError, match="saved scale is 4, this scaler's is fixed at 8"):
+        scaler.load_state_dict({"scale": 4.0, "good_steps": 0})
+
+
+def test_options_are_read_set_and_checked() -> None:
+    scaler = GradScaler()
+    scaler.set_growth_factor(3.0)
+    scaler.set_backoff_factor(0.25)
+    scaler.set_growth_interval(7)
+    assert (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()) == (3.0, 0.25, 7)
+    with pytest.raises(ValueError, match="backoff_factor"):
+        scaler.set_backoff_factor(1.5)
+    with pytest.raises(ValueError, match="growth_interval"):
+        scaler.set_growth_interval(0)
+    with pytest.raises(ValueError, match="growth_factor"):
+        scaler.set_growth_factor(0.5)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    a, b = GradScaler(8.0, growth_interval=3), GradScaler(2.0, growth_interval=3)
+    a.update_scale(overflow=True)
+    a.update_scale(overflow=False)
+    b.load_state_dict(a.state_dict())
+    for scaler in (a, b):
+        scaler.update_scale(overflow=False)
+        assert scaler.get_scale() == 4.0
+        scaler.update_scale(overflow=False)
+        assert scaler.get_scale() == 8.0
+
+
+def test_strategies_are_boostrs() -> None:
+    assert LossScaleStrategy.none().to_grad_scaler() is None
+    fixed, dynamic = LossScaleStrategy.fixed(128.0).to_grad_scaler(), LossScaleStrategy.dynamic().to_grad_scaler()
+    assert fixed is not None and dynamic is not None
+    assert (fixed.get_scale(), fixed.adapts, dynamic.get_scale(), dynamic.adapts) == (128.0, False, 65536.0, True)
+    assert (dynamic.growth_factor, dynamic.backoff_factor, dynamic.growth_interval) == (2.0, 0.5, 2000)
+    for make in (
+        lambda: LossScaleStrategy.fixed(0.5),
+        lambda: LossScaleStrategy.dynamic(growth_interval=0),
+        lambda: LossScaleStrategy("static"),  # type: ignore[arg-type]  # what is refused
+    ):
+        with pytest.raises(ValueError):
+            make()
