@@ -120,10 +120,10 @@ def complain(message: object, code: int) -> int:
 
 
 def describe(error: Exception) -> str:
-    """What happened, and to which file, without an error number."""
+    """What happened, and to which file, without an error number and the line of the script."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+    return str(error).partition("\n  at ")[0]
 
 
 def choose_device(name: str) -> Device:
