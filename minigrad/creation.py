@@ -156,6 +156,16 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device
     return Tensor(np.eye(n, m), dtype=dtype or dtypes.default_dtype(), device=device)
 
 
+def tril_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
+    """Indices (int64, shape (2, count)) of the lower triangle of a (row, col) matrix, row by row; see ``tril``."""
+    return Tensor(np.stack(np.tril_indices(row, offset, col)), device=device)
+
+
+def triu_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
+    """Indices (int64, shape (2, count)) of the upper triangle of a (row, col) matrix, row by row; see ``triu``."""
+    return Tensor(np.stack(np.triu_indices(row, offset, col)), device=device)
+
+
 def _draw(kind: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:
     device = Device(device)
     dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
@@ -250,6 +260,16 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if len({(*t.shape[:axis], *t.shape[axis + 1 :], t.ndim) for t in tensors}) > 1:
         raise located(ValueError(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ"))
     return movement.Cat.apply(*tensors, axis=axis)
+
+
+def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``cat``."""
+    return cat(tensors, dim)
+
+
+def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``cat``."""
+    return cat(tensors, dim)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

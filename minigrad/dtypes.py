@@ -83,6 +83,19 @@ def finfo(dtype: np.dtype[Any]) -> Any:
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes' has no types
 
 
+def iinfo(dtype: Any) -> np.iinfo[Any]:
+    """``numpy.iinfo``: ``bits``, ``min`` and ``max`` of an integer dtype; TypeError for others."""
+    found = as_dtype(dtype)
+    if found.kind not in "iu":
+        raise located(TypeError(f"iinfo of {found}: expected an integer dtype; finfo is for floating ones"))
+    return np.iinfo(found)
+
+
+def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
+    """The dtype of an operation on tensors of these two, as in PyTorch: int64 and float16 give float16."""
+    return _promote(as_dtype(type1), as_dtype(type2))
+
+
 def category(dtype: np.dtype[Any]) -> int:
     """0 for bool, 1 for integers, 2 for floats: an in-place result may lose precision, but never category."""
     return _CATEGORY[dtype.kind]

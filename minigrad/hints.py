@@ -23,8 +23,6 @@ HINTS: dict[str, dict[str, str]] = {
         "save": _SAVE,
         "load": _SAVE,
         "cuda": _CUDA,
-        "concat": "use cat",
-        "concatenate": "use cat",
         "inference_mode": "use no_grad",
         "compile": "the kernels are compiled by themselves",
         "utils": "data sets and loaders are in minigrad.data",

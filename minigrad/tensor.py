@@ -32,6 +32,7 @@ from .methods.matmul import MatmulMethods
 from .methods.movement import MovementMethods
 from .methods.reduce import ReduceMethods
 from .methods.sampling import SamplingMethods
+from .methods.search import SearchMethods
 from .methods.softmax import SoftmaxMethods
 from .methods.trigonometry import TrigonometryMethods
 
@@ -51,6 +52,7 @@ class Tensor(
     DerivedMethods,
     DerivedIndexingMethods,
     DerivedInPlaceMethods,
+    SearchMethods,
     TensorCore,
 ):
     """An n-dimensional array. ``Tensor([[1.0, 2.0]], requires_grad=True)`` copies its data, as ``torch.tensor`` does.

@@ -76,6 +76,11 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {  # after the (3, 2) matrix, where ther
     "index_put": ((np.array([2, 0]), np.array([1, 0])), np.array([7.0, 8.0])),
     "scatter_reduce": (0, INDEX, np.ones((3, 2)), "amax"),
     "lerp": (np.ones((3, 2)), 0.25),
+    "addmm": (np.ones((3, 4)), np.ones((4, 2))),
+    "addmv": (np.ones((2, 3)), np.ones(3)),
+    "baddbmm": (np.ones((1, 3, 4)), np.ones((1, 4, 2))),
+    "logaddexp": (np.eye(3, 2),),
+    **dict.fromkeys(("cummax", "cummin"), (0,)),
 }
 SHIFTS = ("bitwise_left_shift", "bitwise_right_shift")
 FIRST: dict[str, np.ndarray] = {
@@ -83,6 +88,8 @@ FIRST: dict[str, np.ndarray] = {
     "acosh": np.array([[1.5, 2.0]]),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", *SHIFTS), np.arange(6).reshape(3, 2)),
     "bmm": np.ones((3, 1, 2)),
+    "addmv": np.ones(2),
+    "bincount": np.array([1, 5, 1]),
     "dot": VECTOR,
     "outer": VECTOR,
 }
@@ -96,7 +103,7 @@ def convert(tensor: Any, x: Any) -> Any:
 
 
 def flat(y: Any) -> list[Any]:
-    return [x.tolist() for x in y] if isinstance(y, tuple) else [y if isinstance(y, bool) else y.tolist()]
+    return [x.tolist() for x in y] if isinstance(y, tuple) else [y if isinstance(y, bool | int) else y.tolist()]
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))

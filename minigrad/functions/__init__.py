@@ -13,5 +13,6 @@ from .indexing import *
 from .matmul import *
 from .movement import *
 from .reduce import *
+from .search import *
 from .softmax import *
 from .trigonometry import *

@@ -126,3 +126,18 @@ def allclose(x: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08,
 def equal(x: Tensor, other: Tensor) -> bool:
     """Whether shape and all values are equal."""
     return x.equal(other)
+
+
+def logaddexp(x: Tensor, other: Tensor) -> Tensor:
+    """``Tensor.logaddexp``."""
+    return x.logaddexp(other)
+
+
+def numel(x: Tensor) -> int:
+    """``Tensor.numel``."""
+    return x.numel()
+
+
+def is_floating_point(x: Tensor) -> bool:
+    """``Tensor.is_floating_point``."""
+    return x.is_floating_point()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import located
-from ..ops import elementwise
+from ..ops import elementwise, movement
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -149,6 +149,19 @@ class DerivedMethods:
     def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
         """self + weight * (end - self), from the nearer end, as in PyTorch."""
         return elementwise.Lerp.apply(self, self._operand(end), self._operand(weight))
+
+    def logaddexp(self: Tensor, other: Tensor) -> Tensor:
+        """log(exp(self) + exp(other)) without overflow; the two broadcast; floating tensors only."""
+        x, y = self.maximum(other), self.minimum(other)
+        if not x.is_floating_point():
+            raise located(TypeError(f"logaddexp of {x.dtype} values is no integer; convert with .float() first"))
+        shape = (1, *x.shape)
+        return movement.Cat.apply(x.reshape(shape), y.reshape(shape), axis=0).logsumexp(0)
+
+    def new_empty(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+        """Uninitialised memory of the dtype (if no other is given) and device of this tensor."""
+        found = self.dtype if dtype is None else dtypes.as_dtype(dtype)
+        return self.wrap(self.device.kernels.empty(shapes.shape_argument(size), found), self.device)
 
     def new_zeros(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
         """Zeros of the dtype (if no other is given) and device of this tensor."""

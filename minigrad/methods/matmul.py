@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .. import shapes
 from ..autograd import TensorCore
 from ..errors import located
 from ..ops import matmul
@@ -39,6 +40,18 @@ class MatmulMethods:
             )
         return self @ other
 
+    def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta * self + alpha * (mat1 @ mat2) of two matrices; self broadcasts. With beta 0 it does not count."""
+        return _added("addmm", self, mat1.mm(mat2), beta, alpha)
+
+    def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta * self + alpha * (mat @ vec); self broadcasts. With beta 0 it does not count."""
+        return _added("addmv", self, mat.mv(vec), beta, alpha)
+
+    def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta * self + alpha * (batch1 @ batch2), see ``bmm``; self broadcasts. With beta 0 it does not count."""
+        return _added("baddbmm", self, batch1.bmm(batch2), beta, alpha)
+
     def mv(self: Tensor, vec: Tensor) -> Tensor:
         """self @ vec of a matrix and a vector."""
         return _ranks("mv", self, 2, vec, 1) @ vec
@@ -61,6 +74,13 @@ def _matmul(a: Tensor | float, b: Tensor | float) -> Tensor:
     if a.ndim == 1:
         y = y.squeeze(-2)
     return y.squeeze(-1) if b.ndim == 1 else y
+
+
+def _added(name: str, x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    if shapes.broadcast(x.shape, product.shape) != product.shape:
+        raise located(ValueError(f"{name}: shape {x.shape} does not broadcast to the product's, {product.shape}"))
+    y = product if alpha == 1 else product * alpha
+    return y if beta == 0 else (x if beta == 1 else x * beta) + y
 
 
 def _ranks(name: str, a: Tensor, m: int, b: Tensor, n: int) -> Tensor:

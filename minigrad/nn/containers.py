@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, overload
+from typing import Any, Generic, TypeVar, overload
 
 from ..errors import located
 from .module import Module
+
+T = TypeVar("T")
 
 
 class ModuleList(Module):
@@ -64,7 +66,56 @@ class ModuleList(Module):
         return len(self._modules)
 
 
-class ModuleDict(Module):
+class NamedValues(Module, Generic[T]):
+    """What a dictionary of modules and one of parameters have in common."""
+
+    @property
+    def _table(self) -> dict[str, T]:
+        raise NotImplementedError
+
+    def __getitem__(self, key: str) -> T:
+        return self._table[key]
+
+    def __delitem__(self, key: str) -> None:
+        del self._table[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def keys(self) -> KeysView[str]:
+        """The names."""
+        return self._table.keys()
+
+    def values(self) -> ValuesView[T]:
+        """The values."""
+        return self._table.values()
+
+    def items(self) -> ItemsView[str, T]:
+        """Names and values."""
+        return self._table.items()
+
+    def pop(self, key: str) -> T:
+        """Remove a value and return it."""
+        return self._table.pop(key)
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._table.clear()
+
+    def _checked_key(self, key: Any) -> str:
+        if not isinstance(key, str) or not key or "." in key or (key not in self._table and hasattr(self, key)):
+            name = type(self).__name__
+            raise located(KeyError(f"{name}: {key!r} is no key; expected a name without dots that is no attribute"))
+        return key
+
+
+class ModuleDict(NamedValues[Module]):
     """A dictionary of modules, children named by their keys, in order of insertion."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
@@ -79,44 +130,11 @@ class ModuleDict(Module):
     def __setitem__(self, key: str, module: Module) -> None:
         if not isinstance(module, Module):
             raise located(TypeError(f"ModuleDict holds Modules, not {type(module).__name__}"))
-        if not isinstance(key, str) or not key or "." in key or (key not in self._modules and hasattr(self, key)):
-            raise KeyError(f"ModuleDict: {key!r} is no key; expected a name without dots that is no attribute")
-        self._modules[key] = module
+        self._modules[self._checked_key(key)] = module
 
-    def __getitem__(self, key: str) -> Module:
-        return self._modules[key]
-
-    def __delitem__(self, key: str) -> None:
-        del self._modules[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._modules
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def keys(self) -> KeysView[str]:
-        """The names."""
-        return self._modules.keys()
-
-    def values(self) -> ValuesView[Module]:
-        """The modules."""
-        return self._modules.values()
-
-    def items(self) -> ItemsView[str, Module]:
-        """Names and modules."""
-        return self._modules.items()
-
-    def pop(self, key: str) -> Module:
-        """Remove a module and return it."""
-        return self._modules.pop(key)
-
-    def clear(self) -> None:
-        """Remove all modules."""
-        self._modules.clear()
+    @property
+    def _table(self) -> dict[str, Module]:
+        return self._modules
 
 
 class Sequential(ModuleList):

@@ -99,6 +99,16 @@ def hardswish(x: Tensor) -> Tensor:
 
 
 @in_float32
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """The first half of ``dim`` times the sigmoid of the second (Dauphin et al. 2017)."""
+    at = shapes.normalize_dim(dim, floating("glu", x).ndim)
+    if not x.ndim or x.shape[at] % 2:
+        raise located(ValueError(f"glu of shape {x.shape}: expected an even size of dim {dim}, which is halved"))
+    half = x.shape[at] // 2
+    return x.narrow(at, 0, half) * x.narrow(at, half, half).sigmoid()
+
+
+@in_float32
 def softsign(x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
     return x / (x.abs() + 1)

@@ -240,137 +240,6 @@ class Dropout(Module):
         return f"p={self.p}"
 
 
-class GELU(Module):
-    """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
-
-    def __init__(self, approximate: str = "none") -> None:
-        super().__init__()
-        if approximate not in ("none", "tanh"):
-            raise located(ValueError(f"GELU: approximate={approximate!r}; expected 'none' or 'tanh'"))
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.gelu(x, self.approximate)
-
-    def extra_repr(self) -> str:
-        """The form."""
-        return f"approximate={self.approximate!r}"
-
-
-class ReLU(Module):
-    """max(x, 0)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.relu(x)
-
-
-class Tanh(Module):
-    """Hyperbolic tangent."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.tanh(x)
-
-
-class LeakyReLU(Module):
-    """x where x > 0, else negative_slope * x."""
-
-    def __init__(self, negative_slope: float = 0.01) -> None:
-        super().__init__()
-        self.negative_slope = negative_slope
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.leaky_relu(x, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        """The slope."""
-        return f"negative_slope={self.negative_slope}"
-
-
-class SiLU(Module):
-    """x sigmoid(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.silu(x)
-
-
-class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.sigmoid(x)
-
-
-class Softmax(Module):
-    """exp(x) along ``dim``, divided by its sum."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.softmax(x, self.dim)
-
-    def extra_repr(self) -> str:
-        """The dimension."""
-        return f"dim={self.dim}"
-
-
-class LogSoftmax(Module):
-    """log of the softmax along ``dim``."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.log_softmax(x, self.dim)
-
-    def extra_repr(self) -> str:
-        """The dimension."""
-        return f"dim={self.dim}"
-
-
-class ELU(Module):
-    """x where x > 0, else alpha * (exp(x) - 1)."""
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.elu(x, self.alpha)
-
-    def extra_repr(self) -> str:
-        """The scale."""
-        return f"alpha={self.alpha}"
-
-
-class Softplus(Module):
-    """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
-
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
-        super().__init__()
-        self.beta = beta
-        self.threshold = threshold
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.softplus(x, self.beta, self.threshold)
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return f"beta={self.beta}, threshold={self.threshold}"
-
-
 class Identity(Module):
     """x itself: where a layer is expected and none is wanted."""
 
@@ -394,3 +263,23 @@ class Flatten(Module):
     def extra_repr(self) -> str:
         """The dimensions."""
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """Dimension ``dim`` as several of the given sizes, one of which may be -1."""
+
+    dim: int
+    unflattened_size: tuple[int, ...]
+
+    def __init__(self, dim: int, unflattened_size: tuple[int, ...]) -> None:
+        super().__init__()
+        self.dim = dim
+        self.unflattened_size = tuple(unflattened_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, product) -> (N, *unflattened_size), for dim 1."""
+        return x.unflatten(self.dim, self.unflattened_size)
+
+    def extra_repr(self) -> str:
+        """The dimension and its sizes."""
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"

@@ -15,8 +15,9 @@ from ..dtypes import bool_
 from ..errors import located
 from ..tensor import Tensor
 from . import functional as F
+from .activation_modules import GELU
 from .checks import check_tensor
-from .layers import GELU, Dropout, LayerNorm, Linear
+from .layers import Dropout, LayerNorm, Linear
 from .module import Module
 
 

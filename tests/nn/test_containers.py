@@ -89,3 +89,32 @@ def test_names_of_slices_and_insertions_are_those_of_pytorch(kind: str) -> None:
         m.insert(1, library.GELU())
         found.append([[(n, type(c).__name__) for n, c in x.named_children()] for x in (m, part)])
     assert found[0] == found[1]
+
+
+def test_a_list_and_a_dictionary_of_parameters() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.many = nn.ParameterList([mg.ones(2), nn.Parameter(mg.zeros(3))])
+            self.named = nn.ParameterDict({"gain": mg.ones(1), "bias": mg.zeros(1)})
+
+    m = Scales()
+    assert list(m.state_dict()) == ["many.0", "many.1", "named.gain", "named.bias"]
+    m.many.append(mg.full((4,), 2.0)).extend([mg.ones(5)])
+    m.many[1] = mg.ones(6)
+    assert [p.shape for p in m.many] == [(2,), (6,), (4,), (5,)] and len(m.many) == 4
+    assert m.many[-1].requires_grad and type(m.many[0]) is nn.Parameter
+    grads = (m.many[0].sum() * m.named["gain"]).sum().backward()
+    assert grads[m.many[0]].tolist() == [1, 1] and grads[m.named["gain"]].tolist() == [2]
+    del m.named["bias"]
+    m.named.update({"shift": mg.ones(2)})
+    assert list(m.named) == list(m.named.keys()) == ["gain", "shift"] and "bias" not in m.named and len(m.named) == 2
+    assert m.named.pop("shift").shape == (2,) and [p.shape for p in m.named.values()] == [(1,)]
+    m.named.clear()
+    assert not m.named.items() and [n for n, _ in m.named_parameters()] == [f"many.{i}" for i in range(4)]
+    for wrong in (lambda: m.many.append(3), lambda: m.many.__setitem__(0, [1.0]), lambda: nn.ParameterDict({"a": 1})):  # type: ignore[arg-type, dict-item, call-overload, unused-ignore]  # the error is the test
+        with pytest.raises(TypeError, match="holds Parameters, not (int|list); make it an nn.Parameter"):
+            wrong()
+    for key in ("a.b", "", "values", "training"):
+        with pytest.raises(KeyError, match="is no key; expected a name without dots"):
+            m.named[key] = mg.ones(1)
