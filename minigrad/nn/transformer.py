@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty, ones, where
-from ..dtypes import bool_
+from ..dtypes import bool_, float32, float64
 from ..errors import located
+from ..ops.attention import CachedAttention
 from ..tensor import Tensor
 from . import functional as F
 from .activation_modules import GELU
@@ -37,20 +38,42 @@ class KVCache:
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""
-        B, nh, max_tokens, hs = self._keys.shape
+        B, nh, _, hs = self._keys.shape
         if k.shape != v.shape or k.shape[:2] + k.shape[3:] != (B, nh, hs):
             raise located(
                 ValueError(f"KVCache: keys {k.shape}, values {v.shape}; this cache expects ({B}, {nh}, T, {hs})")
             )
-        start, end = self.length, self.length + k.shape[2]
-        if end > max_tokens:
-            raise located(
-                ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {k.shape[2]} more came")
-            )
+        start, end = self._room(k.shape[2])
         self._keys[:, :, start:end] = k
         self._values[:, :, start:end] = v
         self.length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """Append the keys and values of new tokens and let their queries attend to all so far, in one operation.
+
+        qkv (B, T, 3 nh hs) is what one projection made -> (B, T, nh hs). One token at a time, or any number into an
+        empty cache. ValueError when the cache is full or qkv does not fit.
+        """
+        B, nh, _, hs = self._keys.shape
+        if qkv.shape[0] != B or qkv.shape[2] != 3 * nh * hs or qkv.dtype != self._keys.dtype:
+            raise located(
+                ValueError(
+                    f"KVCache: qkv {qkv.shape} of {qkv.dtype}; this cache expects ({B}, T, {3 * nh * hs}) of "
+                    f"{self._keys.dtype}"
+                )
+            )
+        start, end = self._room(qkv.shape[1])
+        y = CachedAttention.apply(qkv, keys=self._keys.data, values=self._values.data, start=start)
+        self.length = end
+        return y
+
+    def _room(self, T: int) -> tuple[int, int]:
+        """The places of T new tokens; ValueError when the cache is full."""
+        start, end, max_tokens = self.length, self.length + T, self._keys.shape[2]
+        if end > max_tokens:
+            raise located(ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {T} more came"))
+        return start, end
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVCache | None) -> Tensor:
@@ -64,14 +87,18 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVC
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     causal = True
     if cache is not None:
-        if is_grad_enabled():
-            raise located(RuntimeError("a KV cache is for generation; wrap the call in no_grad()"))
-        if cache.length and T > 1:
-            raise located(ValueError(f"{T} tokens for a cache that holds {cache.length}; pass one at a time"))
+        _check_use(cache, T)
         causal = cache.length == 0  # one new token sees all that came before
         k, v = cache.extend(k, v)
     y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=True)
     return y.transpose(1, 2).reshape(B, T, nh * hs)
+
+
+def _check_use(cache: KVCache, T: int) -> None:
+    if is_grad_enabled():
+        raise located(RuntimeError("a KV cache is for generation; wrap the call in no_grad()"))
+    if cache.length and T > 1:
+        raise located(ValueError(f"{T} tokens for a cache that holds {cache.length}; pass one at a time"))
 
 
 class SelfAttention(Module):
@@ -118,6 +145,9 @@ class SelfAttention(Module):
         dropout = self.dropout if self.training else 0.0
         if cache is None and attn_mask is None:
             y = F.packed_attention(qkv, dropout, is_causal=self.is_causal, n_head=self.n_head)
+        elif cache is not None and qkv.dtype in (float32, float64) and not dropout:
+            _check_use(cache, T)
+            y = cache.attend(qkv)
         else:
             q, k, v = qkv.reshape(B, T, 3, self.n_head, C // self.n_head).unbind(2)
             if attn_mask is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..autograd import Function
@@ -43,7 +44,7 @@ class PackedAttention(Function):
 
     def forward(self, qkv: Any, *, heads: tuple[int, ...], options: tuple[Any, ...]) -> Any:
         self.heads, self.options = heads, options  # (B, T, 3, H, D)
-        y, lse = self.kernels.attention.forward(*self._parts(qkv), *options)
+        y, lse = self.kernels.attention.forward(*_parts(qkv, heads), *options)
         self.saved = (qkv, y, lse)
         y = y.swapaxes(1, 2)
         return y.reshape(*heads[:2], heads[3] * heads[4]) if len(qkv.shape) == 3 else y
@@ -52,12 +53,31 @@ class PackedAttention(Function):
         qkv, y, lse = self.saved
         dqkv = self.kernels.empty(qkv.shape, qkv.dtype)
         dy = dy.reshape(*self.heads[:2], *self.heads[3:]).swapaxes(1, 2)
-        grads = self.kernels.attention.backward(dy, *self._parts(qkv), y, lse, *self.options)
-        for part, grad in zip(self._parts(dqkv), grads):
+        grads = self.kernels.attention.backward(dy, *_parts(qkv, self.heads), y, lse, *self.options)
+        for part, grad in zip(_parts(dqkv, self.heads), grads):
             self.kernels.elementwise.assign(part, grad)
         return dqkv
 
-    def _parts(self, qkv: Any) -> list[Any]:
-        """Queries, keys and values, each (B, H, T, D), as views."""
-        qkv = qkv.reshape(self.heads)
-        return [qkv[:, :, i].swapaxes(1, 2) for i in range(3)]
+
+class CachedAttention(Function):
+    """The same for tokens that continue those in a cache, whose arrays ``keys`` and ``values`` (B, H, max_tokens, D)
+    hold ``start`` tokens and get those of qkv (B, T, 3 H D) -> y (B, T, H D). For generation: it has no backward."""
+
+    __slots__ = ()
+    differentiable = False
+
+    def forward(self, qkv: Any, *, keys: Any, values: Any, start: int) -> Any:
+        B, H, _, D = keys.shape
+        T = qkv.shape[1]
+        q, k, v = _parts(qkv, (B, T, 3, H, D))
+        keys, values = keys[:, :, : start + T], values[:, :, : start + T]
+        self.kernels.elementwise.assign(keys[:, :, start:], k)
+        self.kernels.elementwise.assign(values[:, :, start:], v)
+        y, _ = self.kernels.attention.forward(q, keys, values, start == 0, 1 / math.sqrt(D))
+        return y.swapaxes(1, 2).reshape(B, T, H * D)
+
+
+def _parts(qkv: Any, heads: tuple[int, ...]) -> list[Any]:
+    """Queries, keys and values, each (B, H, T, D), as views of qkv in the shape ``heads``, (B, T, 3, H, D)."""
+    qkv = qkv.reshape(heads)
+    return [qkv[:, :, i].swapaxes(1, 2) for i in range(3)]

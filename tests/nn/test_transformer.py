@@ -130,8 +130,13 @@ def test_misuse_of_the_cache() -> None:
         attention(x[:, 3:4], cache)
         with pytest.raises(ValueError, match="4 are in it and 1 more"):
             attention(x[:, 4:5], cache)
-        with pytest.raises(ValueError, match=r"keys \(1, 3, 1, 4\).*expects \(2, 3, T, 4\)"):
+        with pytest.raises(ValueError, match=r"qkv \(1, 1, 36\).*expects \(2, T, 36\)"):
             attention(x[:1, :1], KVCache(B, NH, 4, C // NH, like=x))
+        with pytest.raises(ValueError, match="of float32; this cache expects .* of float64"):
+            KVCache(B, NH, 4, C // NH, like=x).attend(mg.ones(B, 1, 3 * C))
+        k = mg.ones(1, NH, 1, 4)
+        with pytest.raises(ValueError, match=r"keys \(1, 3, 1, 4\).*expects \(2, 3, T, 4\)"):
+            KVCache(B, NH, 4, C // NH, like=x).extend(k, k)
     assert cache.length == 4
 
 
