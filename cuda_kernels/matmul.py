@@ -19,6 +19,7 @@ from .array import DeviceArray, contiguous, empty
 from .product import ADD, BIAS, GELU
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+HALVES = ("bfloat16", "float16")
 SMALL = 1 << 19  # multiply-adds
 LONG = 1024  # a sum that one thread should not compute alone
 FEW = 4  # rows or columns that waste most of a tile
@@ -37,11 +38,26 @@ def matmul(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> D
 
     Returns: a new C-contiguous array (..., M, N). Operands of different dtypes are cast to the one that holds both.
 
-    Raises ValueError if the shapes do not fit, TypeError for half floats, which the operations widen before.
+    float16 and bfloat16 go to ``matmul_tensor_core.py``, on devices that have the instructions.
+
+    Raises ValueError if the shapes do not fit, TypeError for half floats on others: operations widen them before.
     """
+    if a.dtype.name in HALVES and b.dtype == a.dtype and takes_halves(a):
+        return _tensor_cores().matmul(a, b, bias)
     a, b, y = _prepare(a, b, bias)
     _multiply(y, a, b, bias, y, 0)
     return y
+
+
+def takes_halves(x: DeviceArray) -> bool:
+    """Whether x's device multiplies float16 and bfloat16 on tensor cores; on others they are widened before."""
+    return bool(_tensor_cores().takes(x.device))
+
+
+def _tensor_cores() -> Any:
+    from . import matmul_tensor_core  # which uses this module
+
+    return matmul_tensor_core
 
 
 def matmul_gelu(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> tuple[DeviceArray, DeviceArray]:

@@ -175,7 +175,7 @@ def _multiply_batch(
     if len(batch) > 2:  # rare: leading dimensions that the operands share in no order
         bias, residual, before = others
         for i in range(y.shape[0]):
-            _multiply_batch(y[i], a[i], b[i], (bias, *(x[i] for x in (residual, before))), kinds, epilogue)
+            _multiply_batch(y[i], a[i], b[i], (bias, residual[i], before[i]), kinds, epilogue)
         return
     (M, N), K = y.shape[-2:], a.shape[-1]
     count = y.size // (M * N)

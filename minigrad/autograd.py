@@ -197,7 +197,8 @@ class Function:
     ``backward_into(dy, dx)`` instead, which adds to the gradient of its one differentiable input in place.
 
     float16 and bfloat16 inputs arrive as float32 copies, and the result and the gradients are rounded back. An op that
-    only moves or chooses values sets ``widens = False`` and gets them as they are.
+    only moves or chooses values sets ``widens = False`` and gets them as they are; so does one that names its
+    ``half_kernels``, on devices whose kernels compute with them.
     """
 
     __slots__ = ("__weakref__", "_versions", "device", "edges", "half", "kernels", "line", "needs", "order", "saved")
@@ -205,6 +206,7 @@ class Function:
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
     widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
+    half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its takes_halves(array)
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
     is_view: ClassVar[bool] = False  # the output may share the first input's memory
     adds_in_place: ClassVar[bool] = False  # the op defines backward_into instead of backward
@@ -381,6 +383,8 @@ def _prepare(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any], dt
             arrays[:] = [
                 cast(kernels.full((), float(x), float64), dtype) if isinstance(x, int | float) else x for x in arrays
             ]
+        return None
+    if cls.half_kernels is not None and is_half(dtype) and getattr(kernels, cls.half_kernels).takes_halves(arrays[0]):
         return None
     for i, x in enumerate(arrays):
         if isinstance(x, kernels.Array) and is_half(x.dtype):

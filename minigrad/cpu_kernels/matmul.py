@@ -231,6 +231,11 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
     return y
 
 
+def takes_halves(x: np.ndarray) -> bool:
+    """False: float16 and bfloat16 are multiplied as float32."""
+    return False
+
+
 def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
     """y = a @ b (+ bias), nothing empty. y is C-contiguous; in a thin product its transpose may be so instead."""
     if not (a.flags.aligned and b.flags.aligned):

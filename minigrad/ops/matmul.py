@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..autograd import Function
+from ..dtypes import is_half
 
 
 def _transposed(x: Any) -> Any:
@@ -17,6 +18,7 @@ class MatMul(Function):
 
     __slots__ = ()
     autocast = "half"
+    half_kernels = "matmul"
     promotes = True
 
     def forward(self, a: Any, b: Any) -> Any:
@@ -41,6 +43,7 @@ class Linear(Function):
 
     __slots__ = ()
     autocast = "half"
+    half_kernels = "matmul"
     promotes = True
 
     def forward(self, x: Any, weight: Any, bias: Any = None) -> Any:
@@ -57,4 +60,8 @@ class Linear(Function):
         dweight = k.matmul.matmul(dy.T, rows) if self.needs[1] else None
         if len(self.needs) == 2:
             return dx, dweight
-        return dx, dweight, k.reduce.sum(dy, (0,), False) if self.needs[2] else None
+        if not self.needs[2]:
+            return dx, dweight, None
+        if is_half(dy.dtype):  # sums of halves are products: the kernels of matmul add in float32
+            return dx, dweight, k.matmul.matmul(k.ones((1, len(dy)), dy.dtype), dy).reshape(dy.shape[1])
+        return dx, dweight, k.reduce.sum(dy, (0,), False)
