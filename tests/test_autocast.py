@@ -361,6 +361,14 @@ def test_checkpoint_repeats_the_dtypes_outside_of_the_context() -> None:
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert np.array_equal(a, b)
+    with autocast("cpu"):
+        y = checkpoint(lambda x: net(x) + net(x), x)  # one cast for both uses, in both runs
+    twice = y.float().sum().backward()
+    with autocast("cpu"):
+        y = net(x) + net(x)
+    plain = y.float().sum().backward()
+    for p in net.parameters():
+        assert np.array_equal(twice[p].numpy(), plain[p].numpy())
     y = checkpoint(net, x)  # and it stays float32 if backward happens within a context
     with autocast("cpu"):
         y.sum().backward()
