@@ -332,22 +332,29 @@ def from_host(x: np.ndarray, device: int | None = None, wait: bool = True) -> De
     """A copy of a NumPy array on a device. Without ``wait``, from pinned memory, the copy is part of the stream."""
     host = np.ascontiguousarray(x).reshape(np.shape(x))
     y = empty(host.shape, host.dtype, device)
-    memory.copy_in(y.pointer, host, wait or host is not x or not memory.is_pinned(host))
+    wait = wait or not memory.is_pinned(host)
+    with memory.on_device(y.device):
+        memory.copy_in(y.pointer, host, wait)
+        if not wait:
+            memory.keep_until_copied(host)
     return y
 
 
 def to_host(x: DeviceArray, wait: bool = True) -> np.ndarray:
     """A NumPy copy, after what the stream has still to do. Without ``wait``: in pinned memory, and filled later."""
-    x = contiguous(x)
     y = np.empty(x.shape, x.dtype) if wait else memory.pinned_empty(x.shape, x.dtype)
     with memory.on_device(x.device):
+        x = contiguous(x)
         memory.copy_out(y, x.pointer, wait)
+        if not wait:
+            memory.keep_until_copied(y)
     return y
 
 
 def from_device(x: DeviceArray, device: int) -> DeviceArray:
     """A copy on another device, after what the streams of both have still to do."""
-    x = contiguous(x)
+    with memory.on_device(x.device):
+        x = contiguous(x)
     memory.synchronize(x.device)
     y = empty(x.shape, x.dtype, device)
     with memory.on_device(device):

@@ -1,8 +1,11 @@
-"""From a kernel's Python to machine code: Numba makes PTX, the driver assembles it, and both are kept on disk.
+"""From a kernel's Python to machine code: Numba makes PTX, nvJitLink assembles it, and the result is kept on disk.
 
-The PTX of a kernel depends on the sources of this folder, the kernel's name and signature, the compute capability and
-the versions of the compilers; their hash names its file. The cubin depends on the driver as well. The files lie in the
-private cache folder of the user beside the CPU kernels (``MINIGRAD_CACHE_DIR`` overrides it).
+nvJitLink comes with numba-cuda, as NVVM does, and its machine code runs on any driver of its major version of CUDA; the
+driver's own assembler refuses the PTX of an NVVM that is newer than the driver. Neither needs a GPU.
+
+The machine code of a kernel depends on the sources of this folder, the kernel's name and signature, the compute
+capability and the versions of the compilers; their hash names its file. The files lie in the private cache folder of
+the user beside the CPU kernels (``MINIGRAD_CACHE_DIR`` overrides it).
 """
 
 from __future__ import annotations
@@ -16,16 +19,21 @@ import os
 import re
 import stat
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from . import libcuda, signatures
+from . import signatures
 
 if TYPE_CHECKING:
     from .launch import Kernel
 
 OLDEST = (7, 5)  # the oldest compute capability
+COMPILERS = ("numba", "numba-cuda", "llvmlite")
+TOOLKITS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")  # those of one extra
+
+_compiling = threading.RLock()
 
 
 def numba_type(word: str) -> Any:
@@ -48,22 +56,23 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
 
     signature = types.void(*map(numba_type, kernel.signature))
     here = SimpleNamespace(compute_capability=capability)
-    before = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: here  # device functions ask the driver, also where there is none
-    try:
-        text, _ = cuda.compile(
-            kernel.function,
-            signature,
-            device=False,
-            abi="numba",
-            cc=capability,
-            fastmath=kernel.fastmath,
-            launch_bounds=kernel.launch_bounds,
-        )
-    except NumbaError as error:
-        raise type(error)(f"kernel {kernel} does not compile: {error}") from error
-    finally:
-        dispatcher.get_current_device = before
+    with _compiling:  # what is replaced here belongs to all threads
+        before = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: here  # device functions ask the driver, also where there is none
+        try:
+            text, _ = cuda.compile(
+                kernel.function,
+                signature,
+                device=False,
+                abi="numba",
+                cc=capability,
+                fastmath=kernel.fastmath,
+                launch_bounds=kernel.launch_bounds,
+            )
+        except NumbaError as error:
+            raise type(error)(f"kernel {kernel} does not compile: {error}") from error
+        finally:
+            dispatcher.get_current_device = before
     text = str(text)
     entry = re.search(r"\.entry\s+([\w$]+)", text)
     if entry is None:
@@ -72,20 +81,35 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
 
 
 def to_cubin(kernel: Kernel, capability: tuple[int, int]) -> bytes:
-    """The kernel's machine code for the current device, from the disk where it has been made before."""
-    key = _digest(kernel, capability)
-    folder = cache_folder()
-    cubin = folder / f"{key}-{libcuda.driver().cuda[0]}{libcuda.driver().cuda[1]}.cubin"
+    """The kernel's machine code for a compute capability, from the disk where it has been made before."""
+    cubin = cache_folder() / f"{_digest(kernel, capability)}.cubin"
     found = _read(cubin)
     if found is None:
-        saved = folder / f"{key}.ptx"
-        text = _read(saved)
-        if text is None:
-            text = to_ptx(kernel, capability).encode()
-            _write(saved, text)
-        found = libcuda.assemble(text.decode(), f"sm_{capability[0]}{capability[1]}")
+        found = assemble(to_ptx(kernel, capability), f"sm_{capability[0]}{capability[1]}")
         _write(cubin, found)
     return found
+
+
+def assemble(ptx: str, architecture: str) -> bytes:
+    """PTX text as a cubin. Raises RuntimeError with nvJitLink's words where it refuses."""
+    from cuda.bindings import nvjitlink
+
+    text = ptx.encode()
+    handle = nvjitlink.create(1, [f"-arch={architecture}"])
+    try:
+        try:
+            nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
+            nvjitlink.complete(handle)
+        except nvjitlink.nvJitLinkError as error:
+            log = bytearray(nvjitlink.get_error_log_size(handle))
+            nvjitlink.get_error_log(handle, log)
+            words = log.rstrip(b"\0").decode(errors="replace").strip()
+            raise RuntimeError(f"assembling for {architecture}: {error}\n{words}") from None
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+    finally:
+        nvjitlink.destroy(handle)
+    return bytes(cubin)
 
 
 def cache_folder() -> Path:
@@ -112,7 +136,11 @@ def _digest(kernel: Kernel, capability: tuple[int, int]) -> str:
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    return tuple(importlib.metadata.version(name) for name in ("numba", "numba-cuda", "llvmlite"))
+    found = [f"{name} {importlib.metadata.version(name)}" for name in COMPILERS]
+    for name in TOOLKITS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return (*found, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
 
 
 @functools.cache

@@ -95,13 +95,19 @@ class Kernel:
 
         An array stands for each pointer of the signature, a number for the rest. An empty grid starts nothing.
         ``threads`` (default: the kernel's) may be fewer than declared. Raises TypeError for arguments that do not fit
-        the signature, CudaError with the kernel's name and the arguments if the driver refuses.
+        the signature, CudaError with the kernel's name and the arguments if the driver refuses, or for an array of
+        another device than the current one.
         """
+        device = memory.current_device()
         values = []
         for word, a in zip(self._words, args):
             if type(a) is DeviceArray:
                 if word not in a.words:
                     raise self._misfit(args)
+                if a.memory.device != device:
+                    raise libcuda.CudaError(
+                        f"kernel {self} was launched on cuda:{device} with an array of cuda:{a.memory.device}"
+                    )
                 values.append(a.pointer)
             elif word is None:
                 values.append(a)
@@ -116,15 +122,16 @@ class Kernel:
         if SIMULATED:
             self._simulate((x, y, z), (width, height, depth), args)
             return
-        device = memory.current_device()
         function = self._functions.get(device) or self._load(device)
         started = time.perf_counter_ns() if DEBUG >= 2 else 0
         stream = memory.current_stream()
+        settings = (function, x, y, z, width, height, depth, self.shared_bytes, stream, self._arguments, None)
         with self._lock:  # all threads share the buffer, which the driver copies before it returns
             self._packing.pack_into(self._buffer, 0, *values)
-            status = _cu_launch_kernel(
-                function, x, y, z, width, height, depth, self.shared_bytes, stream, self._arguments, None
-            )
+            status = _cu_launch_kernel(*settings)
+            if status == libcuda.INVALID_CONTEXT:  # the thread has not used the device yet
+                memory.set_device(device)
+                status = _cu_launch_kernel(*settings)
         if status:
             raise libcuda.CudaError(f"launching {self._call(args, (x, y, z))}: {libcuda.describe(status)}")
         if DEBUG >= 2:
@@ -137,6 +144,7 @@ class Kernel:
                 f"kernel {self} needs compute capability {_dotted(self.capability)}, cuda:{device} has {_dotted(found)}"
             )
         cubin = compiler.to_cubin(self, found)
+        memory.set_device(device)  # also where this is the first that the thread asks of it: loading needs its context
         function = libcuda.load(cubin, self.symbol, self.shared_bytes)
         self._functions[device] = function
         return function

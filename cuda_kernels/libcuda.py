@@ -8,8 +8,7 @@ import sys
 from typing import Any, NamedTuple
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES = 5, 6  # CUjit_option
-INPUT_PTX = 1  # CUjitInputType
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
 COMPUTE_MAJOR, COMPUTE_MINOR, MULTIPROCESSORS = 75, 76, 16  # CUdevice_attribute
 SHARED_PER_BLOCK = 97  # CUdevice_attribute: bytes, for a kernel that asks for more than 48 KB
@@ -81,26 +80,6 @@ def device_attribute(attribute: int, device: int) -> int:
     value = ctypes.c_int()
     call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
     return value.value
-
-
-def assemble(ptx: str, architecture: str) -> bytes:
-    """PTX text as a cubin for the current device, by the driver's assembler. Raises CudaError with its log."""
-    log = ctypes.create_string_buffer(1 << 14)
-    options = (ctypes.c_int * 2)(JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES)
-    values = (ctypes.c_void_p * 2)(ctypes.cast(log, ctypes.c_void_p).value, len(log))
-    state, cubin, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
-    text = ptx.encode() + b"\0"
-    call("cuLinkCreate_v2", 2, options, values, ctypes.byref(state))
-    try:
-        status = library().cuLinkAddData_v2(
-            state, INPUT_PTX, text, ctypes.c_size_t(len(text)), b"kernel", 0, None, None
-        )
-        status = status or library().cuLinkComplete(state, ctypes.byref(cubin), ctypes.byref(size))
-        if status:
-            raise CudaError(f"assembling for {architecture}: {describe(status)}\n{log.value.decode(errors='replace')}")
-        return ctypes.string_at(cubin, size.value)
-    finally:
-        library().cuLinkDestroy(state)
 
 
 def load(cubin: bytes, name: str, dynamic_shared_bytes: int) -> ctypes.c_void_p:

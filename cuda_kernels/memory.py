@@ -6,6 +6,7 @@ Freed blocks stay in the pool and are used again, in the order of the stream, wi
 from __future__ import annotations
 
 import bisect
+import collections
 import ctypes
 import functools
 import math
@@ -291,11 +292,34 @@ def is_pinned(x: np.ndarray) -> bool:
     return _pinned.get(owner.ctypes.data) is owner
 
 
+_on_their_way: collections.deque[tuple[Any, np.ndarray]] = collections.deque()
+_keeping = threading.Lock()
+
+
+def keep_until_copied(host: np.ndarray) -> None:
+    """Keep pinned memory until what the current stream was given so far has happened; it may be dropped at once.
+
+    CuPy would give freed pinned memory to the next who asks, while a copy still reads or writes it.
+    """
+    if SIMULATED:
+        return
+    import cupy
+
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record()
+    with _keeping:
+        while _on_their_way and _on_their_way[0][0].done:
+            _on_their_way.popleft()
+        _on_their_way.append((event, host))
+
+
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 
 def copy_in(target: int, source: np.ndarray, wait: bool = True) -> None:
     """Copy a contiguous NumPy array's bytes to a device address; without ``wait`` as part of the stream."""
+    if not source.nbytes:
+        return
     if SIMULATED:
         ctypes.memmove(target, source.ctypes.data, source.nbytes)
         return
@@ -309,6 +333,8 @@ def copy_in(target: int, source: np.ndarray, wait: bool = True) -> None:
 
 def copy_out(target: np.ndarray, source: int, wait: bool = True) -> None:
     """Copy bytes from a device address into a contiguous NumPy array."""
+    if not target.nbytes:
+        return
     if SIMULATED:
         ctypes.memmove(target.ctypes.data, source, target.nbytes)
         return
@@ -322,6 +348,8 @@ def copy_out(target: np.ndarray, source: int, wait: bool = True) -> None:
 
 def copy_across(target: int, source: int, nbytes: int) -> None:
     """Copy bytes between device addresses, of one device or of two, as part of the stream."""
+    if not nbytes:
+        return
     if SIMULATED:
         ctypes.memmove(target, source, nbytes)
         return
@@ -332,6 +360,8 @@ def copy_across(target: int, source: int, nbytes: int) -> None:
 
 def clear(target: int, nbytes: int) -> None:
     """Fill device memory with zero bytes, as part of the stream."""
+    if not nbytes:
+        return
     if SIMULATED:
         ctypes.memset(target, 0, nbytes)
         return

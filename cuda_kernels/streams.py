@@ -61,8 +61,9 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """Mark this place in the stream by an event (default: a new one)."""
-        event = event or Event()
-        event.record(self)
+        with memory.on_device(self.device):  # an event belongs to the device where it is made
+            event = event or Event()
+            event.record(self)
         return event
 
     @property

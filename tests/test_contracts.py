@@ -166,12 +166,12 @@ def forbidden_imports(source: str, path: str) -> list[str]:
             if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or within(module, "minigrad.cpu_kernels")):
                 rule = "CPU kernels import the standard library, NumPy, Numba and each other"
         elif path.startswith("cuda_kernels/"):
-            allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy"}
+            allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "cuda"}  # of cuda.bindings
             simulating = root == "greenlet" and path == "cuda_kernels/simulator.py"
             compiling = path in ("cuda_kernels/language.py", "cuda_kernels/ptx_intrinsics.py")  # not when simulated
             if not (root in allowed or simulating or within(module, "minigrad.cuda_kernels")):
-                rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy and each other"
-            elif root in ("cupy", "greenlet") and not lazy:
+                rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba (with cuda), CuPy and each other"
+            elif root in ("cupy", "cuda", "greenlet") and not lazy:
                 rule = f"CUDA kernels import {root} when it is first used: they compile, or are simulated, without it"
             elif within(module, "numba.cuda") and not (lazy or compiling):
                 rule = "numba.cuda comes from .language, which has the simulator's names where there is no GPU"

@@ -116,11 +116,32 @@ def test_devices_have_memory_of_their_own() -> None:
     y = array.from_device(x, 0)
     assert y.device == 0
     np.testing.assert_array_equal(array.to_host(y), np.arange(4.0))
+    matrix = np.arange(35.0).reshape(5, 7)
+    there = array.from_host(matrix, 1).T  # what is not contiguous is copied by a kernel, on the device where it is
+    np.testing.assert_array_equal(array.to_host(array.from_device(there, 0)), matrix.T)
+    np.testing.assert_array_equal(array.to_host(there), matrix.T)
     with memory.on_device(1):
         assert array.zeros(2, np.float32).device == 1
     assert memory.current_device() == 0
     with pytest.raises(ValueError, match="there is no device cuda:99"):
         memory.set_device(99)
+
+
+def test_only_pinned_memory_is_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, kept = [], []
+    monkeypatch.setattr(memory, "copy_in", lambda target, source, wait: waits.append(wait))
+    monkeypatch.setattr(memory, "copy_out", lambda target, source, wait: waits.append(wait))
+    monkeypatch.setattr(memory, "keep_until_copied", kept.append)
+    pinned = memory.pinned_empty((2, 3), np.float32)
+    on_device = array.from_host(pinned, wait=False)
+    back = array.to_host(on_device, wait=False)
+    assert waits == [False, False]
+    assert len(kept) == 2 and np.shares_memory(kept[0], pinned) and kept[1] is back
+    for x in (pinned.T, np.ones((2, 3), np.float32)):  # a copy that is dropped at once, and pageable memory
+        array.from_host(x, wait=False)
+    array.from_host(pinned)
+    array.to_host(on_device)
+    assert waits[2:] == [True] * 4 and len(kept) == 2
 
 
 def test_pinned_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -102,3 +103,40 @@ def test_arguments() -> None:
     command = [sys.executable, "-m", "minigrad.cuda_kernels.inspect"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2 and "the simulator compiles nothing" in done.stderr
+
+
+MACHINE_CODE = """
+    from minigrad.cuda_kernels import compiler, inspect
+
+    kernel = next(iter(inspect.load_all().values()))
+    made = compiler.to_cubin(kernel, (9, 0))
+    assert made[:4] == b"\\x7fELF" and kernel.symbol.encode() in made
+    assert compiler.to_cubin(kernel, (8, 0)) != made
+    ptx = compiler.to_ptx(kernel, (9, 0))
+    compiler.to_ptx = compiler.assemble = None  # from here on nothing is compiled
+    assert compiler.to_cubin(kernel, (9, 0)) == made
+    print(ptx)
+"""
+
+REFUSED = """
+    import sys
+    from minigrad.cuda_kernels import compiler
+
+    try:
+        compiler.assemble(sys.stdin.read(), "sm_90")
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_machine_code_is_made_without_a_driver_and_kept(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    environment["MINIGRAD_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(MACHINE_CODE)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("cuda/*.cubin"))) == 2
+    newer = re.sub(r"\.version .*", ".version 99.0", done.stdout)
+    command = [sys.executable, "-c", textwrap.dedent(REFUSED)]
+    done = subprocess.run(command, input=newer, capture_output=True, text=True, env=environment, check=False)
+    assert "assembling for sm_90: " in done.stdout and "Unsupported .version 99.0" in done.stdout, done.stderr

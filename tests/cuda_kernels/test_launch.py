@@ -112,6 +112,30 @@ def test_an_error_of_the_driver_names_kernel_and_arguments(recorded: list[tuple[
         scale.launch(1000, x, x, 8, 1.0)
 
 
+def test_an_array_of_another_device_is_refused() -> None:
+    """The kernel would use an address that its device does not have, which ends the whole process' work on it."""
+    x, y = array.zeros(4, np.float32, memory.device_count() - 1), array.zeros(4, np.float32, 0)
+    with memory.on_device(0):
+        scale.launch(1, y, y, 4, 1.0)
+        if x.device:
+            for arguments in ((x, y), (y, x)):
+                with pytest.raises(libcuda.CudaError, match=r"on cuda:0 with an array of cuda:1"):
+                    scale.launch(1, *arguments, 4, 1.0)
+
+
+def test_the_first_launch_of_a_thread_binds_its_device(
+    recorded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver knows no context of a thread before CUDA's runtime was asked for the device."""
+    bound: list[int] = []
+    monkeypatch.setattr(memory, "set_device", bound.append)
+    known = launch._cu_launch_kernel
+    monkeypatch.setattr(launch, "_cu_launch_kernel", lambda *a: known(*a) if bound else libcuda.INVALID_CONTEXT)
+    x = array.zeros(4, np.float32)
+    scale.launch(1, x, x, 4, 2.0)
+    assert bound == [0] and recorded[0][3] == [x.pointer, x.pointer, 4, 2.0]
+
+
 def test_work_of_a_launch() -> None:
     x, y = array.zeros(100, np.float32), array.zeros(50, np.float32)
     assert scale.work((x, y, 50, 1.0)) == (600, 0)
