@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 import minigrad as mg
 from minigrad.cuda_kernels import MissingKernelError
+from minigrad.cuda_kernels import simulated as simulator_runs
 from minigrad.dtypes import finfo, is_floating
 
 try:
@@ -62,6 +63,11 @@ def devices() -> tuple[list[str], str]:
     except (mg.DeviceError, MissingKernelError, AttributeError) as error:
         return ["cpu"], f"not tested on cuda: {error}"
     return ["cpu", "cuda"], ""
+
+
+def simulated(device: str) -> bool:
+    """Whether ``device`` is in the simulator, where each element costs microseconds: sizes should be small."""
+    return device.startswith("cuda") and simulator_runs()
 
 
 def host(x: mg.Tensor) -> np.ndarray:
@@ -123,6 +129,7 @@ class Op:
     torch_differentiates: bool = True  # PyTorch has a derivative
     refuses: tuple[str, ...] = ()  # dtypes of DTYPES that PyTorch takes and minigrad declines with a TypeError
     random_shapes: st.SearchStrategy[tuple[Shape, ...]] | None = None
+    small_shapes: Sequence[tuple[Shape, ...]] = ()  # in the simulator instead of ``shapes``: the same paths, less to do
 
     def __str__(self) -> str:
         return self.name
@@ -133,6 +140,10 @@ class Op:
         domains = self.domains if isinstance(self.domains, tuple) else (self.domains,) * len(shapes)
         found = [np.asarray(domain(rng, shape)) for domain, shape in zip(domains, shapes, strict=True)]
         return [x.astype(np.float32).astype(np.float64) if x.dtype.kind == "f" else x for x in found]
+
+    def shapes_on(self, device: str) -> Sequence[tuple[Shape, ...]]:
+        """The shapes to check on ``device``."""
+        return self.small_shapes if self.small_shapes and simulated(device) else self.shapes
 
     def needs(self, arrays: Sequence[np.ndarray]) -> list[bool]:
         """Which inputs have a gradient."""
@@ -216,7 +227,7 @@ def send_back(y: mg.Tensor, inputs: Sequence[mg.Tensor], gradient: mg.Tensor | N
 
 def check_values(op: Op, device: str) -> None:
     """In float64 and float32 the result is NumPy's, and of the input's dtype where floating; inputs do not change."""
-    for shapes in op.shapes:
+    for shapes in op.shapes_on(device):
         arrays = op.inputs(shapes)
         with np.errstate(all="ignore"):
             expected = np.asarray(op.reference(*arrays))
@@ -236,7 +247,7 @@ def check_torch(op: Op, device: str) -> None:
         pytest.skip("PyTorch is not installed: nothing to compare with")
     if op.torch is None:
         pytest.skip(f"PyTorch has no {op}")
-    for shapes in op.shapes:
+    for shapes in op.shapes_on(device):
         arrays = op.inputs(shapes)
         needs = op.needs(arrays)
         for dtype in ("float64", "float32"):
@@ -261,7 +272,7 @@ def check_torch(op: Op, device: str) -> None:
 
 def check_gradients(op: Op, device: str) -> None:
     """In float64 each input's gradient agrees with finite differences along a random direction: ``_differentiate``."""
-    for shapes in op.shapes:
+    for shapes in op.shapes_on(device):
         _differentiate(op, device, shapes)
 
 
@@ -327,7 +338,7 @@ def layouts(x: np.ndarray, device: str) -> dict[str, mg.Tensor]:
 
 def check_layouts(op: Op, device: str) -> None:
     """Neither the layout of an input nor that of the incoming gradient changes values or gradients."""
-    for shapes in op.shapes:
+    for shapes in op.shapes_on(device):
         arrays = op.inputs(shapes)
         if not any(x.ndim for x in arrays):
             continue
@@ -373,7 +384,7 @@ def check_shapes(op: Op, device: str) -> None:
     if op.random_shapes is None:
         return
 
-    @hypothesis.settings(max_examples=12, derandomize=True, deadline=None, database=None)
+    @hypothesis.settings(max_examples=6 if simulated(device) else 12, derandomize=True, deadline=None, database=None)
     @hypothesis.given(op.random_shapes)
     def run(shapes: tuple[Shape, ...]) -> None:
         arrays = op.inputs(shapes)
@@ -392,7 +403,7 @@ def check_dtypes(op: Op, device: str) -> None:
         pytest.skip("PyTorch is not installed: nothing to compare with")
     if op.torch is None:
         pytest.skip(f"PyTorch has no {op}")
-    shapes = max(op.shapes, key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
+    shapes = max(op.shapes_on(device), key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
     for dtype in DTYPES:
         rng = np.random.default_rng(0)
         low, high = (0, 2) if dtype == "bool" else (1, 5)
@@ -415,7 +426,7 @@ def check_dtypes(op: Op, device: str) -> None:
 
 def check_half(op: Op, device: str) -> None:
     """In float16 and bfloat16 results and gradients are float64's of the same inputs, rounded once; PyTorch's dtype."""
-    shapes = max(op.shapes, key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
+    shapes = max(op.shapes_on(device), key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
     for dtype in (mg.float16, mg.bfloat16):
         arrays = [x.astype(dtype).astype(np.float64) if x.dtype.kind == "f" else x for x in op.inputs(shapes)]
         needs = op.needs(arrays)

@@ -29,6 +29,8 @@ def evaluate(x, mean, var, weight, bias):
 
 
 SHAPES = [(3, 4), (2, 4, 3), (2, 4, 3, 2), (300, 4), (5, 3, 700)]
+FEW = [(1, 3), (0, 4), (2, 3, 0)]
+SMALL_SHAPES = [*SHAPES[:3], (70, 4), (2, 3, 300)]  # channels that threads share; more than one block along S
 
 OPS = [
     Op(
@@ -40,6 +42,7 @@ OPS = [
         (NORMAL, uniform(0.5, 2), NORMAL)[: parameters + 1],
         rounding=64,
         equal_rows=False,
+        small_shapes=[(s, *(s[1:2],) * parameters) for s in SMALL_SHAPES],
     )
     for name, parameters in (("plain", 0), ("affine", 2))
 ] + [
@@ -48,10 +51,11 @@ OPS = [
         lambda x, mean, var, *p: F.batch_norm(x, mean, var, *p, eps=EPS),
         evaluate,
         lambda x, mean, var, *p: torch.nn.functional.batch_norm(x, mean.detach(), var.detach(), *p, eps=EPS),
-        [(s, *(s[1:2],) * 4) for s in [*SHAPES, (1, 3), (0, 4), (2, 3, 0)]],
+        [(s, *(s[1:2],) * 4) for s in [*SHAPES, *FEW]],
         (NORMAL, NORMAL, POSITIVE, uniform(0.5, 2), NORMAL),
         rounding=64,
         differentiable=(True, False, False, True, True),
+        small_shapes=[(s, *(s[1:2],) * 4) for s in [*SMALL_SHAPES, *FEW]],
         refuses=("int64", "int32", "uint8", "bool"),
     )
 ]

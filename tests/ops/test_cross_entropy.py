@@ -74,6 +74,7 @@ OPS = [
         [((70, 300), (70,))],
         (uniform(-4, 4), integers(0, 300)),
         rounding=64,
+        small_shapes=[((5, 300), (5,))],  # two blocks of four rows
     ),
     *(
         Op(

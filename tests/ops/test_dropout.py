@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, check_name, host, unary
+from harness import CHECKS, check_name, host, simulated, unary
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -37,6 +37,8 @@ def drop(x, p, seed=3):
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_value_and_gradient_have_one_mask(p, shape, dtype, device):
     """y = x m / (1 - p), dx = dy m / (1 - p): read m off y, and expect it in dx."""
+    if simulated(device) and shape == (300, 400):
+        shape = (30, 40)  # more than one block
     rng = np.random.default_rng(0)
     x = mg.tensor((1 + rng.random(shape)).astype(dtype), device=device, requires_grad=True)
     y = drop(x, p)
@@ -53,7 +55,7 @@ def test_value_and_gradient_have_one_mask(p, shape, dtype, device):
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_the_rate_and_the_mean(p, device):
-    n = 200_000
+    n = 10_000 if simulated(device) else 200_000
     y = host(drop(mg.ones(n, device=device), p))
     dropped = (y == 0).mean()
     assert abs(dropped - p) < 5 * np.sqrt(p * (1 - p) / n)  # five standard deviations

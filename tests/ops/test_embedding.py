@@ -28,6 +28,16 @@ OPS = [
         (NORMAL, integers(0, 6)),
         rounding=64,
         refuses=("int64", "int32", "uint8", "bool"),
+        small_shapes=[
+            ((6, 4), (3,)),
+            ((6, 4), ()),
+            ((6, 4), (2, 5)),
+            ((6, 1), (40,)),
+            ((6, 8), (70,)),  # an index over more than one chunk of positions, columns in fours
+            ((6, 4), (0,)),
+            ((6, 0), (3,)),
+            ((6, 4), (2, 0, 3)),
+        ],
     )
 ]
 

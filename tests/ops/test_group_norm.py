@@ -24,16 +24,23 @@ def normalise(x, weight=1.0, bias=0.0, groups=2):
     return xhat * per_channel(x, weight) + per_channel(x, bias)
 
 
+SMALL = {(5, 6, 700): (2, 4, 300), (40, 3, 5): (9, 3, 5)}  # rows of several warps; several blocks of rows
+
+
 def case(name, shapes, groups, affine):
+    def with_parameters(shapes):
+        return [(s, s[1:2], s[1:2]) if affine else (s,) for s in shapes]
+
     return Op(
         name,
         lambda x, *p: F.group_norm(x, groups, *p, eps=EPS),
         lambda x, *p: normalise(x, *p, groups=groups),
         # PyTorch refuses one value for each group, and an empty batch
         lambda x, *p: torch.nn.functional.group_norm(x, groups, *p, eps=EPS),
-        [(s, s[1:2], s[1:2]) if affine else (s,) for s in shapes],
+        with_parameters(shapes),
         (NORMAL, uniform(0.5, 2), NORMAL) if affine else NORMAL,
         rounding=64,
+        small_shapes=with_parameters([SMALL.get(s, s) for s in shapes]),
     )
 
 

@@ -25,19 +25,29 @@ def layer_torch(x, *parameters, last=1):
     return torch.nn.functional.layer_norm(x, x.shape[x.ndim - last :], *parameters, eps=EPS)
 
 
-ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500)]
+ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
+SMALL_ROWS = [(5,), (3, 4), (2, 3, 7), (17, 3), (5, 300), (0, 4)]  # several blocks of rows; rows of several warps
 AFFINE = (NORMAL, uniform(0.5, 2), NORMAL)
 
 OPS = [
-    Op("plain", layer, normalise, layer_torch, [(s,) for s in [*ROWS, (0, 4)]], rounding=64),
+    Op(
+        "plain",
+        layer,
+        normalise,
+        layer_torch,
+        [(s,) for s in ROWS],
+        rounding=64,
+        small_shapes=[(s,) for s in SMALL_ROWS],
+    ),
     Op(
         "affine",
         layer,
         normalise,
         layer_torch,
-        [(s, s[-1:], s[-1:]) for s in [*ROWS, (0, 4)]],
+        [(s, s[-1:], s[-1:]) for s in ROWS],
         AFFINE,
         rounding=64,
+        small_shapes=[(s, s[-1:], s[-1:]) for s in SMALL_ROWS],
     ),
     Op(
         "two_dimensions",

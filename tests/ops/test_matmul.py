@@ -36,6 +36,8 @@ LAYERS = [
     ((2, 0), (4, 0)),
 ]
 
+SMALL_LAYERS = [*LAYERS[:3], ((9, 33), (20, 33)), *LAYERS[4:]]  # more results than a block has threads
+
 EINSUMS = [
     ("ij,jk->ik", [((3, 4), (4, 2)), ((3, 0), (0, 2))]),
     ("ij,jk", [((3, 4), (4, 2))]),
@@ -93,6 +95,7 @@ OPS = [
         lambda a, b: a @ b,
         [*PRODUCTS, *EMPTY_PRODUCTS],
         rounding=64,
+        small_shapes=[*PRODUCTS[:-1], *EMPTY_PRODUCTS],
     ),
     named("mm", lambda a, b: a.mm(b), np.matmul, [((3, 4), (4, 2)), ((0, 4), (4, 2)), ((3, 0), (0, 2))]),
     named("bmm", lambda a, b: a.bmm(b), np.matmul, [((2, 3, 4), (2, 4, 5)), ((0, 3, 4), (0, 4, 5))]),
@@ -100,7 +103,15 @@ OPS = [
     named("dot", lambda a, b: a.dot(b), np.dot, [((5,), (5,)), ((0,), (0,))]),
     named("outer", lambda a, b: a.outer(b), np.outer, [((3,), (4,)), ((0,), (4,))]),
     *(einsum(equation, shapes) for equation, shapes in EINSUMS),
-    Op("linear", F.linear, lambda x, w: x @ w.T, lambda x, w: torch.nn.functional.linear(x, w), LAYERS, rounding=64),
+    Op(
+        "linear",
+        F.linear,
+        lambda x, w: x @ w.T,
+        lambda x, w: torch.nn.functional.linear(x, w),
+        LAYERS,
+        rounding=64,
+        small_shapes=SMALL_LAYERS,
+    ),
     Op(
         "linear_bias",
         F.linear,
@@ -108,6 +119,7 @@ OPS = [
         lambda x, w, b: torch.nn.functional.linear(x, w, b),
         [(*shapes, shapes[1][:1]) for shapes in LAYERS],
         rounding=64,
+        small_shapes=[(*shapes, shapes[1][:1]) for shapes in SMALL_LAYERS],
     ),
 ]
 

@@ -39,6 +39,7 @@ OPS = [
         SHAPES,
         (NORMAL, integers(0, 50)),
         rounding=32,
+        small_shapes=[*SHAPES[:-1], ((2, 5, 128), (5,))],  # two blocks that read 128 bits at once
     )
     for interleaved in (False, True)
 ]
