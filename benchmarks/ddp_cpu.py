@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from train_step_contenders import LR, PRESETS, WEIGHT_DECAY, Preset, minigrad_gpt, torch_adamw, torch_gpt
-from train_step_cpu import cpu_name
+from turns import cpu_name
 
 import minigrad
 from minigrad.distributed import (

@@ -235,7 +235,7 @@ def work(name: str, preset: Preset, threads: int) -> None:
     begin = time.perf_counter()
     losses.append(step())
     seconds = time.perf_counter() - begin
-    answer({"version": version, "first_step_seconds": first, "seconds_per_step": seconds, "losses": losses})
+    answer({"version": version, "first_step_seconds": first, "seconds": seconds, "losses": losses})
     for line in sys.stdin:
         step()  # the first after a pause finds cold caches
         begin = time.perf_counter()
@@ -243,7 +243,7 @@ def work(name: str, preset: Preset, threads: int) -> None:
             step()
         seconds = (time.perf_counter() - begin) / int(line)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        answer({"seconds_per_step": seconds, "peak_megabytes": peak})
+        answer({"seconds": seconds, "peak_megabytes": peak})
 
 
 def answer(record: dict[str, object]) -> None:

@@ -6,10 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..autograd import no_grad
-from ..creation import cat, multinomial, where
+from ..creation import cat, from_numpy, where
+from ..device import CPU
+from ..dtypes import float64
 from ..errors import located
-from ..random import Generator
+from ..random import Generator, draw
 from ..tensor import Tensor
 
 if TYPE_CHECKING:
@@ -94,16 +98,32 @@ def _stream(
 def sample(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
 ) -> Tensor:
-    """One token id per row of logits (B, vocab) -> (B, 1)."""
+    """One token id per row of logits (B, vocab) -> (B, 1). ValueError for logits with NaN or inf.
+
+    Drawn on the host, in float64: a row is little work, and each array operation costs less there than one on tensors.
+    """
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the largest is 0: nothing overflows
-    if top_k is not None and top_k < logits.shape[-1]:
-        smallest = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest, -math.inf)
-    probabilities = logits.softmax(-1)
+    scores = logits.detach().double().cpu().numpy()
+    with np.errstate(invalid="ignore"):  # inf - inf: refused below
+        scores = (scores - scores.max(-1, keepdims=True)) / temperature  # the largest is 0: nothing overflows
+    vocab = scores.shape[-1]
+    if top_k is not None and top_k < vocab:
+        smallest = np.partition(scores, vocab - top_k, -1)[:, vocab - top_k, None]  # not sorted: linear time
+        scores[scores < smallest] = -np.inf
+    weights = np.exp(scores)
+    order = None
     if top_p is not None and top_p < 1:
-        ordered, order = probabilities.sort(-1, descending=True)
-        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)  # keeps the one that crosses p
-        return order.gather(1, multinomial(ordered, 1, generator=generator))
-    return multinomial(probabilities, 1, generator=generator)
+        order = np.argsort(-weights, -1, kind="stable")
+        weights = np.take_along_axis(weights, order, -1)
+        before = weights.cumsum(-1) - weights
+        weights[before >= top_p * weights.sum(-1, keepdims=True)] = 0.0  # keeps the one that crosses p
+    edges = weights.cumsum(-1)
+    if not np.isfinite(edges[:, -1]).all():
+        raise located(ValueError("generate: the model's logits are NaN, inf, or -inf for all tokens"))
+    points = draw("uniform", CPU.kernels, (len(edges), 1), float64, generator) * edges[:, -1:]
+    # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
+    chosen = (edges <= points).sum(-1, keepdims=True)
+    if order is not None:
+        chosen = np.take_along_axis(order, chosen, -1)
+    return from_numpy(chosen).to(logits.device)

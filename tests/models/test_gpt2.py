@@ -308,3 +308,12 @@ def test_extreme_temperatures_sample() -> None:
     assert model.generate(tokens, 3, temperature=1e30, seed=1).shape == (1, 5)
     with pytest.raises(ValueError, match=r"top_k=1.5; expected an integer"):
         model.generate(tokens, 1, top_k=1.5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_not_sampled(bad: float) -> None:
+    model = GPT2(SMALL)
+    with mg.no_grad():
+        model.wte.weight[3, 0] = bad
+    with pytest.raises(ValueError, match="the model's logits are NaN, inf"):
+        model.generate(mg.tensor([[1, 2]]), 3, seed=1)
