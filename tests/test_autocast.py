@@ -46,6 +46,8 @@ def ops(m: Any, f: Any) -> dict[str, Callable[[Any], Any]]:
         "mm": lambda x: x.mm(x),
         "bmm": lambda x: x.unsqueeze(0).bmm(x.unsqueeze(0)),
         "einsum": lambda x: m.einsum("ij,jk->ik", x, x),
+        "addmm": lambda x: m.addmm(x, x, x),
+        "baddbmm": lambda x: m.baddbmm(x.unsqueeze(0), x.unsqueeze(0), x.unsqueeze(0)),
         "linear": lambda x: f.linear(x, x),
         "softmax": lambda x: x.softmax(-1),
         "log_softmax": lambda x: x.log_softmax(-1),
@@ -109,8 +111,8 @@ def mixed(m: Any, f: Any) -> dict[str, Callable[[Any, Any], Any]]:
 CPU_LISTS = re.findall(
     r"\w+",
     """
-    matmul mm bmm einsum linear cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss bce_with_logits
-    kl_div prod
+    matmul mm bmm addmm baddbmm einsum linear cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss
+    bce_with_logits kl_div prod
 """,
 )
 

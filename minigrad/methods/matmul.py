@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .. import shapes
 from ..autograd import TensorCore
 from ..errors import located
+from ..mixed_precision import cast_inputs
 from ..ops import matmul
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _matmul(a: Tensor | float, b: Tensor | float) -> Tensor:
 def _added(name: str, x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     if shapes.broadcast(x.shape, product.shape) != product.shape:
         raise located(ValueError(f"{name}: shape {x.shape} does not broadcast to the product's, {product.shape}"))
+    (x,) = cast_inputs("half", x)
     y = product if alpha == 1 else product * alpha
     return y if beta == 0 else (x if beta == 1 else x * beta) + y
 

@@ -76,11 +76,13 @@ def test_disabled_it_does_nothing() -> None:
 
 
 def test_several_optimizers_share_a_scale() -> None:
-    scaler, a, b = GradScaler(4.0), param(), param()
+    scaler, a, b, c = GradScaler(4.0), param(), param(), param()
     assert scaler.step(SGD([a], lr=1.0), store(a, 4.0))
     assert not scaler.step(SGD([b], lr=1.0), store(b, math.inf))
+    assert scaler.step(SGD([c], lr=1.0), store(c, 8.0))
     scaler.update()
-    assert (a.tolist(), b.tolist(), scaler.get_scale()) == ([-1.0] * 3, [0.0] * 3, 2.0)
+    assert (a.tolist(), b.tolist(), c.tolist()) == ([-1.0] * 3, [0.0] * 3, [-2.0] * 3)
+    assert scaler.get_scale() == 2.0
 
 
 def test_gradients_are_unscaled_once() -> None:
