@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import resource
 import shutil
 import sys
@@ -218,10 +219,133 @@ class TorchCompiled(TorchEager):
         return TorchEager.missing() or (None if shutil.which("c++") else "torch.compile needs a C++ compiler")
 
 
-CONTENDERS: dict[str, type[Minigrad] | type[TorchEager]] = {
+class Jax:
+    """JAX: the whole step as one ``jax.jit``, AdamW written out, its arguments donated."""
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why it cannot run, or None."""
+        return None if importlib.util.find_spec("jax") else "pip install jax"
+
+    @staticmethod
+    def build(preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
+        """The version, and a function that makes one step and returns its loss. Threads are set before the start."""
+        import jax
+        import jax.numpy as jnp
+
+        C, heads, T = preset.n_embd, preset.n_head, preset.block_size
+
+        def linear(w: Any, name: str, x: Any) -> Any:
+            return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+        def norm(w: Any, name: str, x: Any) -> Any:
+            mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+            return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+        def loss_of(w: Any, tokens: Any, targets: Any) -> Any:
+            B = tokens.shape[0]
+            x = w["wte.weight"][tokens] + w["wpe.weight"]
+            for i in range(preset.n_layer):
+                qkv = linear(w, f"h.{i}.attn.c_attn", norm(w, f"h.{i}.ln_1", x))
+                q, k, v = (part.reshape(B, T, heads, C // heads) for part in jnp.split(qkv, 3, -1))
+                y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(B, T, C)
+                x = x + linear(w, f"h.{i}.attn.c_proj", y)
+                y = jax.nn.gelu(linear(w, f"h.{i}.mlp.c_fc", norm(w, f"h.{i}.ln_2", x)), approximate=True)
+                x = x + linear(w, f"h.{i}.mlp.c_proj", y)
+            logits = norm(w, "ln_f", x) @ w["wte.weight"].T
+            chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+            return (jax.nn.logsumexp(logits, -1) - chosen).mean()
+
+        def update(w: Any, m: Any, v: Any, t: Any, tokens: Any, targets: Any) -> Any:
+            loss, g = jax.value_and_grad(loss_of)(w, tokens, targets)
+            total = jnp.sqrt(sum((x * x).sum() for x in g.values()))
+            g = {name: x * jnp.minimum(1.0, MAX_NORM / (total + 1e-6)) for name, x in g.items()}
+            m = {name: BETAS[0] * m[name] + (1 - BETAS[0]) * x for name, x in g.items()}
+            v = {name: BETAS[1] * v[name] + (1 - BETAS[1]) * x * x for name, x in g.items()}
+            after = {}
+            for name, x in w.items():
+                decay = 1 - LR * WEIGHT_DECAY if x.ndim >= 2 else 1.0
+                mean, square = m[name] / (1 - BETAS[0] ** t), v[name] / (1 - BETAS[1] ** t)
+                after[name] = decay * x - LR * mean / (jnp.sqrt(square) + 1e-8)
+            return after, m, v, t + 1, loss
+
+        compiled = jax.jit(update, donate_argnums=(0, 1, 2))
+        w = {name: jnp.asarray(array) for name, array in preset.weights().items()}
+        m, v = ({name: jnp.zeros_like(x) for name, x in w.items()} for _ in range(2))
+        state = [w, m, v, jnp.float32(1)]
+        tokens, targets = (jnp.asarray(array.astype(np.int32)) for array in preset.batch())
+
+        def step() -> float:
+            *state[:], loss = compiled(*state, tokens, targets)
+            return float(loss)
+
+        return jax.__version__, step
+
+
+class Tinygrad:
+    """tinygrad: the whole step under ``TinyJit``, with its AdamW."""
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why it cannot run, or None."""
+        if importlib.util.find_spec("tinygrad") is None:
+            return "pip install tinygrad"
+        return None if shutil.which("clang") else "tinygrad needs clang"
+
+    @staticmethod
+    def build(preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
+        """The version, and a function that makes one step and returns its loss."""
+        import importlib.metadata
+
+        os.environ["DEV"] = "CPU"  # read at the import
+        from tinygrad import Tensor, TinyJit
+        from tinygrad.nn.optim import AdamW, OptimizerGroup
+
+        C, heads, T = preset.n_embd, preset.n_head, preset.block_size
+        w = {name: Tensor(array).contiguous().realize() for name, array in preset.weights().items()}
+        tokens, targets = (Tensor(array.astype(np.int32)).realize() for array in preset.batch())
+        options = {"lr": LR, "b1": BETAS[0], "b2": BETAS[1]}
+        optimizer = OptimizerGroup(
+            AdamW([x for x in w.values() if x.ndim >= 2], weight_decay=WEIGHT_DECAY, **options),
+            AdamW([x for x in w.values() if x.ndim < 2], weight_decay=0.0, **options),
+        )
+
+        def linear(name: str, x: Any) -> Any:
+            return x.linear(w[f"{name}.weight"].transpose(), w[f"{name}.bias"])
+
+        def norm(name: str, x: Any) -> Any:
+            return x.layernorm(-1, 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+        @TinyJit
+        def compiled() -> Any:
+            with Tensor.train():
+                optimizer.zero_grad()
+                B = preset.batch_size
+                x = w["wte.weight"][tokens] + w["wpe.weight"]
+                for i in range(preset.n_layer):
+                    qkv = linear(f"h.{i}.attn.c_attn", norm(f"h.{i}.ln_1", x))
+                    q, k, v = (p.reshape(B, T, heads, C // heads).transpose(1, 2) for p in qkv.chunk(3, -1))
+                    y = q.scaled_dot_product_attention(k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
+                    x = x + linear(f"h.{i}.attn.c_proj", y)
+                    x = x + linear(f"h.{i}.mlp.c_proj", linear(f"h.{i}.mlp.c_fc", norm(f"h.{i}.ln_2", x)).gelu())
+                logits = norm("ln_f", x) @ w["wte.weight"].transpose()
+                loss = logits.reshape(-1, preset.vocab_size).sparse_categorical_crossentropy(targets.reshape(-1))
+                loss.backward()
+                gradients = [p for p in optimizer.params if p.grad is not None]
+                total = sum((p.grad.square().sum() for p in gradients), Tensor(0.0)).sqrt()
+                for p in gradients:
+                    p.grad = p.grad * (MAX_NORM / (total + 1e-6)).minimum(1.0)
+                return loss.realize(*optimizer.schedule_step())
+
+        return importlib.metadata.version("tinygrad"), lambda: float(compiled().item())
+
+
+CONTENDERS: dict[str, Any] = {
     "minigrad": Minigrad,
     "torch-eager": TorchEager,
     "torch-compile": TorchCompiled,
+    "jax": Jax,
+    "tinygrad": Tinygrad,
 }
 
 

@@ -6,8 +6,8 @@
 
 A step is forward, backward, clipping by the global norm and AdamW, in float32, through each library's public interface,
 with the same sizes, initial weights, tokens and threads; the first losses must agree. Machines are noisy, so no
-absolute time counts: contenders take turns, and ratios within a round count (see ``turns.py``). Those that are not installed
-are skipped. tinygrad's steps are slow where its CPU renderer uses one thread: take few rounds.
+absolute time counts: contenders take turns, and ratios within a round count (see ``turns.py``). Those that are not
+installed are skipped. tinygrad uses one thread and its steps are slow: take few rounds.
 """
 
 from __future__ import annotations
