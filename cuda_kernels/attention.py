@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import attention_rows, flash
+from . import attention_rows, flash, matmul_tensor_core
 from .array import DeviceArray, copy, empty
 
 SMALL = 1 << 18  # multiply-adds of all scores: below, a thread for each row is enough
@@ -39,7 +39,7 @@ def forward(
 
     Args:
         q: (B, H, Tq, D); k, v: (B, Hkv, Tk, D) with H a multiple of Hkv; float32 or float64, any strides (copied only
-            if the last dimension is not contiguous).
+            if the last dimension is not contiguous). float16 and bfloat16 go to ``flash_tensor_core.py``.
         causal: query i sees the keys j <= i, as in PyTorch also where Tq and Tk differ.
         dropout_p, seed, offset: a probability is zeroed or divided by 1 - p; element (b, h, i, j) of the (B, H, Tq, Tk)
             mask is drawn as by the CPU backend, to the bit.
@@ -47,6 +47,8 @@ def forward(
     Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
     the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
     """
+    if q.dtype.itemsize == 2:
+        return _tensor_cores().forward(q, k, v, causal, scale, dropout_p, seed, offset)
     B, Hq, Tq, D = q.shape
     y = empty((B, Tq, Hq, D), q.dtype, q.device)
     lse = empty((B, Hq, Tq), q.dtype, q.device)
@@ -77,6 +79,8 @@ def backward(
 
     Arguments as given to and returned by ``forward``; the dropout mask is drawn again.
     """
+    if q.dtype.itemsize == 2:
+        return _tensor_cores().backward(dy, q, k, v, out, lse, causal, scale, dropout_p, seed, offset)
     B, Hq, Tq, D = q.shape
     H, Tk = k.shape[1:3]
     dq = empty((B, Tq, Hq, D), q.dtype, q.device)
@@ -97,7 +101,23 @@ def backward(
 
 def use_tiles(q: DeviceArray, k: DeviceArray) -> bool:
     """Whether ``flash.py`` computes heads of these sizes."""
-    return 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and q.size * k.shape[2] > SMALL and flash.fits(q.device)
+    return 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and worth_tiles(q, k) and flash.fits(q.device)
+
+
+def worth_tiles(q: DeviceArray, k: DeviceArray) -> bool:
+    """Whether there are enough scores to fill tiles."""
+    return bool(q.size * k.shape[2] > SMALL)
+
+
+def takes_halves(x: DeviceArray) -> bool:
+    """Whether x's device computes attention of float16 and bfloat16, with tensor cores."""
+    return matmul_tensor_core.takes(x.device)
+
+
+def _tensor_cores() -> Any:
+    from . import flash_tensor_core  # which uses this module
+
+    return flash_tensor_core
 
 
 def _rows(x: DeviceArray) -> DeviceArray:

@@ -55,7 +55,7 @@ def _gelu_slope(s: Any) -> Any:
     return half + s * half * (f32(1) - half) * U1 * (f32(1) + U2 * s * s)
 
 
-def _conversions(word: str) -> tuple[Any, Any]:
+def conversions(word: str) -> tuple[Any, Any]:
     """``widen``, of an element to float32, and ``narrow``, of two float32 to elements."""
     if word == "float32":
 
@@ -81,7 +81,7 @@ def _conversions(word: str) -> tuple[Any, Any]:
 
 def _four(word: str) -> tuple[Any, Any]:
     """``get`` and ``put``: up to 4 elements, all at once with ``vector``."""
-    widen, narrow = _conversions(word)
+    widen, narrow = conversions(word)
 
     @device_function
     def get(p, i, count, vector):

@@ -347,6 +347,11 @@ def _operand(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
     return first_element(x), (b // x.itemsize, h // x.itemsize, t // x.itemsize)
 
 
+def takes_halves(x: np.ndarray) -> bool:
+    """False: float16 and bfloat16 arrive as float32."""
+    return False
+
+
 def forward(
     q: np.ndarray,
     k: np.ndarray,

@@ -17,6 +17,7 @@ class ScaledDotProductAttention(Function):
 
     __slots__ = ("options",)
     autocast = "half"
+    half_kernels = "attention"
     promotes = True
     options: tuple[Any, ...]
 
@@ -39,6 +40,7 @@ class PackedAttention(Function):
 
     __slots__ = ("heads", "options")
     autocast = "half"
+    half_kernels = "attention"
     options: tuple[Any, ...]
     heads: tuple[int, ...]
 

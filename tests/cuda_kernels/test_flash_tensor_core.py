@@ -1,0 +1,106 @@
+"""Attention of half floats on tensor cores against NumPy in float64, and where other kernels compute it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import minigrad
+from minigrad.cuda_kernels import array, attention, launch, memory, simulator
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that ran."""
+    names: list[str] = []
+    original = launch.Kernel.launch
+
+    def record(self: Any, *args: Any, **settings: Any) -> None:
+        names.append(self.name)
+        original(self, *args, **settings)
+
+    monkeypatch.setattr(launch.Kernel, "launch", record)
+    return names
+
+
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
+    """y and lse; q (B, H, Tq, D), k and v (B, Hkv, Tk, D)."""
+    q, k, v = (x.astype("f8") for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    s = scale * q @ k.swapaxes(-1, -2)
+    if causal:
+        s = np.where(np.tri(q.shape[2], k.shape[2], dtype=bool), s, -np.inf)
+    lse = np.log(np.exp(s).sum(-1))
+    return np.exp(s - lse[..., None]) @ v, lse
+
+
+@pytest.mark.parametrize(
+    ("dtype", "H", "Hkv", "Tq", "Tk", "D", "causal", "packed"),
+    [
+        (ml_dtypes.bfloat16, 2, 1, 67, 67, 64, True, False),  # grouped queries, rows and keys past the last tile
+        (np.float16, 1, 1, 66, 66, 40, True, True),  # a head that its tile does not fill, in a packed projection
+        (np.float16, 1, 1, 3, 130, 128, False, False),
+        (ml_dtypes.bfloat16, 1, 1, 70, 20, 72, True, False),  # more queries than keys
+    ],
+)
+def test_forward(
+    dtype: Any, H: int, Hkv: int, Tq: int, Tk: int, D: int, causal: bool, packed: bool,
+    launched: list[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(attention, "SMALL", 0)
+    shapes = ((Tq, H, D), (Tk, Hkv, D), (Tk, Hkv, D))
+    rows = [RNG.standard_normal((1, *shape)).astype(dtype) for shape in shapes]
+    raw = [array.from_host(x) for x in rows]
+    if packed:
+        qkv = array.from_host(np.stack(rows, 2))
+        raw = [qkv[:, :, i] for i in range(3)]
+    scale = D**-0.5
+    simulator.order(1)
+    try:
+        y, lse = attention.forward(*(x.swapaxes(1, 2) for x in raw), causal, scale)
+    finally:
+        simulator.order(None)
+    expected, expected_lse = reference(*(x.swapaxes(1, 2) for x in rows), causal, scale)
+    tolerance = 2**-7 if dtype is ml_dtypes.bfloat16 else 2**-10
+    np.testing.assert_allclose(array.to_host(y).astype("f8"), expected, atol=tolerance)
+    np.testing.assert_allclose(array.to_host(lse), expected_lse, atol=2e-6)
+    assert lse.dtype == np.float32
+    assert launched[0] == f"flash_tensor_core.forward_{np.dtype(dtype).name}_{64 if D <= 64 else 128}"
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_scales_that_turn_the_order(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the diagonal hides stays hidden."""
+    monkeypatch.setattr(attention, "SMALL", 0)
+    rows = [RNG.standard_normal((1, 1, 5, 8)).astype(np.float16) for _ in range(3)]
+    y, _ = attention.forward(*map(array.from_host, rows), True, scale)
+    np.testing.assert_allclose(array.to_host(y).astype("f8"), reference(*rows, True, scale)[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("tensor_cores", [True, False])
+@pytest.mark.parametrize("capability", [(8, 0), (7, 5)])
+def test_gradients(
+    capability: tuple[int, int], tensor_cores: bool, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the operation: in halves in and out, whichever kernels compute."""
+    monkeypatch.setattr(memory, "capability", lambda _: capability)
+    arrays = [RNG.standard_normal((1, 1, 5, 8)).astype(np.float16) for _ in range(4)]
+    results = []
+    for device, dtype in (("cuda", minigrad.float16), ("cpu", minigrad.float64)):
+        q, k, v, dy = (minigrad.tensor(x, device=device, dtype=dtype, requires_grad=True) for x in arrays)
+        with monkeypatch.context() as forward:
+            if tensor_cores and capability >= (8, 0):
+                forward.setattr(attention, "SMALL", 0)
+            y = minigrad.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        grads = minigrad.backward(y, dy.detach())
+        results.append([x.numpy(force=True) for x in (y, *(grads.get(x) for x in (q, k, v)))])
+    for found, expected in zip(*results, strict=True):
+        assert found.dtype == np.float16
+        np.testing.assert_allclose(found.astype("f8"), expected, atol=4e-3)
+    used = any("flash_tensor_core" in name for name in launched)
+    assert used is (tensor_cores and capability >= (8, 0))
