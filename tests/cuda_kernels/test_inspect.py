@@ -70,6 +70,12 @@ BAD = """
         if i < n:
             x[i] = x[i] + x[i]
 
+    @kernel("float32*", "int64", threads=256, registers=64, instructions=("LDG", "HMMA"))
+    def no_matrix_product(x, n):
+        i = cuda.grid(1)
+        if i < n:
+            x[i] = x[i] + x[i]
+
     @kernel("float32*", "int64", threads=256, registers=64, vector_loads=True)
     def good(x, n):
         i = cuda.grid(1)
@@ -77,7 +83,7 @@ BAD = """
             a, b, c, d = ptx.load4(x, 4 * i)
             ptx.store4(x, 4 * i, (d, c, b, a))
 
-    for made in (many_registers, local_memory, float64_arithmetic, narrow_loads, good):
+    for made in (many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good):
         print(made.function.__name__, inspect.report(made, (8, 0)).faults())
 """
 
@@ -92,6 +98,7 @@ def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
     assert "bytes of local memory" in found["local_memory"]
     assert "float64 instructions" in found["float64_arithmetic"]
     assert "no 128-bit load" in found["narrow_loads"]
+    assert found["no_matrix_product"] == "['no HMMA']"
     assert found["good"] == "[]"
 
 
