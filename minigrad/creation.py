@@ -76,6 +76,7 @@ def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None
     array = source.kernels.from_dlpack(relay)
     if relay.is_bfloat16:
         array = source.kernels.reinterpret(array, dtypes.bfloat16)
+    dtypes.as_dtype(array.dtype)
     tensor = from_numpy(array) if source is CPU else Tensor.wrap(array, source)
     return tensor.clone() if copy else tensor
 
@@ -281,7 +282,8 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         raise located(
             ValueError(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
         )
-    return cat([t.unsqueeze(dim) for t in tensors], shapes.normalize_dim(dim, tensors[0].ndim + 1))
+    axis = shapes.normalize_dim(dim, tensors[0].ndim + 1)
+    return cat([t.unsqueeze(axis) for t in tensors], axis)
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:

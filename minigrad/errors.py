@@ -28,6 +28,18 @@ def user_line() -> str | None:
     return f"{os.path.relpath(name) if inside else name}:{line}" + (f": {source}" if source else "")
 
 
+def operation() -> str:
+    """``name: `` of the public function or method that asked for a check, or nothing where there is none."""
+    frame = sys._getframe(1)
+    module = frame.f_globals["__name__"]  # of the check itself
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in OURS and frame.f_back is not None:
+        name = frame.f_code.co_name
+        if frame.f_globals["__name__"] != module and not name.startswith(("_", "<", "forward")):
+            return f"{name}: "
+        frame = frame.f_back
+    return ""
+
+
 def located(error: E) -> E:
     """The error, its message followed by the line of the user's call."""
     if isinstance(error, LocatedError):

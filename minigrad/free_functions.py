@@ -41,6 +41,9 @@ def searchsorted(sorted_sequence: Tensor, values: Operand, *, right: bool = Fals
     """
     if side not in (None, "left", "right") or (right and side == "left"):
         raise located(ValueError(f"searchsorted: side={side!r}, right={right}; expected 'left' or 'right', not both"))
+    if not isinstance(sorted_sequence, Tensor):
+        found = type(sorted_sequence).__name__
+        raise located(TypeError(f"searchsorted: the sequence is a {found}; make it a tensor: minigrad.tensor(...)"))
     x = sorted_sequence
     v = values if isinstance(values, Tensor) else Tensor(values, device=x.device)
     if not x.ndim or (x.ndim > 1 and x.shape[:-1] != v.shape[:-1]):
@@ -63,6 +66,7 @@ def searchsorted(sorted_sequence: Tensor, values: Operand, *, right: bool = Fals
 
 def bucketize(input: Operand, boundaries: Tensor, *, right: bool = False) -> Tensor:
     """``searchsorted`` of the values in one ascending vector: the number of the interval that each lies in."""
-    if boundaries.ndim != 1:
-        raise located(ValueError(f"bucketize: boundaries of shape {boundaries.shape}; expected a vector"))
+    if not isinstance(boundaries, Tensor) or boundaries.ndim != 1:
+        found = f"shape {boundaries.shape}" if isinstance(boundaries, Tensor) else type(boundaries).__name__
+        raise located(ValueError(f"bucketize: boundaries of {found}; expected a vector, a tensor"))
     return searchsorted(boundaries, input, right=right)

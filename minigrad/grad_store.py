@@ -65,7 +65,10 @@ class GradStore:
             if isinstance(key, TensorId):
                 return key
             raise located(
-                TypeError(f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}")
+                TypeError(
+                    f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}; "
+                    "for example grads[model.weight]"
+                )
             ) from None
 
     def __getitem__(self, key: Tensor | TensorId) -> Tensor:

@@ -42,6 +42,10 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("RNN", "LSTM", "GRU", "Transformer"), _MODULES),
     },
     "minigrad.nn.functional": dict.fromkeys(("conv1d", "conv2d", "conv3d", "max_pool2d", "avg_pool2d"), _MODULES),
+    "minigrad.data": {
+        "DataLoader": "RandomBatches and EpochBatches give batches of tokens; of arrays, index with randperm(n)",
+        "Dataset": "open_tokens reads token files, load_corpus texts",
+    },
     "minigrad.optim": {
         "lr_scheduler": "schedules are here, such as CosineAnnealing; optimizer.set_lr(schedule.get_lr(step)), or give "
         "one to a trainer",
@@ -53,6 +57,7 @@ HINTS: dict[str, dict[str, str]] = {
         "grad_fn": "use .node, or minigrad.draw for a picture of the graph",
         "is_cuda": "use .device.type == 'cuda'",
         "type": "use .to(dtype), or .dtype",
+        "astype": "use .to(dtype)",
         "retain_grad": "gradients are of leaves; cut with .detach().requires_grad_(), go on with .backward(gradient)",
     },
     "Module": {"zero_grad": _ZERO, "cuda": _CUDA},

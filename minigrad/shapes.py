@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .errors import located
+from .errors import located, operation
 
 Dim = int | Sequence[int] | None
 
@@ -15,11 +15,14 @@ def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
     """``dim`` as an index from the front; IndexError if there is no such dimension."""
     limit = max(ndim, 1)
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise located(TypeError(f"{what} must be an integer, not {dim!r}"))
+        raise located(TypeError(f"{operation()}{what} must be an integer, not {dim!r}"))
     index: int = dim.__index__()
     if not -limit <= index < limit:
         raise located(
-            IndexError(f"{what} {index} is out of range for a tensor of {ndim} dimensions ({-limit} to {limit - 1})")
+            IndexError(
+                f"{operation()}{what} {index} is out of range for a tensor of {ndim} dimensions "
+                f"({-limit} to {limit - 1})"
+            )
         )
     return index % limit
 
@@ -34,7 +37,7 @@ def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     dims = [normalize_dim(d, ndim) for d in (dim if isinstance(dim, Iterable) else (dim,))]
     if len(set(dims)) != len(dims):
-        raise located(ValueError(f"dim {dim} names a dimension twice"))
+        raise located(ValueError(f"{operation()}dim {dim} names a dimension twice"))
     return tuple(sorted(dims)) if ndim else ()
 
 

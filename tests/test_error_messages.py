@@ -705,6 +705,11 @@ def a_schedule_by_its_name_in_torch() -> None:
 
 
 @mistake
+def a_loader_by_its_name_in_torch() -> None:
+    data.DataLoader([1, 2], batch_size=2)
+
+
+@mistake
 def saving_as_in_torch(folder: Path) -> None:
     mg.save(nn.Linear(2, 2).state_dict(), folder / "model.pt")
 
@@ -925,6 +930,26 @@ def write() -> None:
         with tempfile.TemporaryDirectory() as folder:
             messages[name] = message_of(fn, Path(folder))
     GOLDEN.write_text(render(messages), encoding="utf-8")
+
+
+DIMS: dict[str, Callable[[Tensor], Any]] = {
+    "sum": lambda x: x.sum(5),
+    "amax": lambda x: x.amax(5),
+    "transpose": lambda x: x.transpose(0, 5),
+    "unsqueeze": lambda x: mg.unsqueeze(x, 5),
+    "stack": lambda x: mg.stack([x], 5),
+    "softmax": lambda x: nn.Softmax(5)(x),
+    "glu": lambda x: F.glu(x, 5),
+    "cummax": lambda x: x.cummax(5),
+}
+
+
+@pytest.mark.parametrize("name", DIMS)
+def test_a_wrong_dim_names_the_operation(name: str) -> None:
+    with pytest.raises(IndexError, match=rf"^{name}: dim 5 is out of range for a tensor of "):
+        DIMS[name](mg.ones(2, 3))
+    with pytest.raises(IndexError, match=rf"^{name}: dim 5 "):  # within the library's own frames, too
+        mg.checkpoint(DIMS[name], mg.ones(2, 3))
 
 
 if __name__ == "__main__":

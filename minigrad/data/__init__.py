@@ -1,5 +1,8 @@
 """Text, tokens and batches, on plain strings and NumPy arrays."""
 
+from typing import TYPE_CHECKING
+
+from .. import hints as _hints
 from .batches import FixedBatches, RandomBatches, min_tokens, train_val_split
 from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
@@ -25,3 +28,6 @@ __all__ = [
     "train_val_split",
     "write_tokens",
 ]
+
+if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
+    __getattr__ = _hints.of_module(__name__)

@@ -151,7 +151,10 @@ class DerivedMethods:
         return elementwise.Lerp.apply(self, self._operand(end), self._operand(weight))
 
     def logaddexp(self: Tensor, other: Tensor) -> Tensor:
-        """log(exp(self) + exp(other)) without overflow; the two broadcast; floating tensors only."""
+        """log(exp(self) + exp(other)) without overflow; the two broadcast; floating tensors only.
+
+        The gradient is that of ``logsumexp``: NaN for an infinite argument.
+        """
         x, y = self.maximum(other), self.minimum(other)
         if not x.is_floating_point():
             raise located(TypeError(f"logaddexp of {x.dtype} values is no integer; convert with .float() first"))

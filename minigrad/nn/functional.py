@@ -223,7 +223,8 @@ def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -
     if check_tensor("embedding", indices).dtype.kind not in "iu":
         raise located(
             TypeError(
-                f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight)"
+                f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight), "
+                "and .long() converts"
             )
         )
     if weight.ndim != 2:

@@ -205,9 +205,8 @@ class BatchNorm1d(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C) or (N, C, L) -> the same shape."""
         if x.ndim not in (2, 3) or x.shape[1] != self.num_features:
-            raise located(
-                ValueError(f"BatchNorm1d: x of shape {x.shape}; expected (N, {self.num_features}) or (N, C, L)")
-            )
+            n = self.num_features
+            raise located(ValueError(f"BatchNorm1d: x of shape {x.shape}; expected (N, {n}) or (N, {n}, L)"))
         momentum = self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)

@@ -48,7 +48,11 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The computation; subclasses define it."""
-        raise located(NotImplementedError(f"{type(self).__name__} has no forward"))
+        raise located(
+            NotImplementedError(
+                f"{type(self).__name__} has no forward: define it; of a list or dictionary, call the modules"
+            )
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._forward_pre_hooks:
