@@ -236,6 +236,7 @@ from .functions import (
 )
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
+from .memory import memory_stats, release_memory
 from .mixed_precision import autocast, get_autocast_dtype, is_autocast_enabled
 from .precision import get_float32_matmul_precision, set_float32_matmul_precision
 from .printing import set_printoptions
@@ -407,6 +408,7 @@ __all__ = [
     "maximum",
     "mean",
     "median",
+    "memory_stats",
     "meshgrid",
     "min",
     "minimum",
@@ -447,6 +449,7 @@ __all__ = [
     "randperm",
     "ravel",
     "reciprocal",
+    "release_memory",
     "relu",
     "remainder",
     "repeat_interleave",

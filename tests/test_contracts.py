@@ -46,10 +46,13 @@ KERNEL_SUPPORT = {
     "lamb": "the fused step of LAMB and LARS, used by minigrad.optim",
     "grad_norm": "global-norm clipping, used by minigrad.optim",
     "memory": "reuse of large output buffers",
+    "poison": "new memory is NaN, for tests; called by memory",
+    "heap": "what memory the process holds, for minigrad.memory_stats",
 }
 
 # Those of them that a GPU has no use for.
-CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers", "register_tile", "bfloat16_product"}
+CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers", "register_tile", "poison"}
+CPU_ONLY |= {"bfloat16_product", "heap"}
 
 # CUDA kernel files that no CPU kernel file of the same name stands beside. ladder_*.py need no word: they are the steps
 # towards a fast kernel, to read and to measure.

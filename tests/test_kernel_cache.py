@@ -87,3 +87,39 @@ def test_folders_of_old_versions_are_removed_after_a_month(tmp_path: Path) -> No
         os.utime(tmp_path / name, (then, then))
     jit._remove_old(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu-recent", "other"]
+
+
+def test_processes_that_start_together_with_an_empty_cache(tmp_path: Path) -> None:
+    """Each compiles or finds a kernel that another has written; none fails, warns or leaves parts of files."""
+    env = {**os.environ, "MINIGRAD_CACHE_DIR": str(tmp_path)}
+    many = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    for process in many:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert out.splitlines()[1] == "12.0"
+        assert err == ""
+    (folder,) = tmp_path.iterdir()
+    assert all(path.suffix in (".nbi", ".nbc") for path in folder.rglob("*") if path.is_file())
+    before = {path: path.stat().st_mtime_ns for path in entries(tmp_path)}
+    assert before
+    result = run(tmp_path)
+    assert result.stdout.splitlines()[1] == "12.0"
+    assert {path: path.stat().st_mtime_ns for path in entries(tmp_path)} == before  # whole: nothing compiled again
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_not_used(warm: Path) -> None:
+    (folder,) = warm.iterdir()
+    os.chown(folder, 12345, -1)
+    try:
+        result = run(warm)
+    finally:
+        os.chown(folder, os.getuid(), -1)
+    assert result.stdout.splitlines()[1] == "12.0"
+    assert str(folder) not in result.stdout
+    assert "owned or writable by somebody else" in result.stderr

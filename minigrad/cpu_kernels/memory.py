@@ -4,17 +4,20 @@ By default glibc gives every block above 128 KiB to 32 MiB (the limit adapts) it
 system when it is freed. Each activation of each step is then zeroed page by page by the system, which can cost more
 than the arithmetic on it (GELU and layer norm of 24 and 6 MiB, forward and backward: 1.6 times the time). At import,
 ``mallopt`` raises the limits: large blocks come from the heap, and the heap keeps them. The price is that the process
-keeps its peak memory until it ends.
+keeps its peak memory until it ends or gives it back (``heap.py``).
 
 This concerns Linux with glibc only. Other C libraries have no ``mallopt`` and are left alone, as is everything if
 ``MINIGRAD_MALLOPT=0`` is in the environment. ``enabled`` says which happened.
+
+With ``MINIGRAD_POISON=1`` new memory is filled with NaN (``poison.py``), so that a result that depends on what a block
+held before its reuse is seen.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
+
+from . import heap, poison
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
@@ -28,13 +31,13 @@ GROW = 64 << 20  # the heap grows by this much at a time
 
 
 def _apply() -> bool:
-    if os.environ.get("MINIGRAD_MALLOPT") == "0" or not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):  # musl has no such parameters
+    libc = heap.glibc()
+    if os.environ.get("MINIGRAD_MALLOPT") == "0" or libc is None:
         return False
     threshold = libc.mallopt(M_MMAP_THRESHOLD, LARGE) == 1 or libc.mallopt(M_MMAP_THRESHOLD, LARGE_OLD) == 1
     return threshold and libc.mallopt(M_TRIM_THRESHOLD, KEEP) == 1 and libc.mallopt(M_TOP_PAD, GROW) == 1
 
 
 enabled: bool = _apply()
+if os.environ.get("MINIGRAD_POISON") == "1":
+    poison.install()

@@ -1,0 +1,79 @@
+"""What memory the process holds on the CPU, and giving back what no array uses.
+
+``statistics`` counts the page faults, which is how often memory was new: freed blocks that are used again
+(``memory.py``) add none. ``MINIGRAD_DEBUG=1`` prints it when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import os
+import sys
+from pathlib import Path
+
+
+def glibc() -> ctypes.CDLL | None:
+    """The C library, if it is glibc."""
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    return libc if hasattr(libc, "gnu_get_libc_version") else None  # musl has no such parameters
+
+
+class _Heap(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    )
+
+
+def _resident() -> int | None:
+    """Bytes of the process that are in memory now; None where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else None
+
+
+def statistics() -> dict[str, int]:
+    """The process's memory on the CPU; sizes in bytes.
+
+    ``page_faults``: how often the system had to provide a page, since the start; a step that reuses memory adds none.
+    ``peak``: the most that was in memory. On Linux ``resident``: what is now. With glibc 2.33 or later ``heap``: what
+    the allocator has from the system, and ``heap_used``: the part of it that arrays and objects occupy now.
+    """
+    usage = importlib.import_module("resource").getrusage(0)  # a module that Windows has not; 0 is RUSAGE_SELF
+    found = {"page_faults": usage.ru_minflt, "peak": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)}
+    resident = _resident()
+    if resident is not None:
+        found["resident"] = resident
+    libc = glibc()
+    if libc is not None and hasattr(libc, "mallinfo2"):
+        libc.mallinfo2.restype = _Heap
+        heap = libc.mallinfo2()
+        found["heap"] = heap.arena + heap.hblkhd
+        found["heap_used"] = heap.uordblks + heap.hblkhd
+    return found
+
+
+def release() -> int:
+    """Return the free pages of the heap to the system (``malloc_trim``). The bytes by which the process shrank.
+
+    0 with other C libraries than glibc: there, minigrad makes the process keep nothing.
+    """
+    libc, before = glibc(), _resident()
+    if libc is None or before is None:
+        return 0
+    libc.malloc_trim(0)
+    return max(0, before - (_resident() or 0))
+
+
+def _report() -> None:
+    sizes = statistics()
+    faults = sizes.pop("page_faults")
+    text = ", ".join(f"{name.replace('_', ' ')} {size / 1e6:.1f} MB" for name, size in sizes.items())
+    print(f"minigrad: memory: {faults} page faults, {text}", file=sys.stderr)
+
+
+if int(os.environ.get("MINIGRAD_DEBUG") or 0) >= 1:
+    atexit.register(_report)
