@@ -26,6 +26,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ THREADS = 256
 FLOAT32_END = 2.0**128 - 2.0**103  # from here on, and for NaN, float32 has no finite number
 FEW_GROUPS = 4096  # for these or fewer, blocks of one warp: they spread over more multiprocessors
 BFLOAT16 = conversion.BFLOAT16
+
+_declaring = threading.RLock()
 
 Rule = Callable[[Any], Callable[..., Any]]  # from the type of the computation to the function of numbers
 Resolve = Callable[..., tuple[np.dtype[Any], ...]]  # from dtypes (or int, float) to those of the computation, and z's
@@ -103,8 +106,9 @@ class Pointwise:
             computed = [c if c.kind == "b" else conversion.loaded(c) for c in computed]
             stored = tuple(c if isinstance(k, type) else k for k, c in zip(kinds, computed, strict=True))
             full = (stored, tuple(computed), result)
-            found = self._variants.get(full) or Variant(self, *full)
-            self._variants[full] = self._variants[key] = found
+            with _declaring:  # two threads may need it at once, and a kernel is declared once
+                found = self._variants.get(full) or Variant(self, *full)
+                self._variants[full] = self._variants[key] = found
         return found
 
     def __call__(self, *inputs: Any, out: DeviceArray | None = None, dtype: np.dtype[Any] | None = None) -> DeviceArray:

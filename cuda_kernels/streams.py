@@ -38,6 +38,7 @@ class Stream:
 
     def __exit__(self, *exception: Any) -> None:
         if self._stream is not None:
+            memory.set_device(self.device)  # CuPy takes the stream from the current device, which operations change
             self._stream.__exit__(*exception)
         self._on.__exit__(*exception)
 

@@ -253,6 +253,20 @@ class Tensor(
         kind, index = self.data.__dlpack_device__()
         return int(kind), int(index)
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory of a CUDA tensor, version 3 of the protocol. AttributeError on the CPU: there is none."""
+        if self.device.type != "cuda":
+            raise AttributeError(f"__cuda_array_interface__ of a tensor on {self.device}: its memory is no GPU's")
+        if self.requires_grad:
+            raise located(
+                RuntimeError(
+                    "__cuda_array_interface__ of a tensor that requires grad would leave the graph; use .detach() first"
+                )
+            )
+        interface: dict[str, Any] = self.data.__cuda_array_interface__
+        return interface
+
     def item(self) -> Any:
         """The one element as a Python number; RuntimeError if there are more or none."""
         if self.numel() != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import minigrad as mg
 from minigrad import cuda_kernels
 from minigrad.cuda_kernels import array, memory
 
@@ -152,3 +153,13 @@ def test_pinned_memory() -> None:
     back = array.to_host(on_device, wait=False)
     memory.synchronize()
     assert memory.is_pinned(back) and (back == 7).all()
+
+
+def test_a_tensor_shows_its_memory_to_other_libraries() -> None:
+    x = mg.arange(6, device="cuda").reshape(2, 3).float()
+    found = x.T.__cuda_array_interface__
+    assert found["shape"] == (3, 2) and found["strides"] == (4, 12) and found["typestr"] == "<f4"
+    assert found["data"] == (x.data.pointer, False) and found["version"] == 3 and found["stream"] > 0
+    assert not hasattr(x.cpu(), "__cuda_array_interface__")  # which would be taken for a GPU's
+    with pytest.raises(RuntimeError, match=r"requires grad .* use \.detach\(\) first"):
+        x.requires_grad_().__cuda_array_interface__  # noqa: B018

@@ -245,6 +245,9 @@ def test_cuda_array_interface(library, shape):
     np.testing.assert_array_equal(found, host)
     if host.size:
         assert theirs.__cuda_array_interface__["data"][0] == x.pointer
+    tensor = mg.Tensor.wrap(x.T, mg.Device("cuda"))
+    again = other.asarray(tensor) if library == "cupy" else other.as_tensor(tensor, device="cuda")
+    np.testing.assert_array_equal(again.get() if library == "cupy" else again.cpu().numpy(), host)
 
 
 # Compiling, errors, tools ---------------------------------------------------------------------------------------------

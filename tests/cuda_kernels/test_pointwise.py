@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -325,3 +328,21 @@ def test_kernels_that_are_made_later_are_known():
     made = launch.LATER["elementwise.exp_float64"]()
     assert made is launch.KERNELS["elementwise.exp_float64"]
     assert elementwise.exp.variant((np.dtype("f8"),)).kernel is made
+
+
+def test_two_threads_may_need_a_kernel_at_once(monkeypatch):
+    """Each would declare it, and a second kernel of the name is refused."""
+    operation = pointwise.Pointwise("needed_at_once", rules.larger, pointwise.like(np.maximum), 2, later=())
+    both_here = threading.Barrier(2, timeout=0.2)
+    made = pointwise.Variant.__init__
+
+    def slow(self, *arguments):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_here.wait()
+        made(self, *arguments)
+
+    monkeypatch.setattr(pointwise.Variant, "__init__", slow)
+    kinds = (np.dtype(np.int32),) * 2
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(operation.variant, [kinds] * 2)
+    assert first is second
