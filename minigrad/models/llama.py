@@ -100,7 +100,10 @@ class LlamaConfig:
             raise located(ValueError(f"LlamaConfig: heads of {self.head_size} channels; rotation needs an even number"))
         if self.n_head % self.n_kv_head:
             raise located(
-                ValueError(f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}")
+                ValueError(
+                    f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; "
+                    f"n_kv_head={self.n_head} gives each head its own keys and values"
+                )
             )
         if not 0 < self.rope_base < math.inf:
             raise located(ValueError(f"LlamaConfig: rope_base={self.rope_base}; expected a positive number"))
