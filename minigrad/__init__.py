@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from . import cuda, nn, optim
 from . import hints as _hints
-from . import nn, optim
 from .anomaly import detect_anomaly
 from .autograd import BackwardHook, Function, backward, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from .creation import (
@@ -317,6 +317,7 @@ __all__ = [
     "cos",
     "cosh",
     "count_nonzero",
+    "cuda",
     "cummax",
     "cummin",
     "cumprod",

@@ -22,7 +22,6 @@ HINTS: dict[str, dict[str, str]] = {
     "minigrad": {
         "save": _SAVE,
         "load": _SAVE,
-        "cuda": _CUDA,
         "inference_mode": "use no_grad",
         "compile": "the kernels are compiled by themselves",
         "utils": "data sets and loaders are in minigrad.data",

@@ -174,7 +174,7 @@ def forbidden_imports(source: str, path: str) -> list[str]:
             simulating = root == "greenlet" and path == "cuda_kernels/simulator.py"
             compiling = path in ("cuda_kernels/language.py", "cuda_kernels/ptx_intrinsics.py")  # not when simulated
             if not (root in allowed or simulating or within(module, "minigrad.cuda_kernels")):
-                rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba (with cuda), CuPy and each other"
+                rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy, cuda and each other"
             elif root in ("cupy", "cuda", "greenlet") and not lazy:
                 rule = f"CUDA kernels import {root} when it is first used: they compile, or are simulated, without it"
             elif within(module, "numba.cuda") and not (lazy or compiling):

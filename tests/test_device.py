@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -70,3 +72,10 @@ def test_a_device_equals_its_names():
     assert cpu == "cpu" and cpu == "cpu:0" and first == "cuda" and first == "cuda:0" and second == "cuda:1"
     assert cpu != "cuda" and first != "cuda:1" and second != "cuda" and cpu != "gpu" and cpu != first and cpu != 0
     assert {cpu: 1}[Device("cpu")] == 1
+
+
+def test_minigrad_has_its_cuda_module() -> None:
+    """As an attribute of the package alone, in a process that imported nothing else."""
+    program = "import minigrad; assert minigrad.cuda.is_available() == bool(minigrad.cuda.device_count())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
