@@ -23,6 +23,7 @@ import contextvars
 import functools
 import math as python_math
 import random
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -197,7 +198,28 @@ class Thread:
         self.greenlet: Any = fiber
         self.allocations: int = 0
         self.copies: list[list[tuple[SharedArray, int, np.ndarray]]] = [[]]  # groups; the last is not committed yet
-        self.waits_for: tuple[str, int] | None = None  # ("block", 0), or (a collective's name, its mask)
+        self.waits_for: tuple[str, int] | None = None  # ("block", 0), (a collective's name, its mask), or ENDED
+
+
+ENDED = ("ended", 0)
+
+
+class _Fibers(threading.local):
+    """Greenlets of a host thread that have run a CUDA thread to its end; a new one costs more than most threads do."""
+
+    def __init__(self) -> None:
+        self.idle: list[Any] = []
+
+
+_fibers = _Fibers()
+
+
+def _serve(hub: Any, function: Any, args: Any) -> None:
+    """What a greenlet does: run a CUDA thread, say that it has ended, and run the next."""
+    while True:
+        function(*args)
+        function = args = None  # idle, it keeps no memory in use
+        hub, function, args = hub.switch(ENDED)
 
 
 class Block:
@@ -217,6 +239,8 @@ class Block:
         import greenlet  # of the extra "test"; the rest of the package does not need it
 
         self._hub = greenlet.getcurrent()
+        idle = _fibers.idle
+        context = contextvars.copy_context()  # NumPy's errstate is in it
         width, height, depth = self.size
         threads: list[Thread] = []
         warps: list[Warp] = []
@@ -224,8 +248,8 @@ class Block:
             if number % WARP == 0:
                 warps.append(Warp(number // WARP))
             index = (number % width, number // width % height, number // (width * height))
-            fiber = greenlet.greenlet(function)
-            fiber.gr_context = contextvars.copy_context()  # NumPy's errstate is in it
+            fiber = idle.pop() if idle else greenlet.greenlet(_serve)
+            fiber.parent, fiber.gr_context = self._hub, context
             threads.append(Thread(number, index, warps[-1], fiber))
         alive = list(threads)
         ready = list(threads)
@@ -235,10 +259,13 @@ class Block:
             for thread in ready:
                 self.current = thread
                 threadIdx.x, threadIdx.y, threadIdx.z = thread.index
-                thread.waits_for = (
-                    thread.greenlet.switch(*args) if thread.waits_for is None else thread.greenlet.switch()
-                )
-            alive = [t for t in alive if not t.greenlet.dead]
+                if thread.waits_for is None:
+                    thread.waits_for = thread.greenlet.switch(self._hub, function, args)
+                else:
+                    thread.waits_for = thread.greenlet.switch()
+                if thread.waits_for is ENDED:
+                    idle.append(thread.greenlet)
+            alive = [t for t in alive if t.waits_for is not ENDED]
             ready = self._next(alive, len(threads) - len(alive))
 
     def wait(self, reason: str, mask: int = 0, value: Any = None) -> dict[int, Any]:
