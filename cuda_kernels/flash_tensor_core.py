@@ -10,8 +10,8 @@ p, rounded to the half dtype, is the first operand of the second product as it l
 same. At the end y = o / l and lse = ln 2 (m + log2 l). Pairs above the causal diagonal are skipped, the longest rows of
 tiles start first.
 
-The gradient, and what these kernels do not take (dropout, heads that are not a multiple of 8, older devices), is
-computed in float32 by ``attention.py``, of copies.
+``flash_tensor_core_gradient.py`` has the gradient of heads of up to 64. What these kernels do not take (dropout, other
+sizes of heads, few scores) is computed in float32 by ``attention.py``, of copies.
 
 Source: Dao, "FlashAttention-2" (2023).
 """
@@ -19,6 +19,7 @@ Source: Dao, "FlashAttention-2" (2023).
 from __future__ import annotations
 
 import math as python_math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,15 +38,10 @@ LN2 = np.float32(python_math.log(2))
 f32: type[np.float32] = np.float32
 
 
-def _forward(word: str, DMAX: int, registers: int) -> Kernel:
-    mma = ptx.mma_bfloat16 if word == "bfloat16" else ptx.mma_float16
-    pack = ptx.pack_bfloat16 if word == "bfloat16" else ptx.pack_float16
-    _, narrow = conversions(word)
+def tile_functions(DMAX: int) -> tuple[Any, Any]:
+    """``swizzled``, where 16 bytes of a row lie in a tile, and ``copy_tile``, for rows of up to DMAX."""
     chunks = DMAX // 8  # 16 bytes each, of a row
-    tile_bytes = SIDE * DMAX * 2
     per_pass = THREADS // chunks  # rows
-    steps = DMAX // 16  # of a row's sum
-    fragments, outputs = steps * 4, DMAX // 2
 
     @device_function
     def swizzled(r, c):
@@ -62,6 +58,13 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
             ptx.cp_async(np.int32(to + i * per_pass * DMAX * 2), x, place, np.int32(16 if inside else 0))
             place += per_pass * step
 
+    return swizzled, copy_tile
+
+
+def adder(word: str) -> Any:
+    """``add_product``, which adds a b to the four sums from ``i`` on."""
+    mma = ptx.mma_bfloat16 if word == "bfloat16" else ptx.mma_float16
+
     @device_function
     def add_product(sums, i, a, b0, b1):
         s = mma(a, (b0, b1), (sums[i], sums[i + 1], sums[i + 2], sums[i + 3]))
@@ -69,6 +72,18 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
         sums[i + 1] = s[1]
         sums[i + 2] = s[2]
         sums[i + 3] = s[3]
+
+    return add_product
+
+
+def _forward(word: str, DMAX: int, registers: int) -> Kernel:
+    pack = ptx.pack_bfloat16 if word == "bfloat16" else ptx.pack_float16
+    _, narrow = conversions(word)
+    swizzled, copy_tile = tile_functions(DMAX)
+    add_product = adder(word)
+    tile_bytes = SIDE * DMAX * 2
+    steps = DMAX // 16  # of a row's sum
+    fragments, outputs = steps * 4, DMAX // 2
 
     @device_function
     def row_max(x):
@@ -232,15 +247,14 @@ def forward(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, causal: bool, scale: float, *dropout: Any
 ) -> tuple[DeviceArray, DeviceArray]:
     """``attention.forward`` of halves: y of their dtype, lse float32."""
-    p = dropout[0] if dropout else 0.0
-    if not attention.worth_tiles(q, k) or q.shape[-1] > 128 or q.shape[-1] % 8 or p:
+    if not _fits(q, k, 128, dropout):
         wide = [elementwise.cast(x, np.float32) for x in (q, k, v)]
         y, lse = attention.forward(wide[0], wide[1], wide[2], causal, scale, *dropout)
         return elementwise.cast(y, q.dtype), lse
     (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
     y = empty((B, Tq, Hq, D), q.dtype, q.device)
     lse = empty((B, Hq, Tq), np.float32, q.device)
-    q, k, v = (_aligned(x) for x in (q, k, v))
+    q, k, v = (aligned(x) for x in (q, k, v))
     tiles = -(-Tq // SIDE)
     steps = [step for x in (q, k, v) for step in x.steps[:3]]
     run = FORWARD[q.dtype.name, 64 if D <= 64 else 128]
@@ -253,13 +267,24 @@ def forward(
 def backward(
     dy: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, out: DeviceArray, lse: DeviceArray, *options: Any
 ) -> tuple[DeviceArray, ...]:
-    """``attention.backward`` of halves, computed of float32 copies."""
+    """``attention.backward`` of halves."""
+    causal, scale, *dropout = options
+    if _fits(q, k, 64, dropout):
+        from . import flash_tensor_core_gradient  # which uses this module
+
+        return flash_tensor_core_gradient.backward(dy, q, k, v, out, lse, causal, scale)
     wide = [elementwise.cast(x, np.float32) for x in (dy, q, k, v, out)]
     grads = attention.backward(wide[0], wide[1], wide[2], wide[3], wide[4], lse, *options)
     return tuple(elementwise.cast(x, q.dtype) for x in grads)
 
 
-def _aligned(x: DeviceArray) -> DeviceArray:
+def _fits(q: DeviceArray, k: DeviceArray, largest: int, dropout: Sequence[Any]) -> bool:
+    """Whether the kernels take these heads; the others are computed in float32."""
+    D = q.shape[-1]
+    return attention.worth_tiles(q, k) and D <= largest and D % 8 == 0 and not (dropout and dropout[0])
+
+
+def aligned(x: DeviceArray) -> DeviceArray:
     """x (B, heads, T, D), whose rows begin at multiples of 16 bytes, or such a copy."""
     fits = x.steps[-1] == 1 and all(n == 1 or step % 8 == 0 for n, step in zip(x.shape[:3], x.steps))
     return x if fits and x.pointer % 16 == 0 else copy(x)

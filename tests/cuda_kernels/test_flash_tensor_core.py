@@ -82,25 +82,33 @@ def test_scales_that_turn_the_order(scale: float, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(array.to_host(y).astype("f8"), reference(*rows, True, scale)[0], atol=2e-3)
 
 
-@pytest.mark.parametrize("tensor_cores", [True, False])
-@pytest.mark.parametrize("capability", [(8, 0), (7, 5)])
+@pytest.mark.parametrize(
+    ("capability", "small", "shapes", "causal"),
+    [
+        ((8, 0), 0, ((2, 3, 16), (1, 3, 16)), False),  # two heads share keys
+        ((8, 0), 0, ((1, 66, 8), (1, 66, 8)), True),  # two tiles each way
+        ((8, 0), 0, ((1, 3, 64), (1, 67, 64)), True),  # keys that no query sees
+        ((8, 0), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # too small for tiles
+        ((7, 5), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # a device without the instructions
+    ],
+)
 def test_gradients(
-    capability: tuple[int, int], tensor_cores: bool, launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the operation: in halves in and out, whichever kernels compute."""
+    capability: tuple[int, int], small: int, shapes: tuple[tuple[int, ...], ...], causal: bool,
+    launched: list[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of the operation: halves in and out, whichever kernels compute."""
     monkeypatch.setattr(memory, "capability", lambda _: capability)
-    arrays = [RNG.standard_normal((1, 1, 5, 8)).astype(np.float16) for _ in range(4)]
+    monkeypatch.setattr(attention, "SMALL", small)
+    queries, keys = shapes
+    arrays = [RNG.standard_normal((1, *shape)).astype(np.float16) for shape in (queries, keys, keys, queries)]
     results = []
     for device, dtype in (("cuda", minigrad.float16), ("cpu", minigrad.float64)):
         q, k, v, dy = (minigrad.tensor(x, device=device, dtype=dtype, requires_grad=True) for x in arrays)
-        with monkeypatch.context() as forward:
-            if tensor_cores and capability >= (8, 0):
-                forward.setattr(attention, "SMALL", 0)
-            y = minigrad.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = minigrad.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
         grads = minigrad.backward(y, dy.detach())
         results.append([x.numpy(force=True) for x in (y, *(grads.get(x) for x in (q, k, v)))])
     for found, expected in zip(*results, strict=True):
         assert found.dtype == np.float16
-        np.testing.assert_allclose(found.astype("f8"), expected, atol=4e-3)
-    used = any("flash_tensor_core" in name for name in launched)
-    assert used is (tensor_cores and capability >= (8, 0))
+        np.testing.assert_allclose(found.astype("f8"), expected, atol=1e-3 * max(1, np.abs(expected).max()))
+    used = {name.partition(".")[0] for name in launched if name.startswith("flash")}
+    assert used == ({"flash_tensor_core", "flash_tensor_core_gradient"} if small == 0 else set())
