@@ -68,6 +68,7 @@ CUDA_SUPPORT = {
     "division": "rounded division and powers, for elementwise",
     "flash": "attention on tiles",
     "flash_tensor_core": "attention of half floats on tiles",
+    "flash_tensor_core_gradient": "its gradient",
     "flash_tiles": "the device functions of flash",
     "fold": "sums and other folds, for reduce",
     "index_arrays": "index arrays as places, for indexing",
