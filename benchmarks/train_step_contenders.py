@@ -1,7 +1,8 @@
 """The contenders of ``train_step_cpu.py``: the same GPT-2 and the same step in each library.
 
-As a script it is the worker: ``train_step_contenders.py NAME PRESET THREADS`` prints a JSON line when it is warm, then
-for each line with a number of steps on its input, one with the seconds per step.
+As a script it is the worker: ``train_step_contenders.py NAME PRESET PRODUCTS THREADS`` prints a JSON line when it is
+warm, then for each line with a number of steps on its input, one with the seconds per step. PRODUCTS are in float32 or
+bfloat16.
 """
 
 from __future__ import annotations
@@ -176,10 +177,32 @@ class Minigrad:
         return minigrad.__version__, step
 
 
+class MinigradBfloat16(Minigrad):
+    """The same with the operands of products rounded to bfloat16."""
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why it cannot run, or None."""
+        if (reason := Minigrad.missing()) is not None:
+            return reason
+        from minigrad.cpu_kernels import bfloat16_product
+
+        return None if bfloat16_product.AVAILABLE else "this CPU has no avx512_bf16"
+
+    @staticmethod
+    def build(preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
+        """The version, and a function that makes one step and returns its loss."""
+        import minigrad
+
+        minigrad.set_float32_matmul_precision("medium")
+        return Minigrad.build(preset, threads, device)
+
+
 class TorchEager:
     """PyTorch, eager, with what it recommends: fused AdamW and scaled_dot_product_attention."""
 
     compiled = False
+    autocast = False  # to bfloat16
 
     @staticmethod
     def missing() -> str | None:
@@ -198,7 +221,8 @@ class TorchEager:
         forward = torch.compile(model) if cls.compiled else model
 
         def step() -> float:
-            loss = forward(tokens, targets)
+            with torch.autocast(tokens.device.type, torch.bfloat16, enabled=cls.autocast):
+                loss = forward(tokens, targets)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -217,6 +241,12 @@ class TorchCompiled(TorchEager):
     def missing() -> str | None:
         """Why it cannot run, or None."""
         return TorchEager.missing() or (None if shutil.which("c++") else "torch.compile needs a C++ compiler")
+
+
+class TorchAutocast(TorchEager):
+    """PyTorch, eager, within autocast to bfloat16."""
+
+    autocast = True
 
 
 class Jax:
@@ -347,12 +377,14 @@ CONTENDERS: dict[str, Any] = {
     "jax": Jax,
     "tinygrad": Tinygrad,
 }
+BFLOAT16_CONTENDERS: dict[str, Any] = {"minigrad": MinigradBfloat16, "torch-eager": TorchAutocast}
 
 
-def work(name: str, preset: Preset, threads: int) -> None:
+def work(name: str, preset: Preset, products: str, threads: int) -> None:
     """Serve the benchmark on standard input and output."""
     started = time.perf_counter()
-    version, step = CONTENDERS[name].build(preset, threads)
+    contenders = CONTENDERS if products == "float32" else BFLOAT16_CONTENDERS
+    version, step = contenders[name].build(preset, threads)
     losses = [step()]
     first = time.perf_counter() - started
     losses += [step() for _ in range(WARM_STEPS - 1)]
@@ -376,4 +408,4 @@ def answer(record: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], PRESETS[sys.argv[2]], int(sys.argv[3]))
+    work(sys.argv[1], PRESETS[sys.argv[2]], sys.argv[3], int(sys.argv[4]))

@@ -3,11 +3,15 @@
     python benchmarks/train_step_cpu.py --preset S
     python benchmarks/train_step_cpu.py --preset M --rounds 20 --json results.json
     python benchmarks/train_step_cpu.py --against torch-eager torch-compile jax tinygrad --rounds 6
+    python benchmarks/train_step_cpu.py --preset M --bf16
 
 A step is forward, backward, clipping by the global norm and AdamW, in float32, through each library's public interface,
 with the same sizes, initial weights, tokens and threads; the first losses must agree. Machines are noisy, so no
 absolute time counts: contenders take turns, and ratios within a round count (see ``turns.py``). Those that are not
 installed are skipped. tinygrad uses one thread and its steps are slow: take few rounds.
+
+With ``--bf16`` products are of operands rounded to bfloat16: minigrad's by ``set_float32_matmul_precision("medium")``,
+PyTorch's by autocast.
 """
 
 from __future__ import annotations
@@ -18,15 +22,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from train_step_contenders import CONTENDERS, PRESETS
+from train_step_contenders import BFLOAT16_CONTENDERS, CONTENDERS, PRESETS
 from turns import conditions, contest, median_seconds, print_ratios, ratios, take_turns, those_that_run
 
 
-def compare(names: list[str], preset: str, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
+def compare(names: list[str], preset: str, products: str, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
     """Run the rounds and return the report."""
-    report: dict[str, Any] = {"preset": preset, **conditions(threads, rounds)}
-    with contest("train_step_contenders.py", names, [preset], threads) as contenders:
-        check_losses({c.name: c.ready["losses"] for c in contenders})
+    report: dict[str, Any] = {"preset": preset, "products": products, **conditions(threads, rounds)}
+    with contest("train_step_contenders.py", names, [preset, products], threads) as contenders:
+        check_losses({c.name: c.ready["losses"] for c in contenders}, 1e-4 if products == "float32" else 1e-2)
         answers = take_turns(contenders, rounds, seconds)
         report["contenders"] = {
             c.name: {
@@ -43,18 +47,19 @@ def compare(names: list[str], preset: str, threads: int, rounds: int, seconds: f
     return report
 
 
-def check_losses(losses: dict[str, list[float]]) -> None:
-    """End with an error unless the first losses of all contenders agree to 1e-4: else they do not do the same work."""
+def check_losses(losses: dict[str, list[float]], tolerance: float = 1e-4) -> None:
+    """End with an error unless the first losses agree to ``tolerance``: else the contenders do not do the same work."""
     ours = losses["minigrad"]
     for name, theirs in losses.items():
-        if not all(abs(a - b) <= 1e-4 * abs(a) for a, b in zip(ours, theirs, strict=True)):
+        if not all(abs(a - b) <= tolerance * abs(a) for a, b in zip(ours, theirs, strict=True)):
             raise SystemExit(f"{name} does another computation: its first losses are {theirs}, minigrad's {ours}")
 
 
 def show(report: dict[str, Any]) -> None:
     """Print the report as a table."""
     print(
-        f"preset {report['preset']}, {report['threads']} threads, {report['machine']['cpu']}, {report['rounds']} rounds"
+        f"preset {report['preset']}, products in {report['products']}, {report['threads']} threads, "
+        f"{report['machine']['cpu']}, {report['rounds']} rounds"
     )
     print(f"load average {report['load_average']:.1f}: nothing else should run on this machine meanwhile")
     print(f"{'':14}{'version':>14}{'ms/step':>10}{'tokens/s':>11}{'peak MB':>9}{'first step s':>14}")
@@ -73,6 +78,7 @@ def main() -> None:
     parser.add_argument(
         "--against", nargs="+", choices=list(CONTENDERS), default=["torch-eager"], help="(default eager)"
     )
+    parser.add_argument("--bf16", action="store_true", help="round the operands of products; only torch-eager competes")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, help="of each contender (default: all cores)"
     )
@@ -80,8 +86,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn (default 2)")
     parser.add_argument("--json", type=Path, help="write the report here as well")
     args = parser.parse_args()
-    names = those_that_run(args.against, CONTENDERS)
-    report = compare(names, args.preset, args.threads, args.rounds, args.seconds)
+    contenders, products = (BFLOAT16_CONTENDERS, "bfloat16") if args.bf16 else (CONTENDERS, "float32")
+    if strangers := set(args.against) - set(contenders):
+        parser.error(f"--bf16 is not there for {', '.join(sorted(strangers))}")
+    names = those_that_run(args.against, contenders)
+    report = compare(names, args.preset, products, args.threads, args.rounds, args.seconds)
     show(report)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
