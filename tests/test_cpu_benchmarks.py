@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import minigrad
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
+    before = minigrad.get_num_threads()  # contenders set their own
+    yield importlib.import_module
+    minigrad.set_num_threads(before)
 
 
 def tiny(module: Any) -> Any:
