@@ -157,6 +157,8 @@ class Kernel:
             else:
                 struct.pack(signatures.packing((word,)), a)  # raises where a GPU's launch would
                 values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
+        if math.prod(threads) > math.prod(self.threads) or threads[2] > 64 or max(grid[1:]) > 65535 or grid[0] >= 2**31:
+            raise simulator.SimulationError(f"{self._call(args, grid)} with blocks of {threads}: a GPU refuses that")
         if DEBUG >= 2:
             print(f"minigrad: {self.name} grid {grid} in the simulator", file=sys.stderr)
         try:

@@ -17,7 +17,7 @@ from minigrad import cuda_kernels
 if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
-from minigrad.cuda_kernels import array, launch, libcuda, memory
+from minigrad.cuda_kernels import array, launch, libcuda, memory, simulator
 from minigrad.cuda_kernels.language import cuda
 from minigrad.cuda_kernels.launch import Kernel, kernel
 
@@ -48,6 +48,14 @@ def test_arguments_that_do_not_fit() -> None:
             scale.launch(1, *arguments)
     with pytest.raises(struct.error):
         scale.launch(1, x, x, 4.5, 1.0)
+
+
+@pytest.mark.skipif(not cuda_kernels.simulated(), reason="test_gpu.py tests what the driver refuses")
+@pytest.mark.parametrize(("grid", "threads"), [((1, 65536), 8), ((1, 1, 65536), 8), (2**31, 8), (1, 65), (1, (8, 9))])
+def test_the_simulator_refuses_what_a_gpu_refuses(grid: Any, threads: Any) -> None:
+    x = array.zeros(4, np.float32)
+    with pytest.raises(simulator.SimulationError, match="a GPU refuses that"):
+        scale.launch(grid, x, x, 4, 1.0, threads=threads)
 
 
 def test_two_kernels_of_one_name_are_refused() -> None:
