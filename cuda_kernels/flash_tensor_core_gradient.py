@@ -100,7 +100,7 @@ def _gradient(word: str, keeps_keys: bool, registers: int) -> Kernel:
             begin, end = np.int32(first if causal else 0), np.int32(Tq)
         else:
             begin, end = np.int32(0), np.int32(min(Tk, first + SIDE) if causal else Tk)
-        count = np.uint32(max(end - begin + SIDE - 1, 0) // SIDE)
+        count = np.uint32((end - begin + SIDE - 1) // SIDE if end > begin else 0)
         turns = np.int32(count * group if keeps_keys else count)
         t = np.int32(cuda.threadIdx.x)
         lane, warp = np.int32(t & 31), np.int32(t >> 5)
@@ -227,7 +227,7 @@ def _gradient(word: str, keeps_keys: bool, registers: int) -> Kernel:
 WORDS = ("bfloat16", "float16")
 DELTA = {word: _delta(word) for word in WORDS}
 QUERIES = {word: _gradient(word, False, 208) for word in WORDS}
-KEYS = {word: _gradient(word, True, 240) for word in WORDS}
+KEYS = {word: _gradient(word, True, 248) for word in WORDS}
 
 
 def backward(
