@@ -12,6 +12,7 @@ import functools
 import math
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -141,13 +142,19 @@ class _Simulated(threading.local):
 _simulated = _Simulated()
 
 
+@functools.cache
+def _questions() -> tuple[Callable[[], int], Callable[[], Any]]:
+    """CuPy's functions that every launch asks for device and stream; an import statement costs more than they do."""
+    import cupy
+
+    return cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
+
+
 def current_device() -> int:
     """The index of this thread's device."""
     if SIMULATED:
         return _simulated.current
-    import cupy
-
-    return int(cupy.cuda.runtime.getDevice())
+    return _questions()[0]()
 
 
 def set_device(device: int) -> None:
@@ -182,9 +189,7 @@ def current_stream() -> int:
     """The handle of this thread's stream on its device: CuPy's, so that both work in one order."""
     if SIMULATED:
         return 0
-    import cupy
-
-    return int(cupy.cuda.get_current_stream().ptr)
+    return int(_questions()[1]().ptr)
 
 
 def synchronize(device: int | None = None) -> None:

@@ -27,6 +27,15 @@ def from_cupy(x: Any) -> DeviceArray:
     return DeviceArray(memory, tuple(x.shape), np.dtype(x.dtype), tuple(x.strides))
 
 
+def from_cuda_array(x: Any) -> DeviceArray:
+    """A DeviceArray on the memory of an object with ``__cuda_array_interface__``. BufferError in the simulator."""
+    if SIMULATED:
+        raise BufferError("the simulator's memory is not a GPU's; it cannot take an array from one")
+    import cupy
+
+    return from_cupy(cupy.asarray(x))
+
+
 def from_dlpack(x: Any) -> DeviceArray:
     """A DeviceArray on the memory of an object with ``__dlpack__``."""
     import cupy

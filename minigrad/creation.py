@@ -27,11 +27,20 @@ def tensor(data: Any, *, dtype: Any = None, device: str | Device = CPU, requires
 
 
 def as_tensor(data: Any, *, dtype: Any = None, device: str | Device | None = None) -> Tensor:
-    """``data`` as a tensor, copied only if it must be: a tensor is taken as it is, a NumPy array shares its memory."""
+    """``data`` as a tensor, copied only if it must be: a tensor is taken as it is, a NumPy array shares its memory.
+
+    So does an array on a GPU, of a library that speaks DLPack or has ``__cuda_array_interface__`` only.
+    """
     if isinstance(data, Tensor):
         return data.to(dtype=dtype, device=device)
     if isinstance(data, np.ndarray) and data.dtype in dtypes.SUPPORTED:
         return from_numpy(data).to(dtype=dtype, device=device)
+    if hasattr(data, "__cuda_array_interface__"):
+        if hasattr(data, "__dlpack__"):
+            return from_dlpack(data).to(dtype=dtype, device=device)
+        array = Device("cuda").kernels_package().sharing.from_cuda_array(data)
+        dtypes.as_dtype(array.dtype)
+        return Tensor.wrap(array, Device(f"cuda:{array.device}")).to(dtype=dtype, device=device)
     return Tensor(data, dtype=dtype, device=CPU if device is None else device)
 
 
