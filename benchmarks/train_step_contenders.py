@@ -329,6 +329,7 @@ class Tinygrad:
 
         os.environ["DEV"] = "CPU"  # read at the import
         from tinygrad import Tensor, TinyJit
+        from tinygrad.helpers import Context
         from tinygrad.nn.optim import AdamW, OptimizerGroup
 
         C, heads, T = preset.n_embd, preset.n_head, preset.block_size
@@ -348,7 +349,7 @@ class Tinygrad:
 
         @TinyJit
         def compiled() -> Any:
-            with Tensor.train():
+            with Context(TRAINING=1):
                 optimizer.zero_grad()
                 B = preset.batch_size
                 x = w["wte.weight"][tokens] + w["wpe.weight"]
