@@ -66,18 +66,20 @@ def gradcheck(
         grads = loss.backward() if loss.requires_grad else None
     for i, x in checked:
         found = grads.get(x) if grads is not None else None
-        analytic = (x.data * 0 if found is None else found.data).reshape(-1)
-        values = x.data
-        for j in range(values.size):
-            place = tuple(int(n) for n in _unravel(j, values.shape))
-            old = values[place].item()
+        kernels = x.device.kernels
+        assign = kernels.elementwise.assign
+        analytic = kernels.to_host(x.data * 0 if found is None else found.data).reshape(-1)
+        for j in range(x.data.size):
+            place = tuple(int(n) for n in _unravel(j, x.shape))
+            element = x.data[(*place, ...)]  # a view, also of a number
+            old = float(kernels.to_host(element))
             try:
-                values[place] = old + eps
+                assign(element, old + eps)
                 above = objective().item()
-                values[place] = old - eps
+                assign(element, old - eps)
                 below = objective().item()
             finally:
-                values[place] = old
+                assign(element, old)
             numeric = (above - below) / (2 * eps)
             if not abs(analytic[j] - numeric) <= atol + rtol * abs(numeric):
                 raise GradcheckError(

@@ -58,7 +58,10 @@ def test_products_depend_on_the_distance_only(interleaved, device):
 
     def product(i, j):
         return float(
-            (F.rope(q, mg.tensor(i), interleaved=interleaved) * F.rope(k, mg.tensor(j), interleaved=interleaved)).sum()
+            (
+                F.rope(q, mg.tensor(i, device=device), interleaved=interleaved)
+                * F.rope(k, mg.tensor(j, device=device), interleaved=interleaved)
+            ).sum()
         )
 
     assert abs(product(3, 1) - product(1002, 1000)) < 1e-10
