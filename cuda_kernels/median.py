@@ -38,7 +38,7 @@ def _selection(word: str, kind: str) -> Selection:
     floating, signed = kind == "f", kind != "u"
 
     @kernel(
-        f"{word}*", "uint64*", "int64*", "int64", "int64", threads=THREADS, registers=32, name=f"count_{kind}{bits}"
+        f"{word}*", "uint64*", "int64*", "int64", "int64", threads=THREADS, registers=40, name=f"count_{kind}{bits}"
     )
     def count(x, prefix, partial, n, bit):
         """partial[blockIdx.x] = how many keys agree with prefix[0] from ``bit`` on, where it is 0."""

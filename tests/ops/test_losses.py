@@ -83,7 +83,8 @@ def probability_case(reduction, weights):
 def soft_case(reduction, smoothing, weighted):
     def run(functions, x, t):
         library = mg if functions is F else torch
-        w = library.tensor(WEIGHTS.astype(str(x.dtype).removeprefix("torch."))) if weighted else None
+        weights = WEIGHTS.astype(str(x.dtype).removeprefix("torch."))
+        w = library.tensor(weights, device=x.device) if weighted else None
         return functions.cross_entropy(x, t, w, reduction=reduction, label_smoothing=smoothing)
 
     def reference(x, t):
