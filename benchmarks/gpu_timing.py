@@ -68,24 +68,10 @@ def copy_rate() -> float:
     return limits.copy_bandwidth(memory.current_device())
 
 
-@kernel("float32*", "int32", "float32", threads=256, registers=40, flops=lambda y, n, x: 32 * n * y.size)
-def multiply_adds(y: Any, n: Any, x: Any) -> None:
-    """Sixteen independent sums in registers, so that only the multiply-adds cost time."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = x
-    r0 = r1 = r2 = r3 = r4 = r5 = r6 = r7 = -x
-    for _ in range(n):
-        s0, s1, s2, s3 = s0 * x + x, s1 * x + x, s2 * x + x, s3 * x + x
-        s4, s5, s6, s7 = s4 * x + s0, s5 * x + s1, s6 * x + s2, s7 * x + s3
-        r0, r1, r2, r3 = r0 * x + x, r1 * x + x, r2 * x + x, r3 * x + x
-        r4, r5, r6, r7 = r4 * x + r0, r5 * x + r1, r6 * x + r2, r7 * x + r3
-    total = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7 + r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7
-    y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
-
-
 def multiply_add_rate(timer: Timer, blocks: int, n: int) -> float:
-    """Operations per second of `multiply_adds`: ``blocks`` of 256 threads, 16 n multiply-adds each, counted twice."""
+    """Operations per second of `limits.multiply_adds`: ``blocks`` of 256 threads, 16 n each, each counted twice."""
     y = empty(256 * blocks, np.float32)
-    return 32 * n * y.size / timer([lambda: multiply_adds.launch(blocks, y, n, 0.5)])
+    return 32 * n * y.size / timer([lambda: limits.multiply_adds.launch(blocks, y, n, 0.5)])
 
 
 def matrix_rate(timer: Timer, side: int = SIDE) -> tuple[float, str] | None:

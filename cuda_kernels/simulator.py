@@ -14,7 +14,8 @@ what would be undefined on a GPU is an error that says so:
 * an index outside the memory that a pointer belongs to;
 * a vector access that is not aligned.
 
-Shared and device memory is filled with 0xFF bytes (NaN) when it is allocated. ``order`` shuffles the threads.
+Shared and device memory is filled with 0xFF bytes (NaN) when it is allocated. ``order`` shuffles the threads, and so
+does a seed in ``MINIGRAD_CUDASIM_ORDER``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import math as python_math
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -315,7 +317,8 @@ class Launch:
 
 
 _now = Launch()
-_order: random.Random | None = None
+_seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
+_order: random.Random | None = random.Random(int(_seed)) if _seed else None
 threadIdx: Any = SimpleNamespace(x=0, y=0, z=0)  # noqa: N816  # CUDA's name
 
 

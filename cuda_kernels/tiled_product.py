@@ -149,6 +149,7 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
         name=f"tiled_{np.dtype(real).name}_{side}{'_' * vector}{contiguous}{'_gelu' * with_gelu}",
         fastmath=with_gelu,
         vector_loads=vector,
+        flops=lambda *args: 2 * args[0].size * args[7] // args[-2],
     )
     def tiled(
         y, a, b, bias, before, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,

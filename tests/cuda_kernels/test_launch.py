@@ -161,3 +161,24 @@ def test_an_older_card_is_told_what_the_kernel_needs(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory, "capability", lambda device: (7, 5))
     with pytest.raises(libcuda.CudaError, match=r"modern\(int64\) needs compute capability 8\.0, cuda:0 has 7\.5"):
         modern._load(0)
+
+
+def test_a_debugging_line_compares_with_what_the_card_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minigrad.cuda_kernels import limits
+
+    monkeypatch.setattr(limits, "copy_bandwidth", lambda device: 4e9)
+    monkeypatch.setattr(limits, "multiply_add_rate", lambda device: 1e12)
+
+    @kernel("float32*", "int64", threads=32, registers=8, flops=lambda x, n: 2 * n)
+    def product(x: Any, n: Any) -> None: ...
+
+    x, y = array.zeros(1000, np.float32), array.zeros(500, np.float32)
+    line = limits.describe(scale, (2, 1, 1), (x, y, 500, 1.0), 3e-6)
+    assert line == "test_launch.scale grid (2, 1, 1) 3.0 us, 2.0 GB/s, 50 % of this card's copy"
+    line = limits.describe(product, (1, 1, 1), (x, 250_000), 1e-6)
+    assert line.endswith("1.0 us, 0.50 TFLOP/s, 50 % of this card's float32 rate, 4.0 GB/s")
+    monkeypatch.setattr(limits, "TURNS", 2)
+    z = array.empty(256, np.float32)
+    limits.multiply_adds.launch(1, z, 2, 0.5)  # what is measured can run
+    assert np.isfinite(array.to_host(z)).all()
+    assert "%" not in limits.describe(limits.multiply_adds, (1, 1, 1), (z, 2, 0.5), 1e-6)
