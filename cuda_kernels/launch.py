@@ -218,6 +218,13 @@ def kernel(
     """
 
     def declare(function: Callable[..., None]) -> Kernel:
+        parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+        if len(signature) != len(parameters):
+            raise ValueError(
+                f"kernel {function.__name__}({', '.join(parameters)}) has {len(signature)} words for "
+                f"{len(parameters)} parameters: ({', '.join(signature)})"
+            )
+        signatures.check(signature)
         full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}"
         if full in KERNELS:
             raise ValueError(f"there are two kernels {full}")

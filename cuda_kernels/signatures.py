@@ -21,6 +21,7 @@ _STORAGE = {
     "bits32": "uint32",
     "bits64": "uint64",
 }
+_ELEMENTS = ("float32", "float64", "int64", "int32", "uint8", "uint16", "uint32", "uint64")
 _NUMBERS = {"int32": "i4x", "int64": "q", "uint32": "I4x", "uint64": "Q", "float32": "f4x", "float64": "d"}
 
 
@@ -28,6 +29,15 @@ def storage(word: str) -> str:
     """The dtype as which the kernel sees what ``word`` points to."""
     name = word.removesuffix("*")
     return _STORAGE.get(name, name)
+
+
+def check(words: tuple[str, ...]) -> None:
+    """Raise ValueError, naming the words that exist, for one that is none."""
+    pointers = [*(f"{name}*" for name in _ELEMENTS), *(f"{name}*" for name in _STORAGE)]
+    for word in words:
+        if word not in _NUMBERS and word not in pointers:
+            known = ", ".join([*_NUMBERS, *pointers])
+            raise ValueError(f"{word!r} is no word of a kernel's signature; there are {known}")
 
 
 def packing(words: tuple[str, ...]) -> str:

@@ -95,7 +95,8 @@ class _CudaDevice(Device):
         if available and self.index >= (count := package.memory.device_count()):
             available, reason = False, f"there are {count} CUDA devices, cuda:0 to cuda:{count - 1}"
         if not available:
-            raise located(DeviceError(f"device {self} cannot be used: {reason}"))
+            simulator = "without a GPU, NUMBA_ENABLE_CUDASIM=1 in the environment runs the kernels in the simulator"
+            raise located(DeviceError(f"device {self} cannot be used: {reason} ({simulator})"))
         self._package = package
         return package
 

@@ -58,6 +58,13 @@ def test_the_simulator_refuses_what_a_gpu_refuses(grid: Any, threads: Any) -> No
         scale.launch(grid, x, x, 4, 1.0, threads=threads)
 
 
+def test_a_signature_that_does_not_fit_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(ValueError, match=r"'float\*' is no word of a kernel's signature; there are int32, .*bits64\*"):
+        kernel("float*", threads=32, registers=8, name="words")(lambda x: None)
+    with pytest.raises(ValueError, match=r"has 2 words for 1 parameters: \(float32\*, int64\)"):
+        kernel("float32*", "int64", threads=32, registers=8, name="words")(lambda x: None)
+
+
 def test_two_kernels_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match=r"there are two kernels test_launch\.scale"):
         kernel("int64", threads=32, registers=8, name="scale")(lambda n: None)
