@@ -36,6 +36,7 @@ For tensor cores, from compute capability 8.0 on; what a warp does all its 32 la
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from .language import SIMULATED
@@ -81,48 +82,6 @@ if TYPE_CHECKING or SIMULATED:
         store16,
         tanh_approx,
     )
-else:
-    from .ptx_intrinsics import (
-        atomic_max,
-        atomic_min,
-        bfloat16_to_float,
-        cp_async,
-        cp_async_commit,
-        cp_async_wait0,
-        cp_async_wait1,
-        cp_async_wait2,
-        exp2_approx,
-        float16_to_float,
-        float_as_int,
-        float_to_bfloat16,
-        float_to_float16,
-        int_as_float,
-        ldmatrix,
-        ldmatrix_transposed,
-        load2,
-        load4,
-        load8,
-        load16,
-        load_constant2,
-        load_constant4,
-        load_constant8,
-        load_constant16,
-        mma_bfloat16,
-        mma_float16,
-        mma_tf32,
-        pack_bfloat16,
-        pack_float16,
-        pointer_float32,
-        pointer_float64,
-        round_tf32,
-        shared_address,
-        store2,
-        store4,
-        store8,
-        store16,
-        tanh_approx,
-    )
-
 __all__ = [
     "atomic_max",
     "atomic_min",
@@ -163,3 +122,7 @@ __all__ = [
     "store8",
     "tanh_approx",
 ]
+
+if not (TYPE_CHECKING or SIMULATED):
+    _intrinsics = importlib.import_module(f"{__package__}.ptx_intrinsics")
+    globals().update({name: getattr(_intrinsics, name) for name in __all__})
