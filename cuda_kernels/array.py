@@ -297,7 +297,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any, device: int | None = None) -
 def zeros(shape: int | tuple[int, ...], dtype: Any, device: int | None = None) -> DeviceArray:
     """A new array of zeros."""
     x = empty(shape, dtype, device)
-    memory.clear(x.pointer, x.nbytes)
+    with memory.on_device(x.device):  # its stream's order is the one that counts
+        memory.clear(x.pointer, x.nbytes)
     return x
 
 

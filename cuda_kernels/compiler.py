@@ -20,9 +20,12 @@ import re
 import stat
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from . import signatures
 
@@ -129,9 +132,19 @@ def cache_folder() -> Path:
 
 
 def _digest(kernel: Kernel, capability: tuple[int, int]) -> str:
-    text = repr((_versions(), kernel.name, kernel.signature, kernel.fastmath, kernel.launch_bounds, capability))
+    settings = (kernel.name, kernel.signature, kernel.fastmath, kernel.launch_bounds, _constants(kernel.function))
+    text = repr((_versions(), *settings, capability))
     code = _sources() + _file(inspect.getsourcefile(kernel.function))
     return hashlib.sha256(text.encode() + code).hexdigest()[:32]
+
+
+def _constants(function: Callable[..., Any]) -> dict[str, Any]:
+    """The numbers, names and types that a factory gave the kernel: the machine code contains them."""
+    found = inspect.getclosurevars(function)
+    named = {**found.globals, **found.nonlocals}
+    return {
+        name: named[name] for name in sorted(named) if isinstance(named[name], int | float | str | np.generic | type)
+    }
 
 
 @functools.cache

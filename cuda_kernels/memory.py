@@ -129,10 +129,12 @@ class on_device:  # a context, as in minigrad.no_grad
 
     def __enter__(self) -> None:
         self._before = current_device()
-        set_device(self._device)
+        if self._before != self._device:
+            set_device(self._device)
 
     def __exit__(self, *_: object) -> None:
-        set_device(self._before)
+        if current_device() != self._before:  # operations on other devices make these the current one
+            set_device(self._before)
 
 
 class _Simulated(threading.local):

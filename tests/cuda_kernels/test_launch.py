@@ -189,3 +189,21 @@ def test_a_debugging_line_compares_with_what_the_card_reaches(monkeypatch: pytes
     limits.multiply_adds.launch(1, z, 2, 0.5)  # what is measured can run
     assert np.isfinite(array.to_host(z)).all()
     assert "%" not in limits.describe(limits.multiply_adds, (1, 1, 1), (z, 2, 0.5), 1e-6)
+
+
+def test_a_factorys_constants_are_part_of_the_key_of_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minigrad.cuda_kernels import compiler
+
+    monkeypatch.setattr(compiler, "_versions", tuple)  # the compiler need not be installed
+
+    def make(factor: float) -> Any:
+        def scaled(x: Any) -> None:
+            x[0] = x[0] * factor
+
+        return scaled
+
+    first = kernel("float64*", threads=32, registers=8, name="factory")(make(2.0))
+    before = compiler._digest(first, (8, 0))
+    assert compiler._digest(first, (8, 0)) == before
+    first.function = make(3.0)
+    assert compiler._digest(first, (8, 0)) != before
