@@ -22,7 +22,7 @@ class Stream:
 
     def __init__(self, device: int | None = None) -> None:
         self.device: int = memory.current_device() if device is None else device
-        self._on = memory.on_device(self.device)
+        self._entered: list[memory.on_device] = []  # a stream may be entered again within itself
         self._stream: Any = None
         if not SIMULATED:
             import cupy
@@ -31,7 +31,8 @@ class Stream:
                 self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def __enter__(self) -> Stream:
-        self._on.__enter__()
+        self._entered.append(memory.on_device(self.device))
+        self._entered[-1].__enter__()
         if self._stream is not None:
             self._stream.__enter__()
         return self
@@ -40,7 +41,7 @@ class Stream:
         if self._stream is not None:
             memory.set_device(self.device)  # CuPy takes the stream from the current device, which operations change
             self._stream.__exit__(*exception)
-        self._on.__exit__(*exception)
+        self._entered.pop().__exit__(*exception)
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""

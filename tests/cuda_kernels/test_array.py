@@ -163,3 +163,18 @@ def test_a_tensor_shows_its_memory_to_other_libraries() -> None:
     assert not hasattr(x.cpu(), "__cuda_array_interface__")  # which would be taken for a GPU's
     with pytest.raises(RuntimeError, match=r"requires grad .* use \.detach\(\) first"):
         x.requires_grad_().__cuda_array_interface__  # noqa: B018
+
+
+def test_a_stream_within_itself_leaves_the_device_as_it_was() -> None:
+    if memory.device_count() < 2:
+        pytest.skip("one CUDA device")
+    stream = cuda_kernels.streams.Stream(1)
+    with stream:
+        with stream:
+            assert memory.current_device() == 1
+        assert memory.current_device() == 1
+        memory.set_device(0)
+        with stream:
+            assert memory.current_device() == 1
+        assert memory.current_device() == 0
+    assert memory.current_device() == 0
