@@ -98,11 +98,19 @@ _simulated_bytes: dict[int, np.ndarray] = {}
 
 def simulated_bytes(address: int) -> np.ndarray:
     """The bytes of the simulator's memory in which ``address`` lies. Raises SimulationError where there is none."""
-    place = bisect.bisect_right(_simulated_pointers, address) - 1
-    raw = _simulated_bytes[_simulated_pointers[place]] if place >= 0 else None
-    if raw is None or address > raw.ctypes.data + raw.nbytes:
+    raw = _bytes_at(address, _simulated_pointers)
+    if raw is None:  # nothing is there, or another thread has changed the list meanwhile
+        raw = _bytes_at(address, list(_simulated_pointers))
+    if raw is None:
         raise simulator.SimulationError(f"address {address:#x} lies in no device memory")
     return raw
+
+
+def _bytes_at(address: int, pointers: list[int]) -> np.ndarray | None:
+    place = bisect.bisect_right(pointers, address)
+    first = pointers[max(0, place - 1) : place]  # a slice, because the list may have become shorter
+    raw = _simulated_bytes.get(first[0]) if first else None
+    return raw if raw is not None and 0 <= address - raw.ctypes.data <= raw.nbytes else None
 
 
 def _out_of_memory(nbytes: int, device: int) -> OutOfMemoryError:

@@ -317,6 +317,7 @@ class Launch:
 
 
 _now = Launch()
+_running = threading.Lock()
 _seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
 _order: random.Random | None = random.Random(int(_seed)) if _seed else None
 threadIdx: Any = SimpleNamespace(x=0, y=0, z=0)  # noqa: N816  # CUDA's name
@@ -335,10 +336,10 @@ def run(
     dynamic_bytes: int,
     args: tuple[Any, ...],
 ) -> None:
-    """Run a kernel, block after block."""
-    cuda.blockDim.x, cuda.blockDim.y, cuda.blockDim.z = threads
-    cuda.gridDim.x, cuda.gridDim.y, cuda.gridDim.z = grid
-    with np.errstate(all="ignore"):
+    """Run a kernel, block after block; the host's threads take turns, because all kernels see the same ``cuda``."""
+    with _running, np.errstate(all="ignore"):
+        cuda.blockDim.x, cuda.blockDim.y, cuda.blockDim.z = threads
+        cuda.gridDim.x, cuda.gridDim.y, cuda.gridDim.z = grid
         for z in range(grid[2]):
             for y in range(grid[1]):
                 for x in range(grid[0]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import sys
 from typing import Any
 
 import numpy as np
@@ -232,3 +234,26 @@ def test_half_floats_round_to_nearest_even() -> None:
             np.testing.assert_array_equal(
                 np.array([to_float(b) for b in expected.view(np.uint16)]), expected.astype(np.float32)
             )
+
+
+def test_kernels_of_several_host_threads_take_turns() -> None:
+    def places(y: Any) -> None:
+        x = cuda.grid(1)
+        y[x] = warp_sum(np.float32(cuda.gridDim.x * 1000 + cuda.threadIdx.x))
+
+    def work(blocks: int) -> list[np.ndarray]:
+        results = [np.zeros(32 * blocks, np.float32) for _ in range(3)]
+        for y in results:
+            run(places, y, grid=(blocks, 1, 1), threads=(32, 1, 1))
+        return results
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(work, [1, 2, 3]))
+    finally:
+        sys.setswitchinterval(interval)
+    for blocks, results in enumerate(found, 1):
+        for y in results:
+            np.testing.assert_array_equal(y, 32000 * blocks + 32 * 31 / 2)
