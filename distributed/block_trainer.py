@@ -208,7 +208,7 @@ class BlockDistributedTrainer(BucketedTrainer):
                 self._average_buffers()
         except Exception as error:
             for name, buffer in self._buffers().items():
-                buffer.data[...] = self._buffers_before[name]
+                buffer.device.kernels.elementwise.assign(buffer.data, self._buffers_before[name])
                 buffer.bump_version()
             if self.scaler is None or not isinstance(error, NonFiniteGradientError) or self.scaler.get_scale() <= 1.0:
                 raise
@@ -245,7 +245,7 @@ class BlockDistributedTrainer(BucketedTrainer):
                 if self._weight:  # a rank without samples may hold anything
                     mean = buffer.detach().to(float64) * self._weight
                 self._communicator.all_reduce(mean)
-                buffer.data[...] = (mean / total).to(buffer.dtype).data
+                device.kernels.elementwise.assign(buffer.data, (mean / total).data)
                 buffer.bump_version()
             else:
                 self._communicator.all_reduce(buffer, ReduceOp.MAX)

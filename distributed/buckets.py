@@ -145,7 +145,7 @@ class GradientBucketManager:
                 f"the gradient of tensor {int(id)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; its "
                 f"parameter has {tuple(view.shape)}, {flat.dtype}, on {flat.device}"
             )
-        view[...] = grad.data
+        grad.device.kernels.elementwise.assign(view, grad.data)
         grad.data = view
         bucket.ready.add(id)
         self._launch_complete()
@@ -155,7 +155,7 @@ class GradientBucketManager:
         for bucket in self._buckets[self._launched :]:
             for id, view in bucket.views.items():
                 if id not in bucket.ready:
-                    view[...] = 0
+                    bucket.flat.device.kernels.elementwise.assign(view, 0)
                     bucket.ready.add(id)
         self._launch_complete()
 

@@ -31,4 +31,4 @@ class _Decompress(Work):
 
     def wait(self, timeout: float | None = None) -> None:
         self._work.wait(timeout)
-        self._bucket.data[...] = self._sent.data
+        self._bucket.device.kernels.elementwise.assign(self._bucket.data, self._sent.data)

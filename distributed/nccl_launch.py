@@ -190,4 +190,5 @@ def _enqueue(handles: Handles, comm: Any, call: Call) -> None:
 
 
 def _pointer(array: Any) -> int:
-    return int(array.data.ptr)
+    """The address of a tensor's array, or of one of CuPy's, which headers are."""
+    return int(array.pointer if hasattr(array, "pointer") else array.data.ptr)

@@ -129,7 +129,7 @@ class ReplicaSet:
             # A replica that has made the step keeps its buffers; one that is late may still write into them.
             if self._unusable is None and [replica.global_step for replica in self.trainers] == steps:
                 for buffer, values in itertools.chain(*before):
-                    buffer.data[...] = values
+                    buffer.device.kernels.elementwise.assign(buffer.data, values)
                     buffer.bump_version()
             raise
 
