@@ -11,6 +11,7 @@ what would be undefined on a GPU is an error that says so:
 * a barrier that some threads of the block never reach, a shuffle without the lanes of its mask;
 * a shared value that two threads use without a barrier between, at least one of them writing (a race);
 * a shared value that is used while an asynchronous copy to it has not been waited for;
+* threads that wait for what can no longer happen (the mbarriers of ``hopper_twins.py``);
 * an index outside the memory that a pointer belongs to;
 * a vector access that is not aligned.
 
@@ -28,11 +29,12 @@ import random
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 WARP = 32
+WARPGROUP = 128
 POISON = 0xFF
 
 
@@ -74,10 +76,11 @@ class Pointer:
 class SharedArray:
     """Shared memory of a block, which remembers who used each element since when, to find races."""
 
-    __slots__ = ("_block", "_copied_by", "_readers", "_writers", "values")
+    __slots__ = ("_block", "_copied_by", "_readers", "_writers", "start", "values")
 
-    def __init__(self, values: np.ndarray, block: Block) -> None:
+    def __init__(self, values: np.ndarray, start: int, block: Block) -> None:
         self.values: np.ndarray = values
+        self.start: int = start  # its address
         self._block = block
         self._writers: dict[Any, tuple[int, int, int]] = {}
         self._readers: dict[Any, tuple[int, int, int]] = {}
@@ -157,6 +160,28 @@ class SharedArray:
             self._writers[i] = self._stamp()
         self.values.view(np.uint8)[offset : offset + len(data)] = data
 
+    def begin_bulk_copy(self, offset: int, n: int) -> None:
+        """``begin_copy`` by a unit that no thread waits for: a barrier in memory counts its bytes."""
+        self._copied_by.update(dict.fromkeys(self.places(offset, n), self._block.current.number))
+        self.values.view(np.uint8)[offset : offset + n] = POISON
+
+    def end_bulk_copy(self, offset: int, data: np.ndarray) -> None:
+        """The bytes arrive."""
+        for i in self.places(offset, len(data)):
+            del self._copied_by[i]
+        self.values.view(np.uint8)[offset : offset + len(data)] = data
+
+    def gather(self, offsets: np.ndarray) -> np.ndarray:
+        """The uint16 at these multiples of 2 bytes, for a unit that is no thread."""
+        self.places(int(offsets.min()), 2), self.places(int(offsets.max()), 2)
+        if self._copied_by:
+            for i in np.unique(offsets // self.values.itemsize).tolist():
+                if i in self._copied_by:
+                    raise SimulationError(
+                        f"shared element {i} is read before the copy that thread {self._copied_by[i]} began has arrived"
+                    )
+        return self.values.view(np.uint16)[offsets // 2]
+
 
 class LocalArray(np.ndarray):
     """Registers of a thread: negative indices, which count from the end in Python only, are refused."""
@@ -200,10 +225,19 @@ class Thread:
         self.greenlet: Any = fiber
         self.allocations: int = 0
         self.copies: list[list[tuple[SharedArray, int, np.ndarray]]] = [[]]  # groups; the last is not committed yet
-        self.waits_for: tuple[str, int] | None = None  # ("block", 0), (a collective's name, its mask), or ENDED
+        # ("block", 0), (a collective's name, its mask or WHOLE_GROUP), ("until", a Condition), or ENDED
+        self.waits_for: tuple[str, Any] | None = None
 
 
 ENDED = ("ended", 0)
+WHOLE_GROUP = -1  # instead of a mask: 4 warps
+
+
+class Condition(NamedTuple):
+    """What a thread waits for, and how to say so."""
+
+    holds: Callable[[], bool]
+    description: Callable[[], str]
 
 
 class _Fibers(threading.local):
@@ -232,6 +266,9 @@ class Block:
         self.size = size
         self.epoch: int = 0
         self.shared: list[SharedArray] = []
+        self.shared_end: int = FIRST_ADDRESS
+        self.state: dict[str, Any] = {}  # of instructions that have some
+        self.at_end: list[Callable[[], None]] = []  # checks
         self.dynamic: np.ndarray = np.full(dynamic_bytes, POISON, np.uint8)
         self.current: Thread
         self._hub: Any = None
@@ -269,23 +306,44 @@ class Block:
                     idle.append(thread.greenlet)
             alive = [t for t in alive if t.waits_for is not ENDED]
             ready = self._next(alive, len(threads) - len(alive))
+        for check in self.at_end:
+            check()
+
+    def wait_until(self, condition: Condition) -> None:
+        """Called by a thread: stop until the condition holds."""
+        if not condition.holds():
+            self._hub.switch(("until", condition))
 
     def wait(self, reason: str, mask: int = 0, value: Any = None) -> dict[int, Any]:
         """Called by a thread: stop until the others are there. The lanes' values, for a warp's collective."""
         thread = self.current
         if reason != "block":
-            if not mask >> thread.lane & 1:
+            if mask != WHOLE_GROUP and not mask >> thread.lane & 1:
                 raise SimulationError(f"{reason}: lane {thread.lane} is not in the mask {mask:#x}")
             thread.warp.values[thread.lane] = value
         self._hub.switch((reason, mask))
         return thread.warp.results
 
     def _next(self, alive: list[Thread], ended: int) -> list[Thread]:
-        """The threads that may go on: whole warps at the same collective, else all at the block's barrier."""
+        """The threads that may go on: those whose condition holds, whole warps or groups of 4 warps at the same
+        collective, else all at the block's barrier."""
         ready: list[Thread] = []
         by_warp: dict[Warp, list[Thread]] = {}
+        by_group: dict[tuple[int, str], list[Thread]] = {}
         for thread in alive:
-            by_warp.setdefault(thread.warp, []).append(thread)
+            name, what = thread.waits_for or ("block", 0)
+            if name == "until":
+                ready += [thread] if what.holds() else []
+            elif what == WHOLE_GROUP:
+                by_group.setdefault((thread.number // WARPGROUP, name), []).append(thread)
+            else:
+                by_warp.setdefault(thread.warp, []).append(thread)
+        for members in by_group.values():
+            if len(members) == WARPGROUP:
+                results = {t.number % WARPGROUP: t.warp.values.pop(t.lane) for t in members}
+                for thread in members:
+                    thread.warp.results = results
+                ready += members
         for warp, threads in by_warp.items():
             groups: dict[Any, list[Thread]] = {}
             for thread in threads:
@@ -301,7 +359,11 @@ class Block:
             return ready
         at_barrier = [t for t in alive if t.waits_for == ("block", 0)]
         if len(at_barrier) < len(alive) or ended:
-            waiting = {t.waits_for[0]: t.number for t in alive if t.waits_for is not None}
+            waiting = {
+                what.description() if name == "until" else name: t.number
+                for t in alive
+                for name, what in [t.waits_for or ENDED]
+            }
             raise SimulationError(
                 f"block {self.index} cannot go on: of {ended + len(alive)} threads {ended} have ended, and others wait "
                 + ", ".join(f"at {'syncthreads' if w == 'block' else w} (thread {n})" for w, n in waiting.items())
@@ -351,11 +413,17 @@ def run(
 # What kernels call ----------------------------------------------------------------------------------------------------
 
 
-def _allocate(shape: Any, dtype: Any, values: np.ndarray) -> SharedArray:
+FIRST_ADDRESS, GAP = 1024, 1024  # in shared memory; what lies between two arrays finds indices outside them
+
+
+def _allocate(shape: Any, dtype: Any, values: np.ndarray, alignment: int | None) -> SharedArray:
     block = _now.block
     thread = block.current
     if thread.allocations == len(block.shared):
-        block.shared.append(SharedArray(values, block))
+        step = alignment or 16
+        start = -(-block.shared_end // step) * step
+        block.shared.append(SharedArray(values, start, block))
+        block.shared_end = start + values.nbytes + GAP
     found = block.shared[thread.allocations]
     thread.allocations += 1
     if found.values.dtype != np.dtype(dtype) or found.shape != values.shape:
@@ -368,12 +436,11 @@ class _Shared:
     def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
         """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
         if shape == 0:
-            return _allocate(shape, dtype, _now.block.dynamic.view(dtype))
+            return _allocate(shape, dtype, _now.block.dynamic.view(dtype), alignment)
         shape = shape if isinstance(shape, tuple) else (shape,)
         count = python_math.prod(shape)
-        return _allocate(
-            shape, dtype, np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
-        )
+        values = np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+        return _allocate(shape, dtype, values, alignment)
 
 
 class _Local:
@@ -395,24 +462,32 @@ def collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
     return _lanes(reason, -1, value)
 
 
-WINDOW = 1 << 20  # the distance of two shared arrays' addresses
+def group_collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
+    """What the 128 threads of the warpgroup bring to an instruction of all of them, and this one's number there."""
+    block = _now.block
+    return block.wait(reason, WHOLE_GROUP, value), block.current.number % WARPGROUP
+
+
+def block() -> Block:
+    """The block that runs."""
+    return _now.block
 
 
 def shared_address(array: Any, i: Any) -> np.int32:
-    """The address of an element of a 1-D shared array: the array's place among the block's, and bytes."""
+    """The address of an element of a 1-D shared array."""
     if not isinstance(array, SharedArray) or len(array.shape) != 1:
         raise SimulationError("an address needs a shared array of one dimension")
-    return np.int32((_now.block.shared.index(array) + 1) * WINDOW + int(i) * array.values.itemsize)
+    return np.int32(array.start + int(i) * array.values.itemsize)
 
 
-def shared_at(address: Any) -> tuple[SharedArray, int]:
+def shared_at(address: Any, multiple: int = 16) -> tuple[SharedArray, int]:
     """The shared array at an address, and the bytes from its beginning to there."""
-    number, offset = divmod(int(address), WINDOW)
-    if not 1 <= number <= len(_now.block.shared):
+    arrays = [array for array in _now.block.shared if array.start <= address <= array.start + array.values.nbytes]
+    if not arrays:
         raise SimulationError(f"{int(address):#x} is no address in shared memory")
-    if offset % 16:
-        raise SimulationError(f"the shared address {int(address):#x} is not a multiple of 16")
-    return _now.block.shared[number - 1], offset
+    if address % multiple:
+        raise SimulationError(f"the shared address {int(address):#x} is not a multiple of {multiple}")
+    return arrays[0], int(address) - arrays[0].start
 
 
 def begin_copy(address: Any, data: np.ndarray) -> None:
