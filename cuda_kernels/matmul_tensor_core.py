@@ -1,4 +1,4 @@
-"""Matrix products on tensor cores, with the functions of ``matmul.py`` and its rules of shapes.
+"""Matrix products on tensor cores: copies of what they cannot read, and which kernel computes which shapes.
 
 Operands are float16 or bfloat16, or float32, which is rounded to tf32 (10 bits of mantissa) and so is for callers who
 ask for it; sums and epilogues are float32, and y is rounded once, or stays float32. An operand is read where it lies,
@@ -11,15 +11,13 @@ kernels of ``product.py`` multiply them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from . import memory
-from .array import DeviceArray, contiguous, empty
-from .matmul import _arguments, _broadcast, _expand, _merge
+from .array import DeviceArray, empty
+from .matmul_operands import Merged, Product, arguments, batches, expand
 from .strided_copy import copy_into
-from .tensor_core_epilogue import ADD, BIAS, CAPABILITY, GELU, SLOPE, SUM_PARTS, VECTOR
+from .tensor_core_epilogue import CAPABILITY, SUM_PARTS, VECTOR
 from .tensor_core_product import LINE, tiles_of
 
 ENOUGH_TILES = 100  # to keep most of a GPU's 80 to 150 multiprocessors at work
@@ -33,89 +31,24 @@ def takes(device: int) -> bool:
     return memory.capability(device) >= CAPABILITY
 
 
-def matmul(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None, dtype: Any = None) -> DeviceArray:
-    """a b (+ bias): (..., M, K), (..., K, N), (N,) to (..., M, N), a new array of ``dtype`` (default: of a's).
+def multiply(p: Product) -> None:
+    """Compute a product of half floats, or of float32 that are rounded to tf32; y is of their dtype or float32.
 
-    The operands are of one dtype; ``dtype`` is that or float32. Raises ValueError if the shapes do not fit, TypeError
-    for other dtypes.
+    bias is of the operands' dtype, residual and before of y's. Raises TypeError for other dtypes.
     """
-    a, b, shape = _broadcast(a, b)
-    y = empty(shape, a.dtype if dtype is None else np.dtype(dtype), a.device)
-    _multiply(y, a, b, bias=bias)
-    return y
-
-
-def matmul_gelu(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> tuple[DeviceArray, DeviceArray]:
-    """(gelu(h), h) of h = matmul(a, b, bias), the GELU of "tanh"; its gradient needs h."""
-    a, b, shape = _broadcast(a, b)
-    y, before = empty(shape, a.dtype, a.device), empty(shape, a.dtype, a.device)
-    _multiply(y, a, b, bias=bias, before=before, epilogue=GELU)
-    return y, before
-
-
-def matmul_gelu_slope(a: DeviceArray, b: DeviceArray, before: DeviceArray) -> DeviceArray:
-    """matmul(a, b) times the derivative of GELU at ``before``: the gradient of what a linear layer's GELU was of."""
-    a, b, shape = _broadcast(a, b)
-    y = empty(shape, a.dtype, a.device)
-    _multiply(y, a, b, before=_like(y, before, "before"), epilogue=SLOPE)
-    return y
-
-
-def matmul_residual(
-    a: DeviceArray, b: DeviceArray, residual: DeviceArray, bias: DeviceArray | None = None
-) -> DeviceArray:
-    """residual + matmul(a, b, bias), for a residual of the product's shape and dtype."""
-    a, b, shape = _broadcast(a, b)
-    y = empty(shape, a.dtype, a.device)
-    _multiply(y, a, b, bias=bias, residual=_like(y, residual, "residual"), epilogue=ADD)
-    return y
-
-
-def add_matmul(y: DeviceArray, a: DeviceArray, b: DeviceArray) -> None:
-    """y += matmul(a, b) in one pass: gradients that accumulate. y is C-contiguous, of a's dtype or float32."""
-    a, b, shape = _broadcast(a, b)
-    if y.shape != shape or not y.contiguous:
-        raise ValueError(f"add_matmul of {a!r} and {b!r} to {y!r}: expected a C-contiguous array {shape}")
-    _multiply(y, a, b, residual=y, epilogue=ADD)
-
-
-def _like(y: DeviceArray, x: DeviceArray, name: str) -> DeviceArray:
-    if x.shape != y.shape or x.dtype != y.dtype:
-        raise ValueError(f"{name} is {x!r}; expected shape {y.shape} and dtype {y.dtype.name}, the product's")
-    return contiguous(x)
+    if p.a.dtype != p.b.dtype or (p.a.dtype.name, p.y.dtype.name) not in SUM_PARTS:
+        raise TypeError(
+            f"tensor cores multiply two arrays of one dtype, bfloat16, float16 or float32, to that or float32; "
+            f"got {p.a.dtype.name} and {p.b.dtype.name} to {p.y.dtype.name}"
+        )
+    (a, a_kind), (b, b_kind) = _readable(p.a, -1), _readable(p.b, -2)
+    arrays = [x for x in (p.y, p.bias, p.residual, p.before) if x is not None]
+    vector = p.y.shape[-1] % 4 == 0 and all(x.pointer % (4 * x.itemsize) == 0 for x in arrays)
+    for part, batch in batches(p._replace(a=a, b=b), 2):
+        _multiply(part, batch, a_kind + b_kind, p.epilogue | VECTOR * vector)
 
 
 # Operands -------------------------------------------------------------------------------------------------------------
-
-
-def _multiply(
-    y: DeviceArray,
-    a: DeviceArray,
-    b: DeviceArray,
-    bias: DeviceArray | None = None,
-    residual: DeviceArray | None = None,
-    before: DeviceArray | None = None,
-    epilogue: int = 0,
-) -> None:
-    """y = a b with an epilogue; all of the same leading dimensions, y, residual and before C-contiguous."""
-    if a.dtype != b.dtype or (a.dtype.name, y.dtype.name) not in SUM_PARTS:
-        raise TypeError(
-            f"tensor cores multiply two arrays of one dtype, bfloat16, float16 or float32, to that or float32; "
-            f"got {a.dtype.name} and {b.dtype.name} to {y.dtype.name}"
-        )
-    if bias is not None:
-        if bias.shape != b.shape[-1:] or bias.dtype != a.dtype:
-            raise ValueError(
-                f"matmul: bias is {bias!r}; expected {b.shape[-1:]} of {a.dtype.name}, one for each column"
-            )
-        bias, epilogue = contiguous(bias), epilogue | BIAS
-    if not y.size:
-        return
-    (a, a_kind), (b, b_kind) = _readable(a, -1), _readable(b, -2)
-    bias, residual, before = (x if x is not None else other for x, other in ((bias, a), (residual, y), (before, y)))
-    if y.shape[-1] % 4 == 0 and all(x.pointer % (4 * x.itemsize) == 0 for x in (y, bias, residual, before)):
-        epilogue |= VECTOR
-    _multiply_batch(y, a, b, (bias, residual, before), a_kind + b_kind, epilogue)
 
 
 def _kind(x: DeviceArray, k_axis: int) -> str:
@@ -145,7 +78,7 @@ def _readable(x: DeviceArray, k_axis: int) -> tuple[DeviceArray, str]:
     room = empty((*once.shape[:-1], -(-n // elements) * elements), x.dtype, x.device)
     aligned = room.view(once.shape, room.strides)
     copy_into(aligned, once)
-    aligned = _expand(aligned.swapaxes(-1, -2) if transposed else aligned, x.shape[:-2])
+    aligned = expand(aligned.swapaxes(-1, -2) if transposed else aligned, x.shape[:-2])
     return aligned, _kind(aligned, k_axis)
 
 
@@ -163,21 +96,10 @@ def plan(M: int, N: int, K: int, count: int) -> tuple[int, int]:
     return side, splits
 
 
-def _multiply_batch(
-    y: DeviceArray,
-    a: DeviceArray,
-    b: DeviceArray,
-    others: tuple[DeviceArray, DeviceArray, DeviceArray],
-    kinds: str,
-    epilogue: int,
-) -> None:
-    batch = _merge(y.shape[:-2], a.steps, b.steps)
-    if len(batch) > 2:  # rare: leading dimensions that the operands share in no order
-        bias, residual, before = others
-        for i in range(y.shape[0]):
-            _multiply_batch(y[i], a[i], b[i], (bias, residual[i], before[i]), kinds, epilogue)
-        return
-    (M, N), K = y.shape[-2:], a.shape[-1]
+def _multiply(p: Product, batch: Merged, kinds: str, epilogue: int) -> None:
+    y, a, b, (M, N, K) = p.y, p.a, p.b, p.sizes
+    bias, residual, before = (x if x is not None else y for x in (p.bias, p.residual, p.before))
+    bias = a if p.bias is None else bias
     count = y.size // (M * N)
     side, splits = plan(M, N, K, count)
     row_tiles, column_tiles = -(-M // side), -(-N // side)
@@ -188,10 +110,10 @@ def _multiply_batch(
     sizes = row_tiles, column_tiles, splits, chunk
     if splits == 1:
         tiles = tiles_of(operand, out, side, kinds)
-        tiles.launch(grid, y, a, b, *others, *_arguments(M, N, K, a, b, batch, epilogue), *sizes)
+        tiles.launch(grid, y, a, b, bias, residual, before, *arguments(p, batch, epilogue), *sizes)
         return
     parts = empty((splits, M, N), np.float32, y.device)
-    arguments = _arguments(M, N, K, a, b, batch, epilogue & VECTOR)
-    tiles_of(operand, "float32", side, kinds).launch(grid, parts, a, b, others[0], parts, parts, *arguments, *sizes)
+    tiles = tiles_of(operand, "float32", side, kinds)
+    tiles.launch(grid, parts, a, b, bias, parts, parts, *arguments(p, batch, epilogue & VECTOR), *sizes)
     groups = M * -(-N // 4)
-    SUM_PARTS[operand, out].launch(-(-groups // 256), y, parts, *others, M, N, splits, epilogue)
+    SUM_PARTS[operand, out].launch(-(-groups // 256), y, parts, bias, residual, before, M, N, splits, epilogue)

@@ -7,10 +7,9 @@
 
 Element (r, c) of matrix z of the batch is the sum over k of a[r a_row + k a_depth] b[k b_depth + c b_column], where a
 and b begin at (z // inner) outer + (z % inner) inner steps of theirs. k is walked in order and divided by the shapes
-alone: the result has the same bits at each run. Then the epilogue, for each element s of the product:
-
-    BIAS  s += bias[c]      ADD  s += y[r, c]      GELU  before[r, c] = s;  s = s sigmoid(2u) as in ``gelu.py``
-
+alone: the result has the same bits at each run. Then the epilogue of ``matmul_operands.py``. ``other`` is the array
+before of its steps GELU and SLOPE, and the residual of ADD; no product has two of these steps. GELU is that of "tanh"
+(``gelu.py``).
 """
 
 from __future__ import annotations
@@ -25,49 +24,63 @@ from .collective import warp_sum
 from .language import cuda, device_function, math
 from .launch import Kernel, kernel
 
-BIAS, ADD, GELU = 1, 2, 4  # bits of an epilogue
-SLOPE, CUBIC = 2 * python_math.sqrt(2 / python_math.pi), 0.044715
+BIAS, ADD, GELU, SLOPE = 1, 2, 4, 8  # bits of an epilogue
+TWICE, CUBIC = 2 * python_math.sqrt(2 / python_math.pi), 0.044715  # 2u = TWICE s (1 + CUBIC s^2)
 
 # What every kernel here takes: arrays, sizes, steps in elements, the batch, the epilogue.
 WORDS = ("int32",) * 3 + ("int64",) * 4 + ("uint32",) + ("int64",) * 4 + ("int32",)
 
 
 def arrays(real: Any) -> tuple[str, ...]:
-    return (f"{np.dtype(real).name}*",) * 5  # y, a, b, bias, before
+    return (f"{np.dtype(real).name}*",) * 5  # y, a, b, bias, other
 
 
 def _gelu(real: Any) -> Any:
-    one, slope, cubic = real(1), real(SLOPE), real(CUBIC)
+    one, twice, cubic = real(1), real(TWICE), real(CUBIC)
 
     @device_function
     def gelu(s):
-        return s / (one + math.exp(-slope * s * (one + cubic * s * s)))
+        return s / (one + math.exp(-twice * s * (one + cubic * s * s)))
 
     return gelu
+
+
+def _gelu_slope(real: Any) -> Any:
+    one, twice, cubic, cubic3 = real(1), real(TWICE), real(CUBIC), real(3 * CUBIC)
+
+    @device_function
+    def slope(s):
+        square = s * s
+        half = one / (one + math.exp(-twice * s * (one + cubic * square)))
+        return half + s * half * (one - half) * twice * (one + cubic3 * square)
+
+    return slope
 
 
 GELU_OF = {real: _gelu(real) for real in (np.float32, np.float64)}
 
 
 def _epilogue(real: Any) -> Any:
-    gelu = GELU_OF[real]
+    gelu, slope = GELU_OF[real], _gelu_slope(real)
 
     @device_function
-    def finish(s, place, column, y, bias, before, epilogue):
+    def finish(s, place, column, bias, other, epilogue):
         if epilogue & BIAS:
             s += bias[column]
-        if epilogue & ADD:
-            s += y[place]
         if epilogue & GELU:
-            before[place] = s
+            other[place] = s
             s = gelu(s)
+        if epilogue & SLOPE:
+            s *= slope(other[place])
+        if epilogue & ADD:
+            s += other[place]
         return s
 
     return finish
 
 
 @device_function
-def _finish_integer(s, place, column, y, bias, before, epilogue):
+def _finish_integer(s, place, column, bias, other, epilogue):
     return s + bias[column] if epilogue & BIAS else s
 
 
@@ -99,7 +112,7 @@ def _dot(real: Any, vector: bool) -> Kernel:
         vector_loads=vector,
     )
     def dot(
-        y, a, b, bias, before, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
+        y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, n,
     ):  # fmt: skip
         element = np.uint32(cuda.grid(1) // 32)
@@ -120,7 +133,7 @@ def _dot(real: Any, vector: bool) -> Kernel:
                     s += a[a_start + k * a_depth] * b[b_start + k * b_depth]
             s = warp_sum(s)
             if lane == 0:
-                y[element] = finish(s, np.int64(element), column, y, bias, before, epilogue)
+                y[element] = finish(s, np.int64(element), column, bias, other, epilogue)
 
     return dot
 
@@ -136,7 +149,7 @@ def _small(dtype: Any) -> Kernel:
 
     @kernel(*arrays(dtype), *WORDS, "uint32", threads=128, registers=32, name=f"small_{np.dtype(dtype).name}")
     def small(
-        y, a, b, bias, before, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
+        y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, n,
     ):  # fmt: skip
         element = np.uint32(cuda.grid(1))
@@ -155,7 +168,7 @@ def _small(dtype: Any) -> Kernel:
                     s += a[i] * b[j]
                 i += a_depth
                 j += b_depth
-            y[element] = finish(s, np.int64(element), column, y, bias, before, epilogue)
+            y[element] = finish(s, np.int64(element), column, bias, other, epilogue)
 
     return small
 
@@ -171,14 +184,14 @@ def _sum_parts(real: Any) -> Kernel:
         word, word, word, word, "uint32", "uint32", "int32", "int32",
         threads=256, registers=32, name=f"sum_parts_{np.dtype(real).name}",
     )  # fmt: skip
-    def sum_parts(y, parts, bias, before, n, N, splits, epilogue):
+    def sum_parts(y, parts, bias, other, n, N, splits, epilogue):
         """parts (splits, n), y (n,) of rows of N."""
         i = cuda.grid(1)
         if i < n:
             s = parts[i]
             for split in range(1, splits):
                 s += parts[i + np.int64(split) * n]
-            y[i] = finish(s, i, np.uint32(i) % N, y, bias, before, epilogue)
+            y[i] = finish(s, i, np.uint32(i) % N, bias, other, epilogue)
 
     return sum_parts
 

@@ -1,14 +1,9 @@
 """What happens to the sums of a product on tensor cores on their way to y, and the sum of a divided product's parts.
 
-For each element s, in this order:
+The steps are those of ``matmul_operands.py``. y, residual and before are of one dtype, the operands' or float32; bias
+is of the operands'. A thread has 4 columns of a row.
 
-    BIAS   s += bias[column]
-    GELU   before = s;  s = gelu(s) = s sigmoid(2u), u = sqrt(2/pi) (s + 0.044715 s^3)
-    SLOPE  s *= gelu'(before)
-    ADD    s += residual, which may be y itself
-
-y, residual and before are of one dtype, the product's or float32; bias is of the operands'. A thread has 4 columns of a
-row. The exponential and the division are the fast ones, of 2^-22 relative error, which half floats do not see.
+The exponential and the division are the fast ones, of 2^-22 relative error, which half floats do not see.
 """
 
 from __future__ import annotations
@@ -21,9 +16,9 @@ import numpy as np
 from . import ptx
 from .language import cuda, device_function, libdevice
 from .launch import Kernel, kernel
-from .product import CUBIC
+from .product import ADD, BIAS, CUBIC, GELU, SLOPE, TWICE
 
-BIAS, ADD, GELU, SLOPE, VECTOR = 1, 2, 4, 8, 16  # bits of an epilogue; VECTOR: 4 columns lie at a multiple of 4
+VECTOR = 16  # a further bit of an epilogue: 4 columns lie at a multiple of 4
 CAPABILITY = (8, 0)  # the oldest compute capability with tensor cores for these dtypes
 PAIRS = [  # of the operands, of y
     ("bfloat16", "bfloat16"),
@@ -33,9 +28,8 @@ PAIRS = [  # of the operands, of y
     ("float32", "float32"),
 ]
 f32: type[np.float32] = np.float32
-EXPONENT = np.float32(-2 * python_math.sqrt(2 / python_math.pi) / python_math.log(2))
-U3, U2 = np.float32(CUBIC), np.float32(3 * CUBIC)
-U1 = np.float32(2 * python_math.sqrt(2 / python_math.pi))
+EXPONENT = np.float32(-TWICE / python_math.log(2))
+U1, U2, U3 = np.float32(TWICE), np.float32(3 * CUBIC), np.float32(CUBIC)
 
 
 @device_function

@@ -137,6 +137,7 @@ def _tiles(operand: str, out: str, side: int, kinds: str, registers: int) -> Ker
     finish = epilogue_of(operand, out)
     a_half, b_half = (side // 2 if along else depth // 2 for along in (a_along_k, b_along_k))
     uses_ldmatrix = itemsize == 2 or "k" in kinds
+    product = {2: "HMMA.16816.F32", 4: "HMMA.1688.F32.TF32"}[itemsize]
 
     @device_function
     def copy(target, x, place, step, here, there):
@@ -161,7 +162,7 @@ def _tiles(operand: str, out: str, side: int, kinds: str, registers: int) -> Ker
         resident=256 // side,
         name=f"tiles_{operand}_{out}_{side}_{kinds}",
         capability=CAPABILITY,
-        instructions=("HMMA", "LDGSTS", *["LDSM"] * uses_ldmatrix),
+        instructions=(product, "LDGSTS", *["LDSM"] * uses_ldmatrix),
         flops=lambda *args: 2 * args[0].size * args[8] // args[-2],
     )  # fmt: skip
     def tiles(

@@ -117,7 +117,7 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
                     sums[i * T + j] += bias[column + lane]
 
     @device_function
-    def add(sums, y, place, N, rows, columns):
+    def add(sums, residual, place, N, rows, columns):
         for i in range(T):
             row = i // width * 16 * width + i % width
             if row < rows:
@@ -125,7 +125,7 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
                 for j in range(T):
                     lane = j // width * 16 * width + j % width
                     if lane < columns:
-                        sums[i * T + j] += y[first + lane]
+                        sums[i * T + j] += residual[first + lane]
 
     @device_function
     def store(sums, y, place, N, rows, columns):
@@ -152,7 +152,7 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
         flops=lambda *args: 2 * args[0].size * args[7] // args[-2],
     )
     def tiled(
-        y, a, b, bias, before, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
+        y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, row_tiles, column_tiles, splits, chunk,
     ):  # fmt: skip
         a_slices = cuda.shared.array(halves, real, alignment=16)
@@ -219,9 +219,9 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
         if epilogue & BIAS:
             add_bias(sums, bias, column, columns_left)
         if epilogue & ADD:
-            add(sums, y, place, N64, rows_left, columns_left)
+            add(sums, other, place, N64, rows_left, columns_left)
         if with_gelu:
-            store(sums, before, place, N64, rows_left, columns_left)
+            store(sums, other, place, N64, rows_left, columns_left)
             for i in range(accumulators):
                 sums[i] = gelu(sums[i])
         store(sums, y, place, N64, rows_left, columns_left)

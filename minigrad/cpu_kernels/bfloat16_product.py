@@ -269,21 +269,16 @@ precision: str = "highest"
 
 
 def set_float32_matmul_precision(word: str) -> None:
-    """Let float32 products round their operands to bfloat16 ("medium") or not ("highest").
+    """Let float32 products round their operands to bfloat16 ("medium") or not ("highest", "high").
 
     Raises ValueError for another word, RuntimeError for "medium" where the CPU has no instruction for it.
     """
     global precision
-    if word == "high":
-        raise ValueError(
-            'set_float32_matmul_precision("high") asks for TensorFloat-32 or sums of bfloat16 parts, which CPUs do not '
-            'have; "highest" is float32, "medium" is bfloat16 summed in float32'
-        )
-    if word not in ("highest", "medium"):
-        raise ValueError(f'set_float32_matmul_precision({word!r}): expected "highest" or "medium"')
+    if word not in ("highest", "high", "medium"):
+        raise ValueError(f'set_float32_matmul_precision({word!r}): expected "highest", "high" or "medium"')
     if word == "medium" and not AVAILABLE:
         raise RuntimeError(
             'set_float32_matmul_precision("medium"): this CPU, or the one that NUMBA_CPU_FEATURES names, has no '
-            'avx512_bf16, the instruction vdpbf16ps; "highest" works everywhere'
+            'avx512_bf16, the instruction vdpbf16ps; "highest" and "high" work everywhere'
         )
     precision = word

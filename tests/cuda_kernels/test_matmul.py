@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minigrad.cuda_kernels import array, launch, matmul, memory, simulator
+from minigrad.cuda_kernels import array, launch, matmul, matmul_simt, memory, simulator
 
 RNG = np.random.default_rng(0)
 TOLERANCE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-13}
@@ -39,12 +39,12 @@ def launched(monkeypatch):
         original(self, *args, **settings)
 
     monkeypatch.setattr(launch.Kernel, "launch", record)
-    monkeypatch.setattr(matmul, "SMALL", 0)
+    monkeypatch.setattr(matmul_simt, "SMALL", 0)
     return names
 
 
 def use_tiles(monkeypatch, T, splits=1):
-    monkeypatch.setattr(matmul, "plan", lambda *_: (T, splits))
+    monkeypatch.setattr(matmul_simt, "plan", lambda *_: (T, splits))
 
 
 def check(y, a, b, bias=0):
@@ -124,9 +124,9 @@ def gelu(x):
     [((4, 3, 5), None, 1), ((2, 40, 3), None, 1), ((9, 8, 33), 8, 1), ((9, 7, 33), 8, 1), ((9, 130, 5), 2, 2)],
 )
 def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
-    """matmul_gelu is the product, its bias and GELU; add_matmul adds; in each kernel."""
+    """matmul_gelu is the product, its bias and GELU; others add, or multiply by GELU's derivative; in each kernel."""
     if T is None:
-        monkeypatch.setattr(matmul, "SMALL", 1000 if sizes[0] == 4 else 0)
+        monkeypatch.setattr(matmul_simt, "SMALL", 1000 if sizes[0] == 4 else 0)
     else:
         use_tiles(monkeypatch, T, splits)
     M, K, N = sizes
@@ -139,6 +139,11 @@ def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
     total = array.from_host(start)
     matmul.add_matmul(total, *device)
     check(total, a, b, start)
+    check(matmul.matmul_residual(*device, array.from_host(start), array.from_host(bias)), a, b, bias + start)
+    wide = start.astype("f8")
+    slope = (gelu(wide + 1e-5) - gelu(wide - 1e-5)) / 2e-5
+    found = array.to_host(matmul.matmul_gelu_slope(*device, array.from_host(start)))
+    np.testing.assert_allclose(found, a.astype("f8") @ b * slope, rtol=1e-4, atol=1e-4)
 
 
 def test_epilogues_refuse_what_they_cannot_do(monkeypatch):
@@ -172,7 +177,7 @@ def test_leading_dimensions_in_any_order():
 
 
 def test_more_elements_than_a_launch_takes(monkeypatch):
-    monkeypatch.setattr(matmul, "MOST_ELEMENTS", 20)
+    monkeypatch.setattr(matmul_simt, "MOST_ELEMENTS", 20)
     for sa, sb in (((3, 2, 5), (5, 4)), ((7, 3), (3, 9)), ((3, 2, 3), (3, 3, 4))):
         a, b = draw(*sa), draw(*sb)
         check(matmul.matmul(array.from_host(a), array.from_host(b)), a, b)
@@ -189,4 +194,4 @@ def test_more_elements_than_a_launch_takes(monkeypatch):
     ],
 )
 def test_plans_fill_a_gpu(sizes, expected):
-    assert matmul.plan(*sizes, np.dtype(np.float32)) == expected
+    assert matmul_simt.plan(*sizes, np.dtype(np.float32)) == expected

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import minigrad
-from minigrad.cuda_kernels import array, launch, matmul_tensor_core, memory, ptx, simulated, simulator
+from minigrad.cuda_kernels import array, launch, matmul, matmul_tensor_core, memory, ptx, simulated, simulator
+from minigrad.cuda_kernels.matmul_operands import Product, broadcast
+from minigrad.cuda_kernels.product import BIAS
 
 RNG = np.random.default_rng(0)
 bf16, f16, f32 = ml_dtypes.bfloat16, np.float16, np.float32
@@ -34,6 +36,15 @@ def check(y: Any, expected: np.ndarray) -> None:
     tolerance = {bf16: 2**-8, f16: 2**-11, f32: 1e-6}[y.dtype.type]
     found = array.to_host(y).astype("f8")
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=4e-6 * np.abs(expected).max(initial=1))
+
+
+def multiply(a: Any, b: Any, bias: Any = None, dtype: Any = None) -> Any:
+    """The product by tensor cores whatever its size, as an array of ``dtype``."""
+    a, b, shape = broadcast(a, b)
+    y = array.empty(shape, dtype or a.dtype)
+    if y.size:
+        matmul_tensor_core.multiply(Product(y, a, b, bias, epilogue=0 if bias is None else BIAS))
+    return y
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -73,7 +84,7 @@ def test_layouts(
     a, b = draw(side // 2 + 16, 72, dtype=dtype), draw(72, side + 8, dtype=dtype)
     simulator.order(1)
     try:
-        y = matmul_tensor_core.matmul(stored(a, layout_a), stored(b, layout_b), dtype=f32)
+        y = multiply(stored(a, layout_a), stored(b, layout_b), dtype=f32)
     finally:
         simulator.order(None)
     check(y, product(a, b))
@@ -92,12 +103,12 @@ def test_any_sizes_and_strides(dtype: Any) -> None:
         (5, 9, 40, "columns", "rows"),
     ):
         a, b = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype)
-        check(matmul_tensor_core.matmul(stored(a, layout_a), stored(b, layout_b)), product(a, b))
+        check(multiply(stored(a, layout_a), stored(b, layout_b)), product(a, b))
     a = draw(4, 24, dtype=dtype)
-    check(matmul_tensor_core.matmul(stored(a)[:, 1:], stored(a)[:, 1:].T), product(a[:, 1:], a[:, 1:].T))
+    check(multiply(stored(a)[:, 1:], stored(a)[:, 1:].T), product(a[:, 1:], a[:, 1:].T))
     empty, bias = draw(3, 0, dtype=dtype), draw(3, dtype=dtype)
-    check(matmul_tensor_core.matmul(stored(empty), stored(empty.T), stored(bias)), np.broadcast_to(bias, (3, 3)))
-    assert matmul_tensor_core.matmul(stored(empty.T), stored(a[:3])).shape == (0, 24)
+    check(multiply(stored(empty), stored(empty.T), stored(bias)), np.broadcast_to(bias, (3, 3)))
+    assert multiply(stored(empty.T), stored(a[:3])).shape == (0, 24)
 
 
 def test_batches() -> None:
@@ -108,25 +119,25 @@ def test_batches() -> None:
         ((2, 1, 1, 2, 2, 8), (2, 2, 1, 8, 2)),
     ):
         a, b = draw(*shape_a), draw(*shape_b)
-        check(matmul_tensor_core.matmul(stored(a), stored(b, "columns")), product(a, b))
+        check(multiply(stored(a), stored(b, "columns")), product(a, b))
 
 
 def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a weight: dy^T x over many rows, added to what there is."""
     use(monkeypatch, 64, 3)
     dy, x, bias = draw(150, 8), draw(150, 6), draw(6)
-    y = matmul_tensor_core.matmul(stored(dy).T, stored(x), stored(bias))
+    y = multiply(stored(dy).T, stored(x), stored(bias))
     check(y, product(dy.T, x) + bias.astype("f8"))
     assert launched[-2:] == ["tiles_bfloat16_float32_64_oo", "sum_parts_bfloat16_bfloat16"]
     simulator.order(3)
     try:
-        again = matmul_tensor_core.matmul(stored(dy).T, stored(x), stored(bias))
+        again = multiply(stored(dy).T, stored(x), stored(bias))
     finally:
         simulator.order(None)
     np.testing.assert_array_equal(array.to_host(again), array.to_host(y))
     before = RNG.standard_normal((8, 6)).astype(f32)
     total = array.from_host(before)
-    matmul_tensor_core.add_matmul(total, stored(dy).T, stored(x))
+    matmul.add_matmul(total, stored(dy).T, stored(x))
     check(total, before + product(dy.T, x))
 
 
@@ -154,45 +165,45 @@ def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPa
     a, b, bias, other = draw(9, K, dtype=dtype), draw(K, N, dtype=dtype), draw(N, dtype=dtype), draw(9, N, dtype=dtype)
     raw_a, raw_b, raw_bias, raw_other = map(stored, (a, b, bias, other))
     h = product(a, b) + bias.astype("f8")
-    y, before = matmul_tensor_core.matmul_gelu(raw_a, raw_b, raw_bias)
+    y, before = matmul.matmul_gelu(raw_a, raw_b, raw_bias)
     check(before, h)
     check(y, gelu(h))
-    check(matmul_tensor_core.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + other.astype("f8"))
+    check(matmul.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + other.astype("f8"))
     wide = other.astype("f8")
     slope = (gelu(wide + 1e-5) - gelu(wide - 1e-5)) / 2e-5
-    check(matmul_tensor_core.matmul_gelu_slope(raw_a, raw_b, raw_other), product(a, b) * slope)
-    matmul_tensor_core.add_matmul(raw_other, raw_a, raw_b)
+    check(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), product(a, b) * slope)
+    matmul.add_matmul(raw_other, raw_a, raw_b)
     check(raw_other, product(a, b) + wide)
 
 
 def test_values_of_the_ends() -> None:
     """Infinite and NaN products, and GELU of large numbers."""
     a = np.array([[np.inf], [np.nan], [-200.0], [200.0], [0.0]]).astype(bf16)
-    y, before = map(array.to_host, matmul_tensor_core.matmul_gelu(stored(a), stored(np.ones((1, 1), bf16))))
+    y, before = map(array.to_host, matmul.matmul_gelu(stored(a), stored(np.ones((1, 1), bf16))))
     np.testing.assert_array_equal(before.astype("f4")[:, 0], [np.inf, np.nan, -200, 200, 0])
     np.testing.assert_array_equal(y.astype("f4")[:, 0], [np.inf, np.nan, 0, 200, 0])
 
 
 def test_tf32_rounds_to_10_bits() -> None:
     a = np.array([[1 + 2**-10 + 2**-12, 1 + 2**-11]], f32)
-    y = array.to_host(matmul_tensor_core.matmul(stored(a), stored(np.eye(2, dtype=f32))))
+    y = array.to_host(multiply(stored(a), stored(np.eye(2, dtype=f32))))
     np.testing.assert_array_equal(y, [[1 + 2**-10, 1 + 2**-10]])
 
 
 def test_errors() -> None:
     a, b = stored(draw(2, 3)), stored(draw(3, 4))
     with pytest.raises(ValueError, match="expected .* same K"):
-        matmul_tensor_core.matmul(a, a)
+        matmul.matmul(a, a)
     with pytest.raises(ValueError, match="bias is .* expected"):
-        matmul_tensor_core.matmul(a, b, stored(draw(3)))
+        matmul.matmul(a, b, stored(draw(3)))
     with pytest.raises(TypeError, match="got bfloat16 and float16 to bfloat16"):
-        matmul_tensor_core.matmul(a, stored(draw(3, 4, dtype=f16)))
+        multiply(a, stored(draw(3, 4, dtype=f16)))
     with pytest.raises(TypeError, match="to float16"):
-        matmul_tensor_core.matmul(a, b, dtype=f16)
+        multiply(a, b, dtype=f16)
     with pytest.raises(ValueError, match="residual is .* expected shape"):
-        matmul_tensor_core.matmul_residual(a, b, stored(draw(2, 3)))
+        matmul.matmul_residual(a, b, stored(draw(2, 3)))
     with pytest.raises(ValueError, match="expected a C-contiguous array"):
-        matmul_tensor_core.add_matmul(stored(draw(4, 2)).T, a, b)
+        matmul.add_matmul(stored(draw(4, 2)).T, a, b)
 
 
 def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +270,7 @@ def test_no_bank_conflicts(dtype: Any, layout: str, side: int, monkeypatch: pyte
     monkeypatch.setattr(ptx, "ldmatrix_transposed", record(read, ptx.ldmatrix_transposed))
     a, b = draw(side, 40, dtype=dtype), draw(40, side, dtype=dtype)
     other = "rows" if layout == "columns" else "columns"  # so both operands are read along k, or neither
-    check(matmul_tensor_core.matmul(stored(a, layout), stored(b, other), dtype=f32), product(a, b))
+    check(multiply(stored(a, layout), stored(b, other), dtype=f32), product(a, b))
     assert written
     assert read or (dtype is f32 and layout == "columns")
     for places in (written, read):
@@ -276,4 +287,4 @@ def test_without_a_wait_or_a_barrier_it_fails(broken: str, monkeypatch: pytest.M
     else:
         monkeypatch.setattr(type(simulator.cuda), "syncthreads", staticmethod(lambda: None))
     with pytest.raises(simulator.SimulationError, match="has waited for its asynchronous copy|race: thread"):
-        matmul_tensor_core.matmul(stored(draw(64, 96)), stored(draw(96, 64)))
+        multiply(stored(draw(64, 96)), stored(draw(96, 64)))
