@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import signatures
+from .tensor_map import ALIGNMENT, NBYTES
 
 if TYPE_CHECKING:
     from .launch import Kernel
@@ -43,6 +44,8 @@ def numba_type(word: str) -> Any:
     """The Numba type of a word of a kernel's signature (see ``launch.kernel``)."""
     from numba import types
 
+    if word == signatures.TENSOR_MAP:
+        return types.uint64
     if word.endswith("*"):
         return types.CPointer(getattr(types, signatures.storage(word)))
     return getattr(types, word)
@@ -68,7 +71,7 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
                 signature,
                 device=False,
                 abi="numba",
-                cc=capability,
+                cc=(*capability, "a") if kernel.only else capability,
                 fastmath=kernel.fastmath,
                 launch_bounds=kernel.launch_bounds,
             )
@@ -80,7 +83,26 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
     entry = re.search(r"\.entry\s+([\w$]+)", text)
     if entry is None:
         raise RuntimeError(f"kernel {kernel}: no entry in its PTX")
-    return text.replace(entry.group(1), kernel.symbol)
+    text = text.replace(entry.group(1), kernel.symbol)
+    for i in range(kernel.signature.count(signatures.TENSOR_MAP)):
+        text = _by_value(text, f"{kernel.symbol}_param_{i}")
+    return text
+
+
+def architecture(kernel: Kernel, capability: tuple[int, int]) -> str:
+    """What the assembler calls the capability."""
+    return f"sm_{capability[0]}{capability[1]}{'a' if kernel.only else ''}"
+
+
+def _by_value(text: str, parameter: str) -> str:
+    """A 64-bit parameter of PTX text as 128 bytes, whose address the kernel gets (``__grid_constant__`` in C)."""
+    bytes_ = f".param .align {ALIGNMENT} .b8 {parameter}[{NBYTES}]"
+    text, declared = re.subn(rf"\.param \.u64 {parameter}\b", bytes_, text)
+    address = rf"mov.b64 \t\1, {parameter};\n\tcvta.param.u64 \t\1, \1;"
+    text, loaded = re.subn(rf"ld\.param\.u64 \t(%rd\d+), \[{parameter}\];", address, text)
+    if declared != 1 or not loaded or len(re.findall(rf"{parameter}\b", text)) != declared + loaded:
+        raise RuntimeError(f"parameter {parameter} is not declared once and loaded as a whole in its PTX")
+    return text
 
 
 def to_cubin(kernel: Kernel, capability: tuple[int, int]) -> bytes:
@@ -88,7 +110,7 @@ def to_cubin(kernel: Kernel, capability: tuple[int, int]) -> bytes:
     cubin = cache_folder() / f"{_digest(kernel, capability)}.cubin"
     found = _read(cubin)
     if found is None:
-        found = assemble(to_ptx(kernel, capability), f"sm_{capability[0]}{capability[1]}")
+        found = assemble(to_ptx(kernel, capability), architecture(kernel, capability))
         _write(cubin, found)
     return found
 

@@ -45,6 +45,7 @@ class Report:
     local: int
     spills: int
     instructions: Counter[str]
+    serialized: bool
 
     def count(self, *prefixes: str) -> int:
         """Instructions whose name begins with one of these."""
@@ -82,6 +83,8 @@ class Report:
             found.append(f"{self.float64} float64 instructions")
         if self.kernel.vector_loads and not self.vector_loads:
             found.append("no 128-bit load")
+        if self.serialized:
+            found.append("products that wait for one another (wgmma is serialized)")
         found += [f"no {name}" for name in self.kernel.instructions if not self.count(name)]
         return found
 
@@ -98,7 +101,7 @@ def load_all(later: bool = False) -> dict[str, Kernel]:
     """Import all kernel families; the kernels by name, with ``later`` also those that are made when first used."""
     package = importlib.import_module(__package__ or "minigrad.cuda_kernels")
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name not in ("inspect", "ptx_intrinsics", "ptx_twins"):
+        if module.name not in ("inspect", "ptx_intrinsics", "ptx_twins", "hopper_intrinsics", "hopper_twins"):
             importlib.import_module(f"{package.__name__}.{module.name}")
     for make in LATER.values() if later else ():
         make()
@@ -119,7 +122,7 @@ def tool(name: str) -> str:
 
 def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
     """Compile one kernel for a compute capability and read what it became."""
-    arch = f"sm_{capability[0]}{capability[1]}"
+    arch = compiler.architecture(kernel, capability)
     ptx = compiler.to_ptx(kernel, capability)
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -135,6 +138,7 @@ def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
         local=_number(r"(\d+) bytes stack frame", log),
         spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
         instructions=Counter(instructions),
+        serialized="serialized" in log,
     )
 
 
@@ -178,7 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
     tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
     work = [
-        (k.name, capability, options.sass) for k in chosen for capability in capabilities if capability >= k.capability
+        (k.name, capability, options.sass)
+        for k in chosen
+        for capability in capabilities
+        if (capability == k.capability if k.only else capability >= k.capability)
     ]
     broken = 0
     with _pool(min(options.jobs, len(work)), options.later) as pool:

@@ -30,9 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from . import compiler, libcuda, memory, signatures, simulator
+from . import compiler, libcuda, memory, signatures, simulator, tensor_map
 from .array import DeviceArray
 from .language import SIMULATED
+from .tensor_map import TensorMap
 
 Grid = int | tuple[int, ...]
 Work = Callable[..., int]  # of a launch's arguments
@@ -61,6 +62,7 @@ class Kernel:
         resident: int,
         slow_path: bool,
         instructions: tuple[str, ...],
+        only: bool,
     ) -> None:
         self.function = function
         self.name = name
@@ -69,6 +71,7 @@ class Kernel:
         self.threads: tuple[int, int, int] = _three(threads)
         self.slow_path = slow_path
         self.instructions = instructions
+        self.only = only
         self.launch_bounds: int | tuple[int, int] = (
             (math.prod(self.threads), resident) if resident else math.prod(self.threads)
         )
@@ -79,12 +82,14 @@ class Kernel:
         self.capability = capability
         self.flops = flops
         self.nbytes = nbytes
-        self._words = tuple(word if word.endswith("*") else None for word in signature)
+        self._words = tuple(word if word.endswith("*") or word == signatures.TENSOR_MAP else None for word in signature)
         self._packing = struct.Struct(signatures.packing(signature))
         self._lock = threading.Lock()
-        self._buffer = ctypes.create_string_buffer(max(self._packing.size, 8))
-        first = ctypes.addressof(self._buffer)
-        self._arguments = (ctypes.c_void_p * max(len(signature), 1))(*(first + 8 * i for i in range(len(signature))))
+        self._buffer = ctypes.create_string_buffer(self._packing.size + tensor_map.ALIGNMENT)
+        self._start: int = -ctypes.addressof(self._buffer) % tensor_map.ALIGNMENT
+        first = ctypes.addressof(self._buffer) + self._start
+        places = signatures.places(signature)
+        self._arguments = (ctypes.c_void_p * max(len(places), 1))(*(first + place for place in places))
         self._functions: dict[int, ctypes.c_void_p] = {}
 
     def __str__(self) -> str:
@@ -93,10 +98,10 @@ class Kernel:
     def launch(self, grid: Grid, *args: Any, threads: int | tuple[int, ...] | None = None) -> None:
         """Start the kernel on ``grid`` blocks (x, or up to three sizes), as part of the current stream.
 
-        An array stands for each pointer of the signature, a number for the rest. An empty grid starts nothing.
-        ``threads`` (default: the kernel's) may be fewer than declared. Raises TypeError for arguments that do not fit
-        the signature, CudaError with the kernel's name and the arguments if the driver refuses, or for an array of
-        another device than the current one.
+        An array stands for each pointer of the signature, a TensorMap for each of those, a number for the rest. An
+        empty grid starts nothing. ``threads`` (default: the kernel's) may be fewer than declared. Raises TypeError for
+        arguments that do not fit the signature, CudaError with the kernel's name and the arguments if the driver
+        refuses, or for an array of another device than the current one.
         """
         device = memory.current_device()
         values = []
@@ -111,6 +116,8 @@ class Kernel:
                 values.append(a.pointer)
             elif word is None:
                 values.append(a)
+            elif type(a) is TensorMap and word == signatures.TENSOR_MAP and a.device == device:
+                values.append(b"" if SIMULATED else a.encoded())
             else:
                 raise self._misfit(args)
         if len(args) != len(self._words):
@@ -127,7 +134,7 @@ class Kernel:
         stream = memory.current_stream()
         settings = (function, x, y, z, width, height, depth, self.shared_bytes, stream, self._arguments, None)
         with self._lock:  # all threads share the buffer, which the driver copies before it returns
-            self._packing.pack_into(self._buffer, 0, *values)
+            self._packing.pack_into(self._buffer, self._start, *values)
             status = _cu_launch_kernel(*settings)
             if status == libcuda.INVALID_CONTEXT:  # the thread has not used the device yet
                 memory.set_device(device)
@@ -139,9 +146,10 @@ class Kernel:
 
     def _load(self, device: int) -> ctypes.c_void_p:
         found = memory.capability(device)
-        if found < self.capability:
+        if found < self.capability or (self.only and found != self.capability):
             raise libcuda.CudaError(
-                f"kernel {self} needs compute capability {_dotted(self.capability)}, cuda:{device} has {_dotted(found)}"
+                f"kernel {self} needs compute capability {_dotted(self.capability)}{' exactly' if self.only else ''}, "
+                f"cuda:{device} has {_dotted(found)}"
             )
         cubin = compiler.to_cubin(self, found)
         memory.set_device(device)  # also where this is the first that the thread asks of it: loading needs its context
@@ -154,6 +162,8 @@ class Kernel:
         for word, a in zip(self.signature, args, strict=True):
             if isinstance(a, DeviceArray):
                 values.append(simulator.pointer(a.memory.bytes, a.pointer, signatures.storage(word)))
+            elif isinstance(a, TensorMap):
+                values.append(a)
             else:
                 struct.pack(signatures.packing((word,)), a)  # raises where a GPU's launch would
                 values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
@@ -204,6 +214,7 @@ def kernel(
     resident: int = 0,
     slow_path: bool = False,
     instructions: tuple[str, ...] = (),
+    only: bool = False,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``, which holds it to what is stated here.
 
@@ -215,6 +226,7 @@ def kernel(
     number of blocks needs to share a multiprocessor (default: as many as the compiler likes).
     ``slow_path``: what libdevice does for rare arguments may take local memory, and float64.
     ``instructions``: machine instructions that it must contain, by the beginning of their names.
+    ``only``: it is compiled for instructions that no later capability has (``sm_90a``).
     """
 
     def declare(function: Callable[..., None]) -> Kernel:
@@ -243,6 +255,7 @@ def kernel(
             resident,
             slow_path,
             instructions,
+            only,
         )
         KERNELS[full] = made
         return made

@@ -15,7 +15,7 @@ I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatTyp
 GLOBAL = 1  # LLVM's address space
 
 
-def _element_pointer(context: Any, builder: Any, pointer_type: Any, pointer: Any, index_type: Any, index: Any) -> Any:
+def element_pointer(context: Any, builder: Any, pointer_type: Any, pointer: Any, index_type: Any, index: Any) -> Any:
     """The address of an element of a pointer parameter (global memory) or of a 1-D array (shared memory)."""
     index = context.cast(builder, index, index_type, types.int64)
     if isinstance(pointer_type, types.CPointer):
@@ -42,7 +42,7 @@ def _loader(n: int, constant: bool) -> Any:
         dtype = p.dtype
 
         def generate(context, builder, signature, args):
-            element = _element_pointer(context, builder, p, args[0], i, args[1])
+            element = element_pointer(context, builder, p, args[0], i, args[1])
             address, _, packed = _as_vector(context, builder, dtype, n, element)
             loaded = builder.load(address, align=dtype.bitwidth // 8 * n)
             if constant:
@@ -67,7 +67,7 @@ def _storer(n: int) -> Any:
         dtype = p.dtype
 
         def generate(context, builder, signature, args):
-            element = _element_pointer(context, builder, p, args[0], i, args[1])
+            element = element_pointer(context, builder, p, args[0], i, args[1])
             address, vector, packed = _as_vector(context, builder, dtype, n, element)
             lanes = [
                 context.cast(builder, builder.extract_value(args[2], k), kind, dtype)
@@ -201,7 +201,7 @@ def _atomic(operation: str) -> Any:
     @intrinsic
     def run(typing_context, p, i, x):
         def generate(context, builder, signature, args):
-            element = _element_pointer(context, builder, p, args[0], i, args[1])
+            element = element_pointer(context, builder, p, args[0], i, args[1])
             value = context.cast(builder, args[2], x, p.dtype)
             return builder.atomic_rmw(operation, element, value, "monotonic")
 
@@ -239,12 +239,14 @@ _SHARED = 3  # LLVM's address space
 _LETTERS = {"r": (I32, types.uint32), "f": (F32, types.float32), "l": (I64, types.int64)}
 
 
-def _assembly(text: str, results: str, arguments: str, *, memory: bool) -> Any:
+def assembly(text: str, results: str, arguments: str, *, memory: bool, tied: int = 0) -> Any:
     """What generates a PTX instruction: the registers of ``results`` from those of ``arguments``, a letter for each.
 
-    ``memory``: it uses memory, so it stays where it is. Returns a function (context, builder, kinds, values).
+    ``memory``: it uses memory, so it stays where it is. ``tied``: so many arguments are in the results' registers.
+    Returns a function (context, builder, kinds, values).
     """
-    constraints = [f"={letter}" for letter in results] + list(arguments) + (["~{memory}"] if memory else [])
+    inputs = [str(i) if i < tied else letter for i, letter in enumerate(arguments)]
+    constraints = [f"={letter}" for letter in results] + inputs + (["~{memory}"] if memory else [])
     kinds = [_LETTERS[letter][0] for letter in results]
     result = ir.VoidType() if not kinds else kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
     function = ir.FunctionType(result, [_LETTERS[letter][0] for letter in arguments])
@@ -276,7 +278,7 @@ def shared_address(typing_context: Any, array: Any, i: Any) -> Any:
     """The 32-bit address of an element of a 1-D shared array."""
 
     def generate(context, builder, signature, args):
-        element = _element_pointer(context, builder, array, args[0], i, args[1])
+        element = element_pointer(context, builder, array, args[0], i, args[1])
         there = builder.addrspacecast(element, ir.PointerType(element.type.pointee, _SHARED))
         return builder.ptrtoint(there, I32)
 
@@ -284,7 +286,7 @@ def shared_address(typing_context: Any, array: Any, i: Any) -> Any:
 
 
 def _ldmatrix(text: str) -> Any:
-    read = _assembly(text, "rrrr", "r", memory=True)
+    read = assembly(text, "rrrr", "r", memory=True)
 
     @intrinsic
     def run(typing_context, address):
@@ -299,7 +301,7 @@ def _ldmatrix(text: str) -> Any:
 ldmatrix: Any = _ldmatrix("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 ldmatrix_transposed: Any = _ldmatrix("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];")
 
-_cp_async = _assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", "", "rlr", memory=True)
+_cp_async = assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", "", "rlr", memory=True)
 
 
 @intrinsic
@@ -307,16 +309,16 @@ def cp_async(typing_context: Any, address: Any, p: Any, i: Any, nbytes: Any) -> 
     """Begin to copy ``nbytes`` bytes from p[i] on to shared memory, and zeros after them up to 16."""
 
     def generate(context, builder, signature, args):
-        element = _element_pointer(context, builder, p, args[1], i, args[2])
+        element = element_pointer(context, builder, p, args[1], i, args[2])
         source = builder.ptrtoint(element, I64)
         return _cp_async(context, builder, (address, types.int64, nbytes), (args[0], source, args[3]))
 
     return types.void(address, p, i, nbytes), generate
 
 
-def _statement(text: str) -> Any:
+def statement(text: str) -> Any:
     """A PTX instruction without operands."""
-    write = _assembly(text, "", "", memory=True)
+    write = assembly(text, "", "", memory=True)
 
     @intrinsic
     def run(typing_context):
@@ -328,14 +330,14 @@ def _statement(text: str) -> Any:
     return run
 
 
-cp_async_commit: Any = _statement("cp.async.commit_group;")
-cp_async_wait0: Any = _statement("cp.async.wait_group 0;")
-cp_async_wait1: Any = _statement("cp.async.wait_group 1;")
-cp_async_wait2: Any = _statement("cp.async.wait_group 2;")
+cp_async_commit: Any = statement("cp.async.commit_group;")
+cp_async_wait0: Any = statement("cp.async.wait_group 0;")
+cp_async_wait1: Any = statement("cp.async.wait_group 1;")
+cp_async_wait2: Any = statement("cp.async.wait_group 2;")
 
 
 def _mma(shape: str, dtype: str) -> Any:
-    multiply = _assembly(
+    multiply = assembly(
         f"mma.sync.aligned.{shape}.row.col.f32.{dtype}.{dtype}.f32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
         "ffff",
@@ -360,7 +362,7 @@ mma_tf32: Any = _mma("m16n8k8", "tf32")
 
 def _packed(text: str) -> Any:
     """Two float32 to one register; the instruction names the upper half first."""
-    convert = _assembly(text, "r", "ff", memory=False)
+    convert = assembly(text, "r", "ff", memory=False)
 
     @intrinsic
     def run(typing_context, low, high):
@@ -375,7 +377,7 @@ def _packed(text: str) -> Any:
 pack_bfloat16: Any = _packed("cvt.rn.bf16x2.f32 $0, $1, $2;")
 pack_float16: Any = _packed("cvt.rn.f16x2.f32 $0, $1, $2;")
 
-_round_tf32 = _assembly("cvt.rna.tf32.f32 $0, $1;", "r", "f", memory=False)
+_round_tf32 = assembly("cvt.rna.tf32.f32 $0, $1;", "r", "f", memory=False)
 
 
 @intrinsic
