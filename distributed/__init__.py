@@ -54,6 +54,7 @@ from .parameter_server import AsyncParameterServer, ServerStats, StaleGradientEr
 from .pipeline_parallel import PipelineParallelTrainer
 from .policies import AverageBackend, AveragingPolicy
 from .rendezvous import Place, discover_place, init_process_group
+from .replica_group import replica_communicators
 from .replica_process import ProcessReplica
 from .replica_threads import Replica
 from .replicas import (
@@ -100,6 +101,7 @@ __all__ = [
     "ReduceOp",
     "ThreadCommunicator",
     "Work",
+    "replica_communicators",
     "run_threads",
     # how ranks find each other
     "Place",

@@ -4,8 +4,9 @@ The caller runs forward and backward of each replica, and between backward and t
 gradients' mean. Gradients are in GradStores, so the calls take those: one for each replica, in order of rank.
 
 ``Ddp.wrap(models, devices)`` has all replicas in this process; ``devices=["cpu", "cpu"]`` means two replicas that share
-the CPU's cores, say as two threads. ``Ddp.of_rank(model, communicator)`` has one replica in each of several processes
-(MPI, or NCCL with one GPU each); every rank then makes the same calls.
+the CPU's cores, say as two threads, ``["cuda:0", "cuda:1"]`` one on each of two GPUs, connected as
+``replica_communicators`` says. ``Ddp.of_rank(model, communicator)`` has one replica in each of several processes (MPI,
+or NCCL with one GPU each); every rank then makes the same calls.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .communicator import Communicator
 from .deadlines import DEFAULT_TIMEOUT
 from .grad_sync import agree_on_params
 from .params import Named
-from .thread import ThreadCommunicator
+from .replica_group import check_kinds, close_all, replica_communicators
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -106,7 +107,7 @@ class Ddp:
 
     @classmethod
     def wrap(cls, models: Sequence[Module], devices: Sequence[str | Device], timeout: float = DEFAULT_TIMEOUT) -> Ddp:
-        """All replicas of this process, each on its device: ``"cpu"`` once for every replica."""
+        """All replicas of this process, each on its device: ``"cpu"`` once for every replica, or GPUs."""
         if len(models) < 2:
             raise ValueError("Ddp::wrap requires at least 2 models")
         if len(models) != len(devices):
@@ -114,21 +115,14 @@ class Ddp:
                 f"Ddp::wrap: model count must match device count ({len(models)} models, {len(devices)} devices)"
             )
         places = [Device(device) for device in devices]
-        kinds = {place.type for place in places}
-        if kinds == {"cpu", "cuda"}:
-            raise ValueError("NcclComms requires CUDA devices, got CPU; replicas are all on CPUs or all on GPUs")
-        if kinds == {"cuda"}:
-            raise ValueError(
-                "Ddp::wrap: replicas in one process are on the CPU; for GPUs start one process for each, and use "
-                "Ddp.of_rank(model, init_process_group())"
-            )
+        check_kinds(places)
         params: list[Named] = [[*model.named_parameters()] for model in models]
         buffers: list[Named] = [[*model.named_buffers()] for model in models]
         _check_counts("parameters", params)
         _check_counts("buffers", buffers)
         _check_alike("parameter", params, places)
         _check_alike("buffer", buffers, places)
-        comms = ThreadCommunicator.group(len(models), timeout)
+        comms = replica_communicators(places, timeout)
         return cls([_Member(*member) for member in zip(comms, params, buffers, strict=True)], places, comms)
 
     @classmethod
@@ -246,8 +240,7 @@ class Ddp:
 
     def close(self) -> None:
         """Take no more calls, where ``wrap`` made the group; the replicas stay as they are."""
-        for communicator in self._owned:
-            communicator.close()
+        close_all(self._owned)
 
     def __enter__(self) -> Ddp:
         return self

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.device import Device
+
 KINDS = ("delay", "drop", "kill", "flip")
 
 
@@ -101,6 +103,9 @@ class FaultCounter:
 
 def with_flipped_bit(array: Any, bit: int) -> Any:
     """A copy of the array in which bit number ``bit``, modulo how many there are, is changed; an empty one as it is."""
+    if not isinstance(array, np.ndarray):
+        kernels = Device(f"cuda:{array.device}").kernels
+        return kernels.from_host(with_flipped_bit(kernels.to_host(array), bit))
     copy = array.copy()
     if copy.size:
         octets = copy.reshape(-1).view(np.uint8)

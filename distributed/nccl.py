@@ -1,4 +1,5 @@
-"""NcclCommunicator: the ranks are processes with a GPU each, and NVIDIA's NCCL moves the data, called through CuPy.
+"""NcclCommunicator: the ranks are processes, or threads, with a GPU each; NVIDIA's NCCL, called through CuPy, moves the
+data.
 
 Each communicator has a CUDA stream and a thread of its own. An operation waits, on the GPU, for what the caller's
 current stream was doing when it was started, and then runs beside it. The thread makes every call of NCCL, because
@@ -18,7 +19,8 @@ import atexit
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -69,8 +71,9 @@ def check_device(device: Device) -> None:
 class NcclCommunicator(Communicator):
     """The GPUs of ``world_size`` processes; ``device`` is this rank's, ``unique_id`` the same on all ranks.
 
-    ``init_process_group`` finds out all of these. The constructor returns when all ranks have called it, at the latest
-    after ``rendezvous_timeout`` seconds. With one rank ``unique_id`` may be left out.
+    ``init_process_group`` finds out all of these, and ``group`` is for several GPUs of one process. The constructor
+    returns when all ranks have called it, at the latest after ``rendezvous_timeout`` seconds. With one rank
+    ``unique_id`` may be left out.
 
     NCCL itself does not notice when ranks call different operations: they hang, or exchange garbage. With ``check``
     (the same on all ranks) each operation brings a header of 128 bytes: one more small all-gather on the stream before
@@ -119,6 +122,43 @@ class NcclCommunicator(Communicator):
             return nccl.NcclCommunicator(world_size, nccl.get_unique_id() if unique_id is None else unique_id, rank)
 
         self._set_up(connect, rendezvous_timeout, check)
+
+    @classmethod
+    def group(
+        cls,
+        devices: Sequence[Device],
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
+        check: bool = True,
+    ) -> list[NcclCommunicator]:
+        """The communicators of GPUs of this process, in order of rank, each for a thread of its own.
+
+        One thread may use them all if it starts an operation on each of them (``async_op``) before it waits. Close them
+        at once, from several threads: NCCL's destruction waits for all of them.
+        """
+        identifier = unique_id()
+
+        def make(rank: int) -> NcclCommunicator:
+            return cls(
+                len(devices),
+                rank,
+                devices[rank],
+                identifier,
+                timeout=timeout,
+                rendezvous_timeout=rendezvous_timeout,
+                check=check,
+            )
+
+        with ThreadPoolExecutor(len(devices)) as pool:
+            made = [pool.submit(make, rank) for rank in range(len(devices))]
+        errors = [error for future in made if (error := future.exception()) is not None]
+        if errors:
+            for future in made:
+                if future.exception() is None:
+                    future.result()._abort()
+            raise errors[0]
+        return [future.result() for future in made]
 
     def _set_up(self, connect: Callable[[], Any], seconds: float, check: bool) -> None:
         self.check = check

@@ -47,6 +47,10 @@ class Job:
             timeline.span(EventKind.BATCH, rank, start, rows=self.rows)
         return grads, loss.item(), weight
 
+    def to(self, device: Device) -> Job:
+        """The same with the tensors of its batch on a device."""
+        return Job(self.loss_fn, tuple(x.to(device) if isinstance(x, Tensor) else x for x in self.batch), self.rows)
+
     def shards(self, sizes: Sequence[int]) -> Iterator[list[Job]]:
         """The rows dealt out, ``sizes[r]`` to replica r: one job each, or none where that is 0."""
         begin = 0
@@ -136,6 +140,8 @@ class ReplicaSet:
     def _round(self, jobs: list[list[Job]]) -> Round:
         self._follow_replica_0()
         timeline = self._timeline
+        # Before any replica computes: a copy from another GPU waits for what that has still to do.
+        jobs = [[job.to(device) for job in own] for own, device in zip(jobs, self.ddp.devices, strict=True)]
 
         def compute(rank: int) -> tuple[float, float]:
             replica, began = self.trainers[rank], time.perf_counter()
@@ -204,7 +210,8 @@ class ReplicaSet:
         futures: list[Future[_T]] = [Future() for _ in self._models]
         for rank, future in enumerate(futures):
             name = f"replica-{rank}"
-            threading.Thread(target=_complete, args=(future, task, rank), name=name, daemon=True).start()
+            arguments = (future, task, rank, self.ddp.devices[rank])
+            threading.Thread(target=_complete, args=arguments, name=name, daemon=True).start()
         wait(futures, min(self._timeout, threading.TIMEOUT_MAX))
         late = [rank for rank, future in enumerate(futures) if not future.done()]
         if late:
@@ -214,8 +221,9 @@ class ReplicaSet:
         return futures
 
 
-def _complete(future: Future[_T], task: Callable[[int], _T], rank: int) -> None:
+def _complete(future: Future[_T], task: Callable[[int], _T], rank: int, device: Device) -> None:
     try:
+        device.activate()
         future.set_result(task(rank))
     except BaseException as error:
         future.set_exception(error)

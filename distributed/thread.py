@@ -1,5 +1,7 @@
 """ThreadCommunicator: the ranks are threads of one process, for tests and for replicas in one process.
 
+Their tensors are on the CPU or on GPUs; those of GPUs are combined there (``device_combine``), which needs no NCCL.
+
 Nothing waits without a deadline. What the ranks share is in ``thread_group``; here is what one rank sees.
 """
 
@@ -8,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from minigrad.device import CPU
+from minigrad.device import CPU, Device
 from minigrad.random import drawing_from, generators_for
 
 from .calls import Call, Work
@@ -61,9 +63,15 @@ class ThreadCommunicator(Communicator):
     """
 
     def __init__(
-        self, group: Group, rank: int, timeout: float, faults: FaultCounter, parent: ThreadCommunicator | None = None
+        self,
+        group: Group,
+        rank: int,
+        timeout: float,
+        faults: FaultCounter,
+        parent: ThreadCommunicator | None = None,
+        device: Device = CPU,
     ) -> None:
-        super().__init__(group.size, rank, CPU, timeout)
+        super().__init__(group.size, rank, device, timeout)
         self._world: ThreadCommunicator = self if parent is None else parent._world
         self._group, self._faults, self._seat = group, faults, Seat(rank, self.stats)
         self._collectives = 0
@@ -73,13 +81,23 @@ class ThreadCommunicator(Communicator):
 
     @classmethod
     def group(
-        cls, n: int, timeout: float = DEFAULT_TIMEOUT, fault: FaultPlan | None = None
+        cls,
+        n: int,
+        timeout: float = DEFAULT_TIMEOUT,
+        fault: FaultPlan | None = None,
+        devices: Sequence[Device] | None = None,
     ) -> list[ThreadCommunicator]:
-        """The communicators of a new group of ``n`` ranks, one for each thread; ``fault`` is what shall go wrong."""
+        """The communicators of a new group of ``n`` ranks, one for each thread; ``fault`` is what shall go wrong.
+
+        ``devices``: where each rank's tensors are, all on the CPU (the default) or all on GPUs, which ranks may share.
+        """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"a group of {n!r} ranks: expected an integer >= 1")
+        places = [CPU] * n if devices is None else list(devices)
+        if len(places) != n or len({place.type for place in places}) > 1:
+            raise ValueError(f"a group of {n} ranks on {[*map(str, places)]}: expected {n} devices, all CPUs or GPUs")
         shared = Group(n)
-        return [cls(shared, rank, timeout, FaultCounter(fault, rank)) for rank in range(n)]
+        return [cls(shared, rank, timeout, FaultCounter(fault, rank), device=places[rank]) for rank in range(n)]
 
     def _start(self, call: Call) -> Work:
         send = call.recv if call.name == "broadcast" and call.peer == self._rank else call.send
@@ -95,8 +113,12 @@ class ThreadCommunicator(Communicator):
             elif fault.kind == "flip" and send is not None and call.name != "split":
                 send = with_flipped_bit(send, fault.bit)
             arrives = fault.kind != "drop"
+        ready = None
+        if self._device is not CPU:
+            ready = self._device.kernels.streams.Event()
+            ready.record()
         key, ranks = self._place(call)
-        work = ThreadWork(self, self._group.post(key, ranks, self._seat, call, send, arrives))
+        work = ThreadWork(self, self._group.post(key, ranks, self._seat, call, send, arrives, ready))
         self.forget_ended()
         self._started.append(work)
         if call.name == "barrier":
@@ -126,7 +148,8 @@ class ThreadCommunicator(Communicator):
             return None
         members = [int(r) for r in np.argsort(everyone[:, 1], kind="stable") if everyone[r, 0] == color]
         shared = self._group.child((self._collectives, color), members, self._rank)
-        child = ThreadCommunicator(shared, members.index(self._rank), self.timeout, self._faults, self)
+        place = members.index(self._rank)
+        child = ThreadCommunicator(shared, place, self.timeout, self._faults, self, self._device)
         self._children = [c for c in self._children if not c._closed] + [child]
         return child
 
@@ -179,8 +202,10 @@ def run_threads(
     fn: Callable[[ThreadCommunicator], _T],
     timeout: float = DEFAULT_TIMEOUT,
     fault: FaultPlan | None = None,
+    devices: Sequence[Device] | None = None,
 ) -> list[_T]:
     """Run ``fn(comm)`` in ``n`` threads, one for each rank of a new group; returns the results in order of rank.
+    ``devices`` are those of the ranks' tensors, by default the CPU; a GPU is its thread's current device.
 
     If ranks fail, the first error is raised, with all of them by rank as its attribute ``rank_errors``; what the others
     raise because of it does not hide it. After the first error the others have ``timeout`` seconds and one more to
@@ -190,7 +215,7 @@ def run_threads(
     Each rank's default generator is its own, as that of a process would be, with a seed that the caller's default
     generator and the rank decide; ``manual_seed`` in ``fn`` seeds the rank's.
     """
-    comms = ThreadCommunicator.group(n, timeout, fault)
+    comms = ThreadCommunicator.group(n, timeout, fault, devices)
     generators = generators_for(n)
     results: dict[int, _T] = {}
     errors: dict[int, BaseException] = {}  # in order of time
@@ -200,6 +225,7 @@ def run_threads(
     def run(rank: int) -> None:
         try:
             with comms[rank] as comm, drawing_from(generators[rank]):
+                comm.device.activate()
                 try:
                     results[rank] = fn(comm)  # type: ignore[arg-type]
                 except BaseException as error:

@@ -25,6 +25,8 @@ import numpy as np
 from .calls import Call, CommStats, ReduceOp
 from .combine import combine
 from .comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
+from .device_combine import BLOCK_BYTES as DEVICE_BLOCK_BYTES
+from .device_combine import combine_on_devices
 
 BLOCK_BYTES = 1 << 20  # what one thread handles at once; between blocks it needs the interpreter lock
 SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the work
@@ -56,9 +58,10 @@ class Seat:
 class Part:
     """One rank's part of an operation."""
 
-    def __init__(self, seat: Seat, call: Call, operation: _Operation) -> None:
+    def __init__(self, seat: Seat, call: Call, operation: _Operation, ready: Any = None) -> None:
         self.seat = seat
         self.call = call
+        self.ready = ready  # an event of a GPU, before which the arrays must not be touched
         self.operation = operation
         self.ended: threading.Event = threading.Event()
         self.ended_at: float = 0.0
@@ -91,6 +94,7 @@ class _Operation:
         self.all_parts: list[Part] = []  # these, and those that were lost on the way
         self.sends: dict[int, Any] = {}
         self.tasks: deque[_Task] = deque()
+        self.ready: list[Any] = []
         self.nbytes: int = 0
         self.running = 0
 
@@ -114,6 +118,7 @@ class _Operation:
         first = next(iter(calls.values()))
         units = _units(calls, self.sends)
         self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in units if outs)
+        self.ready = [part.ready for part in self.parts.values() if part.ready is not None]
         self.tasks = deque(_blocks(first.op, units))
 
     def end(self, failed: bool) -> None:
@@ -148,20 +153,34 @@ def _units(calls: dict[int, Call], sends: dict[int, Any]) -> list[tuple[list[Any
     if name in ("send", "recv"):
         return [(list(src.values()), list(dst.values()))]
     if name == "reduce_scatter":
-        parts = {r: np.split(src[r], len(ranks)) for r in ranks}
+        parts = {r: _split(src[r], len(ranks)) for r in ranks}
         return [([parts[s][r] for s in ranks], [dst[r]]) for r in ranks]
-    parts = {r: np.split(dst[r], len(ranks)) for r in ranks}  # by whom it comes from
+    parts = {r: _split(dst[r], len(ranks)) for r in ranks}  # by whom it comes from
     if name == "all_to_all":
-        sent = {r: np.split(src[r], len(ranks)) for r in ranks}
+        sent = {r: _split(src[r], len(ranks)) for r in ranks}
         return [([sent[s][r]], [parts[r][s]]) for s in ranks for r in ranks]
     return [([src[s]], [parts[r][s] for r in ranks]) for s in ranks]  # all_gather, split
 
 
+def _split(array: Any, n: int) -> list[Any]:
+    size = array.size // n
+    return [array[i * size : (i + 1) * size] for i in range(n)]
+
+
 def _blocks(op: ReduceOp | None, units: list[tuple[list[Any], list[Any]]]) -> Iterator[_Task]:
     for sources, outs in units:
-        step = max(1, BLOCK_BYTES // sources[0].itemsize)
-        for i in range(0, sources[0].size, step):
+        size, most, on_gpus = sources[0].size, BLOCK_BYTES, not isinstance(outs[0], np.ndarray)
+        if on_gpus:
+            most = min(DEVICE_BLOCK_BYTES, -(-size // len(outs)) * sources[0].itemsize)  # at least one for each GPU
+        step = max(1, most // sources[0].itemsize)
+        for i in range(0, size, step):
             yield op, [s[i : i + step] for s in sources], [o[i : i + step] for o in outs]
+            if on_gpus:
+                outs = [*outs[1:], outs[0]]  # the next GPU combines
+
+
+def _combine(op: ReduceOp | None, sources: list[Any], outs: list[Any]) -> None:
+    (combine if isinstance(outs[0], np.ndarray) else combine_on_devices)(op, sources, outs)
 
 
 class Group:
@@ -181,8 +200,11 @@ class Group:
 
     # ------------------------------------------------------------------ what the ranks call
 
-    def post(self, key: Hashable, ranks: tuple[int, ...], seat: Seat, call: Call, send: Any, arrives: bool) -> Part:
+    def post(
+        self, key: Hashable, ranks: tuple[int, ...], seat: Seat, call: Call, send: Any, arrives: bool, ready: Any = None
+    ) -> Part:
         """Add a rank's part to operation ``key`` of ``ranks``; unless it ``arrives``, only this rank knows of it.
+        ``ready`` is the event of a GPU when the arrays are computed.
 
         What it returns has already failed if the group has.
         """
@@ -192,7 +214,7 @@ class Group:
                 part.end(failed=True)
                 return part
             operation = self._incomplete.setdefault(key, _Operation(ranks))
-            part = Part(seat, call, operation)
+            part = Part(seat, call, operation, ready)
             operation.all_parts.append(part)
             self._last_call[seat.rank] = f"{call.name} (operation {call.sequence})"
             if arrives:
@@ -292,7 +314,9 @@ class Group:
         operation, task = claimed
         trouble = None
         try:
-            combine(*task)
+            for ready in operation.ready:
+                ready.synchronize()
+            _combine(*task)
         except Exception as error:  # out of memory, most likely; the ranks must hear of it
             trouble = f"{type(error).__name__}: {error}"
         with self._lock:

@@ -1,8 +1,8 @@
 """Trainer: the same training loop on one replica and on several (flodl's ``Trainer``).
 
 In setup mode ``step`` divides each batch among the replicas, which run forward and backward in threads of their own
-(the CPU's kernels release the interpreter's lock), and averages what they find. What follows backward is
-SimpleTrainer's, with one replica, and DistributedTrainer's, with several: nothing of it is repeated here.
+(on GPUs, or on the CPU, whose kernels release the interpreter's lock), and averages what they find. What follows
+backward is SimpleTrainer's, with one replica, and DistributedTrainer's, with several: nothing of it is repeated here.
 
 The loss is a function that every replica calls with its own share, and a mean over that share. flodl takes one loss
 over the outputs gathered from all replicas, so that their gradients are parts of a sum, and then averages them as if
@@ -56,11 +56,12 @@ class Trainer:
             metrics = trainer.step(lambda model, x, y: F.cross_entropy(model(x), y), x, y)
 
     With one device (the default: that of the model) this is SimpleTrainer, bit for bit. With several, there is a
-    replica for each; ``["cpu", "cpu"]`` means two replicas on the CPU. ``builder(device)`` makes those beside the model
-    that was passed, which is replica 0 and whose weights all get. ``optimizer(params)`` is called for each replica with
-    pairs (name, parameter), those that are trained. Each batch is divided among the replicas in proportion to the
-    speeds that AutoBalancer measures; or, with ElChe, whole batches are dealt out and ``step`` makes an update when it
-    has as many as ElChe wants.
+    replica for each; ``["cpu", "cpu"]`` means two replicas on the CPU, ``["cuda:0", "cuda:1"]`` one on each of two
+    GPUs, connected as ``replica_communicators`` says. ``builder(device)`` makes those beside the model that was passed,
+    which is replica 0 and whose weights all get. ``optimizer(params)`` is called for each replica with pairs (name,
+    parameter), those that are trained. Each batch is divided among the replicas in proportion to the speeds that
+    AutoBalancer measures; or, with ElChe, whole batches are dealt out and ``step`` makes an update when it has as many
+    as ElChe wants.
 
     The gradient of a step is the mean over all rows of all replicas, however they were dealt out. Each replica computes
     its statistics (BatchNorm) of its own rows; after a step all have the buffers of the first replica that had rows.
@@ -246,7 +247,7 @@ class Trainer:
     # ------------------------------------------------------------------ training
 
     def step(self, loss_fn: LossFn, *batch: Any) -> TrainingMetrics | None:
-        """Train on one batch, tensors or arrays with the same number of rows.
+        """Train on one batch: tensors, which are moved to the replicas' devices, or arrays, all with as many rows.
 
         ``loss_fn(model, *rows)`` is called for each replica, in its thread, with its own model (or head) and rows. It
         returns the mean loss over these rows; or a pair (loss, weight), where the loss is a mean over something else,
@@ -255,7 +256,7 @@ class Trainer:
         """
         job = Job(loss_fn, batch, _rows(batch))
         if self._replicas is None:
-            grads, loss, _ = job.run(self._heads[0], 0, self._timeline)
+            grads, loss, _ = job.to(self._devices[0]).run(self._heads[0], 0, self._timeline)
             return self._trainers[0].step(self._named[0], grads, loss)
         if self._el_che is not None:
             self._queue.append(job)

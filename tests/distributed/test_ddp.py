@@ -82,7 +82,7 @@ ONE = Other((2,))
         ([Other((2,))], ["cpu", "cuda"], "Ddp::wrap requires at least 2 models"),
         ([Other((2,)), Other()], ["cpu"], "Ddp::wrap: model count must match device count"),
         ([Other((2,)), Other()], ["cpu", "cuda"], "NcclComms requires CUDA devices, got CPU"),
-        ([Other((2,)), Other((2,))], ["cuda:0", "cuda:1"], "one process for each"),
+        ([Other((2,)), Other((2,))], ["cuda:0", "cuda:1"], "p0 of replica 0 is on cpu, expected cuda:0"),
         ([Other((2,)), Other((2,)), Other()], ["cpu"] * 3, "Ddp: replica 2 has 0 parameters, expected 1"),
         ([Other((2,)), Other((3,))], ["cpu"] * 2, r"parameter p0 of replica 1 has shape \(3,\), expected \(2,\)"),
         ([Other((2,)), Other((2,), dtype=np.float64)], ["cpu"] * 2, "parameter p0 of replica 1 has dtype float64"),

@@ -1,0 +1,248 @@
+"""Replicas on GPUs of one process: their communicators, Ddp and Trainer, against one model on the CPU in float64.
+
+In the simulator, which has two devices, or on GPUs; where there is one, both replicas share it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import communicator_suite as suite
+import numpy as np
+import pytest
+from data_parallel import ROWS, Net
+
+import minigrad as mg
+from minigrad import Tensor, nn
+from minigrad.device import CPU, Device
+from minigrad.distributed import (
+    CommTimeoutError,
+    Ddp,
+    DdpConfig,
+    Fault,
+    FaultPlan,
+    ReplicaError,
+    ReplicaMismatchError,
+    ThreadCommunicator,
+    Trainer,
+    replica_communicators,
+    run_threads,
+)
+from minigrad.nn import functional as F
+from minigrad.optim import SGD
+
+if not mg.cuda.is_available():
+    pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set", allow_module_level=True)
+
+DEVICES = [Device("cuda:0"), Device(f"cuda:{min(1, mg.cuda.device_count() - 1)}")]
+SLOW = ("check_large_all_reduce", "check_progress_without_the_caller", "check_order", "check_asynchronous")
+
+BREAKING = [c for c in suite.BREAKING if c.__name__ in ("break_by_other_shape", "break_by_silence", "break_by_close")]
+
+
+def batch(rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    x, y = np.random.default_rng(0).standard_normal((2, rows, 5))
+    return Tensor(x), Tensor(y)
+
+
+def net(device: Device | str = CPU, tied: bool = False, frozen: tuple[str, ...] = (), seed: int = 0) -> Net:
+    model = Net(np.float64, seed, tied)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name not in frozen)
+    return model.to(device=device)
+
+
+def sgd(params: Any) -> SGD:
+    return SGD(params, lr=0.05, momentum=0.9)
+
+
+def loss_of(model: Net, x: Tensor, y: Tensor) -> Tensor:
+    return model.loss(x, y)
+
+
+def host(model: nn.Module) -> dict[str, np.ndarray]:
+    return {name: t.detach().cpu().numpy() for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+def assert_close(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(got[name], values, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+# ------------------------------------------------------------------ communicators
+
+
+@pytest.mark.parametrize("check", [c for c in suite.CHECKS if c.__name__ not in SLOW], ids=lambda check: check.__name__)
+def test_cuda_threads_have_a_communicator_without_nccl(check: suite.Check) -> None:
+    run_threads(2, check, timeout=60, devices=DEVICES)
+
+
+@pytest.mark.parametrize("check", BREAKING, ids=lambda check: check.__name__)
+def test_cuda_threads_break_as_a_communicator_should(check: suite.Check) -> None:
+    run_threads(2, check, timeout=30, devices=DEVICES)
+
+
+def test_cuda_large_arrays_are_combined_by_all_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minigrad.distributed import thread_group
+
+    homes = []
+    combine = thread_group.combine_on_devices
+
+    def noted(op: Any, sources: Any, outs: Any) -> None:
+        homes.append(outs[0].device)
+        combine(op, sources, outs)
+
+    monkeypatch.setattr(thread_group, "combine_on_devices", noted)
+    monkeypatch.setattr(thread_group, "SMALL_BYTES", 100)  # by the group's own threads
+
+    def fn(comm: ThreadCommunicator) -> None:
+        t = Tensor(np.arange(101, dtype=np.float32) * (comm.rank + 1), device=comm.device)
+        comm.all_reduce(t)
+        np.testing.assert_array_equal(t.cpu().numpy(), 3 * np.arange(101))
+
+    run_threads(2, fn, timeout=30, devices=DEVICES)
+    assert sorted(homes) == sorted(device.index for device in DEVICES)
+
+
+def test_cuda_threads_take_faults() -> None:
+    def fn(comm: ThreadCommunicator) -> float:
+        t = Tensor(np.ones(3), device=comm.device)
+        comm.all_reduce(t)
+        return t.cpu().numpy()[0]
+
+    flipped = run_threads(2, fn, 30, FaultPlan([Fault("flip", rank=1, call=1, bit=63)]), DEVICES)
+    assert flipped == [0.0, 0.0]  # 1 and -1
+    with pytest.raises(CommTimeoutError):
+        run_threads(2, fn, 0.3, FaultPlan([Fault("drop", rank=1, call=1)]), DEVICES)
+
+
+def test_cuda_replicas_get_communicators_that_say_what_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "minigrad.distributed")
+    comms = replica_communicators([DEVICES[0], DEVICES[0]])  # twice the same: nothing for NCCL
+    assert [(type(c), c.rank, c.device) for c in comms] == [(ThreadCommunicator, r, DEVICES[0]) for r in range(2)]
+    assert "cuda:0, cuda:0: no NCCL" in caplog.text
+    for devices, words in (([CPU, DEVICES[0]], "NcclComms requires CUDA devices, got CPU"),):
+        with pytest.raises(ValueError, match=words):
+            replica_communicators(devices)
+    with pytest.raises(mg.device.DeviceError, match="cuda:99 cannot be used"):
+        replica_communicators([DEVICES[0], Device("cuda:99")])
+
+
+# ------------------------------------------------------------------ Ddp
+
+
+def test_cuda_wrap_keeps_replicas_alike() -> None:
+    models = [net(device, seed=seed) for seed, device in enumerate(DEVICES)]
+    first = host(models[0])
+    with Ddp.wrap(models, DEVICES) as ddp:
+        assert ddp.devices == DEVICES
+        ddp.sync_params()
+        for name, values in host(models[1]).items():
+            assert values.tobytes() == first[name].tobytes(), name
+        x, y = batch()
+        cuts = [(0, 7), (7, ROWS)]
+        grads = [
+            model.loss(x[a:b].to(device), y[a:b].to(device)).backward()
+            for model, device, (a, b) in zip(models, DEVICES, cuts, strict=True)
+        ]
+        grads[1].remove(models[1].bias)  # counts as zeros
+        ddp.weighted_all_reduce_gradients(grads, [b - a for a, b in cuts])
+    whole = net()
+    parts = [whole.loss(x[a:b], y[a:b]).backward() for a, b in cuts]
+    for model, store in zip(models, grads, strict=True):
+        for (name, p), (_, q) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+            assert (p in store) == (name != "unused")
+            if p in store:
+                assert store[p].device is p.device
+                shares = [(b - a) / ROWS * parts[r][q].numpy() for r, (a, b) in enumerate(cuts)]
+                wanted = shares[0] + (0 if name == "bias" else shares[1])
+                np.testing.assert_allclose(store[p].cpu().numpy(), wanted, rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+def test_cuda_wrap_refuses_a_model_elsewhere() -> None:
+    with pytest.raises(ValueError, match="parameter embed of replica 1 is on cpu, expected"):
+        Ddp.wrap([net(DEVICES[0]), net()], DEVICES)
+
+
+# ------------------------------------------------------------------ Trainer
+
+
+@pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": ("bias",)}], ids=["plain", "tied and frozen"])
+def test_cuda_setup_of_two_replicas_is_training_on_the_whole_batch(kinds: dict[str, Any]) -> None:
+    exact = Trainer.setup(net(**kinds), net, sgd)
+    with Trainer.setup(net(DEVICES[0], **kinds), lambda device: net(device, **kinds), sgd, devices=DEVICES) as trainer:
+        for rows in (7, 5):  # unequal shares
+            metrics, wanted = trainer.step(loss_of, *batch(rows)), exact.step(loss_of, *batch(rows))
+            assert metrics is not None and wanted is not None
+            assert metrics.loss == pytest.approx(wanted.loss, rel=1e-12)
+        trainer.assert_replicas_identical()
+        assert trainer.devices == DEVICES
+        for model in trainer.models:
+            assert_close(host(model), host(exact.models[0]))
+
+
+def test_cuda_setup_of_one_replica_is_plain_training() -> None:
+    trainer, exact = Trainer.setup(net(DEVICES[1]), net, sgd), Trainer.setup(net(), net, sgd)
+    assert trainer.devices == [DEVICES[1]]
+    for one in (trainer, exact):
+        one.step(loss_of, *batch())
+    assert_close(host(trainer.models[0]), host(exact.models[0]))
+
+
+def normed(device: Device) -> nn.Module:
+    mg.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).to(device=device).double()
+
+
+def test_cuda_batch_norms_buffers_are_those_of_the_first_replica() -> None:
+    """As on the CPU, where each replica sees the same rows."""
+    x, y = batch()[0], Tensor(np.arange(ROWS) % 2)
+    found = []
+    for devices in (DEVICES, [CPU, CPU]):
+        with Trainer.setup(normed(devices[0]), normed, sgd, devices=devices) as trainer:
+            trainer.step(lambda model, x, y: F.cross_entropy(model(x), y), x, y)
+            trainer.assert_replicas_identical()
+            found += [host(model) for model in trainer.models]
+    for state in found[1:]:
+        assert_close(state, found[0])
+    assert found[0]["1.num_batches_tracked"] == 1 and found[0]["1.running_mean"].any()
+
+
+def test_cuda_el_che_deals_whole_batches_out() -> None:
+    config = DdpConfig(speed_hint=(0, 2.0), max_anchor=1)
+    exact = Trainer.setup(net(), net, sgd)
+    with Trainer.setup_with(net(DEVICES[0]), net, sgd, config, devices=DEVICES) as trainer:
+        metrics = [trainer.step(loss_of, *(t[i : i + 2] for t in batch())) for i in (0, 2, 4)]
+        assert metrics[:2] == [None, None] and metrics[2] is not None  # 1 and 2 batches
+        exact.step(loss_of, *(t[:6] for t in batch()))
+        for model in trainer.models:
+            assert_close(host(model), host(exact.models[0]))
+
+
+def test_cuda_a_replica_that_raises_changes_nothing() -> None:
+    calls = threading.Semaphore(1)
+
+    def failing(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)  # writes the running averages
+        if x.device is DEVICES[1] and calls.acquire(blocking=False):
+            raise ValueError("on purpose")
+        return loss
+
+    x, y = batch()[0], Tensor(np.arange(ROWS) % 2)
+    with Trainer.setup(normed(DEVICES[0]), normed, sgd, devices=DEVICES) as trainer:
+        before = [host(model) for model in trainer.models]
+        with pytest.raises(ReplicaError, match="ValueError: on purpose"):
+            trainer.step(failing, x, y)
+        for model, state in zip(trainer.models, before, strict=True):
+            for name, values in host(model).items():
+                assert values.tobytes() == state[name].tobytes(), name
+        assert trainer.step(failing, x, y) is not None
+
+
+def test_cuda_replicas_that_differ_are_named() -> None:
+    with Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
+        trainer.models[1].bias.data = net(DEVICES[1], seed=5).bias.data
+        with pytest.raises(ReplicaMismatchError, match="'bias'.*differ"):
+            trainer.assert_replicas_identical()
