@@ -213,7 +213,7 @@ def tiles_of(operand: str, out: str, columns: int, kinds: str) -> Kernel:
 for operand, out in PAIRS:
     for columns in COLUMNS if operand != "float32" else ():
         for kinds in KINDS:
-            if operand == "float16":  # but for one instruction those of bfloat16
+            if operand == "float16" or columns == 128:  # but for one instruction, or the size, the others
                 name = f"hopper_product.tiles_{operand}_{out}_{columns}_{kinds}"
                 LATER[name] = functools.partial(tiles_of, operand, out, columns, kinds)
             else:

@@ -3,9 +3,10 @@
 Each kernel (default: all; a word selects those whose name contains it) is compiled for the architectures of ``--arch``
 (default: sm_80 and sm_90), assembled by ``ptxas`` and read back by ``nvdisasm``. A line for each shows registers,
 shared memory, spills, 128-bit loads, tensor-core instructions (matrix products, LDSM: loads of their operands from
-shared memory, LDGSTS: asynchronous copies to it) and float64 instructions. The exit status is 1 if a kernel breaks its
-budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without float64 arguments,
-no 128-bit load or none of the ``instructions`` where it states them.
+shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions. The exit status is 1 if a kernel
+breaks its budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without float64
+arguments, no 128-bit load or none of the ``instructions`` where it states them, or asynchronous products (wgmma) that
+the assembler lets wait for one another.
 
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
@@ -93,6 +94,7 @@ class Report:
             f"{self.kernel.name:<44} {self.arch:<6} registers {self.registers:>3}  shared {self.shared:>6}  "
             f"spills {self.spills:>4}  LDG.128 {self.vector_loads:>3}  "
             f"MMA {self.tensor_cores:>3}  LDSM {self.count('LDSM'):>3}  LDGSTS {self.count('LDGSTS'):>3}  "
+            f"TMA {self.count('UTMALDG'):>2}  "
             f"f64 {self.float64:>3}"
         )
 

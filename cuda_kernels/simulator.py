@@ -413,7 +413,8 @@ def run(
 # What kernels call ----------------------------------------------------------------------------------------------------
 
 
-FIRST_ADDRESS, GAP = 1024, 1024  # in shared memory; what lies between two arrays finds indices outside them
+FIRST_ADDRESS = 1040  # in shared memory: no rounder than a GPU promises
+GAP = 1024  # bytes between two arrays, where indices outside them are found
 
 
 def _allocate(shape: Any, dtype: Any, values: np.ndarray, alignment: int | None) -> SharedArray:

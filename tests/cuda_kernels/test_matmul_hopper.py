@@ -1,0 +1,308 @@
+"""Products by TMA and wgmma against NumPy in float64: layouts, edges, batches, divided sums, epilogues, mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minigrad.cuda_kernels import (
+    array,
+    hopper_product,
+    hopper_ptx,
+    hopper_twins,
+    launch,
+    matmul_hopper,
+    memory,
+    simulated,
+    simulator,
+)
+from minigrad.cuda_kernels.matmul_operands import Product
+from minigrad.cuda_kernels.product import ADD, BIAS, GELU, SLOPE
+
+if memory.capability(0) != (9, 0):
+    pytest.skip("compute capability 9.0 has TMA and wgmma, no other has both", allow_module_level=True)
+
+RNG = np.random.default_rng(0)
+bf16, f16, f32 = ml_dtypes.bfloat16, np.float16, np.float32
+
+
+def draw(*shape: int, dtype: Any = bf16) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def stored(x: np.ndarray, kind: str) -> Any:
+    """x on the device, whose last dimension's elements are neighbours ("rows"), or those of the one before it."""
+    if kind == "columns":
+        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+    return array.from_host(x)
+
+
+def padded(n: int) -> int:
+    return -(-n // 8) * 8
+
+
+def aligned(x: np.ndarray, kind: str) -> Any:
+    """The same where rows (or columns) begin at multiples of 16 bytes, with NaN between them."""
+    if kind == "columns":
+        return aligned(x.swapaxes(-1, -2), "rows").swapaxes(-1, -2)
+    room = np.full((*x.shape[:-1], padded(x.shape[-1])), np.nan, x.dtype)
+    room[..., : x.shape[-1]] = x
+    return array.from_host(room)[..., : x.shape[-1]]
+
+
+def check(y: Any, expected: np.ndarray) -> None:
+    tolerance = {bf16: 2**-8, f16: 2**-11, f32: 1e-6}[y.dtype.type]
+    found = array.to_host(y).astype("f8")
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=4e-6 * np.abs(expected).max(initial=1))
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.matmul(a.astype("f8"), b.astype("f8"))
+
+
+def multiply(a: Any, b: Any, dtype: Any = f32, **more: Any) -> Any:
+    """a b into a new array, on arrays of the device."""
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    y = array.empty(shape, dtype, 0)
+    matmul_hopper.multiply(Product(y, a, b, **more))
+    return y
+
+
+def use(monkeypatch: pytest.MonkeyPatch, columns: int, splits: int = 1) -> None:
+    monkeypatch.setattr(matmul_hopper, "plan", lambda *_: (columns, splits))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that ran."""
+    names: list[str] = []
+    original = launch.Kernel.launch
+
+    def record(self: Any, *args: Any, **settings: Any) -> None:
+        names.append(self.name.partition(".")[2])
+        original(self, *args, **settings)
+
+    monkeypatch.setattr(launch.Kernel, "launch", record)
+    return names
+
+
+@pytest.mark.parametrize("layouts", ["kk", "ko", "ok", "oo"])
+def test_layouts(layouts: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of any transposition are read where they are; all boxes of a tile and both consumers have work."""
+    use(monkeypatch, 256)
+    a, b = draw(72, 136), draw(136, 200)
+    a_kind, b_kind = layouts
+    left = stored(a, "rows" if a_kind == "k" else "columns")
+    right = stored(b, "columns" if b_kind == "k" else "rows")
+    simulator.order(1)
+    try:
+        check(multiply(left, right), product(a, b))
+    finally:
+        simulator.order(None)
+    assert launched == [f"tiles_bfloat16_float32_256_{layouts}"]
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "a_kind", "b_kind", "dtype"),
+    [
+        (1, 1, 1, "rows", "columns", bf16),
+        (3, 5, 7, "columns", "rows", f16),
+        (17, 33, 65, "rows", "rows", bf16),
+        (130, 9, 70, "columns", "columns", bf16),
+        (5, 131, 129, "rows", "columns", f16),
+    ],
+)
+def test_any_sizes(M: int, N: int, K: int, a_kind: str, b_kind: str, dtype: Any) -> None:
+    """What lies beside the operands in memory, NaN here, has no influence."""
+    a, b = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype)
+    check(multiply(aligned(a, a_kind), aligned(b, b_kind), dtype), product(a, b))
+
+
+@pytest.mark.parametrize("columns", [128, 256])
+def test_the_ring_turns(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More slices than stages, and more tiles than blocks: phases of both parities, across tiles."""
+    use(monkeypatch, columns)
+    monkeypatch.setattr(matmul_hopper, "multiprocessors", lambda _: 1)
+    a, b = draw(136, 64 * 5 + 8), draw(8, 64 * 5 + 8)
+    simulator.order(2)
+    try:
+        check(multiply(stored(a, "rows"), stored(b, "rows").swapaxes(-1, -2)), product(a, b.T))
+    finally:
+        simulator.order(None)
+
+
+def test_batches() -> None:
+    for shape_a, shape_b in (((3, 5, 8), (3, 8, 16)), ((2, 3, 5, 16), (16, 8)), ((8, 8), (2, 8, 24))):
+        a, b = draw(*shape_a), draw(*shape_b)
+        left, right = stored(a, "rows"), stored(b, "columns")
+        batch = np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
+        left, right = (
+            x.view((*batch, *x.shape[-2:]), (*(x.strides[:-2] or (0,) * len(batch)), *x.strides[-2:]))
+            for x in (left, right)
+        )
+        check(multiply(left, right), product(a, b))
+
+
+def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a weight: dy^T x over many rows, added to what there is."""
+    use(monkeypatch, 128, 3)
+    dy, x = draw(200, 16), draw(200, 24)
+    before = RNG.standard_normal((16, 24)).astype(f32)
+    totals = []
+    for order in (None, 3):
+        total = array.from_host(before)
+        simulator.order(order)
+        try:
+            left, right = stored(dy, "rows").swapaxes(-1, -2), stored(x, "rows")
+            matmul_hopper.multiply(Product(total, left, right, residual=total, epilogue=ADD))
+        finally:
+            simulator.order(None)
+        totals.append(array.to_host(total))
+        check(total, before + product(dy.T, x))
+    np.testing.assert_array_equal(*totals)
+    assert launched[:2] == ["tiles_bfloat16_float32_128_oo", "sum_parts_bfloat16_float32"]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(("dtype", "N", "splits"), [(bf16, 40, 1), (f16, 5, 1), (bf16, 8, 2)])
+def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 128, splits)
+    K = 72
+    a, b, bias, other = draw(9, K, dtype=dtype), draw(K, N, dtype=dtype), draw(N, dtype=dtype), draw(9, N, dtype=dtype)
+    left, right = stored(a, "rows"), stored(b, "columns")
+    raw_bias, raw_other, before = array.from_host(bias), array.from_host(other), array.empty((9, N), dtype, 0)
+    h, wide = product(a, b) + bias.astype("f8"), other.astype("f8")
+    y = multiply(left, right, dtype, bias=raw_bias, before=before, epilogue=BIAS | GELU)
+    check(before, h)
+    check(y, gelu(h))
+    check(multiply(left, right, dtype, bias=raw_bias, residual=raw_other, epilogue=BIAS | ADD), h + wide)
+    slope = (gelu(wide + 1e-5) - gelu(wide - 1e-5)) / 2e-5
+    check(multiply(left, right, dtype, before=raw_other, epilogue=SLOPE), product(a, b) * slope)
+    matmul_hopper.multiply(Product(raw_other, left, right, residual=raw_other, epilogue=ADD))
+    check(raw_other, product(a, b) + wide)
+
+
+def test_values_of_the_ends() -> None:
+    """Infinite and NaN products stay in their rows, although the tile's other rows are multiplied too."""
+    a = np.zeros((6, 8), bf16)
+    a[:, 0] = [np.inf, -np.inf, np.nan, -200, 200, 0]
+    y = multiply(stored(a, "rows"), stored(np.ones((8, 8), bf16), "rows"))
+    np.testing.assert_array_equal(array.to_host(y)[:, 0], [np.inf, -np.inf, np.nan, -200, 200, 0])
+
+
+def test_which_products_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes(a: Any, b: Any, dtype: Any = bf16) -> bool:
+        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        return matmul_hopper.takes(Product(array.empty(shape, dtype, 0), a, b))
+
+    a, b = array.from_host(draw(16, 24)), array.from_host(draw(24, 32))
+    assert takes(a, b) and takes(a, b, f32)
+    assert takes(a[:, :23], b[:23]) and takes(a[3:], b) and takes(a[:, 8:], b[8:])
+    assert takes(a[:1], b) and takes(a[:, :1], b[:1])
+    for left, right, dtype, why in (
+        (a[:, 1:], b[1:], bf16, "an address that is no multiple of 16"),
+        (array.from_host(draw(16, 23)), b[:23], bf16, "rows that are no multiple of 16 bytes"),
+        (a[:, ::2], b[:12], bf16, "no neighbours"),
+        (array.from_host(draw(16, 24, dtype=f16)), b, bf16, "two dtypes"),
+        (a, b, f16, "another dtype of y"),
+        (array.from_host(draw(16, 24, dtype=f32)), array.from_host(draw(24, 32, dtype=f32)), f32, "float32"),
+        (a[:, :0], b[:0], bf16, "an empty sum"),
+        (a[:0], b, bf16, "nothing"),
+        (array.from_host(draw(2, 3, 8, 8)).view((3, 2, 8, 8), (128, 384, 16, 2)),
+         array.from_host(draw(3, 2, 8, 8)), bf16, "leading dimensions in two orders"),
+    ):  # fmt: skip
+        assert not takes(left, right, dtype), why
+    with pytest.raises(
+        ValueError, match=r"take no product of .* capability 9\.0; expected 9\.0, .* multiples of 16 bytes"
+    ):
+        multiply(a[:, 1:], b[1:])
+    monkeypatch.setattr(memory, "capability", lambda _: (10, 0))
+    assert not takes(a, b)
+
+
+def test_plans_fill_the_card() -> None:
+    for M, N, K, count, expected in (
+        (65536, 3072, 768, 1, (256, 1)),
+        (8192, 8192, 8192, 1, (256, 1)),
+        (768, 768, 65536, 1, (256, 7)),
+        (768, 3072, 65536, 1, (256, 1)),
+        (1024, 64, 1024, 96, (128, 1)),
+        (3, 5, 7, 1, (128, 1)),
+    ):
+        assert matmul_hopper.plan(M, N, K, count) == expected
+
+
+# What only the simulator can see --------------------------------------------------------------------------------------
+
+needs_simulator = pytest.mark.skipif(not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator")
+
+
+def nothing(*_: Any) -> None:
+    """Instead of an instruction."""
+
+
+def small() -> None:
+    a, b = draw(16, 64 * 7), draw(64 * 7, 16)
+    check(multiply(stored(a, "rows"), stored(b, "columns")), product(a, b))
+
+
+@needs_simulator
+@pytest.mark.parametrize(
+    ("name", "replacement", "problem"),
+    [
+        ("mbarrier_wait", nothing, "before the copy .* has arrived|has had its 1 arrivals|may still read|no mbarrier"),
+        ("mbarrier_arrive", nothing, "cannot go on: .* lacks 8 of 8 arrivals"),
+        ("fence_async", nothing, "no fence_async has made visible"),
+        ("wgmma_fence", nothing, "without a wgmma_fence"),
+        ("wgmma_commit", nothing, "may still read|never committed"),
+        ("wgmma_wait1", nothing, "may still read"),
+        ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
+    ],
+)
+def test_a_forgotten_step_is_found(name: str, replacement: Any, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 128)
+    monkeypatch.setattr(hopper_ptx, name, replacement)
+    with pytest.raises(simulator.SimulationError, match=problem):
+        small()
+
+
+@needs_simulator
+def test_a_wrong_phase_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 128)
+    right = hopper_ptx.mbarrier_wait
+    monkeypatch.setattr(hopper_ptx, "mbarrier_wait", lambda address, parity: right(address, parity ^ 1))
+    with pytest.raises(
+        simulator.SimulationError, match=r"before the copy .* has arrived|block ended before the copies|cannot go on"
+    ):
+        small()
+
+
+@needs_simulator
+@pytest.mark.parametrize("bit", [16, 32, 62])
+def test_a_wrong_descriptor_gives_a_wrong_product(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets and swizzle of operands along their rows and columns, which need all of them."""
+    use(monkeypatch, 128)
+    name = "hopper_product.tiles_bfloat16_float32_128_oo"
+    hopper_product.tiles_of("bfloat16", "float32", 128, "oo")
+    monkeypatch.delitem(launch.KERNELS, name)
+    wrong = hopper_product.DESCRIPTOR["o"] ^ 1 << bit
+    monkeypatch.setattr(hopper_product, "DESCRIPTOR", {"o": wrong})
+    broken = hopper_product._tiles("bfloat16", "float32", 128, "oo")
+    monkeypatch.setattr(matmul_hopper, "tiles_of", lambda *_: broken)
+    a, b = draw(16, 16), draw(16, 80)
+    with pytest.raises((AssertionError, simulator.SimulationError)):
+        check(multiply(stored(a, "columns"), stored(b, "rows")), product(a, b))
+
+
+@needs_simulator
+def test_another_swizzle_gives_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 128)
+    monkeypatch.setattr(hopper_twins, "_PLACES", np.tile(np.arange(8), (8, 1)))
+    with pytest.raises(AssertionError):
+        small()
