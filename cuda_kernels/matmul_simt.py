@@ -53,8 +53,7 @@ def is_thin(p: Product) -> bool:
 
 def _multiply(p: Product, batch: Merged) -> None:
     y, a, b = p.y, p.a, p.b
-    bias = y if p.bias is None else p.bias
-    other = next((x for x in (p.residual, p.before) if x is not None), y)
+    bias, other = _others(p)
     if y.dtype not in FLOATS or is_small(p):
         threads = min(128, -(-y.size // 32) * 32)
         sizes = arguments(p, batch, p.epilogue)
@@ -64,7 +63,7 @@ def _multiply(p: Product, batch: Merged) -> None:
         kernel = product.WIDE_DOT if wide else product.DOT[y.dtype]
         kernel.launch(-(-y.size // 4), y, a, b, bias, other, *arguments(p, batch, p.epilogue), y.size)
     else:
-        _multiply_tiles(p, bias, other)
+        _multiply_tiles(p)
 
 
 def _aligned(x: DeviceArray, along: int) -> bool:
@@ -81,10 +80,10 @@ def _aligned(x: DeviceArray, along: int) -> bool:
 # Tiles ----------------------------------------------------------------------------------------------------------------
 
 
-def _multiply_tiles(p: Product, bias: DeviceArray, other: DeviceArray) -> None:
+def _multiply_tiles(p: Product) -> None:
     a, b = (x if 1 in x.steps[-2:] else contiguous(x) for x in (p.a, p.b))
     p = p._replace(a=a, b=b)
-    y, (M, N, K) = p.y, p.sizes
+    y, (M, N, K), (bias, other) = p.y, p.sizes, _others(p)
     batch = merge(y.shape[:-2], a.steps, b.steps)
     count = y.size // (M * N)
     T, splits = plan(M, N, K, count, y.dtype)
@@ -110,7 +109,20 @@ def _multiply_tiles(p: Product, bias: DeviceArray, other: DeviceArray) -> None:
     sizes = arguments(p, batch, fused)
     kernel.launch(grid, target, a, b, bias, other, *sizes, row_tiles, column_tiles, splits, chunk)
     if later or splits > 1:
-        product.SUM_PARTS[y.dtype].launch(-(-y.size // 256), y, target, bias, other, y.size, N, splits, later)
+        finish(p, target, splits, later)
+
+
+def finish(p: Product, parts: DeviceArray, splits: int, epilogue: int) -> None:
+    """y = the sum of so many parts of y's size and dtype, one after the other in memory, and steps of the epilogue."""
+    y = p.y
+    bias, other = _others(p)
+    product.SUM_PARTS[y.dtype].launch(-(-y.size // 256), y, parts, bias, other, y.size, y.shape[-1], splits, epilogue)
+
+
+def _others(p: Product) -> tuple[DeviceArray, DeviceArray]:
+    """What the kernels take as bias, and as the residual or what is before GELU; y where there is none."""
+    other = next((x for x in (p.residual, p.before) if x is not None), p.y)
+    return p.y if p.bias is None else p.bias, other
 
 
 def plan(M: int, N: int, K: int, count: int, dtype: Any) -> tuple[int, int]:

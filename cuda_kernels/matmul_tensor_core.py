@@ -42,10 +42,8 @@ def multiply(p: Product) -> None:
             f"got {p.a.dtype.name} and {p.b.dtype.name} to {p.y.dtype.name}"
         )
     (a, a_kind), (b, b_kind) = _readable(p.a, -1), _readable(p.b, -2)
-    arrays = [x for x in (p.y, p.bias, p.residual, p.before) if x is not None]
-    vector = p.y.shape[-1] % 4 == 0 and all(x.pointer % (4 * x.itemsize) == 0 for x in arrays)
     for part, batch in batches(p._replace(a=a, b=b), 2):
-        _multiply(part, batch, a_kind + b_kind, p.epilogue | VECTOR * vector)
+        _multiply(part, batch, a_kind + b_kind)
 
 
 # Operands -------------------------------------------------------------------------------------------------------------
@@ -96,10 +94,10 @@ def plan(M: int, N: int, K: int, count: int) -> tuple[int, int]:
     return side, splits
 
 
-def _multiply(p: Product, batch: Merged, kinds: str, epilogue: int) -> None:
+def _multiply(p: Product, batch: Merged, kinds: str) -> None:
     y, a, b, (M, N, K) = p.y, p.a, p.b, p.sizes
-    bias, residual, before = (x if x is not None else y for x in (p.bias, p.residual, p.before))
-    bias = a if p.bias is None else bias
+    bias, residual, before = _others(p)
+    vector = _vector(p)
     count = y.size // (M * N)
     side, splits = plan(M, N, K, count)
     row_tiles, column_tiles = -(-M // side), -(-N // side)
@@ -110,10 +108,33 @@ def _multiply(p: Product, batch: Merged, kinds: str, epilogue: int) -> None:
     sizes = row_tiles, column_tiles, splits, chunk
     if splits == 1:
         tiles = tiles_of(operand, out, side, kinds)
-        tiles.launch(grid, y, a, b, bias, residual, before, *arguments(p, batch, epilogue), *sizes)
+        tiles.launch(grid, y, a, b, bias, residual, before, *arguments(p, batch, p.epilogue | vector), *sizes)
         return
     parts = empty((splits, M, N), np.float32, y.device)
     tiles = tiles_of(operand, "float32", side, kinds)
-    tiles.launch(grid, parts, a, b, bias, parts, parts, *arguments(p, batch, epilogue & VECTOR), *sizes)
-    groups = M * -(-N // 4)
-    SUM_PARTS[operand, out].launch(-(-groups // 256), y, parts, bias, residual, before, M, N, splits, epilogue)
+    tiles.launch(grid, parts, a, b, bias, parts, parts, *arguments(p, batch, vector), *sizes)
+    finish(p, parts, splits, p.epilogue)
+
+
+def finish(p: Product, parts: DeviceArray, splits: int, epilogue: int) -> None:
+    """y = the sum of so many float32 parts of y's size, one after the other in memory, and steps of the epilogue."""
+    N = p.y.shape[-1]
+    rows = p.y.size // N
+    kernel = SUM_PARTS[p.a.dtype.name, p.y.dtype.name]
+    grid = -(-rows * -(-N // 4) // 256)
+    kernel.launch(grid, p.y, parts, *_others(p), rows, N, splits, epilogue | _vector(p))
+
+
+def _vector(p: Product) -> int:
+    """The bit VECTOR, where the arrays of the epilogue allow it."""
+    arrays = [x for x in (p.y, p.bias, p.residual, p.before) if x is not None]
+    fits = p.y.shape[-1] % 4 == 0 and all(x.pointer % (4 * x.itemsize) == 0 for x in arrays)
+    return VECTOR if fits else 0
+
+
+def _others(p: Product) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """bias, residual and before as the kernels take them: any array of that dtype where there is none."""
+    bias, residual, before = (
+        x if x is not None else instead for x, instead in ((p.bias, p.a), (p.residual, p.y), (p.before, p.y))
+    )
+    return bias, residual, before

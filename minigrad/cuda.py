@@ -26,6 +26,7 @@ __all__ = [
     "empty_cache",
     "get_device_capability",
     "get_device_name",
+    "get_gemm",
     "is_available",
     "max_memory_allocated",
     "mem_get_info",
@@ -33,6 +34,7 @@ __all__ = [
     "memory_reserved",
     "reset_peak_memory_stats",
     "set_device",
+    "set_gemm",
     "synchronize",
 ]
 
@@ -102,6 +104,28 @@ def get_device_capability(device: Device | str | int | None = None) -> tuple[int
     """The compute capability, (major, minor)."""
     major, minor = _memory().capability(_index(device))
     return int(major), int(minor)
+
+
+def get_gemm() -> str:
+    """The engine of matrix products that ``set_gemm`` or MINIGRAD_GEMM chose; "tuned" where nobody did."""
+    return str(importlib.import_module("minigrad.cuda_kernels.choices").gemm())
+
+
+def set_gemm(engine: str) -> None:
+    """Choose who multiplies matrices of floats on GPUs, in the whole process.
+
+    - ``"numba"``: the kernels of this package.
+    - ``"cublaslt"``: NVIDIA's cuBLASLt.
+    - ``"tuned"``, the default: for each product the one that ``benchmarks/gpu_report.py --tune`` found faster on this
+      card and driver; the kernels of this package for what it has not measured.
+
+    The environment's choice is ``MINIGRAD_GEMM``. Results differ in their last bits between engines, not between runs.
+    Raises ValueError for another word, OSError with the command that installs it if cuBLASLt is not found.
+    """
+    package = Device("cuda:0").kernels_package()
+    if engine == "cublaslt":
+        package.cublaslt.library()
+    package.choices.set_gemm(engine)
 
 
 def _memory() -> Any:

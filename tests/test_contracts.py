@@ -65,6 +65,7 @@ CUDA_SUPPORT = {
     "compiler": "compiles and caches the kernels",
     "conversion": "from an element in memory to a number, and back",
     "cross_entropy_row": "how cross_entropy goes over a row of logits",
+    "cublaslt": "NVIDIA's library of products",
     "cumprod_gradient": "the gradient of cumprod, for reduce",
     "division": "rounded division and powers, for elementwise",
     "flash": "attention on tiles",

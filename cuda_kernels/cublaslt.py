@@ -1,0 +1,366 @@
+"""Matrix products by NVIDIA's cuBLASLt, whose C interface is called by ctypes: an engine of ``matmul_engines.py``.
+
+cuBLASLt thinks of columns: a matrix is rows, columns and the elements from one column to the next (the leading
+dimension). What is y (M, N) with contiguous rows is to it a matrix of N rows and M columns, the transpose of y. So the
+operands change places, y^T = b^T a^T, and nothing is copied: an operand with contiguous rows is taken as it is, one
+with contiguous columns is transposed by the library.
+
+    A = b, B = a, C = residual, D = y:    D = epilogue(op(A) op(B) + beta C)
+
+What the library has no fused kernel for is a pass of our own over the float32 product. An algorithm is chosen by the
+library's heuristic, once for a shape, from those that add divided sums in a fixed order. The workspace of a stream is
+allocated once, so that a captured graph finds it where it was.
+
+Source: NVIDIA, "cuBLAS library", the chapter on cuBLASLt, and ``cublasLt.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import libcuda, matmul_simt, matmul_tensor_core, memory
+from .array import DeviceArray, contiguous, empty
+from .matmul_operands import Merged, Product, batches
+from .product import ADD, BIAS, GELU, SLOPE
+
+WORKSPACE = 32 << 20  # bytes; NVIDIA's advice for compute capability 9.0
+PLANS = 1024  # that are kept
+
+# Of cublas_api.h, library_types.h and cublasLt.h.
+SUCCESS, NOT_SUPPORTED = 0, 15
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
+COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
+TRANSA, TRANSB, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
+AUX_POINTER, AUX_LD, AUX_BATCH_STRIDE = 11, 12, 13
+BATCH_COUNT, STRIDED_BATCH_OFFSET = 5, 6  # cublasLtMatrixLayoutAttribute_t
+MAX_WORKSPACE_BYTES, REDUCTION_SCHEME_MASK, MIN_ALIGNMENT = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
+REDUCTION_COMPUTE_TYPE = 2  # parts of a sum go to the workspace as float32, and a second kernel adds them in order
+EPILOGUES = {0: 1, BIAS: 4, GELU: 32 | 128, GELU | BIAS: 32 | 128 | 4, SLOPE: 64 | 128}  # cublasLtEpilogue_t
+
+_P, _I, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "cublasLtCreate": (_P,),
+    "cublasLtMatmulDescCreate": (_P, _I, _I),
+    "cublasLtMatmulDescSetAttribute": (_P, _I, _P, _S),
+    "cublasLtMatmulDescDestroy": (_P,),
+    "cublasLtMatrixLayoutCreate": (_P, _I, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64),
+    "cublasLtMatrixLayoutSetAttribute": (_P, _I, _P, _S),
+    "cublasLtMatrixLayoutDestroy": (_P,),
+    "cublasLtMatmulPreferenceCreate": (_P,),
+    "cublasLtMatmulPreferenceSetAttribute": (_P, _I, _P, _S),
+    "cublasLtMatmulPreferenceDestroy": (_P,),
+    "cublasLtMatmulAlgoGetHeuristic": (*[_P] * 7, _I, _P, _P),
+    "cublasLtMatmul": (*[_P] * 14, _S, _P),
+}
+
+
+class Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algo", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+class CublasLtError(RuntimeError):
+    """cuBLASLt refused a call."""
+
+
+# The library ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def library() -> ctypes.PyDLL:
+    """libcublasLt, where NVIDIA's own finder sees it: wheels, conda, CUDA_HOME, the system.
+
+    Raises OSError with the command that installs it.
+    """
+    try:
+        from cuda import pathfinder
+
+        found = ctypes.PyDLL(str(pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path))
+    except (ImportError, RuntimeError, OSError) as error:
+        wheel = "nvidia-cublas" if _newest() >= (13, 0) else "nvidia-cublas-cu12"
+        raise OSError(
+            f"cuBLASLt is not found ({error}): pip install {wheel}, or choose the kernels of this package by "
+            'MINIGRAD_GEMM=numba or minigrad.cuda.set_gemm("numba")'
+        ) from error
+    for name, arguments in FUNCTIONS.items():
+        getattr(found, name).argtypes = arguments
+    found.cublasLtGetStatusString.restype = ctypes.c_char_p
+    return found
+
+
+def _newest() -> tuple[int, int]:
+    """The CUDA version that the driver supports."""
+    try:
+        return libcuda.driver().cuda
+    except OSError:
+        return 12, 0
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(library(), name)(*arguments)
+    if status != SUCCESS:
+        words = library().cublasLtGetStatusString(status)
+        raise CublasLtError(f"{name}: {(words or b'unknown error').decode()} (status {status})")
+
+
+@functools.cache
+def _handle(device: int) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    with memory.on_device(device):
+        _call("cublasLtCreate", ctypes.byref(handle))
+    return handle
+
+
+_workspaces: dict[tuple[int, int], memory.Memory] = {}
+
+
+def workspace(device: int, stream: int) -> memory.Memory:
+    """The memory in which products of a stream put parts of their sums. Streams run beside each other: each has one."""
+    found = _workspaces.get((device, stream))
+    return found or _workspaces.setdefault((device, stream), memory.allocate(WORKSPACE, device))
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+class Matrix(NamedTuple):
+    """As cuBLASLt sees it: rows and columns, elements from a column to the next and from a matrix to the next."""
+
+    rows: int
+    columns: int
+    leading: int
+    step: int = 0
+
+
+class Call(NamedTuple):
+    """All that a plan depends on. ``alignments`` (bytes) are those of A, B, C, D, the bias and what is before GELU."""
+
+    device: int
+    operand: str
+    out: str
+    compute: int
+    sizes: tuple[int, int, int]
+    count: int
+    a: Matrix
+    b: Matrix
+    transposed: tuple[bool, bool]
+    epilogue: int
+    alignments: tuple[int, ...]
+
+
+class Plan:
+    """Descriptors and the algorithm of a call. ``supported`` is False where the library has none."""
+
+    def __init__(self, call: Call) -> None:
+        M, N, _ = call.sizes
+        made: list[tuple[str, ctypes.c_void_p]] = []
+        weakref.finalize(self, _destroy, made).atexit = False
+        self.description = _create(made, "cublasLtMatmulDesc", call.compute, _scale(call.compute))
+        for attribute, flag in zip((TRANSA, TRANSB), call.transposed, strict=True):
+            _set("cublasLtMatmulDesc", self.description, attribute, ctypes.c_int32(flag))
+        _set("cublasLtMatmulDesc", self.description, EPILOGUE, ctypes.c_uint32(EPILOGUES[call.epilogue]))
+        if call.epilogue & (GELU | SLOPE):
+            _set("cublasLtMatmulDesc", self.description, AUX_LD, ctypes.c_int64(N))
+            _set("cublasLtMatmulDesc", self.description, AUX_BATCH_STRIDE, ctypes.c_int64(M * N))
+        self.point(call, *call.alignments[4:])  # any address that is aligned alike: here none is read
+        result = Matrix(N, M, N, M * N)
+        words = call.operand, call.operand, call.out
+        self.layouts = [
+            _layout(made, word, matrix, call.count)
+            for word, matrix in zip(words, (call.a, call.b, result), strict=True)
+        ]
+        self.result = Heuristic()
+        self.supported = self._choose(made, call)
+
+    def point(self, call: Call, bias: int, before: int) -> None:
+        """Tell where the arrays of the epilogue are."""
+        if call.epilogue & BIAS:
+            _set("cublasLtMatmulDesc", self.description, BIAS_POINTER, ctypes.c_void_p(bias))
+        if call.epilogue & (GELU | SLOPE):
+            _set("cublasLtMatmulDesc", self.description, AUX_POINTER, ctypes.c_void_p(before))
+
+    def _choose(self, made: list[tuple[str, ctypes.c_void_p]], call: Call) -> bool:
+        name = "cublasLtMatmulPreference"
+        preference = _create(made, name)
+        _set(name, preference, MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE))
+        _set(name, preference, REDUCTION_SCHEME_MASK, ctypes.c_uint32(REDUCTION_COMPUTE_TYPE))
+        for attribute, nbytes in zip(MIN_ALIGNMENT, call.alignments):
+            _set(name, preference, attribute, ctypes.c_uint32(nbytes))
+        found = ctypes.c_int()
+        a, b, y = self.layouts
+        described = _handle(call.device), self.description, a, b, y, y, preference
+        status = library().cublasLtMatmulAlgoGetHeuristic(*described, 1, ctypes.byref(self.result), ctypes.byref(found))
+        if status == NOT_SUPPORTED:
+            return False
+        if status != SUCCESS:
+            words = library().cublasLtGetStatusString(status)
+            raise CublasLtError(f"cublasLtMatmulAlgoGetHeuristic of {call}: {(words or b'?').decode()}")
+        return found.value > 0 and self.result.state == SUCCESS
+
+
+plan_of = functools.lru_cache(maxsize=PLANS)(Plan)
+
+
+def _scale(compute: int) -> int:
+    """The dtype of alpha and beta."""
+    return TYPES["float64" if compute == COMPUTE_64F else "float32"]
+
+
+def _create(made: list[tuple[str, ctypes.c_void_p]], name: str, *arguments: Any) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    _call(f"{name}Create", ctypes.byref(handle), *arguments)
+    made.append((name, handle))
+    return handle
+
+
+def _set(name: str, handle: ctypes.c_void_p, attribute: int, value: Any) -> None:
+    _call(f"{name}SetAttribute", handle, attribute, ctypes.byref(value), ctypes.sizeof(value))
+
+
+def _layout(made: list[tuple[str, ctypes.c_void_p]], word: str, matrix: Matrix, count: int) -> ctypes.c_void_p:
+    name = "cublasLtMatrixLayout"
+    layout = _create(made, name, TYPES[word], matrix.rows, matrix.columns, matrix.leading)
+    if count > 1:
+        _set(name, layout, BATCH_COUNT, ctypes.c_int32(count))
+        _set(name, layout, STRIDED_BATCH_OFFSET, ctypes.c_int64(matrix.step))
+    return layout
+
+
+def _destroy(made: list[tuple[str, ctypes.c_void_p]]) -> None:
+    for name, handle in made:
+        getattr(library(), f"{name}Destroy")(handle)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()  # a plan's pointers and its launch belong together
+SCALARS = {  # 0 and 1 on the host, which the library reads before it returns
+    TYPES["float32"]: (ctypes.c_float(0), ctypes.c_float(1)),
+    TYPES["float64"]: (ctypes.c_double(0), ctypes.c_double(1)),
+}
+
+
+def multiply(p: Product, tf32: bool) -> None:
+    """Compute a product of floats; ``tf32`` allows float32 operands to be rounded to TensorFloat-32."""
+    for part, batch in batches(p, 1):
+        _multiply(part, batch, tf32)
+
+
+def _multiply(p: Product, batch: Merged, tf32: bool) -> None:
+    b, a = _readable(p.b), _readable(p.a)
+    if a is not p.a or b is not p.b:
+        for part, merged in batches(p._replace(a=a, b=b), 1):
+            _launch(part, merged, tf32)
+    else:
+        _launch(p, batch, tf32)
+
+
+def _launch(p: Product, batch: Merged, tf32: bool) -> None:
+    fused = _fused(p)
+    if fused == p.epilogue and _run(p, batch, fused, tf32):
+        return
+    # The product as float32 (float64), then the epilogue in a pass of its own.
+    wide = p.y.dtype if p.y.dtype == np.float64 else np.dtype(np.float32)
+    product = empty(p.y.shape, wide, p.y.device)
+    plain = Product(product, p.a, p.b)
+    if not _run(plain, batch, 0, tf32):
+        raise CublasLtError(
+            f"cuBLASLt has no algorithm for a product of {p.a!r} and {p.b!r} to {wide.name}; "
+            'MINIGRAD_GEMM=numba or minigrad.cuda.set_gemm("numba") chooses the kernels of this package'
+        )
+    half = p.a.dtype.name in ("bfloat16", "float16")
+    (matmul_tensor_core if half else matmul_simt).finish(p, product, 1, p.epilogue)
+
+
+def _fused(p: Product) -> int:
+    """The steps of the epilogue that the library does.
+
+    Its bias and its GELU are of the operands' dtype; rows of what is before GELU begin at multiples of 16 bytes. Its
+    GELU is approximate, which float32 would see.
+    """
+    steps = p.epilogue
+    if p.a.dtype != p.y.dtype:
+        steps &= ADD
+    if p.before is not None and (p.y.itemsize != 2 or p.y.shape[-1] % 8 or p.before.pointer % 16):
+        steps &= ~(GELU | SLOPE)
+    return steps
+
+
+def _run(p: Product, batch: Merged, epilogue: int, tf32: bool) -> bool:
+    """Launch the product; False, and nothing has happened, if the library has no algorithm."""
+    y, operand = p.y, p.a.dtype.name
+    count, a_step, b_step = batch[0] if batch else (1, 0, 0)
+    (a_transposed, a), (b_transposed, b) = (_matrix(x) for x in (p.a, p.b))
+    residual = p.residual if p.residual is not None and epilogue & ADD else y
+    bias, before = (0 if x is None else x.pointer for x in (p.bias, p.before))
+    compute = COMPUTE_64F if operand == "float64" else COMPUTE_32F
+    call = Call(
+        y.device,
+        operand,
+        y.dtype.name,
+        COMPUTE_32F_FAST_TF32 if tf32 and operand == "float32" else compute,
+        p.sizes,
+        count,
+        b._replace(step=b_step),
+        a._replace(step=a_step),
+        (b_transposed, a_transposed),
+        epilogue & ~ADD,
+        tuple(map(_alignment, (p.b.pointer, p.a.pointer, residual.pointer, y.pointer, bias, before))),
+    )
+    with memory.on_device(y.device), _lock:
+        plan = plan_of(call)
+        if not plan.supported:
+            return False
+        plan.point(call, bias, before)
+        zero, one = SCALARS[_scale(call.compute)]
+        stream = memory.current_stream()
+        beta = one if epilogue & ADD else zero
+        b_layout, a_layout, y_layout = plan.layouts
+        _call(
+            "cublasLtMatmul",
+            _handle(y.device), plan.description, ctypes.byref(one),
+            p.b.pointer, b_layout, p.a.pointer, a_layout, ctypes.byref(beta),
+            residual.pointer, y_layout, y.pointer, y_layout,
+            ctypes.byref(plan.result.algo), workspace(y.device, stream).pointer, WORKSPACE, stream,
+        )  # fmt: skip
+    return True
+
+
+def _matrix(x: DeviceArray) -> tuple[bool, Matrix]:
+    """Whether the library must transpose the last two dimensions, and the matrix that it sees. ValueError: neither."""
+    rows, columns = x.shape[-2:]
+    row, column = x.steps[-2:]
+    leading = row if rows > 1 else columns
+    if (column == 1 or columns == 1) and leading >= columns:
+        return False, Matrix(columns, rows, leading)
+    leading = column if columns > 1 else rows
+    if (row == 1 or rows == 1) and leading >= rows:
+        return True, Matrix(rows, columns, leading)
+    raise ValueError(f"{x!r} with steps {x.steps} has neither contiguous rows nor contiguous columns")
+
+
+def _readable(x: DeviceArray) -> DeviceArray:
+    """x, or a copy with contiguous rows."""
+    try:
+        _matrix(x)
+    except ValueError:
+        return contiguous(x)
+    return x if min(x.steps) >= 0 else contiguous(x)
+
+
+def _alignment(address: int) -> int:
+    """The largest power of two, up to 256, that divides an address."""
+    return min(address & -address, 256) or 256

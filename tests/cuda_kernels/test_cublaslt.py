@@ -1,0 +1,332 @@
+"""The engine cuBLASLt with a library that checks and computes with NumPy (``fake_cublaslt.py``), and its choice."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad.cuda_kernels import (
+    array,
+    choices,
+    cublaslt,
+    launch,
+    libcuda,
+    matmul,
+    matmul_engines,
+    matmul_tuning,
+    simulated,
+)
+
+sys.path.append(str(Path(__file__).parent))
+from fake_cublaslt import FakeCublasLt, gelu, gelu_slope
+
+pytestmark = pytest.mark.skipif(
+    not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator, whose memory it is"
+)
+
+RNG = np.random.default_rng(0)
+bf16, f16, f32, f64 = ml_dtypes.bfloat16, np.float16, np.float32, np.float64
+TOLERANCE = {bf16: 2**-8, f16: 2**-11, f32: 1e-6, f64: 1e-13}
+
+
+def draw(*shape: int, dtype: Any = f32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def check(y: Any, expected: np.ndarray) -> None:
+    tolerance = TOLERANCE[y.dtype.type]
+    np.testing.assert_allclose(
+        array.to_host(y).astype("f8"), expected, rtol=tolerance, atol=tolerance * np.abs(expected).max(initial=1)
+    )
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(choices, "_gemm", None)
+    monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
+    matmul_tuning._table.cache_clear()
+    yield
+    matmul_tuning._table.cache_clear()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
+    """The library, and nothing else multiplies."""
+    made = FakeCublasLt()
+    with monkeypatch.context() as patch:
+        patch.setattr(cublaslt, "library", lambda: made)
+        patch.setattr(cublaslt, "_workspaces", {})
+        patch.setattr(cublaslt, "WORKSPACE", 4096)
+        original = launch.Kernel.launch
+
+        def refuse(self: Any, *args: Any, **settings: Any) -> None:
+            assert "product" not in self.name or "sum_parts" in self.name, self.name
+            original(self, *args, **settings)
+
+        patch.setattr(launch.Kernel, "launch", refuse)
+        cublaslt._handle.cache_clear()
+        choices.set_gemm("cublaslt")
+        yield made
+        cublaslt.plan_of.cache_clear()
+        cublaslt._handle.cache_clear()
+        assert not made.problems and made.alive == 0
+
+
+def stored(x: np.ndarray, layout: str) -> Any:
+    """x on the device, with contiguous rows or columns, within wider ones, or with neither."""
+    if layout == "columns":
+        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+    if layout == "wide":
+        return array.from_host(np.concatenate([x, x[..., :3]], -1))[..., : x.shape[-1]]
+    if layout == "neither":
+        return array.from_host(np.repeat(x, 2, -1))[..., ::2]
+    return array.from_host(x)
+
+
+LAYOUTS = list(itertools.product(("rows", "columns", "wide", "neither"), repeat=2))
+
+
+@pytest.mark.parametrize(("layout_a", "layout_b"), LAYOUTS)
+def test_layouts(layout_a: str, layout_b: str, fake: FakeCublasLt) -> None:
+    for M, N, K in ((5, 7, 3), (1, 6, 4), (4, 1, 5), (3, 2, 1), (1, 1, 1)):
+        a, b = draw(M, K), draw(K, N)
+        check(matmul.matmul(stored(a, layout_a), stored(b, layout_b)), a.astype("f8") @ b)
+    assert len(fake.calls) == 5
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16, f32, f64])
+def test_epilogues(dtype: Any, fake: FakeCublasLt) -> None:
+    """Fused where the library has it; in a pass of our own elsewhere (6 columns; GELU of float32)."""
+    for N in (8, 6):
+        a, b, bias, other = (
+            draw(3, 4, dtype=dtype),
+            draw(4, N, dtype=dtype),
+            draw(N, dtype=dtype),
+            draw(3, N, dtype=dtype),
+        )
+        raw_a, raw_b, raw_bias, raw_other = map(array.from_host, (a, b, bias, other))
+        h = a.astype("f8") @ b.astype("f8")
+        wide = other.astype("f8")
+        check(matmul.matmul(raw_a, raw_b, raw_bias), h + bias.astype("f8"))
+        y, before = matmul.matmul_gelu(raw_a, raw_b, raw_bias)
+        check(before, h + bias.astype("f8"))
+        check(y, gelu(h + bias.astype("f8")))
+        check(matmul.matmul_gelu(raw_a, raw_b)[0], gelu(h))
+        check(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), h * gelu_slope(wide))
+        check(matmul.matmul_residual(raw_a, raw_b, raw_other), h + wide)
+        check(matmul.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + bias.astype("f8") + wide)
+        matmul.add_matmul(raw_other, raw_a, raw_b)
+        check(raw_other, h + wide)
+        fused = [(call["epilogue"], call["beta"]) for call in fake.calls]
+        fake.calls.clear()
+        half = dtype in (bf16, f16) and N == 8
+        steps = [4, 32 | 128 | 4, 32 | 128, 64 | 128] if half else [4 if dtype != f64 else 1, 1, 1, 1]
+        bias_step = 1 if dtype == f64 else 4
+        ends = [(1, 1.0), (bias_step, 0.0 if dtype == f64 else 1.0), (1, 1.0)]
+        assert fused == [(step, 0.0) for step in steps] + ends
+
+
+def test_halves_into_float32(fake: FakeCublasLt) -> None:
+    a, b, y = draw(3, 40, dtype=bf16), draw(40, 8, dtype=bf16), draw(3, 8)
+    total = array.from_host(y)
+    matmul.add_matmul(total, array.from_host(a), array.from_host(b))
+    check(total, a.astype("f8") @ b.astype("f8") + y)
+
+
+def test_batches(fake: FakeCublasLt) -> None:
+    """One call where the leading dimensions merge to one, or to rows; more where they do not."""
+    for shape_a, shape_b, calls in (
+        ((2, 3, 4, 5), (2, 3, 5, 6), 1),
+        ((2, 3, 4, 5), (5, 6), 1),
+        ((4, 5), (3, 5, 6), 1),
+        ((2, 1, 4, 5), (3, 5, 2), 2),
+        ((2, 1, 1, 3, 4), (2, 1, 4, 2), 2),
+    ):
+        fake.calls.clear()
+        a, b = draw(*shape_a), draw(*shape_b)
+        for layout in ("rows", "columns"):
+            check(matmul.matmul(stored(a, "rows"), stored(b, layout)), np.matmul(a.astype("f8"), b))
+        assert len(fake.calls) == 2 * calls
+    a, b, bias = draw(2, 3, 4, dtype=bf16), draw(2, 4, 8, dtype=bf16), draw(8, dtype=bf16)
+    y, before = matmul.matmul_gelu(*map(array.from_host, (a, b, bias)))
+    h = np.matmul(a.astype("f8"), b.astype("f8")) + bias.astype("f8")
+    check(before, h)
+    check(y, gelu(h))
+    assert fake.calls[-1] == {"shape": (2, 8, 3), "epilogue": 164, "beta": 0.0, "compute": 68}
+
+
+def test_precision(fake: FakeCublasLt) -> None:
+    a, b = draw(6, 40), draw(40, 8)
+    raw = stored(a, "rows"), stored(b, "columns")
+    check(matmul.matmul(*raw), a.astype("f8") @ b)
+    mg.set_float32_matmul_precision("high")
+    try:
+        error = np.abs(array.to_host(matmul.matmul(*raw)) - a.astype("f8") @ b)
+    finally:
+        mg.set_float32_matmul_precision("highest")
+    assert error.max() > 1e-4 and (error <= (2**-10 + 2**-20) * (np.abs(a) @ np.abs(b))).all()
+    assert [call["compute"] for call in fake.calls] == [68, 77]
+    matmul.matmul(*(stored(x.astype("f8"), "rows") for x in (a, b)))
+    assert fake.calls[-1]["compute"] == 70
+
+
+def test_plans_are_kept_and_follow_alignment(fake: FakeCublasLt) -> None:
+    a, b = stored(draw(4, 9), "rows"), stored(draw(9, 4), "rows")
+    matmul.matmul(a, b)
+    made = len(fake.objects)
+    matmul.matmul(a, b)
+    assert len(fake.objects) == made
+    odd = array.from_host(draw(37))[1:].reshape(4, 9)
+    matmul.matmul(odd, b)
+    assert len(fake.objects) > made
+    assert len(cublaslt._workspaces) == 1
+
+
+def test_what_is_numbas_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers, and sums of nothing."""
+    monkeypatch.delitem(matmul_engines.ENGINES, "cublaslt")
+    choices.set_gemm("cublaslt")
+    integers = array.from_host(np.ones((2, 2), np.int64))
+    np.testing.assert_array_equal(array.to_host(matmul.matmul(integers, integers)), [[2, 2], [2, 2]])
+    empty = array.from_host(np.ones((2, 0), f32))
+    np.testing.assert_array_equal(array.to_host(matmul.matmul(empty, empty.T)), np.zeros((2, 2)))
+    with pytest.raises(KeyError):
+        matmul.matmul(*[array.from_host(draw(2, 2))] * 2)
+
+
+def test_operations(fake: FakeCublasLt) -> None:
+    """linear, forward and backward, by the library alone."""
+    x, w, b = draw(2, 3, 8), draw(5, 8), draw(5)
+    tensors = [mg.tensor(v, device="cuda", requires_grad=True) for v in (x, w, b)]
+    y = mg.nn.functional.linear(*tensors)
+    grads = mg.backward(y, mg.ones(y.shape, device="cuda"))
+    np.testing.assert_allclose(y.numpy(force=True), x @ w.T + b, rtol=1e-5, atol=1e-5)
+    ones = np.ones((6, 5), f32)
+    np.testing.assert_allclose(grads[tensors[0]].numpy(force=True).reshape(6, 8), ones @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(grads[tensors[1]].numpy(force=True), ones.T @ x.reshape(6, 8), rtol=1e-5, atol=1e-5)
+    assert len(fake.calls) == 3
+
+
+# The choice -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_library_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    cublaslt.library.cache_clear()
+    choices.set_gemm("cublaslt")
+    a = array.from_host(draw(2, 2))
+    with pytest.raises(
+        OSError, match="cuBLASLt is not found .*pip install nvidia-cublas-cu12, or .*MINIGRAD_GEMM=numba"
+    ):
+        matmul.matmul(a, a)
+    monkeypatch.setattr(libcuda, "driver", lambda: libcuda.Driver((13, 0), 1))
+    with pytest.raises(OSError, match="pip install nvidia-cublas, or"):
+        mg.cuda.set_gemm("cublaslt")
+    mg.cuda.set_gemm("numba")
+    assert mg.cuda.get_gemm() == "numba"
+    matmul.matmul(a, a)
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mg.cuda.get_gemm() == "tuned"
+    monkeypatch.setattr(choices, "_gemm", None)
+    monkeypatch.setenv("MINIGRAD_GEMM", "numba")
+    assert mg.cuda.get_gemm() == "numba"
+    monkeypatch.setattr(choices, "_gemm", None)
+    monkeypatch.setenv("MINIGRAD_GEMM", "cublas")
+    with pytest.raises(ValueError, match="MINIGRAD_GEMM='cublas': expected one of 'tuned', 'numba', 'cublaslt'"):
+        mg.cuda.get_gemm()
+    with pytest.raises(ValueError, match="set_gemm 'fast': expected one of"):
+        mg.cuda.set_gemm("fast")
+
+
+def test_the_faster_engine_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mg.cuda.set_gemm("tuned")
+    used: list[str] = []
+    for name in ("numba", "cublaslt"):
+        monkeypatch.setitem(matmul_engines.ENGINES, name, lambda p, name=name: used.append(name))
+    a, b = stored(draw(6, 8), "rows"), stored(draw(8, 5), "columns")
+    matmul.matmul(a, b)
+    assert used == ["numba"]  # there is no file
+    entry = {"engine": "cublaslt", "ms": {"numba": 2.0, "cublaslt": 1.0}}
+    file = matmul_tuning.write(0, {"float32 nt 8 8 8 x1": entry})
+    matmul_tuning.write(0, {"float32 nn 8 8 8 x1": {"engine": "numba", "ms": {}}})
+    assert file == tmp_path / "cuda" / "products.json"
+    assert matmul_tuning.read()["simulator, CUDA none"]["float32 nt 8 8 8 x1"] == entry
+    for x, y in ((a, b), (stored(draw(6, 8), "rows"), stored(draw(8, 5), "rows")), (a[:3], b)):
+        matmul.matmul(x, y)
+    assert used[1:] == ["cublaslt", "numba", "numba"]
+    mg.cuda.set_gemm("numba")
+    matmul.matmul(a, b)
+    assert used[-1] == "numba"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"simulator, CUDA none": {"float32 nn 8 8 8 x1": {"engine": "rm -rf"}}}', '{"a": {"b": 1}}']
+)
+def test_a_malformed_file_is_a_warning(text: str) -> None:
+    matmul_tuning.path().write_text(text)
+    with pytest.warns(RuntimeWarning, match=r"products\.json is not a table .*gpu_report\.py --tune"):
+        matmul.matmul(*[array.from_host(draw(2, 2))] * 2)
+    matmul.matmul(*[array.from_host(draw(2, 2))] * 2)  # warned once
+    matmul_tuning.write(0, {"float32 nn 8 8 8 x1": {"engine": "numba", "ms": {}}})
+    assert list(matmul_tuning.read()) == ["simulator, CUDA none"]
+
+
+def test_a_file_of_somebody_else_is_refused() -> None:
+    file = matmul_tuning.write(0, {})
+    file.chmod(0o666)
+    with pytest.raises(PermissionError, match=r"products\.json is owned or writable by somebody else"):
+        matmul.matmul(*[array.from_host(draw(2, 2))] * 2)
+
+
+# The real library -----------------------------------------------------------------------------------------------------
+
+
+def test_the_real_library_takes_every_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors need no GPU: the installed library accepts all attributes, and says the same when asked."""
+    cublaslt.library.cache_clear()
+    try:
+        real = cublaslt.library()
+    except OSError as error:
+        pytest.skip(str(error))
+    seen: list[int] = []
+
+    class Mixed:
+        """The real library's descriptors; the heuristic and the products are the fake's."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def cublasLtCreate(self, handle: Any) -> int:
+            return 0
+
+        def cublasLtMatmulAlgoGetHeuristic(self, lt: Any, description: Any, *rest: Any) -> int:
+            value, size = ctypes.c_uint32(), ctypes.c_size_t()
+            status = real.cublasLtMatmulDescGetAttribute(
+                description, cublaslt.EPILOGUE, ctypes.byref(value), ctypes.c_size_t(4), ctypes.byref(size)
+            )
+            assert status == 0
+            seen.append(value.value)
+            rest[-1]._obj.value = 1
+            return 0
+
+        def cublasLtMatmul(self, *arguments: Any) -> int:
+            return 0
+
+    monkeypatch.setattr(cublaslt, "library", Mixed)
+    choices.set_gemm("cublaslt")
+    a, b, bias = (array.from_host(draw(*shape, dtype=bf16)) for shape in ((2, 4, 8), (2, 8, 16), (16,)))
+    matmul.matmul_gelu(a, b, bias)
+    matmul.matmul_gelu_slope(a, b, matmul.matmul(a, b))
+    assert seen == [164, 1, 192]
+    cublaslt.plan_of.cache_clear()
