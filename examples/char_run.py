@@ -36,6 +36,8 @@ class Settings:
     family: ClassVar[str] = "gpt"
     label: ClassVar[str] = "GPT"
     script: ClassVar[str] = "train_char_gpt.py"
+    sampler: ClassVar[str] = "sample.py"
+    unit: ClassVar[str] = "character"  # what a token is
 
     steps: int = setting(6000, "optimizer steps")
     batch_size: int = setting(12, "sequences per micro-batch", fixed=True)
@@ -74,6 +76,11 @@ class Settings:
             raise UsageError(f"--grad-clip is {self.grad_clip}, expected a number above 0, or 0 for no clipping")
         if self.min_lr > self.lr:
             raise UsageError(f"--min-lr is {self.min_lr}, more than --lr, {self.lr}; give a smaller --min-lr as well")
+
+    @staticmethod
+    def tokenizer_of(state: Any) -> Any:
+        """The tokenizer of a checkpoint; raises ValueError for a state that is none."""
+        return CharTokenizer.from_dict(state)
 
     def model(self, vocab_size: int) -> CausalLM:
         """A new model; raises ValueError for sizes that do not fit together."""
@@ -117,7 +124,11 @@ class LlamaSettings(Settings):
         return Llama(LlamaConfig(vocab_size, *sizes, rope_base=self.rope_base, dropout=self.dropout))
 
 
-FAMILIES = {settings.family: settings for settings in (Settings, LlamaSettings)}
+def settings_of(family: str) -> type[Settings]:
+    """The settings of a family of models; raises KeyError for one that is not known."""
+    from gpt2_run import GPT2Settings  # which uses this module
+
+    return {settings.family: settings for settings in (Settings, LlamaSettings, GPT2Settings)}[family]
 
 
 # ---------------------------------------------------------------------- runs on disk
@@ -137,10 +148,11 @@ def new_folder(chosen: str | None, family: str) -> Path:
                 "(nothing is overwritten)"
             )
         return folder
-    number, folder = 1, RUNS / f"char-{family}"
+    name = family if family == "gpt2" else f"char-{family}"
+    number, folder = 1, RUNS / name
     while folder.exists():
         number += 1
-        folder = RUNS / f"char-{family}-{number}"
+        folder = RUNS / f"{name}-{number}"
     return folder
 
 
@@ -162,7 +174,7 @@ class Run:
     folder: Path
     settings: Settings
     origin: dict[str, Any]
-    tokenizer: CharTokenizer
+    tokenizer: Any
     model: CausalLM
     trainer: SimpleTrainer
 
@@ -219,11 +231,11 @@ def run_of(
     """The run that a checkpoint holds; errors as ``load_run``."""
     state, tensors, folder = checkpoint.state, checkpoint.tensors, checkpoint.path.parent
     try:
-        fields, family = state["settings"], FAMILIES[state["family"]]
+        fields, family = state["settings"], settings_of(state["family"])
         if kind not in (None, family):
             raise UsageError(f"{folder} is a run of {family.script}: resume it with that script")
         settings = with_changes(family(**fields), changes or {})
-        tokenizer = CharTokenizer.from_dict(state["tokenizer"])
+        tokenizer = family.tokenizer_of(state["tokenizer"])
         origin = dict(state["corpus"], data=state["corpus"]["data"], sha256=state["corpus"]["sha256"])
         model, made = settings.build(tokenizer.vocab_size, device, trainer)
         model.load_state_dict(tensors["model"])

@@ -64,7 +64,10 @@ class Parser(argparse.ArgumentParser):
         for field in dataclasses.fields(settings):
             kind = type(field.default)
             text = f"{field.metadata['help']} (default {field.default})"
-            self.add_argument(flag(field.name), type=kind, default=argparse.SUPPRESS, metavar=kind.__name__, help=text)
+            options: dict[str, Any] = {"type": kind, "metavar": kind.__name__}
+            if kind is bool:
+                options = {"action": argparse.BooleanOptionalAction}
+            self.add_argument(flag(field.name), default=argparse.SUPPRESS, help=text, **options)
 
 
 def is_command() -> bool:

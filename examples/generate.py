@@ -5,8 +5,8 @@
     python examples/generate.py FOLDER --temperature 0           the likeliest text
 
 FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json with byte-level BPE; or the checkpoints of
-train_char_gpt.py or train_llama_char.py. The text appears as it is written; into a file, a bar shows the progress. The
-last line, on stderr, is how fast it was.
+train_char_gpt.py, train_llama_char.py or train_gpt2.py. The text appears as it is written; into a file, a bar shows the
+progress. The last line, on stderr, is how fast it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> int:
     args = parser.parse()
     device = choose_device(args.device)
     folder = latest_folder(args.folder)
-    tokenizer: BytePairTokenizer | CharTokenizer
+    tokenizer: Any
     if is_pretrained(folder):
         if args.step is not None:
             raise UsageError(f"--step is for runs; {folder} is a model's folder, without steps")
@@ -86,31 +86,30 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
     return {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": seed}
 
 
-def encode(tokenizer: BytePairTokenizer | CharTokenizer, prompt: str | None, first: Any = None) -> list[int]:
+def encode(tokenizer: Any, prompt: str | None, first: Any = None) -> list[int]:
     """The tokens of the prompt, at least one. ``first`` is the token that begins a text, if there is one."""
-    if isinstance(tokenizer, BytePairTokenizer):
-        ids: list[int] = tokenizer.encode("\n" if prompt is None else prompt, template=True).tolist()
-        if not ids and isinstance(first, int) and first < tokenizer.vocab_size:
-            ids = [first]
-    else:
-        if prompt is None:  # a new line, unless the model knows none
-            prompt = "\n" if "\n" in tokenizer.characters else tokenizer.characters[0]
-        ids = tokenizer.encode(prompt).tolist()
+    if prompt is None:  # a new line, unless the model knows none
+        known = "\n" if not isinstance(tokenizer, CharTokenizer) else tokenizer.characters
+        prompt = "\n" if "\n" in known else known[0]
+    options = {"template": True} if isinstance(tokenizer, BytePairTokenizer) else {}
+    ids: list[int] = tokenizer.encode(prompt, **options).tolist()
+    if not ids and isinstance(first, int) and first < tokenizer.vocab_size:
+        ids = [first]
     if not ids:
         raise UsageError("--prompt is empty; give at least one character")
     return ids
 
 
-def pieces(tokenizer: BytePairTokenizer | CharTokenizer) -> Callable[[int | None, bool], str]:
+def pieces(tokenizer: Any) -> Callable[[int | None, bool], str]:
     """Turns tokens into text one at a time: a character whose bytes are spread over several comes with the last one."""
     utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def piece(index: int | None, last: bool) -> str:
         if index is not None and index >= tokenizer.vocab_size:  # models are made larger than their tokenizers
             return "\ufffd"
-        if isinstance(tokenizer, BytePairTokenizer):
-            return utf8.decode(b"" if index is None else tokenizer.decode_bytes([index]), last)
-        return "" if index is None else tokenizer.decode([index])
+        if isinstance(tokenizer, CharTokenizer):
+            return "" if index is None else tokenizer.decode([index])
+        return utf8.decode(b"" if index is None else tokenizer.decode_bytes([index]), last)
 
     return piece
 

@@ -113,20 +113,25 @@ def check_text(run: Run, corpus: Corpus) -> None:
 class TrainingRun:
     """The training loop of a run, and what it shows and writes; on several processes, rank 0 does that for all."""
 
-    def __init__(self, run: Run, corpus: Corpus, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, run: Run, corpus: Any, rank: int = 0, world_size: int = 1) -> None:
         self.run = run
-        self.corpus = corpus
+        self.corpus = corpus  # a Corpus; train_gpt2.py has shards of tokens
         self.rank = rank
         self.settings: Settings = run.settings
         self.model: CausalLM = run.model
         self.trainer: SimpleTrainer = run.trainer
         s = run.settings
-        train, val = train_val_split(run.tokenizer.encode(corpus.text), s.val_fraction, s.block_size)
+        train, val = self.tokens()
         self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, rank, world_size)
         self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
         self.saved_step: int | None = run.trainer.global_step or None
         self.log: JsonLinesLog | None = self.open_log()
+
+    def tokens(self) -> tuple[Any, Any]:
+        """The tokens to train on, and those for validation."""
+        s = self.settings
+        return train_val_split(self.run.tokenizer.encode(self.corpus.text), s.val_fraction, s.block_size)
 
     def open_log(self) -> JsonLinesLog | None:
         """metrics.jsonl, up to the run's step. Raises UsageError if nothing can be written into the folder."""
@@ -163,7 +168,7 @@ class TrainingRun:
         """Train to the last step; returns the exit code."""
         s, trainer, folder = self.settings, self.trainer, self.run.folder
         self.say(
-            f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.run.tokenizer.vocab_size} different\n"
+            f"{self.text_in_words()}\n"
             f"{s.label}: {self.model.num_parameters():,} parameters, {s.n_layer} layers, {s.n_head} heads, "
             f"{s.n_embd} channels, {self.tokens_per_step:,} tokens a step, {self.workers()}"
         )
@@ -182,11 +187,11 @@ class TrainingRun:
                     metrics = self.step()
                 seconds.append(time.perf_counter() - before)
                 rate = self.tokens_per_step * len(seconds) / sum(seconds)
-                shown = f"loss {metrics.loss:.3f}, lr {metrics.lr:.1e}, {rate:,.0f} tokens/s"
+                shown = f"loss {metrics.loss:.3f}, lr {metrics.lr:.1e}, {self.speed_in_words(rate)}"
                 bar.set_postfix_str(shown, refresh=False)
                 bar.update()
                 if metrics.step % LOG_EVERY == 0 or metrics.step == 1:
-                    self.write({**vars(metrics), "tokens_per_second": round(rate)})
+                    self.write({**vars(metrics), **self.speed(rate)})
                 self.after_step(metrics)
         self.save()
         if trainer.global_step < s.steps:
@@ -207,6 +212,18 @@ class TrainingRun:
         finally:
             timer.cancel()
 
+    def text_in_words(self) -> str:
+        """What it is trained on."""
+        return f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.run.tokenizer.vocab_size} different"
+
+    def speed(self, tokens_per_second: float) -> dict[str, float]:
+        """What metrics.jsonl says of the speed."""
+        return {"tokens_per_second": round(tokens_per_second)}
+
+    def speed_in_words(self, tokens_per_second: float) -> str:
+        """What the bar says of it."""
+        return f"{tokens_per_second:,.0f} tokens/s"
+
     def workers(self) -> str:
         """Who computes, in words."""
         return f"{minigrad.get_num_threads()} threads"
@@ -224,8 +241,8 @@ class TrainingRun:
         folder = self.run.folder
         self.say(f"done in {seconds:.0f} s; weights and metrics are in {folder}")
         if self.rank == 0:
-            plot_losses(folder)
-        self.say(f"next: {how_to_run('sample.py', folder)}")
+            plot_losses(folder, self.settings.unit)
+        self.say(f"next: {how_to_run(self.settings.sampler, folder)}")
 
     def step(self) -> TrainingMetrics:
         """One optimizer step, of ``grad_accum`` micro-batches. Batches depend on nothing but seed and step."""
@@ -273,9 +290,14 @@ class TrainingRun:
     def sample(self) -> str:
         """Some text of the model's own. Its random numbers are apart from the training's."""
         tokenizer = self.run.tokenizer
-        prompt = minigrad.tensor(tokenizer.encode(self.corpus.text[:1])[None], device=self.model.device)
+        prompt = minigrad.tensor(self.prompt()[None], device=self.model.device)
         out = self.model.generate(prompt, self.settings.sample_chars, top_k=40, seed=self.settings.seed)
         return tokenizer.decode(out.cpu().numpy()[0])
+
+    def prompt(self) -> np.ndarray:
+        """The tokens that samples begin with."""
+        tokens: np.ndarray = self.run.tokenizer.encode(self.corpus.text[:1])
+        return tokens
 
     def save(self) -> None:
         """Save a checkpoint, unless this step has one; one of a broken model never replaces a good one."""
@@ -315,7 +337,7 @@ def interrupts() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def plot_losses(folder: Path) -> None:
+def plot_losses(folder: Path, unit: str) -> None:
     """Draw loss.png from metrics.jsonl where matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
@@ -328,7 +350,7 @@ def plot_losses(folder: Path) -> None:
     for key, label, width in (("loss", "training", 1), ("val_loss", "validation", 2)):
         points = [(r["step"], r[key]) for r in records if key in r]
         axes.plot([step for step, _ in points], [loss for _, loss in points], label=label, linewidth=width)
-    axes.set(xlabel="step", ylabel="loss (nats per character)")
+    axes.set(xlabel="step", ylabel=f"loss (nats per {unit})")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(folder / "loss.png", dpi=150)

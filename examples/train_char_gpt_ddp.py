@@ -120,7 +120,9 @@ class Training(TrainingRun):
     Whatever talks to the other ranks is called by all of them, in the same order.
     """
 
-    def __init__(self, comm: Communicator, run: Run, corpus: Corpus) -> None:
+    script = "train_char_gpt_ddp.py"
+
+    def __init__(self, comm: Communicator, run: Run, corpus: Any) -> None:
         self.comm = comm
         super().__init__(run, corpus, comm.rank, comm.world_size)
 
@@ -156,7 +158,7 @@ class Training(TrainingRun):
 
     def interrupted(self, received: list[int]) -> int:
         """The signal that ends the training on all ranks, whichever got it, or 0."""
-        number = minigrad.tensor([super().interrupted(received)])
+        number = minigrad.tensor([super().interrupted(received)], device=self.comm.device)
         self.comm.all_reduce(number, ReduceOp.MAX)
         return int(number.item())
 
@@ -188,7 +190,7 @@ class Training(TrainingRun):
 
     def how_to_resume(self) -> str:
         """The command that goes on with this run, on as many ranks."""
-        command = how_to_run("train_char_gpt_ddp.py", "--resume", "--out", self.run.folder)
+        command = how_to_run(self.script, "--resume", "--out", self.run.folder)
         launcher = f"python -m minigrad.distributed.launch -n {self.comm.world_size} "
         return command if self.comm.world_size == 1 else launcher + command.removeprefix("python ")
 

@@ -6,7 +6,7 @@ A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y``
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ class RandomBatches:
     Nothing is remembered between calls: a resumed run needs only its step, and any batch can be drawn again.
 
     Args:
-        tokens: ``(N,)`` integers, N > T; any integer dtype, also a memory map.
+        tokens: ``(N,)`` integers, N > T; any integer dtype, also a memory map. Or a list of such rows, the shards of a
+            text: a window lies within one of them, all windows are equally likely, a shorter shard has none.
         batch_size: B, windows per batch, of all ranks together.
         block_size: T, tokens per window.
         seed: non-negative, below 2**64.
@@ -41,14 +42,20 @@ class RandomBatches:
 
     def __init__(
         self,
-        tokens: npt.NDArray[Any],
+        tokens: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
         batch_size: int,
         block_size: int,
         seed: int,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._windows = _windows(tokens, batch_size, block_size, "training")
+        shards = [tokens] if isinstance(tokens, np.ndarray) else list(tokens)
+        if not shards:
+            raise DataError("there are no shards of tokens to train on")
+        # A shard that is shorter than a window has none; that all are is an error, which names the longest.
+        long = [shard for shard in shards if len(shard) > block_size] or [max(shards, key=len)]
+        self._windows = [_windows(shard, batch_size, block_size, "training") for shard in long]
+        self._ends = np.cumsum([len(windows) for windows in self._windows])
         if not 0 <= seed < 2**64:
             raise DataError(f"seed must be in [0, 2**64), got {seed}")
         self.batch_size = batch_size
@@ -62,8 +69,14 @@ class RandomBatches:
         """
         if step < 0:
             raise DataError(f"step must not be negative, got {step}")
-        starts = random.integers(0, len(self._windows), (self.batch_size,), self.seed ^ _STREAM, step)
-        return _split(self._windows[starts[self._part]])
+        starts = random.integers(0, int(self._ends[-1]), (self.batch_size,), self.seed ^ _STREAM, step)[self._part]
+        if len(self._windows) == 1:
+            return _split(self._windows[0][starts])
+        rows = np.empty((len(starts), self.block_size + 1), np.int64)
+        for row, start, shard in zip(rows, starts, np.searchsorted(self._ends, starts, side="right")):
+            windows = self._windows[shard]
+            row[:] = windows[start - (self._ends[shard] - len(windows))]
+        return _split(rows)
 
 
 class FixedBatches:

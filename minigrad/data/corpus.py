@@ -109,21 +109,35 @@ def _pydoc() -> tuple[str, str, dict[str, str | int | list[str]]]:
 
 
 def _files(paths: list[str | os.PathLike[str]]) -> tuple[str, str, dict[str, str | int | list[str]]]:
+    texts = []
+    size = 0
+    files = text_files(paths)
+    for path in files:
+        raw = _read(path, MAX_BYTES - size)
+        size += len(raw)
+        texts.append(_decode(path, raw))
+    return "\n".join(texts), short_name(paths), {"source": "files", "files": [str(path) for path in files]}
+
+
+def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files that ``load_corpus(paths)`` reads, in its order: for those who read them one at a time.
+
+    Raises:
+        DataError: there are no paths, or a folder holds no files.
+    """
     if not paths:
         raise DataError("no data: give at least one file or folder, or leave --data out for the default corpus")
     unique: dict[Path, Path] = {}
     for given in map(Path, paths):
         for path in _expand(given):
             unique.setdefault(path.resolve(), path)
-    texts = []
-    size = 0
-    for path in unique.values():
-        raw = _read(path, MAX_BYTES - size)
-        size += len(raw)
-        texts.append(_decode(path, raw))
+    return list(unique.values())
+
+
+def short_name(paths: Sequence[str | os.PathLike[str]]) -> str:
+    """The first three paths, and how many more there are."""
     shown = ", ".join(str(path) for path in map(Path, paths[:3]))
-    name = shown + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-    return "\n".join(texts), name, {"source": "files", "files": [str(path) for path in unique.values()]}
+    return shown + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 def _expand(path: Path) -> Iterator[Path]:

@@ -61,6 +61,23 @@ def test_the_only_window():
     np.testing.assert_array_equal(y, [[1, 2, 3, 4]] * 2)
 
 
+def test_windows_of_shards_lie_within_one_and_all_are_reached():
+    shards = [np.arange(5, dtype=np.uint16), np.array([90, 91]), np.arange(10, 17)]  # T = 3: 2, 0 and 4 windows
+    batches = RandomBatches(shards, batch_size=50, block_size=3, seed=2)
+    x, y = batches.batch(0)
+    assert x.dtype == y.dtype == np.int64 and x.shape == y.shape == (50, 3)
+    np.testing.assert_array_equal(y, x + 1)
+    assert sorted(set(x[:, 0].tolist())) == [0, 1, 10, 11, 12, 13]
+    parts = [RandomBatches(shards, 50, 3, 2, rank, 3).batch(0)[0] for rank in range(3)]
+    np.testing.assert_array_equal(np.concatenate(parts), x)
+    one = RandomBatches([np.arange(40)], 4, 3, 1).batch(5)[0]
+    np.testing.assert_array_equal(one, RandomBatches(np.arange(40), 4, 3, 1).batch(5)[0])
+    with pytest.raises(DataError, match="no shards"):
+        RandomBatches([], 1, 1, 0)
+    with pytest.raises(DataError, match="has 3 tokens, a window of block size 3 takes 4"):
+        RandomBatches([np.arange(2), np.arange(3)], 1, 3, 0)
+
+
 def test_the_given_tokens_are_not_aliased():
     tokens = np.arange(5)
     x, _ = next(iter(FixedBatches(tokens, 1, 4)))

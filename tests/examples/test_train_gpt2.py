@@ -1,0 +1,317 @@
+"""GPT-2's training script: shards, a tiny run and its exact resume, published weights, several ranks, MFU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import json
+import re
+import shlex
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from example_scripts import EXAMPLES, load, run
+from ranks import requires_mpi, run_ranks
+
+import minigrad
+from minigrad.data import BytePairTokenizer, DataError
+from minigrad.models import GPT2, GPT2Config
+from minigrad.serialization import load_checkpoint
+
+TRAIN = "train_gpt2.py"
+RUN = Path("runs/gpt2")
+TINY = shlex.split(
+    "--preset tiny --steps 6 --batch-size 2 --block-size 16 --n-layer 1 --n-embd 16 --dropout 0.1 --warmup 2 "
+    "--eval-every 3 --eval-batches 1 --sample-every 3 --sample-chars 20 --save-every 3 --keep 9 --peak 0.001"
+)
+TEXTS = {
+    "a.txt": "Zwölf Boxkämpfer jagen Viktor.\n\n  quer über\n" * 30,
+    "b/c.txt": "def f(x):\n    return x\n\n\n" * 40,
+}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of examples/."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+class Here:
+    """Runs the script in this process, which has loaded the kernels, in ``folder``."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+
+    def main(self, *arguments: object) -> int:
+        self.monkeypatch.chdir(self.folder)
+        return int(load(TRAIN, self.monkeypatch, *arguments).main())
+
+    def refused(self, match: str, *arguments: object) -> None:
+        load(TRAIN, self.monkeypatch)
+        with pytest.raises(sys.modules["command_line"].UsageError, match=match):
+            self.main(*arguments)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_generator: None) -> Here:
+    return Here(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    for name, text in TEXTS.items():
+        path = tmp_path / "texts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path / "texts"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which ``runs/gpt2`` was trained to its end, on Python's documentation."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    result = run(TRAIN, *TINY, "--tokenizer", "bytes", cwd=folder)
+    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
+    (folder / "shown").write_text(result.stdout, encoding="utf-8")
+    return folder
+
+
+# ---------------------------------------------------------------------- shards
+
+
+def test_shards_hold_the_tokens_of_the_texts(script: Any, texts: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    shards, tokenizers = script("token_shards"), script("text_tokenizers")
+    monkeypatch.setattr(shards, "PIECE", 50)
+    tokenizer = BytePairTokenizer.train("".join(TEXTS.values()), 300, ["<|endoftext|>"])
+    made = shards.make_shards([str(texts)], tmp_path / "out", tokenizer, 0.1, 200)
+    assert [len(shard) for shard in made.train[:-1]] == [200] * (len(made.train) - 1) and len(made.train) > 1
+    found = np.concatenate([*made.train, made.val])
+    end = tokenizer.special_tokens["<|endoftext|>"]
+    train, val = TEXTS["b/c.txt"], ""  # the last tenth of the bytes lies in it
+    at = found.tolist().index(end)
+    np.testing.assert_array_equal(found[:at], tokenizer.encode(TEXTS["a.txt"]))  # cut into pieces, the same tokens
+    train, val = tokenizer.decode(found[at + 1 : -len(made.val)]), tokenizer.decode(made.val)
+    assert train + val == TEXTS["b/c.txt"] + "<|endoftext|>" and train.endswith("\n")
+    assert 0.08 < len(val.encode()) / sum(len(text.encode()) for text in TEXTS.values()) < 0.12
+    assert str(made.val.dtype) == "uint16" and not made.val.flags.writeable
+    again = shards.open_shards(tmp_path / "out")
+    assert again.sha256 == made.sha256 and again.tokenizer == tokenizer and again.name == str(texts)
+    assert "the folder's byte-pair tokens" in again.in_words()
+    assert tokenizers.tokenizer_of(tokenizers.ByteTokenizer().to_dict()).decode([72, 256, 105, 200]) == "Hi\ufffd"
+
+
+def test_damaged_shards_are_refused(script: Any, texts: Path, tmp_path: Path) -> None:
+    shards, folder = script("token_shards"), tmp_path / "out"
+    shards.make_shards([str(texts)], folder, script("text_tokenizers").ByteTokenizer())
+    whole = (folder / "val-00000.bin").read_bytes()
+    (folder / "val-00000.bin").write_bytes(whole[:-2])
+    with pytest.raises(DataError, match="its header counts"):
+        shards.open_shards(folder)
+    (folder / "val-00000.bin").write_bytes(b"\0" * len(whole))
+    with pytest.raises(DataError, match="begins with 0, not with llm.c's"):
+        shards.open_shards(folder)
+    (folder / "val-00000.bin").write_bytes((folder / "train-00000.bin").read_bytes())
+    with pytest.raises(DataError, match="shards.json says"):
+        shards.open_shards(folder)
+    index = json.loads((folder / "shards.json").read_text())
+    (folder / "shards.json").write_text(json.dumps({**index, "tokenizer": {"kind": "words"}}))
+    with pytest.raises(DataError, match="'words' is no kind of tokenizer"):
+        shards.open_shards(folder)
+
+
+def test_tiktoken_is_taken_where_it_is_installed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers, command_line = script("text_tokenizers"), script("command_line")
+
+    class Encoding:  # of tiktoken, as far as it is used
+        n_vocab, eot_token = 50257, 50256
+
+        def encode_ordinary(self, text: str) -> list[int]:
+            return [50000 + ord(c) - 97 for c in text]
+
+        def decode_bytes(self, tokens: list[int]) -> bytes:
+            return bytes(token - 50000 + 97 for token in tokens)
+
+    def get_encoding(name: str) -> Encoding:
+        if name != "gpt2":
+            raise ConnectionError("no network")
+        return Encoding()
+
+    module = types.ModuleType("tiktoken")
+    module.get_encoding = get_encoding  # type: ignore[attr-defined]
+    module.__spec__ = importlib.machinery.ModuleSpec("tiktoken", None)
+    monkeypatch.setitem(sys.modules, "tiktoken", module)
+    chosen = tokenizers.choose_tokenizer("auto")
+    assert tokenizers.in_words(chosen) == "tiktoken's gpt2 tokens" and tokenizers.end_of_text(chosen) == 50256
+    np.testing.assert_array_equal(tokenizers.plain_tokens(chosen, "abc"), [50000, 50001, 50002])
+    assert tokenizers.tokenizer_of(chosen.to_dict()).decode(np.array([50001])) == "b"
+    with pytest.raises(command_line.UsageError, match="cannot load its encoding 'r50k' .no network"):
+        tokenizers.TiktokenTokenizer("r50k")
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(command_line.UsageError, match="tiktoken is not installed"):
+        tokenizers.choose_tokenizer("gpt2")
+
+
+# ---------------------------------------------------------------------- a run
+
+
+def test_a_tiny_run_says_what_it_does(trained: Path) -> None:
+    shown = (trained / "shown").read_text(encoding="utf-8")
+    assert "pydoc (Python" in shown and "bytes as tokens" in shown and "bfloat16; 0." in shown
+    assert "MFU of 0.001 TFLOP/s (--peak)" in shown and "run: runs/gpt2, steps 1 to 6" in shown
+    assert len(re.findall(r"^step +[36]  train loss \d\.\d{4}  validation loss \d\.\d{4}$", shown, re.M)) == 2
+    assert shown.count(" sample\n") == 2 and shown.splitlines()[-1].endswith("generate.py runs/gpt2")
+    lines = [json.loads(line) for line in (trained / RUN / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1]
+    # one block of 16 channels, 384 tokens, without the 16 positions: 6 N + 12 L T C
+    operations = 6 * (384 * 16 + 12 * 16**2 + 13 * 16 + 2 * 16) + 12 * 16 * 16
+    assert steps[0]["mfu"] == pytest.approx(steps[0]["tokens_per_second"] * operations / 1e9, rel=0.02)
+    saved = load_checkpoint(trained / RUN)
+    assert saved.tensors["model"]["wte.weight"].shape == (384, 16)  # 257 tokens, rounded up
+    assert {a.dtype for file in saved.tensors.values() for a in file.values() if a.ndim} == {np.dtype(np.float32)}
+    groups = saved.state["trainer"]["optimizer"]["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+
+
+def test_it_resumes_bit_for_bit_and_generates(trained: Path, here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(trained / RUN, here.folder / RUN)
+    shutil.rmtree(here.folder / RUN / "step-00000006")
+    assert here.main("--resume", "--out", RUN) == 0
+    assert "runs/gpt2, steps 4 to 6" in capsys.readouterr().out
+    for file in ("model.safetensors", "trainer.safetensors", "state.json"):
+        again = here.folder / RUN / "step-00000006" / file
+        assert again.read_bytes() == (trained / RUN / "step-00000006" / file).read_bytes(), file
+    generate = load("generate.py", here.monkeypatch, RUN, "--prompt", "The ", "--tokens", 8, "--seed", 1)
+    assert generate.main() == 0 and capsys.readouterr().out.startswith("The ")
+    with pytest.raises(DataError, match=r"holds no shards.json"):
+        (here.folder / RUN / "tokens" / "shards.json").unlink()
+        here.main("--resume", "--out", RUN)
+
+
+def test_it_begins_with_published_weights(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a GPT-2 that transformers made: after a step with a learning rate of 0 its logits are still those."""
+    pytest.importorskip("transformers", reason="transformers is not installed, which makes the model to begin with")
+    theirs = here.folder / "theirs"
+    tiny_models.write("gpt2", theirs, vocab_size=300)
+    tokenizer = BytePairTokenizer.train(TEXTS["a.txt"], 290)
+    tokenizer.save(theirs / "tokenizer.json")
+    (here.folder / "text").write_text(TEXTS["a.txt"] * 10, encoding="utf-8")
+    rest = (
+        "--steps",
+        1,
+        "--batch-size",
+        1,
+        "--lr",
+        0,
+        "--min-lr",
+        0,
+        "--sample-chars",
+        5,
+        "--peak",
+        1,
+        "--data",
+        "text",
+    )
+    assert here.main("--init-from", "theirs", *rest, "--grad-accum", 1, "--eval-batches", 1) == 0
+    shown = capsys.readouterr().out
+    assert "the folder's byte-pair tokens" in shown and "GPT-2: 12,9" in shown
+    checkpoint = load_checkpoint(here.folder / RUN)
+    assert checkpoint.state["settings"]["vocab_size"] == 300 and checkpoint.state["settings"]["block_size"] == 96
+    loaded = sys.modules["char_run"].load_run(here.folder / RUN, minigrad.Device("cpu"))
+    assert isinstance(loaded.model, GPT2) and loaded.tokenizer == tokenizer
+    ids, want = tiny_models.tokens(), tiny_models.computed(theirs)
+    with minigrad.no_grad():
+        logits = loaded.model.eval()(minigrad.tensor(ids)).numpy()
+    np.testing.assert_allclose(logits, want["logits"], rtol=0, atol=1e-4)
+    here.refused("--init-from theirs has n_layer 2; leave the flag out", "--init-from", "theirs", "--n-layer", 3)
+
+
+def test_what_it_cannot_begin_with_is_refused(here: Here) -> None:
+    stored = tiny_models.GOLDEN
+    here.refused("is a Llama; train_gpt2.py trains GPT-2", "--init-from", stored / "llama3")
+    flags = ("--init-from", stored / "gpt2", "--tokenizer", "bytes")
+    here.refused("--vocab-size is 61, but the tokenizer has 257 tokens", *flags)
+    here.refused("--preset gpt3: expected one of gpt2,", "--preset", "gpt3")
+    here.refused("--dtype float16: expected bfloat16 or float32", "--dtype", "float16")
+    here.refused("expected auto, gpt2, bytes, or a folder", "--tokenizer", "words", *TINY)
+    here.refused("leave out --init-from and --tokenizer", "--resume", "--tokenizer", "bytes")
+    here.refused("--peak is -1, expected a number above 0", "--peak", -1)
+    here.refused("no.txt: No such file", *TINY, "--data", "no.txt")
+    assert [path.name for path in here.folder.iterdir()] == []
+
+
+# ---------------------------------------------------------------------- sizes and speed
+
+
+def test_presets_are_gpt2s_sizes(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt2_run = script("gpt2_run")
+    monkeypatch.setattr(gpt2_run, "GPT2", lambda config: config)
+    published = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024)}
+    for preset, (layers, heads, channels) in published.items():
+        config = gpt2_run.from_flags({"preset": preset}).model(50257)
+        assert config == GPT2Config(50304, 1024, layers, heads, channels)
+    assert gpt2_run.from_flags({"preset": "tiny", "steps": 7}).steps == 7
+    settings = gpt2_run.from_flags({})
+    assert settings.batch_size * settings.block_size * settings.grad_accum == 2**19
+
+
+def test_operations_are_those_of_the_products(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6 N against a count of every product of a step; 12 L T C is four, backward eight, products of T x head size."""
+    counted = 0
+    kernels = minigrad.Device("cpu").kernels
+    matmul = kernels.matmul.matmul
+
+    def counting(a: Any, b: Any, *rest: Any, **options: Any) -> Any:
+        nonlocal counted
+        counted += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+        return matmul(a, b, *rest, **options)
+
+    monkeypatch.setattr(kernels.matmul, "matmul", counting)
+    model = GPT2(GPT2Config(40, 8, 2, 2, 16))
+    tokens = minigrad.from_numpy(np.arange(24).reshape(3, 8))
+    model.loss(tokens, tokens).backward()
+    vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    flops = script("gpt2_run").flops_per_token(model, 8)
+    assert flops == counted / 24 + 6 * vectors + 12 * 2 * 8 * 16
+
+
+def test_the_peak_is_the_cards_or_measured(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt2_run = script("gpt2_run")
+    rate, source = gpt2_run.peak_flops(minigrad.Device("cpu"), "bfloat16")
+    assert rate > 1e8 and source == "a product of float32 here"
+    monkeypatch.setattr(gpt2_run, "product_rate", lambda device, dtype, side: 3.0)
+    for name, peak in (
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA L40S", 362e12),
+        ("Another card", 3.0),
+    ):
+        monkeypatch.setattr(minigrad.cuda, "get_device_name", lambda device, name=name: name)
+        assert gpt2_run.peak_flops(minigrad.Device("cuda"), "bfloat16")[0] == peak, name
+        assert gpt2_run.peak_flops(minigrad.Device("cuda"), "float32")[0] == 3.0
+
+
+# ---------------------------------------------------------------------- several ranks
+
+
+@requires_mpi
+def test_two_processes_train_as_one(here: Here) -> None:
+    rest = ("--dropout", 0, "--dtype", "float32", "--sample-every", 0)
+    assert here.main(*TINY, *rest, "--tokenizer", "bytes", "--out", here.folder / "alone") == 0
+    flags = (*TINY, *rest, "--communicator", "mpi", "--data", here.folder / "alone" / "tokens")
+    result = run_ranks(2, EXAMPLES / TRAIN, *flags, "--out", here.folder / "two", timeout=120)
+    assert result.returncode == 0, result.text
+    assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0) and not result.lines(1)
+    assert "MFU of 0.002 TFLOP/s" in result.text
+    one, two = (load_checkpoint(here.folder / name).tensors["model"] for name in ("alone", "two"))
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
