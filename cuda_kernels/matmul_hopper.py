@@ -27,9 +27,14 @@ from .tensor_core_epilogue import SUM_PARTS, VECTOR
 from .tensor_map import TensorMap
 
 MULTIPROCESSORS = 132  # of an H100: what plans fill, so that they are the same on all devices
-SHORTEST_PART = 512  # steps of a divided sum
+CYCLES = {256: 1024, 128: 640}  # of a slice of a tile: what the tensor cores need, and for 128 a loss on top
+FINISH = 12  # cycles for each column of a tile, after its slices
+LAUNCH, TRAFFIC = 5000, 2000  # of a divided sum: cycles of the second launch, and bytes that memory moves in a cycle
+SHORTEST_PART, MOST_PARTS = 512, 32  # steps of a divided sum; parts
 MOST_DIVIDED = 2**31  # elements of a product whose sums may be divided
 MOST = 2**31 - 512  # of a dimension: indices, and those that reach over an edge, are int32
+
+Read = tuple[TensorMap, str, int]  # an operand: its map, along what it lies, whether it has several matrices
 
 
 def takes_device(device: int) -> bool:
@@ -39,34 +44,36 @@ def takes_device(device: int) -> bool:
 
 def takes(p: Product) -> bool:
     """Whether ``multiply`` computes this product."""
-    if not takes_device(p.y.device) or p.a.dtype != p.b.dtype or p.a.dtype.name not in ("bfloat16", "float16"):
-        return False
-    if (p.a.dtype.name, p.y.dtype.name) not in SUM_PARTS or not p.y.size or not p.a.shape[-1]:
-        return False
-    if max(p.sizes) > MOST or len(merge(p.y.shape[:-2], p.a.steps, p.b.steps)) > 1:
-        return False
-    return _map(p, p.a, -1, ROWS) is not None and _map(p, p.b, -2, COLUMNS[0]) is not None
+    return _operands(p, COLUMNS[0]) is not None
 
 
-def multiply(p: Product) -> None:
-    """Compute the product; bias is of the operands' dtype, residual and before of y's, which is that or float32.
+def multiply(p: Product) -> bool:
+    """Compute the product if ``takes`` says so; whether it did.
 
-    Raises ValueError for a product that ``takes`` refuses.
+    bias is of the operands' dtype, residual and before of y's, which is that or float32.
     """
-    if not takes(p):
-        raise ValueError(
-            f"TMA and wgmma take no product of {p.a!r} and {p.b!r} to {p.y!r} on compute capability "
-            f"{'.'.join(map(str, memory.capability(p.y.device)))}; expected 9.0, bfloat16 or float16 elements, "
-            "neighbours along one of the last two dimensions, and addresses and other steps of multiples of 16 bytes. "
-            "matmul takes all products"
-        )
-    arrays = [x for x in (p.y, p.bias, p.residual, p.before) if x is not None]
-    vector = p.y.shape[-1] % 4 == 0 and all(x.pointer % (4 * x.itemsize) == 0 for x in arrays)
-    _multiply(p, p.epilogue | VECTOR * vector)
+    columns, splits = plan(*p.sizes, p.y.size // max(1, p.y.shape[-2] * p.y.shape[-1]))
+    operands = _operands(p, columns)
+    if operands is None:
+        return False
+    _launch(p, *operands, columns, splits)
+    return True
 
 
-def _map(p: Product, x: DeviceArray, k_axis: int, rows: int) -> tuple[TensorMap, str, int] | None:
-    """How TMA reads an operand in tiles of so many rows or columns: (map, kind, whether it has several matrices)."""
+def _operands(p: Product, columns: int) -> tuple[Read, Read] | None:
+    """How TMA reads a and b in tiles of so many columns; None where it cannot."""
+    if not takes_device(p.y.device) or p.a.dtype != p.b.dtype or p.a.dtype.name not in ("bfloat16", "float16"):
+        return None
+    if (p.a.dtype.name, p.y.dtype.name) not in SUM_PARTS or not p.y.size or not p.a.shape[-1]:
+        return None
+    if max(p.sizes) > MOST or len(merge(p.y.shape[:-2], p.a.steps, p.b.steps)) > 1:
+        return None
+    left, right = _read(p, p.a, -1, ROWS), _read(p, p.b, -2, columns)
+    return None if left is None or right is None else (left, right)
+
+
+def _read(p: Product, x: DeviceArray, k_axis: int, rows: int) -> Read | None:
+    """How TMA reads an operand in tiles of so many rows (of a) or columns (of b)."""
     batch = merge(p.y.shape[:-2], x.steps, (0,) * (p.y.ndim - 2))
     if len(batch) > 1:
         return None
@@ -91,53 +98,51 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // 16) * 16
 
 
+@functools.lru_cache(maxsize=4096)
 def plan(M: int, N: int, K: int, count: int) -> tuple[int, int]:
     """(columns, splits): the tiles' columns, and into how many parts the sums of one matrix are divided.
 
-    Blocks walk tiles in rounds of one for each multiprocessor. Tiles of 256 columns read less of a for each product,
-    and are taken where rounds of the others do not end earlier. Sums are divided where one round does not fill half of
-    the device.
+    The least estimated time: blocks walk tiles in rounds of one for each multiprocessor.
     """
-    best: tuple[float, int, int] | None = None
+    found: list[tuple[int, int, int]] = []
     for columns in COLUMNS:
         tiles = count * -(-M // ROWS) * -(-N // columns)
-        divisible = count == 1 and M * N < MOST_DIVIDED and 2 * tiles <= MULTIPROCESSORS
-        splits = max(1, min(MULTIPROCESSORS // tiles, K // SHORTEST_PART)) if divisible else 1
-        rounds = -(-tiles * splits // MULTIPROCESSORS)
-        time = rounds * (columns + 32) / splits  # of a slice of k: what is multiplied, and what does not shrink with it
-        if best is None or time < best[0]:
-            best = time, columns, splits
-    assert best is not None
-    return best[1:]
+        most = min(MOST_PARTS, K // SHORTEST_PART) if count == 1 and M * N < MOST_DIVIDED else 1
+        for splits in range(1, max(1, most) + 1):
+            rounds = -(-tiles * splits // MULTIPROCESSORS)
+            cycles = rounds * (-(-K // splits // DEPTH) * CYCLES[columns] + FINISH * columns)
+            if splits > 1:
+                cycles += LAUNCH + 4 * (splits + 1) * M * N // TRAFFIC
+            found.append((cycles, -columns, splits))
+    _, columns, splits = min(found)
+    return -columns, splits
 
 
-def _multiply(p: Product, epilogue: int) -> None:
-    y, (M, N, K) = p.y, p.sizes
-    count = y.size // (M * N)
-    columns, splits = plan(M, N, K, count)
-    left, right = _map(p, p.a, -1, ROWS), _map(p, p.b, -2, columns)
-    assert left is not None and right is not None  # by takes
+def _launch(p: Product, left: Read, right: Read, columns: int, splits: int) -> None:
     (a_map, a_kind, a_matrices), (b_map, b_kind, b_matrices) = left, right
-    bias, residual, before = (x if x is not None else y for x in (p.bias, p.residual, p.before))
-    bias = p.a if p.bias is None else bias
+    y, (M, N, K) = p.y, p.sizes
+    arrays = [x for x in (y, p.bias, p.residual, p.before) if x is not None]
+    vector = VECTOR * (N % 4 == 0 and all(x.pointer % (4 * x.itemsize) == 0 for x in arrays))
+    residual, before = (x if x is not None else y for x in (p.residual, p.before))
+    bias = p.a if p.bias is None else p.bias
     row_tiles, column_tiles = -(-M // ROWS), -(-N // columns)
     chunk = -(-K // splits // DEPTH) * DEPTH
     splits = -(-K // chunk)
-    tiles = count * splits * row_tiles * column_tiles
+    tiles = y.size // (M * N) * splits * row_tiles * column_tiles
     sizes = M, N, K, a_matrices, b_matrices
     rest = row_tiles, column_tiles, splits, chunk, tiles
-    operand, out = p.a.dtype.name, y.dtype.name
+    operand, out, kinds = p.a.dtype.name, y.dtype.name, a_kind + b_kind
     grid = min(tiles, multiprocessors(y.device))
-    kinds = a_kind + b_kind
     if splits == 1:
         kernel = tiles_of(operand, out, columns, kinds)
-        kernel.launch(grid, a_map, b_map, y, bias, residual, before, *sizes, epilogue, *rest)
+        kernel.launch(grid, a_map, b_map, y, bias, residual, before, *sizes, p.epilogue | vector, *rest)
         return
     parts = empty((splits, M, N), np.float32, y.device)
     kernel = tiles_of(operand, "float32", columns, kinds)
-    kernel.launch(grid, a_map, b_map, parts, bias, parts, parts, *sizes, epilogue & VECTOR, *rest)
+    kernel.launch(grid, a_map, b_map, parts, bias, parts, parts, *sizes, vector, *rest)
     groups = M * -(-N // 4)
-    SUM_PARTS[operand, out].launch(-(-groups // 256), y, parts, bias, residual, before, M, N, splits, epilogue)
+    sum_parts = SUM_PARTS[operand, out]
+    sum_parts.launch(-(-groups // 256), y, parts, bias, residual, before, M, N, splits, p.epilogue | vector)
 
 
 @functools.cache
