@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 
 GEMMS = ("tuned", "numba", "cublaslt")
-PRECISIONS = ("highest", "high", "medium")
 
 precision: str = "highest"
 _gemm: str | None = None

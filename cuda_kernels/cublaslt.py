@@ -153,7 +153,7 @@ class Call(NamedTuple):
     out: str
     compute: int
     sizes: tuple[int, int, int]
-    count: int
+    matrices: int
     a: Matrix
     b: Matrix
     transposed: tuple[bool, bool]
@@ -179,7 +179,7 @@ class Plan:
         result = Matrix(N, M, N, M * N)
         words = call.operand, call.operand, call.out
         self.layouts = [
-            _layout(made, word, matrix, call.count)
+            _layout(made, word, matrix, call.matrices)
             for word, matrix in zip(words, (call.a, call.b, result), strict=True)
         ]
         self.result = Heuristic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from .device import CPU
 
@@ -31,4 +32,5 @@ def set_float32_matmul_precision(precision: str) -> None:
     Raises ValueError for another word, RuntimeError for ``"medium"`` on a CPU without ``avx512_bf16``.
     """
     CPU.kernels.bfloat16_product.set_float32_matmul_precision(precision)
-    importlib.import_module("minigrad.cuda_kernels.choices").precision = precision
+    choices: Any = importlib.import_module("minigrad.cuda_kernels.choices")
+    choices.precision = precision
