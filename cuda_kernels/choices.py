@@ -1,7 +1,7 @@
 """What the user chose for matrix products on GPUs. Importing this imports neither numba-cuda nor CuPy.
 
-gemm        which engine multiplies (``matmul_engines.py``): "numba", "cublaslt", or "tuned", the faster of them as
-            measured on this card; MINIGRAD_GEMM is the choice of the environment
+gemm        which engine multiplies (``matmul_engines.py``): "numba", "cublaslt", "hopper", or "tuned", the fastest
+            of them as measured on this card; MINIGRAD_GEMM is the choice of the environment
 precision   of float32 products: "highest" is float32; "high" and "medium" are TensorFloat-32
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-GEMMS = ("tuned", "numba", "cublaslt")
+GEMMS = ("tuned", "numba", "cublaslt", "hopper")
 
 precision: str = "highest"
 _gemm: str | None = None

@@ -2,6 +2,7 @@
 
     numba      the kernels of this package: half floats, and float32 where TensorFloat-32 is allowed, on tensor cores
                (``matmul_tensor_core.py``), all else without (``matmul_simt.py``)
+    hopper     the same, but half floats by TMA and wgmma where these can read them (``matmul_hopper.py``)
     cublaslt   NVIDIA's library, for float dtypes (``cublaslt.py``)
 
 The user chooses by ``MINIGRAD_GEMM`` or ``minigrad.cuda.set_gemm``. "tuned", the default, is the engine that was found
@@ -48,10 +49,17 @@ def _numba(p: Product) -> None:
         matmul_simt.multiply(p)
 
 
+def _hopper(p: Product) -> None:
+    from . import matmul_hopper  # whose kernels most cards have no use for
+
+    if not matmul_hopper.multiply(p):
+        _numba(p)
+
+
 def _cublaslt(p: Product) -> None:
     from . import cublaslt  # which looks for the library
 
     cublaslt.multiply(p, allows_tf32(p))
 
 
-ENGINES: dict[str, Callable[[Product], Any]] = {"numba": _numba, "cublaslt": _cublaslt}
+ENGINES: dict[str, Callable[[Product], Any]] = {"numba": _numba, "hopper": _hopper, "cublaslt": _cublaslt}

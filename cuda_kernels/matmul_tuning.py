@@ -26,13 +26,13 @@ from .matmul_operands import Product
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 NAME = "products.json"
-MEASURED = ("numba", "cublaslt")  # engines that a file may name
+MEASURED = ("numba", "cublaslt", "hopper")  # engines that a file may name
 
 Table = dict[str, dict[str, Any]]  # of one card
 
 
 def engine_of(p: Product) -> str:
-    """The faster engine for a product; numba for what was not measured."""
+    """The fastest engine for a product; numba for what was not measured."""
     table = _table(p.y.device)
     return str(table[key(p)]["engine"]) if table and key(p) in table else "numba"
 

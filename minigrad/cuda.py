@@ -115,14 +115,19 @@ def set_gemm(engine: str) -> None:
     """Choose who multiplies matrices of floats on GPUs, in the whole process.
 
     - ``"numba"``: the kernels of this package.
+    - ``"hopper"``: the same, but half floats by the tensor memory accelerator and warpgroups' products of compute
+      capability 9.0 (H100, H200), where operands lie at multiples of 16 bytes.
     - ``"cublaslt"``: NVIDIA's cuBLASLt.
-    - ``"tuned"``, the default: for each product the one that ``benchmarks/gpu_report.py --tune`` found faster on this
+    - ``"tuned"``, the default: for each product the one that ``benchmarks/gpu_report.py --tune`` found fastest on this
       card and driver; the kernels of this package for what it has not measured.
 
     The environment's choice is ``MINIGRAD_GEMM``. Results differ in their last bits between engines, not between runs.
-    Raises ValueError for another word, OSError with the command that installs it if cuBLASLt is not found.
+    Raises ValueError for another word, or for "hopper" on another device, OSError with the command that installs it if
+    cuBLASLt is not found.
     """
     package = Device("cuda:0").kernels_package()
+    if engine == "hopper" and get_device_capability(0) != (9, 0):
+        raise ValueError(f"set_gemm 'hopper' is for compute capability (9, 0); cuda:0 has {get_device_capability(0)}")
     if engine == "cublaslt":
         package.cublaslt.library()
     package.choices.set_gemm(engine)

@@ -8,8 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import minigrad
 from minigrad.cuda_kernels import (
     array,
+    choices,
     hopper_product,
     hopper_ptx,
     hopper_twins,
@@ -224,6 +226,21 @@ def test_which_products_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(array.to_host(y), before)
     monkeypatch.setattr(memory, "capability", lambda _: (10, 0))
     assert not takes(a, b)
+
+
+def test_the_engine_of_operations(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """set_gemm("hopper"): what TMA cannot read is multiplied by the other kernels."""
+    monkeypatch.setattr(choices, "_gemm", None)
+    minigrad.cuda.set_gemm("hopper")
+    for K, kernel in ((16, "tiles_bfloat16_bfloat16_128_kk"), (15, "tiles_bfloat16_bfloat16_64_kk")):
+        x, weight = draw(3, K), draw(8, K)
+        tensors = (minigrad.tensor(a, device="cuda", dtype=minigrad.bfloat16) for a in (x, weight))
+        y = minigrad.nn.functional.linear(*tensors)
+        np.testing.assert_allclose(y.numpy(force=True).astype("f8"), product(x, weight.T), rtol=2**-8, atol=1e-5)
+        assert kernel in launched
+    monkeypatch.setattr(memory, "capability", lambda _: (8, 0))
+    with pytest.raises(ValueError, match=r"for compute capability \(9, 0\); cuda:0 has \(8, 0\)"):
+        minigrad.cuda.set_gemm("hopper")
 
 
 def test_plans_fill_the_card() -> None:
