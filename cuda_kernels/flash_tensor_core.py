@@ -10,8 +10,8 @@ p, rounded to the half dtype, is the first operand of the second product as it l
 same. At the end y = o / l and lse = ln 2 (m + log2 l). Pairs above the causal diagonal are skipped, the longest rows of
 tiles start first.
 
-``flash_tensor_core_gradient.py`` has the gradient of heads of up to 64. What these kernels do not take (dropout, other
-sizes of heads, few scores) is computed in float32 by ``attention.py``, of copies.
+``flash_tensor_core_gradient.py`` has the gradient. What these kernels do not take (dropout, other sizes of heads, few
+scores) is computed in float32 by ``attention.py``, of copies.
 
 Source: Dao, "FlashAttention-2" (2023).
 """
@@ -38,8 +38,8 @@ LN2 = np.float32(python_math.log(2))
 f32: type[np.float32] = np.float32
 
 
-def tile_functions(DMAX: int) -> tuple[Any, Any]:
-    """``swizzled``, where 16 bytes of a row lie in a tile, and ``copy_tile``, for rows of up to DMAX."""
+def tile_functions(DMAX: int, height: int = SIDE) -> tuple[Any, Any]:
+    """``swizzled``, where 16 bytes of a row lie in a tile, and ``copy_tile``, of ``height`` rows of up to DMAX."""
     chunks = DMAX // 8  # 16 bytes each, of a row
     per_pass = THREADS // chunks  # rows
 
@@ -53,7 +53,7 @@ def tile_functions(DMAX: int) -> tuple[Any, Any]:
         r, c = np.int32(t // chunks), np.int32(t % chunks)
         to = np.int32(target + swizzled(r, c))
         place += np.int64(r) * step + c * 8
-        for i in range(SIDE // per_pass):
+        for i in range(height // per_pass):
             inside = r + i * per_pass < rows and c * 8 < D
             ptx.cp_async(np.int32(to + i * per_pass * DMAX * 2), x, place, np.int32(16 if inside else 0))
             place += per_pass * step
@@ -247,7 +247,7 @@ def forward(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, causal: bool, scale: float, *dropout: Any
 ) -> tuple[DeviceArray, DeviceArray]:
     """``attention.forward`` of halves: y of their dtype, lse float32."""
-    if not _fits(q, k, 128, dropout):
+    if not _fits(q, k, dropout):
         wide = [elementwise.cast(x, np.float32) for x in (q, k, v)]
         y, lse = attention.forward(wide[0], wide[1], wide[2], causal, scale, *dropout)
         return elementwise.cast(y, q.dtype), lse
@@ -269,7 +269,7 @@ def backward(
 ) -> tuple[DeviceArray, ...]:
     """``attention.backward`` of halves."""
     causal, scale, *dropout = options
-    if _fits(q, k, 64, dropout):
+    if _fits(q, k, dropout):
         from . import flash_tensor_core_gradient  # which uses this module
 
         return flash_tensor_core_gradient.backward(dy, q, k, v, out, lse, causal, scale)
@@ -278,10 +278,10 @@ def backward(
     return tuple(elementwise.cast(x, q.dtype) for x in grads)
 
 
-def _fits(q: DeviceArray, k: DeviceArray, largest: int, dropout: Sequence[Any]) -> bool:
+def _fits(q: DeviceArray, k: DeviceArray, dropout: Sequence[Any]) -> bool:
     """Whether the kernels take these heads; the others are computed in float32."""
     D = q.shape[-1]
-    return attention.worth_tiles(q, k) and D <= largest and D % 8 == 0 and not (dropout and dropout[0])
+    return attention.worth_tiles(q, k) and D <= 128 and D % 8 == 0 and not (dropout and dropout[0])
 
 
 def aligned(x: DeviceArray) -> DeviceArray:

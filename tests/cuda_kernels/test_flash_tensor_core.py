@@ -88,6 +88,8 @@ def test_scales_that_turn_the_order(scale: float, monkeypatch: pytest.MonkeyPatc
         ((8, 0), 0, ((2, 3, 16), (1, 3, 16)), False),  # two heads share keys
         ((8, 0), 0, ((1, 66, 8), (1, 66, 8)), True),  # two tiles each way
         ((8, 0), 0, ((1, 3, 64), (1, 67, 64)), True),  # keys that no query sees
+        ((8, 0), 0, ((2, 33, 128), (1, 33, 128)), True),  # tiles of 32 rows
+        ((8, 0), 0, ((1, 3, 72), (1, 34, 72)), False),
         ((8, 0), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # too small for tiles
         ((7, 5), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # a device without the instructions
     ],
