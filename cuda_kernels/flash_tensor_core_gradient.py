@@ -7,12 +7,12 @@ rows that a block keeps as x, x' and the rows of a tile as z, z',
     queries   x = q, x' = dy    z = k, z' = v     s = x z^T, p = 2^(s - lse), ds = p (x' z'^T - delta);  dq = scale ds z
     keys      x = k, x' = v     z = q, z' = dy    the same, transposed;  dk = scale ds z, dv = p z'
 
-p and ds are rounded to the half dtype and multiplied as they lie in registers. Tiles of z and z' have two places each in
-shared memory. Each sum is a block's own, in a fixed order, without atomics.
+p and ds are rounded to the half dtype and multiplied as they lie in registers. Tiles of z and z' have two places each
+in shared memory. Each sum is a block's own, in a fixed order, without atomics.
 
-A thread's registers hold 16 x D / 32 numbers of each sum. For heads of up to 64 the fragments of x and x' stay there too,
-and tiles have 64 rows. For larger heads the sums of dk and dv alone take half of the registers, so tiles have 32 rows, and
-the fragments of k and v are read again for each tile: a quarter more shared memory is read.
+A thread's registers hold 16 x D / 32 numbers of each sum. For heads of up to 64 the fragments of x and x' stay there
+too, and tiles have 64 rows. For larger heads the sums of dk and dv alone take half of the registers, so tiles have 32
+rows, and the fragments of k and v are read again for each tile: a quarter more shared memory is read.
 
 float16 overflows where ds exceeds 65504: a loss scale has to be below that.
 
