@@ -36,13 +36,30 @@ def test_every_kernel_keeps_its_budget() -> None:
     done = inspect("--arch", "sm_80", "sm_90")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("kernels, 0 over budget")
+    hopper = [line for line in done.stdout.splitlines() if line.startswith("hopper_product.")]
+    assert len(hopper) == 8
+    for line in hopper:  # 4 steps of 16 along k; a box of each operand, or one for 64 of its rows
+        boxes = {"kk": 1 + 1, "ko": 1 + 4, "ok": 2 + 1, "oo": 2 + 4}[line.split()[0][-2:]]
+        assert " sm_90a " in line and re.search(rf" MMA +4 .* TMA +{boxes} ", line), line
 
 
 BAD = """
     import numpy as np
-    from minigrad.cuda_kernels import inspect, ptx
+    from minigrad.cuda_kernels import hopper_ptx, inspect, ptx
     from minigrad.cuda_kernels.language import cuda, math
     from minigrad.cuda_kernels.launch import kernel
+
+    multiply, zeros = hopper_ptx.wgmma("bfloat16", 64, "kk"), hopper_ptx.zeros(64)
+
+    @kernel("float32*", "int64", "int64", threads=128, registers=128, capability=(9, 0), only=True)
+    def sums_read_too_early(x, a, b):
+        sums = zeros()
+        hopper_ptx.wgmma_fence()
+        sums = multiply(sums, a, b)
+        x[cuda.threadIdx.x] = sums[3]
+        sums = multiply(sums, a, b)
+        hopper_ptx.wgmma_commit()
+        x[cuda.threadIdx.x + 128] = hopper_ptx.wgmma_wait0(sums)[5]
 
     @kernel("float32*", "int64", threads=256, registers=4)
     def many_registers(x, n):
@@ -85,6 +102,7 @@ BAD = """
 
     for made in (many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good):
         print(made.function.__name__, inspect.report(made, (8, 0)).faults())
+    print("sums_read_too_early", inspect.report(sums_read_too_early, (9, 0)).faults())
 """
 
 
@@ -99,6 +117,7 @@ def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
     assert "float64 instructions" in found["float64_arithmetic"]
     assert "no 128-bit load" in found["narrow_loads"]
     assert found["no_matrix_product"] == "['no HMMA']"
+    assert found["sums_read_too_early"] == "['products that wait for one another (wgmma is serialized)']"
     assert found["good"] == "[]"
 
 
