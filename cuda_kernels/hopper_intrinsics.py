@@ -84,6 +84,7 @@ def wgmma(dtype: str, columns: int, kinds: str) -> Any:
         "f" * count + "ll",
         memory=True,
         tied=count,
+        together=True,
     )
 
     @intrinsic
@@ -111,16 +112,16 @@ def zeros(columns: int) -> Any:
     return run
 
 
-wgmma_fence: Any = statement("wgmma.fence.sync.aligned;")
-wgmma_commit: Any = statement("wgmma.commit_group.sync.aligned;")
-wgmma_wait1: Any = statement("wgmma.wait_group.sync.aligned 1;")
+wgmma_fence: Any = statement("wgmma.fence.sync.aligned;", together=True)
+wgmma_commit: Any = statement("wgmma.commit_group.sync.aligned;", together=True)
+wgmma_wait1: Any = statement("wgmma.wait_group.sync.aligned 1;", together=True)
 
 
 @intrinsic
 def wgmma_wait0(typing_context: Any, sums: Any) -> Any:
     """The sums, as what the instruction writes: nothing that reads them comes before it."""
     letters = "f" * sums.count
-    wait = assembly("wgmma.wait_group.sync.aligned 0;", letters, letters, memory=True, tied=sums.count)
+    wait = assembly("wgmma.wait_group.sync.aligned 0;", letters, letters, memory=True, tied=sums.count, together=True)
 
     def generate(context, builder, signature, args):
         return wait(context, builder, signature.args, args)
@@ -164,7 +165,7 @@ def store_columns(pitch: int) -> Any:
 
 
 def _registers(word: str, n: int) -> Any:
-    return statement(f"setmaxnreg.{word}.sync.aligned.u32 {n};")
+    return statement(f"setmaxnreg.{word}.sync.aligned.u32 {n};", together=True)
 
 
 fewer_registers: Any = _registers("dec", FEWER)

@@ -239,10 +239,11 @@ _SHARED = 3  # LLVM's address space
 _LETTERS = {"r": (I32, types.uint32), "f": (F32, types.float32), "l": (I64, types.int64)}
 
 
-def assembly(text: str, results: str, arguments: str, *, memory: bool, tied: int = 0) -> Any:
+def assembly(text: str, results: str, arguments: str, *, memory: bool, tied: int = 0, together: bool = False) -> Any:
     """What generates a PTX instruction: the registers of ``results`` from those of ``arguments``, a letter for each.
 
     ``memory``: it uses memory, so it stays where it is. ``tied``: so many arguments are in the results' registers.
+    ``together``: threads execute it together, so LLVM must not make it depend on further conditions (convergent).
     Returns a function (context, builder, kinds, values).
     """
     inputs = [str(i) if i < tied else letter for i, letter in enumerate(arguments)]
@@ -263,7 +264,7 @@ def assembly(text: str, results: str, arguments: str, *, memory: bool, tied: int
             context.cast(builder, value, kind, _LETTERS[letter][1])
             for (kind, value), letter in zip(flat, arguments, strict=True)
         ]
-        found = builder.call(assembly, operands)
+        found = builder.call(assembly, operands, attrs=("convergent",) if together else ())
         if not results:
             return context.get_dummy_value()
         if len(results) == 1:
@@ -316,9 +317,9 @@ def cp_async(typing_context: Any, address: Any, p: Any, i: Any, nbytes: Any) -> 
     return types.void(address, p, i, nbytes), generate
 
 
-def statement(text: str) -> Any:
+def statement(text: str, together: bool = False) -> Any:
     """A PTX instruction without operands."""
-    write = assembly(text, "", "", memory=True)
+    write = assembly(text, "", "", memory=True, together=together)
 
     @intrinsic
     def run(typing_context):
