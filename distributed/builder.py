@@ -1,7 +1,8 @@
 """DdpBuilder: training on one or several replicas whose loop the framework owns (flodl's builder mode).
 
 Every replica trains on batches of its own with its own optimizer; from time to time the parameters of all are averaged.
-How often decides an ``AveragingPolicy``. Replicas are threads, because kernels release the interpreter lock.
+How often decides an ``AveragingPolicy``. Replicas are threads, each on its GPU, or on the CPU, whose kernels release
+the interpreter lock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.autograd import no_grad
+from minigrad.device import CPU, Device
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.random import default_generator, generators_for
@@ -28,10 +30,10 @@ from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
 from .policies import AverageBackend, AveragingPolicy
 from .replica_average import CommunicatorAverager, HostAverager, ReplicaAverager
-from .replica_data import EpochOrder, fetcher
+from .replica_data import EpochOrder, ReplicaLoader, fetcher
+from .replica_group import check_kinds, replica_communicators
 from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
 from .simple_trainer import SimpleTrainer, TrainingConfig
-from .thread import ThreadCommunicator
 from .timeline import Timeline
 from .trained_state import TrainedState, tensors_of
 
@@ -58,6 +60,10 @@ class DdpBuilder:
         batch_size: samples of one replica's batch. What fills no batch is left out of an epoch.
         num_epochs: epochs in all, those before a resumed run included.
         replicas: how many. With one, ``run()`` trains in the calling thread, to the bit as a plain loop does.
+        devices: where they are, say ``["cuda:0", "cuda:1"]``, which says how many as well; None: all on the CPU. Models
+            are moved there, and the tensors of batches.
+        prefetch: up to so many batches are made ahead, in a thread of each replica. Random numbers that the dataset
+            draws there come from a generator that seed, epoch and batch decide. 0: in the replica's own thread.
         policy, backend: when the parameters are averaged, and by what. Averages are weighted with batches done.
         anchor, max_anchor, overhead_target, speed_hint: of ``ElChe``; speed_hint is (slowest rank, ratio >= 1).
         divergence_threshold: of ``DivergenceGuard``; None turns it off. With policy SYNC it is always off.
@@ -81,7 +87,7 @@ class DdpBuilder:
         snapshot_timeout: seconds after which an average is given up, and made later, because a replica is late (not
             with SYNC).
         batch_timeout: seconds after which a replica that has not come back from a batch, or a callback, is lost.
-        communicators: of backend COMMUNICATOR, in order of rank, closed at the end; None: a ThreadCommunicator's.
+        communicators: of backend COMMUNICATOR, in order of rank, closed at the end; None: ``replica_communicators``.
 
     Raises ValueError, TypeError or DataError for values that do not fit, in ``run()`` or before.
     """
@@ -93,6 +99,8 @@ class DdpBuilder:
     batch_size: int | None = None
     num_epochs: int | None = None
     replicas: int = 1
+    devices: Sequence[str | Device] | None = None
+    prefetch: int = 2
     policy: AveragingPolicy = AveragingPolicy.CADENCE
     backend: AverageBackend = AverageBackend.COMMUNICATOR
     anchor: int = 10
@@ -118,6 +126,9 @@ class DdpBuilder:
     batch_timeout: float = 300.0
     communicators: Sequence[Communicator] | None = None
 
+    def __post_init__(self) -> None:
+        self._places: list[Device] = []
+
     def run(self) -> DdpHandle:
         """Make the replicas and start them; with one replica, train to the end."""
         plan, order, fetch = self._checked()
@@ -129,7 +140,7 @@ class DdpBuilder:
             replicas,
             self._averager(replicas),
             order,
-            fetch,
+            [ReplicaLoader(order, fetch, replica.device, self.prefetch, self.seed) for replica in replicas],
             self.train_fn,
             self.epoch_fn,
             self.metrics_fn,
@@ -152,7 +163,14 @@ class DdpBuilder:
             if getattr(self, name) is None:
                 raise ValueError(f"DdpBuilder: {name} is required")
         assert self.batch_size is not None and self.num_epochs is not None
-        for name, least in (("batch_size", 1), ("num_epochs", 0), ("replicas", 1), ("anchor", 1), ("max_anchor", 1)):
+        for name, least in (
+            ("batch_size", 1),
+            ("num_epochs", 0),
+            ("replicas", 1),
+            ("prefetch", 0),
+            ("anchor", 1),
+            ("max_anchor", 1),
+        ):
             _check_int(name, getattr(self, name), least)
         for name, least in (("max_batch_diff", 1), ("max_overshoot", 0), ("checkpoint_every", 1)):
             if getattr(self, name) is not None:
@@ -161,16 +179,18 @@ class DdpBuilder:
             raise ValueError("DdpBuilder: checkpoint_every and checkpoint_fn go together, one of them is missing")
         if not (isinstance(self.lr_scale_ratio, int | float) and 0 <= self.lr_scale_ratio < math.inf):
             raise ValueError(f"DdpBuilder: lr_scale_ratio is {self.lr_scale_ratio!r}, expected a number >= 0")
+        self._places = self._checked_devices()
+        world = len(self._places)
         samples, fetch = fetcher(self.dataset)
         order = EpochOrder(samples, self.batch_size, self.seed)
         sync = self.policy is AveragingPolicy.SYNC
-        if sync and len(order) < self.replicas:
+        if sync and len(order) < world:
             raise ValueError(
                 f"DdpBuilder: {samples} samples are {len(order)} batches of {self.batch_size}, too few for a step of "
-                f"{self.replicas} replicas"
+                f"{world} replicas"
             )
         plan = Plan(
-            world=self.replicas,
+            world=world,
             batches=len(order),
             epochs=self.num_epochs,
             policy=self.policy,
@@ -181,15 +201,27 @@ class DdpBuilder:
             checkpoint_every=self.checkpoint_every,
             snapshot_timeout=check_seconds("snapshot_timeout", self.snapshot_timeout),
             batch_timeout=check_seconds("batch_timeout", self.batch_timeout),
+            device_indices=[place.index for place in self._places],
             **({} if self.resume is None else self._resumed(self.resume, order)),
         )
         return plan, order, fetch
 
+    def _checked_devices(self) -> list[Device]:
+        if self.devices is None:
+            return [CPU] * self.replicas
+        places = [Device(device) for device in self.devices]
+        if not places or self.replicas not in (1, len(places)):
+            raise ValueError(f"DdpBuilder: {len(places)} devices for {self.replicas} replicas; leave one of them out")
+        check_kinds(places)
+        for place in places:
+            place.kernels_package()  # raises, if it is not there
+        return places
+
     def _progressive(self, sync: bool) -> bool:
         if self.partition_ratios is not None:
             ratios = list(self.partition_ratios)
-            if len(ratios) != self.replicas or not all(0 < ratio < math.inf for ratio in ratios):
-                raise ValueError(f"DdpBuilder: partition_ratios is {ratios}, expected {self.replicas} numbers > 0")
+            if len(ratios) != len(self._places) or not all(0 < ratio < math.inf for ratio in ratios):
+                raise ValueError(f"DdpBuilder: partition_ratios is {ratios}, expected {len(self._places)} numbers > 0")
         if sync and (self.progressive_dispatch or self.partition_ratios is not None):
             raise ValueError(
                 "DdpBuilder: with policy SYNC every replica has one batch of each step; progressive_dispatch and "
@@ -202,10 +234,11 @@ class DdpBuilder:
         return self.progressive_dispatch
 
     def _resumed(self, state: TrainedState, order: EpochOrder) -> dict[str, int]:
-        if len(state.replicas) != self.replicas:
+        if len(state.replicas) != len(self._places):
             why = "it is what was left after a failure" if not state.replicas else "the numbers must be equal"
             raise ValueError(
-                f"DdpBuilder: the state has optimizers of {len(state.replicas)} replicas, for {self.replicas}: {why}"
+                f"DdpBuilder: the state has optimizers of {len(state.replicas)} replicas, for {len(self._places)}: "
+                f"{why}"
             )
         return {"first_epoch": order.first_epoch(state.sampler), "batches_before": state.batches}
 
@@ -218,7 +251,7 @@ class DdpBuilder:
         schedule = None if self.scheduler is None else self.scheduler(world)
         replicas: list[Replica] = []
         for rank in range(world):
-            model = self.model_factory()
+            model = self.model_factory().to(device=self._places[rank])
             if replicas:
                 _copy(replicas[0].model, model, rank)
             if self.resume is not None:
@@ -234,7 +267,16 @@ class DdpBuilder:
             mine = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, mine)
             replicas.append(
-                Replica(rank, world, model, trainer, mine, comms[rank] if comms else None, default_generator)
+                Replica(
+                    rank,
+                    world,
+                    model,
+                    trainer,
+                    mine,
+                    comms[rank] if comms else None,
+                    default_generator,
+                    self._places[rank],
+                )
             )
         if world > 1:
             for replica, generator in zip(replicas, generators_for(world), strict=True):
@@ -245,15 +287,19 @@ class DdpBuilder:
         return replicas
 
     def _communicators(self) -> list[Communicator]:
-        if self.replicas == 1 or self.backend is not AverageBackend.COMMUNICATOR:
+        world = len(self._places)
+        if world == 1 or self.backend is not AverageBackend.COMMUNICATOR:
             if self.communicators is not None:
                 raise ValueError("DdpBuilder: communicators are for several replicas with backend COMMUNICATOR")
             return []
         if self.communicators is None:
-            return list(ThreadCommunicator.group(self.replicas, timeout=self.batch_timeout))
-        places = [(comm.rank, comm.world_size) for comm in self.communicators]
-        if places != [(rank, self.replicas) for rank in range(self.replicas)]:
-            raise ValueError(f"DdpBuilder: communicators are (rank, world size) {places}, for {self.replicas} replicas")
+            return replica_communicators(self._places, self.batch_timeout)
+        places = [(comm.rank, comm.world_size, comm.device) for comm in self.communicators]
+        if places != [(rank, world, place) for rank, place in enumerate(self._places)]:
+            raise ValueError(
+                f"DdpBuilder: communicators are (rank, world size, device) {places}, for {world} replicas on "
+                f"{', '.join(map(str, self._places))}"
+            )
         return list(self.communicators)
 
     def _averager(self, replicas: Sequence[Replica]) -> ReplicaAverager | None:

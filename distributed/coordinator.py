@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .divergence import NUDGE, DivergenceGuard, OvershootLimit
@@ -65,8 +65,8 @@ class Round:
 @dataclass(frozen=True)
 class Plan:
     """What a run does. ``batches`` are those of an epoch, ``partition_ratios`` and ``progressive`` how they are dealt
-    out, ``first_epoch`` and ``batches_before`` (of all replicas) where a resumed run begins, the rest as in
-    ``DdpBuilder``."""
+    out, ``first_epoch`` and ``batches_before`` (of all replicas) where a resumed run begins, ``device_indices`` the
+    replicas' GPUs, by default 0, the rest as in ``DdpBuilder``."""
 
     world: int
     batches: int
@@ -81,6 +81,7 @@ class Plan:
     checkpoint_every: int | None = None
     snapshot_timeout: float = 5.0
     batch_timeout: float = 300.0
+    device_indices: Sequence[int] = ()
 
 
 class Coordinator:
@@ -156,7 +157,7 @@ class Coordinator:
         self.total_ms[rank] += wall_ms
         self._work.sums(batch.epoch).add(rank, samples, loss, scalars or {}, wall_ms)
         for metrics in self._work.end_epochs(self.clock()):
-            self.ready.append(metrics)
+            self.ready.append(replace(metrics, device_indices=list(self.plan.device_indices or [0] * self.plan.world)))
             self._event(EventKind.EPOCH_END, epoch=metrics.epoch)
         if self.plan.world > 1 and not self._late and should_average(self.plan.policy, self.view()):
             self._start_round()
@@ -222,6 +223,10 @@ class Coordinator:
     def batches_ever(self) -> int:
         """Batches of all replicas, those before a resumed run included."""
         return self.plan.batches_before + sum(self.total_batches)
+
+    def upcoming(self, rank: int, count: int) -> list[Batch]:
+        """Up to ``count`` batches that the replica will get next, as far as they have been dealt out to it."""
+        return self._work.upcoming(rank, count)
 
     def counts(self) -> list[int]:
         """Batches that each replica shall do between two averages."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from types import TracebackType
 
+from minigrad.device import Device
+
 from .epoch_metrics import EpochMetrics
 from .replica_threads import ReplicaThreads
 from .trained_state import TrainedState
@@ -29,6 +31,11 @@ class DdpHandle:
     def world_size(self) -> int:
         """Number of replicas."""
         return self._threads.coordinator.plan.world
+
+    @property
+    def devices(self) -> list[Device]:
+        """Where the replicas are."""
+        return [replica.device for replica in self._threads.replicas]
 
     def poll_metrics(self) -> list[EpochMetrics]:
         """Epochs that have ended since the last call, in order; returns at once."""

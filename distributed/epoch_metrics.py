@@ -23,7 +23,8 @@ class EpochMetrics:
     """An epoch that all replicas have ended (flodl's ``EpochMetrics``).
 
     ``avg_loss`` and ``scalars`` are means over all batches, whoever did them. ``per_rank_throughput`` is a replica's
-    samples by the milliseconds that it computed; ``batch_share`` its part of all batches. Lists are in order of rank.
+    samples by the milliseconds that it computed; ``batch_share`` its part of all batches; ``device_indices`` the number
+    of its GPU, 0 for the CPU. Lists are in order of rank.
     """
 
     epoch: int
@@ -33,6 +34,7 @@ class EpochMetrics:
     per_rank: list[ReplicaEpoch]
     per_rank_throughput: list[float]
     batch_share: list[float]
+    device_indices: list[int] = field(default_factory=list)
 
 
 @dataclass

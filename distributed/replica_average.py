@@ -1,5 +1,6 @@
 """Averaging the tensors of several replicas, weighted with the batches that each has done: in host memory, or by a
-communicator. Both send the same flat arrays and add in the same order, so they give the same bits.
+communicator, on the replicas' devices. Both add the same flat arrays in the same order, so they give the same bits
+where the communicator does (NCCL's order is its own).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.device import CPU
+from minigrad.device import CPU, Device
 from minigrad.dtypes import is_floating
 from minigrad.nn import Parameter
 from minigrad.tensor import Tensor
@@ -21,7 +22,7 @@ from .calls import ReduceOp
 from .combine import combine
 from .communicator import Communicator
 
-Flats = dict[np.dtype[Any], np.ndarray]
+Flats = dict[np.dtype[Any], Any]  # raw arrays of one device
 
 
 class ReplicaAverager(ABC):
@@ -37,19 +38,20 @@ class ReplicaAverager(ABC):
         Returns how far the replica was from the mean: |x - mean| / |mean| over the floating tensors. Frozen Parameters
         stay as they are. Nothing is changed if the operation fails.
         """
-        return unpack(tensors, self._reduce(rank, pack(tensors, weights[rank] / sum(weights))))
+        device = tensors[0].device if tensors else CPU
+        return unpack(tensors, self._reduce(rank, pack(tensors, weights[rank] / sum(weights)), device))
 
     @abstractmethod
     def abort(self) -> None:
         """A replica has failed: let the others not wait for it."""
 
     @abstractmethod
-    def _reduce(self, rank: int, flats: Flats) -> Flats:
-        """The sum over replicas of each floating array, the maximum of each other one."""
+    def _reduce(self, rank: int, flats: Flats, device: Device) -> Flats:
+        """The sum over replicas of each floating array, the maximum of each other one; of and on ``device``."""
 
 
 class HostAverager(ReplicaAverager):
-    """Adds the arrays of all replicas up in one thread (flodl's CPU backend).
+    """Adds the arrays of all replicas up in one thread, in host memory, also those of GPUs (flodl's CPU backend).
 
     Raises threading.BrokenBarrierError if a replica has not come within ``timeout`` seconds.
     """
@@ -62,14 +64,14 @@ class HostAverager(ReplicaAverager):
         """Whoever waits raises threading.BrokenBarrierError."""
         self._barrier.abort()
 
-    def _reduce(self, rank: int, flats: Flats) -> Flats:
-        self._slots[rank] = flats
+    def _reduce(self, rank: int, flats: Flats, device: Device) -> Flats:
+        self._slots[rank] = {dtype: device.kernels.to_host(flat) for dtype, flat in flats.items()}
         if self._barrier.wait() == 0:
             for dtype in flats:
                 arrays = [slot[dtype] for slot in self._slots]
                 combine(_op(dtype), arrays, arrays)
         self._barrier.wait()
-        return flats
+        return {dtype: device.kernels.from_host(flat) for dtype, flat in self._slots[rank].items()}
 
 
 class CommunicatorAverager(ReplicaAverager):
@@ -81,18 +83,22 @@ class CommunicatorAverager(ReplicaAverager):
     def abort(self) -> None:
         """The failed replica leaves its communicator, which tells the others."""
 
-    def _reduce(self, rank: int, flats: Flats) -> Flats:
+    def _reduce(self, rank: int, flats: Flats, device: Device) -> Flats:
         comm = self._communicators[rank]
-        tensors = {dtype: Tensor.wrap(flat, CPU) for dtype, flat in flats.items()}
+        tensors = {dtype: Tensor.wrap(flat, device) for dtype, flat in flats.items()}
         for dtype, tensor in tensors.items():
             comm.all_reduce(tensor, _op(dtype))
         return {dtype: tensor.data for dtype, tensor in tensors.items()}
 
 
 def weighted_mean(replicas: Sequence[Sequence[Tensor]], weights: Sequence[int]) -> list[Tensor]:
-    """The mean as ``ReplicaAverager`` makes it, of tensors that nobody changes meanwhile; they stay as they are."""
-    rows = [pack(tensors, weight / sum(weights)) for tensors, weight in zip(replicas, weights, strict=True)]
-    result = [Tensor.wrap(tensor.data.copy(), CPU) for tensor in replicas[0]]
+    """The mean as ``ReplicaAverager`` makes it, in host memory, of tensors that nobody changes meanwhile; they stay as
+    they are."""
+    rows = []
+    for tensors, weight in zip(replicas, weights, strict=True):
+        flats = pack(tensors, weight / sum(weights))
+        rows.append({dtype: tensors[0].device.kernels.to_host(flat) for dtype, flat in flats.items()})
+    result = [Tensor.wrap(on_host(tensor), CPU) for tensor in replicas[0]]
     for dtype in rows[0]:
         arrays = [row[dtype] for row in rows]
         combine(_op(dtype), arrays, arrays)
@@ -100,35 +106,46 @@ def weighted_mean(replicas: Sequence[Sequence[Tensor]], weights: Sequence[int]) 
     return result
 
 
+def on_host(tensor: Tensor) -> np.ndarray:
+    """A copy of the tensor's values."""
+    kernels = tensor.device.kernels
+    copy: np.ndarray = kernels.to_host(kernels.copy(tensor.data))
+    return copy
+
+
 def pack(tensors: Sequence[Tensor], share: float) -> Flats:
-    """One flat array per dtype, floating ones times ``share``; in the order of ``tensors``."""
-    parts: dict[np.dtype[Any], list[np.ndarray]] = {}
+    """One flat array per dtype, floating ones times ``share``; in the order of ``tensors``, on their device."""
+    parts: dict[np.dtype[Any], list[Any]] = {}
     for tensor in tensors:
+        kernels = tensor.device.kernels
         x = tensor.data.reshape(-1)
         if is_floating(x.dtype):
-            x = x.astype(_wide(x.dtype)) * _wide(x.dtype).type(share)
+            x = kernels.elementwise.mul(kernels.elementwise.cast(x, _wide(x.dtype)), share)
         parts.setdefault(x.dtype, []).append(x)
-    return {dtype: np.concatenate(arrays) for dtype, arrays in parts.items()}
+    return {dtype: tensors[0].device.kernels.movement.cat(tuple(arrays), 0) for dtype, arrays in parts.items()}
 
 
 def unpack(tensors: Sequence[Tensor], flats: Flats) -> float:
-    """Write the flat arrays back; returns |before - after| / |after| of the floating tensors, in float64."""
+    """Write the flat arrays back; returns |before - after| / |after| of the floating tensors."""
     at = dict.fromkeys(flats, 0)
-    moved = size = 0.0
+    moved, after = [], []
     for tensor in tensors:
-        x = tensor.data
+        kernels, x = tensor.device.kernels, tensor.data
         dtype = _wide(x.dtype) if is_floating(x.dtype) else x.dtype
         new = flats[dtype][at[dtype] : at[dtype] + x.size].reshape(x.shape)
         at[dtype] += x.size
         if isinstance(tensor, Parameter) and not tensor.requires_grad:
             continue  # rounding would change what is equal everywhere
         if is_floating(x.dtype):
-            after = new.astype(np.float64)
-            moved += float(np.square(x.astype(np.float64) - after).sum())
-            size += float(np.square(after).sum())
-        x[...] = new
+            moved.append(kernels.elementwise.sub(kernels.elementwise.cast(x, dtype), new))
+            after.append(new)
+        kernels.elementwise.assign(x, new)
         tensor.bump_version()
-    return math.sqrt(moved / size) if size else math.sqrt(moved)
+    if not moved:
+        return 0.0
+    norms = tensors[0].device.kernels.grad_norm
+    distance, size = norms.sum_of_squares(moved), norms.sum_of_squares(after)
+    return math.sqrt(distance / size) if size else math.sqrt(distance)
 
 
 def _wide(dtype: Any) -> np.dtype[Any]:

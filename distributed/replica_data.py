@@ -1,21 +1,29 @@
-"""The samples of a ``DdpBuilder`` run: their order, and how a batch is made of them."""
+"""The samples of a ``DdpBuilder`` run: their order, how a batch is made of them, and the thread that does it ahead."""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import minigrad
 from minigrad.data import EpochSampler
+from minigrad.data.prefetch import pinned, to_device
+from minigrad.device import Device
+from minigrad.random import Generator, drawing_from
+
+from .call_thread import CallThread, Job
+from .workload import Batch
 
 
 class EpochOrder:
     """The samples of each batch of each epoch; a pure function of seed and epoch."""
 
     def __init__(self, samples: int, batch_size: int, seed: int) -> None:
+        self.batch_size: int = batch_size
         self._sampler = EpochSampler(samples, batch_size, seed, drop_last=True)
         self._lock = threading.Lock()
         self._batches: dict[int, list[np.ndarray]] = {}
@@ -60,3 +68,54 @@ def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
             f"dataset is a {type(dataset).__name__}, expected arrays, or an object with len() and [indices]"
         )
     return len(dataset), lambda indices: dataset[indices]
+
+
+class ReplicaLoader:
+    """Makes the batches of one replica: up to ``depth`` of those that it will get next, in a thread of its own; with a
+    depth of 0 each when it is wanted, in the replica's thread.
+
+    The thread draws random numbers, for each batch, from a generator that ``seed``, epoch and batch decide. Tensors of
+    a batch go to the replica's device, to a GPU from pinned memory and as part of the stream.
+    """
+
+    def __init__(
+        self, order: EpochOrder, fetch: Callable[[np.ndarray], Any], device: Device, depth: int, seed: int
+    ) -> None:
+        self.depth: int = depth
+        self._order, self._fetch, self._device, self._seed = order, fetch, device, seed
+        self._jobs: dict[Batch, Job] = {}
+        self._thread = CallThread("replica-loader") if depth else None
+        self._closed = False
+
+    def get(self, task: Batch, upcoming: Sequence[Batch]) -> Any:
+        """The batch; meanwhile the thread begins with ``upcoming``. Raises what the dataset raises, where it did."""
+        if self._thread is None:
+            return to_device(self._fetch(self._order.indices(task.epoch, task.index)), self._device)
+        wanted = [task, *upcoming[: self.depth]]
+        self._jobs = {batch: job for batch, job in self._jobs.items() if batch in wanted}
+        for batch in wanted:
+            if batch not in self._jobs:
+                self._jobs[batch] = self._thread.submit(functools.partial(self._load, batch))
+        job = self._jobs.pop(task)
+        job.wait(threading.TIMEOUT_MAX)
+        batch, error = job.result
+        if error is not None:
+            raise error
+        return to_device(batch, self._device)
+
+    def close(self) -> None:
+        """End the thread, after the batch that it is at."""
+        self._closed = True
+        if self._thread is not None:
+            self._thread.stop()
+
+    def _load(self, batch: Batch) -> tuple[Any, BaseException | None]:
+        if self._closed:
+            return None, None
+        words = np.random.SeedSequence(self._seed, spawn_key=(batch.epoch, batch.index)).generate_state(1, np.uint64)
+        try:
+            with drawing_from(Generator(int(words[0]))):
+                made = self._fetch(self._order.indices(batch.epoch, batch.index))
+            return (pinned(made) if self._device.type == "cuda" else made), None
+        except BaseException as error:  # SystemExit too: it is the replica that fails
+            return None, error

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.device import CPU, Device
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule
 from minigrad.random import Generator, drawing_from
@@ -24,8 +25,8 @@ from .comm_errors import CommError
 from .communicator import Communicator
 from .coordinator import Average, Coordinator, Stop, Wait
 from .epoch_metrics import EpochMetrics
-from .replica_average import ReplicaAverager, weighted_mean
-from .replica_data import EpochOrder
+from .replica_average import ReplicaAverager, on_host, weighted_mean
+from .replica_data import EpochOrder, ReplicaLoader
 from .simple_trainer import SimpleTrainer
 from .timeline import EventKind, Timeline
 from .trained_state import RunReport, TrainedState, tensors_of
@@ -60,6 +61,7 @@ class Replica:
         schedule: ReplicaSchedule | None,
         communicator: Communicator | None,
         generator: Generator,
+        device: Device = CPU,
     ) -> None:
         self.rank: int = rank
         self.world_size: int = world_size
@@ -68,6 +70,7 @@ class Replica:
         self.schedule: ReplicaSchedule | None = schedule
         self.communicator: Communicator | None = communicator
         self.generator: Generator = generator
+        self.device: Device = device
         self.epoch: int = -1
         self.named: list[tuple[str, Tensor]] = list(model.named_parameters())
         self.tensors: list[Tensor] = [tensor for _, tensor in tensors_of(model)]
@@ -92,7 +95,7 @@ class ReplicaThreads:
         replicas: Sequence[Replica],
         averager: ReplicaAverager | None,
         order: EpochOrder,
-        fetch: Callable[[np.ndarray], Any],
+        loaders: Sequence[ReplicaLoader],
         train_fn: TrainFn,
         epoch_fn: Callable[[int, Replica], None] | None,
         metrics_fn: Callable[[EpochMetrics], None] | None,
@@ -103,7 +106,7 @@ class ReplicaThreads:
         self.replicas: list[Replica] = list(replicas)
         self.changed: threading.Condition = threading.Condition()
         self.metrics: deque[EpochMetrics] = deque()
-        self._averager, self._order, self._fetch, self._train_fn = averager, order, fetch, train_fn
+        self._averager, self._order, self._loaders, self._train_fn = averager, order, loaders, train_fn
         self._epoch_fn, self._metrics_fn, self._checkpoint_fn = epoch_fn, metrics_fn, checkpoint_fn
         self._timeline = timeline
         self._publishing = threading.RLock()
@@ -119,6 +122,7 @@ class ReplicaThreads:
         """Train one replica to its end, in this thread."""
         rank = replica.rank
         try:
+            replica.device.activate()
             with replica.communicator or contextlib.nullcontext(), drawing_from(replica.generator):
                 try:
                     self._loop(replica)
@@ -133,6 +137,7 @@ class ReplicaThreads:
             with self.changed:
                 self.coordinator.failed(rank, error)
         finally:
+            self._loaders[rank].close()
             with self.changed:
                 self.coordinator.leave(rank)
                 self.changed.notify_all()
@@ -185,8 +190,9 @@ class ReplicaThreads:
                 self._epoch_fn(task.epoch, replica)
         start_ms = 0.0 if self._timeline is None else self._timeline.now_ms()
         began = coordinator.clock()
-        indices = self._order.indices(task.epoch, task.index)
-        result = self._train_fn(replica.model, self._fetch(indices))
+        with self.changed:
+            upcoming = coordinator.upcoming(rank, self._loaders[rank].depth)
+        result = self._train_fn(replica.model, self._loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})
         value = loss.item()
         replica.trainer.step(replica.named, loss.backward(), value)
@@ -196,7 +202,7 @@ class ReplicaThreads:
         with self.changed:
             if rank in coordinator.failures:  # given up as stuck: too late
                 raise coordinator.failures[rank]
-            coordinator.batch_done(rank, len(indices), value, wall_ms, scalars)
+            coordinator.batch_done(rank, self._order.batch_size, value, wall_ms, scalars)
             self.changed.notify_all()
         self._publish()
 
@@ -276,7 +282,7 @@ class ReplicaThreads:
     def state(self, tensors: Sequence[Tensor], epoch: int, trainers: Sequence[Any]) -> TrainedState:
         """The run's state with these tensors, copied."""
         c, names = self.coordinator, [name for name, _ in tensors_of(self.replicas[0].model)]
-        arrays = {name: tensor.data.copy() for name, tensor in zip(names, tensors, strict=True)}
+        arrays = {name: on_host(tensor) for name, tensor in zip(names, tensors, strict=True)}
         buffers = {name for name, _ in self.replicas[0].model.named_buffers()}
         return TrainedState(
             params={name: array for name, array in arrays.items() if name not in buffers},

@@ -5,6 +5,7 @@ Pure bookkeeping on batch numbers, used by ``coordinator``.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ class Workload:
             if not chunk:
                 self._epoch_of[rank] += 1
         return self._queues[rank].popleft() if self._queues[rank] else None
+
+    def upcoming(self, rank: int, count: int) -> list[Batch]:
+        """Up to ``count`` batches that are the replica's already, in order."""
+        return list(itertools.islice(self._queues[rank], count))
 
     def sums(self, epoch: int) -> EpochSums:
         """Where the epoch's batches are to be reported."""

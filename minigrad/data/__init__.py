@@ -1,4 +1,4 @@
-"""Text, tokens and batches, on plain strings and NumPy arrays."""
+"""Text, tokens and batches, on plain strings and NumPy arrays; and batches made ahead, for any device."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
 from .loader import EpochBatches
+from .prefetch import Prefetcher
 from .sampler import EpochSampler, shard
 from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
@@ -20,6 +21,7 @@ __all__ = [
     "EpochBatches",
     "EpochSampler",
     "FixedBatches",
+    "Prefetcher",
     "RandomBatches",
     "load_corpus",
     "min_tokens",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from typing import Any
 
 import numpy as np
@@ -707,7 +708,7 @@ def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
 def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy():
     """All wait, with nothing to watch; one is woken alone, gets a batch, and never comes back."""
     coordinator = Coordinator(Plan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
-    threads = ReplicaThreads(coordinator, [], None, None, None, None, None, None, None, None)  # type: ignore[arg-type]
+    threads = ReplicaThreads(coordinator, [], None, None, [], None, None, None, None, None)  # type: ignore[arg-type]
     for rank in (0, 1):
         assert isinstance(coordinator.next(rank), Batch)
     coordinator.batch_done(0, 4, 0.0, 1.0)
@@ -781,3 +782,120 @@ def test_slow_rank_counts_three_to_one_and_waits_less_than_in_lockstep():
             fast, slow = (sum(counts[rank] for counts in state.report.count_history[1:-1]) for rank in (0, 1))
             assert 2.1 < fast / slow < 3.8
     assert waited[CADENCE] < 0.6 * waited[SYNC]
+
+
+# ------------------------------------------------------------------ prefetching
+
+
+class Noted:
+    """Rows of which it is noted which thread asked, and for what."""
+
+    def __init__(self, fails_at: int | None = None, noise: bool = False) -> None:
+        self.threads: list[str] = []
+        self.fails_at, self.noise = fails_at, noise
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, indices: np.ndarray) -> Any:
+        self.threads.append(threading.current_thread().name)
+        if len(self.threads) == self.fails_at:
+            raise OSError("the disk is gone")
+        x = X[indices]
+        if self.noise:
+            x = x + minigrad.rand(*x.shape).numpy()
+        return minigrad.tensor(x), minigrad.tensor(Y[indices])
+
+
+def loaders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "replica-loader"]
+
+
+def assert_no_loader_is_left() -> None:
+    for thread in loaders():
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_prefetch_gives_the_bits_of_no_prefetch(replicas, prefetch):
+    plain, ahead = Noted(), Noted()
+    want = builder(policy=SYNC, replicas=replicas, dataset=plain, prefetch=0).run().join()
+    got = builder(policy=SYNC, replicas=replicas, dataset=ahead, prefetch=prefetch).run().join()
+    assert_same_bits(arrays(got), arrays(want))
+    assert "replica-loader" not in plain.threads and set(ahead.threads) == {"replica-loader"}
+    assert len(ahead.threads) == len(plain.threads), "no batch was made in vain"
+    assert_no_loader_is_left()
+
+
+def test_prefetch_makes_batches_while_the_replica_computes():
+    both = threading.Barrier(2)  # the loader makes the second batch while the first one trains
+
+    class Meeting(Noted):
+        def __getitem__(self, indices: np.ndarray) -> Any:
+            if len(self.threads) == 1:
+                both.wait(10)
+            return super().__getitem__(indices)
+
+    calls = []
+
+    def train_fn(model: Any, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            both.wait(10)
+        return loss_of(model, batch)
+
+    builder(dataset=Meeting(), replicas=1, num_epochs=1, train_fn=train_fn).run().join()
+
+
+def test_prefetch_draws_the_same_random_numbers_in_every_run():
+    runs = [
+        arrays(builder(policy=SYNC, replicas=2, dataset=Noted(noise=True), prefetch=depth).run().join())
+        for depth in (1, 3)
+    ]
+    assert_same_bits(*runs)
+
+
+def test_prefetch_forwards_the_datasets_error_with_its_traceback():
+    with pytest.raises(ReplicaFailedError, match="OSError: the disk is gone") as caught:
+        builder(dataset=Noted(fails_at=1), replicas=1).run().join()
+    cause = caught.value.__cause__
+    assert cause is not None and "__getitem__" in "".join(traceback.format_exception(cause))
+    assert_no_loader_is_left()
+
+
+def test_prefetch_ends_with_a_run_that_is_stopped():
+    with builder(dataset=Noted(), replicas=2, num_epochs=10_000).run():
+        pass
+    assert_no_loader_is_left()
+
+
+def test_handle_and_metrics_tell_the_devices():
+    handle = builder(replicas=2, num_epochs=1).run()
+    metrics = handle.next_metrics()
+    assert metrics is not None and metrics.device_indices == [0, 0]
+    assert handle.devices == [minigrad.device.CPU] * 2
+    handle.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"devices": []}, ValueError, "0 devices for 1 replicas"),
+        ({"devices": ["cpu"] * 3, "replicas": 2}, ValueError, "3 devices for 2 replicas; leave one of them out"),
+        ({"devices": ["cpu", "cuda"]}, ValueError, "NcclComms requires CUDA devices, got CPU"),
+        ({"devices": ["cuda:99"]}, minigrad.device.DeviceError, "cuda:99 cannot be used"),
+        ({"prefetch": -1}, ValueError, "prefetch is -1, expected an integer >= 0"),
+    ],
+)
+def test_builder_devices_that_do_not_fit_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        builder(**{"replicas": 1, **options}).run()
+
+
+def test_builder_devices_say_how_many_replicas_there_are():
+    got = builder(policy=SYNC, replicas=1, devices=["cpu", "cpu"]).run()
+    want = builder(policy=SYNC, replicas=2).run()
+    assert got.world_size == 2
+    assert_same_bits(arrays(got.join()), arrays(want.join()))

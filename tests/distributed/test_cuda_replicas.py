@@ -15,10 +15,15 @@ from data_parallel import ROWS, Net
 
 import minigrad as mg
 from minigrad import Tensor, nn
+from minigrad.data import Prefetcher
+from minigrad.data.prefetch import pinned
 from minigrad.device import CPU, Device
 from minigrad.distributed import (
+    AverageBackend,
+    AveragingPolicy,
     CommTimeoutError,
     Ddp,
+    DdpBuilder,
     DdpConfig,
     Fault,
     FaultPlan,
@@ -246,3 +251,59 @@ def test_cuda_replicas_that_differ_are_named() -> None:
         trainer.models[1].bias.data = net(DEVICES[1], seed=5).bias.data
         with pytest.raises(ReplicaMismatchError, match="'bias'.*differ"):
             trainer.assert_replicas_identical()
+
+
+# ------------------------------------------------------------------ builder mode
+
+
+@pytest.mark.parametrize("backend", AverageBackend)
+def test_cuda_builder_averages_as_on_the_cpu(backend: AverageBackend) -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 8, 5))
+    states = []
+    for devices in (DEVICES, [CPU, CPU]):
+        seen: list[tuple[Device, str]] = []
+
+        def train_fn(model: Any, batch: Any, seen: Any = seen) -> Tensor:
+            seen.append((batch[0].device, threading.current_thread().name))
+            return model.loss(*batch)
+
+        handle = DdpBuilder(
+            net,
+            sgd,
+            train_fn,
+            dataset=(x, y),
+            batch_size=2,
+            num_epochs=2,
+            devices=devices,
+            policy=AveragingPolicy.SYNC,
+            backend=backend,
+            batch_timeout=60.0,
+        ).run()
+        metrics = [handle.next_metrics() for _ in range(2)]
+        assert all(m is not None and m.device_indices == [d.index for d in devices] for m in metrics)
+        assert handle.devices == devices
+        states.append(handle.join())
+        assert set(seen) == {(device, f"replica-{rank}") for rank, device in enumerate(devices)}
+    got, wanted = states
+    assert all(isinstance(array, np.ndarray) for array in got.params.values())
+    assert_close(got.params, wanted.params)
+    assert got.report is not None and got.report.averages == 4
+    for (arrays, _), (others, _) in zip(got.replicas, wanted.replicas, strict=True):  # the optimizers' states
+        assert_close(dict(arrays), dict(others))
+
+
+def test_cuda_batches_arrive_by_pinned_memory() -> None:
+    made = []
+
+    def batches() -> Any:
+        for step in range(4):
+            made.append(np.full((2, 3), float(step)))
+            yield {"x": made[-1], "name": "a"}
+
+    with Prefetcher(batches(), device=DEVICES[1]) as ahead:
+        for step, batch in enumerate(ahead):
+            assert batch["x"].device is DEVICES[1] and batch["name"] == "a"
+            assert batch["x"].cpu().tolist() == [[float(step)] * 3] * 2
+    assert len(made) == 4
+    held = pinned((made[0], Tensor(made[1])))
+    assert all(x.is_pinned() for x in held)
