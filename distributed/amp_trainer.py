@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.autograd import BackwardHook
 from minigrad.dtypes import bfloat16, float16, float32, is_half
+from minigrad.engine import BackwardHook
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.mixed_precision import autocast
 from minigrad.optim import GradScaler, LossScaleStrategy, LrSchedule, Optimizer

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from minigrad.autograd import BackwardHook, no_grad
+from minigrad.autograd import no_grad
 from minigrad.creation import full
 from minigrad.dtypes import float64, is_floating
+from minigrad.engine import BackwardHook
 from minigrad.grad_store import GradStore
 from minigrad.metrics_log import JsonLinesLog
 from minigrad.nn import Module

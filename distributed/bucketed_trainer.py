@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minigrad.autograd import BackwardHook
+from minigrad.engine import BackwardHook
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.optim import GradAccumulator
 from minigrad.optim.grad_accumulator import check_weight

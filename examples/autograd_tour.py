@@ -40,15 +40,15 @@ def graph() -> None:
     b = minigrad.tensor(3.0, requires_grad=True)
     y = a * b + a.exp()
     show(f"{y = }", tree(y.node))
-    product, power = (node for node, *_ in y.node.edges)
-    claim("both branches of the tree end at one and the same a", product.edges[0][0] is a and power.edges[0][0] is a)
+    product, power = y.node.edges
+    claim("both branches of the tree end at one and the same a", product.edges[0] is a and power.edges[0] is a)
 
 
 def tree(node: Any) -> str:
     """A node of the graph, and below it those that it came from, down to the tensors that nothing computed."""
     if isinstance(node, Tensor):
         return f"{node}"
-    below = [tree(edge[0]) for edge in node.edges if edge is not None]
+    below = [tree(edge) for edge in node.edges if edge is not None]
     return "\n".join([type(node).__name__, *("    " + line for part in below for line in part.splitlines())])
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from . import cuda, nn, optim
 from . import hints as _hints
 from .anomaly import detect_anomaly
-from .autograd import BackwardHook, Function, backward, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from .autograd import Function
 from .creation import (
     arange,
     as_tensor,
@@ -65,6 +65,7 @@ from .dtypes import (
     default_dtype as get_default_dtype,
 )
 from .einstein_sum import einsum
+from .engine import BackwardHook, backward
 from .free_functions import bucketize, is_tensor, result_type, searchsorted, std_mean, var_mean
 from .functions import (
     abs,
@@ -234,6 +235,7 @@ from .functions import (
     unsqueeze,
     var,
 )
+from .grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from .grad_store import GradStore, TensorId
 from .gradcheck import GradcheckError, gradcheck
 from .memory import memory_stats, release_memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from .autograd import _grad_mode
+from .grad_mode import of_thread
 
 
 @contextlib.contextmanager
@@ -14,8 +14,8 @@ def detect_anomaly() -> Iterator[None]:
     RuntimeError where a gradient turns NaN: with the operation, its input, and that line if the forward pass ran within
     the block too. Other errors of ``backward`` then name the line as well. Slow; for debugging.
     """
-    previous, _grad_mode.anomaly = _grad_mode.anomaly, True
+    previous, of_thread.mode.anomaly = of_thread.mode.anomaly, True
     try:
         yield
     finally:
-        _grad_mode.anomaly = previous
+        of_thread.mode.anomaly = previous

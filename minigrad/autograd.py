@@ -1,130 +1,32 @@
-"""Reverse-mode automatic differentiation: Function, backward, no_grad.
+"""Reverse-mode automatic differentiation: the graph that operations leave behind. ``engine.py`` walks it.
 
 A graph node *is* the Function instance that computed a tensor. ``Function.apply`` runs ``forward`` on raw arrays, and
-if a gradient will be wanted, keeps the instance with edges to where its inputs came from. ``backward`` walks the nodes
-from the newest to the oldest: ids grow with time and a node's inputs are older than itself, so that is a topological
-order and no recursion is needed. Raw arrays also mean that backward records nothing: there are no higher-order
-gradients.
+if a gradient will be wanted, keeps the instance with edges to where its inputs came from: the nodes that computed them,
+or leaf tensors. Raw arrays also mean that backward records nothing: there are no higher-order gradients.
 
-What every op would otherwise repeat is done here, once: dtype promotion, device checks, summing gradients back over
-broadcast dimensions, adding the gradients of a tensor that is used several times, freeing saved arrays on the way.
+What every op would otherwise repeat is done here, once: dtype promotion, device checks, errors that name the inputs.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import operator
-import sys
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .device import Device
 from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
 from .errors import located, user_line
-from .grad_store import GradStore, TensorId, next_id
+from .grad_mode import Mode, of_thread
+from .grad_mode import enable_grad as enable_grad
+from .grad_mode import is_grad_enabled as is_grad_enabled
+from .grad_mode import no_grad as no_grad
+from .grad_mode import set_grad_enabled as set_grad_enabled
+from .grad_store import next_id
+from .versions import Version
 
 if TYPE_CHECKING:
     from .tensor import Tensor
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class BackwardHook(Protocol):
-    """Told, during ``backward``, about each leaf as soon as nothing can add to its gradient any more."""
-
-    def on_leaf_grad_ready(self, id: TensorId, grad: Any) -> None:
-        """``grad`` is the leaf's final gradient, the same Tensor that the GradStore will hold."""
-
-
-class _GradMode(threading.local):
-    enabled = True
-    anomaly = False  # within detect_anomaly
-    autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
-
-
-_grad_mode = _GradMode()
-
-
-def is_grad_enabled() -> bool:
-    """Whether ops of the calling thread are recorded for ``backward``."""
-    return _grad_mode.enabled
-
-
-def refuse_generators(name: str, fn: Callable[..., Any]) -> None:
-    """TypeError for a function whose body does not run within its call, so that ``@name`` would do nothing."""
-    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
-        raise located(
-            TypeError(
-                f"{name}: {fn.__qualname__} is a generator or coroutine function, whose body runs "
-                "after the call has returned; use a with block inside it that contains no yield or await"
-            )
-        )
-
-
-class _SetGrad:
-    """A context manager and decorator that sets the calling thread's grad mode; instances may be nested and reused."""
-
-    enabled: bool
-
-    def __init__(self) -> None:
-        self._previous: list[bool] = []
-
-    def __enter__(self) -> None:
-        self._previous.append(_grad_mode.enabled)
-        _grad_mode.enabled = self.enabled
-
-    def __exit__(self, *exception: object) -> None:
-        _grad_mode.enabled = self._previous.pop()
-
-    def __call__(self, fn: F) -> F:
-        refuse_generators(type(self).__name__, fn)
-
-        @functools.wraps(fn)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with type(self)():
-                return fn(*args, **kwargs)
-
-        return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
-
-
-class no_grad(_SetGrad):
-    """Within ``with no_grad():``, or in a function decorated ``@no_grad()``, no graph is recorded (this thread
-    only).
-    """
-
-    enabled = False
-
-
-class enable_grad(_SetGrad):
-    """Records again inside an outer ``no_grad``."""
-
-    enabled = True
-
-
-class set_grad_enabled(_SetGrad):
-    """Records, or does not, as ``mode`` says: from the call on, or with ``with`` or as a decorator until the end."""
-
-    def __init__(self, mode: bool) -> None:
-        super().__init__()
-        self._before = _grad_mode.enabled
-        self.enabled: bool = bool(mode)
-        _grad_mode.enabled = self.enabled
-
-    def __enter__(self) -> None:
-        self._previous.append(self._before)
-        _grad_mode.enabled = self.enabled
-
-    def __call__(self, fn: F) -> F:
-        _grad_mode.enabled = self._before
-        return (enable_grad() if self.enabled else no_grad())(fn)
-
-
-class Version:
-    """Counts the in-place changes of one piece of memory; shared by a tensor and its views."""
-
-    count: int = 0  # of the class: each result of an operation has a Version, and few are ever changed
+_new: Callable[..., Any] = object.__new__
 
 
 class TensorCore:
@@ -151,15 +53,7 @@ class TensorCore:
 
     def bump_version(self) -> None:
         """Tell autograd that this tensor's memory was changed in place."""
-        self._version.count += 1
-
-
-class _Released:
-    """Stands in ``node.saved`` once ``backward`` has used and freed the saved arrays."""
-
-
-_RELEASED: Any = _Released()
-_new: Callable[..., Any] = object.__new__
+        self._version.bump(self.data)
 
 
 class Deferred:
@@ -201,7 +95,21 @@ class Function:
     ``half_kernels``, on devices whose kernels compute with them.
     """
 
-    __slots__ = ("__weakref__", "_versions", "device", "edges", "half", "kernels", "line", "needs", "order", "saved")
+    __slots__ = (
+        "__weakref__",
+        "device",
+        "edges",
+        "half",
+        "kernels",
+        "line",
+        "needs",
+        "order",
+        "out_dtype",
+        "out_shape",
+        "saved",
+        "saved_at",
+        "versions",
+    )
 
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
@@ -214,12 +122,15 @@ class Function:
 
     device: Device
     kernels: Any
-    needs: tuple[bool, ...]
-    edges: tuple[tuple[Any, tuple[int, ...], Any] | None, ...]
+    needs: Sequence[bool]
+    edges: Sequence[Function | TensorCore | None]  # of each input its node, or the leaf itself; None: needs no gradient
     half: Any  # the dtype that results are rounded to, or None
-    order: int
+    order: int  # the output's id: inputs have smaller ones
+    out_shape: tuple[int, ...]
+    out_dtype: Any
+    versions: tuple[Version, ...]  # of the tensors that ``saved`` may hold the memory of
+    saved_at: int  # a change of theirs that has a later number came after ``forward``
     line: str | None  # the user's line that called the op; set within detect_anomaly only
-    _versions: tuple[tuple[Version, int], ...]
 
     if TYPE_CHECKING:  # a slot, which type checkers take for a new attribute of each op that sets it, unless it is one
 
@@ -229,6 +140,122 @@ class Function:
 
         @saved.setter
         def saved(self, arrays: tuple[Any, ...]) -> None: ...
+
+    @classmethod
+    def apply(cls, *inputs: Any, **params: Any) -> Tensor:
+        """Run the op on tensors (and other values) and return a Tensor that remembers how it was made."""
+        # This runs for every operation, so it is one loop, and what is rare is asked last.
+        mode = of_thread.mode
+        if mode.autocast is not None and cls.autocast is not None:
+            inputs = mode.autocast.cast(cls.autocast, inputs)
+        recording = mode.enabled and cls.differentiable
+        arrays: list[Any] = []
+        edges: list[Function | TensorCore | None] = []
+        needs: list[bool] = []
+        versions: list[Version] = []
+        device: Device | None = None
+        dtype: Any = None
+        mixed = needed = False
+        for x in inputs:
+            if isinstance(x, TensorCore):
+                array = x.data
+                arrays.append(array)
+                versions.append(x._version)
+                if device is None:
+                    device, dtype = x.device, array.dtype
+                elif x.device is not device:
+                    raise _mixed_devices(cls, inputs)
+                elif array.dtype is not dtype:
+                    mixed = True
+                if recording and x.requires_grad:
+                    edges.append(x if x.node is None else x.node)
+                    needs.append(True)
+                    needed = True
+                    continue
+            else:
+                arrays.append(x)
+            edges.append(None)
+            needs.append(False)
+        if device is None:
+            raise located(TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}"))
+
+        node = cls()
+        node.device = device
+        node.kernels = kernels = device.kernels
+        node.saved = ()
+        node.edges = edges
+        node.needs = needs
+        node.half = None
+        if mixed or (dtype is not float32 and dtype is not float64):
+            node.half = _prepare(cls, inputs, arrays, dtype, kernels)
+        try:
+            out = node.forward(*arrays, **params) if params else node.forward(*arrays)
+        except (ValueError, IndexError, OverflowError) as error:
+            explained = _explained(cls, error, inputs)
+            if explained is None:
+                raise
+            raise explained from error
+        if not isinstance(out, kernels.Array):
+            if isinstance(out, tuple | list) or out is None:
+                raise located(TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array"))
+            out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
+        if node.half is not None and out.dtype == float32:
+            out = kernels.elementwise.cast(out, node.half)
+        shares = cls.is_view and kernels.may_share_memory(out, arrays[0])
+        return node._output(out, versions[0] if shares else Version(), versions, mode, needed)
+
+    @classmethod
+    def combine(cls, x: TensorCore, y: TensorCore) -> Tensor:
+        """``apply`` to two tensors, without its loop where they have one dtype, float32 or float64, and one device."""
+        a, b = x.data, y.data
+        dtype, device, mode = a.dtype, x.device, of_thread.mode
+        if (
+            (dtype is not float32 and dtype is not float64)
+            or b.dtype is not dtype
+            or y.device is not device
+            or mode.autocast is not None
+        ):
+            return cls.apply(x, y)
+        recording = mode.enabled and cls.differentiable
+        need_x, need_y = recording and x.requires_grad, recording and y.requires_grad
+        node = cls()
+        node.device = device
+        node.kernels = kernels = device.kernels
+        node.saved = ()
+        node.half = None
+        node.needs = (need_x, need_y)
+        source_x, source_y = (x if x.node is None else x.node), (y if y.node is None else y.node)
+        node.edges = (source_x if need_x else None, source_y if need_y else None)
+        try:
+            out = node.forward(a, b)
+        except ValueError:
+            return cls.apply(x, y)  # which explains it
+        if not isinstance(out, kernels.Array):
+            out = kernels.as_array(out)
+        return node._output(out, Version(), (x._version, y._version), mode, need_x or need_y)
+
+    def _output(
+        self, out: Any, version: Version, versions: tuple[Version, ...] | list[Version], mode: Mode, needed: bool
+    ) -> Tensor:
+        """The tensor of the array that ``forward`` returned, with this instance as its node if a gradient is needed."""
+        y: Tensor = _new(TensorCore.tensor_type)
+        y.data = out
+        y.device = self.device
+        y._id = next_id()
+        y._version = version
+        if needed and (out.dtype is float32 or out.dtype.kind in "fV"):
+            y.requires_grad = True
+            y.node = self
+            self.order = self.saved_at = y._id
+            self.out_shape = out.shape
+            self.out_dtype = out.dtype
+            self.versions = (*versions, version) if self.saved else ()
+            if mode.anomaly:
+                self.line = user_line()
+        else:
+            y.requires_grad = False
+            y.node = None
+        return y
 
     def forward(self, *inputs: Any, **params: Any) -> Any:
         """Compute the output array from the input arrays."""
@@ -241,84 +268,6 @@ class Function:
     def backward_into(self, dy: Any, dx: Any) -> None:
         """Add the input's gradient to ``dx`` in place."""
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
-
-    @classmethod
-    def apply(cls, *inputs: Any, **params: Any) -> Tensor:
-        """Run the op on tensors (and other values) and return a Tensor that remembers how it was made."""
-        # This runs for every operation, so it is one loop, and what is rare is asked last.
-        if cls.autocast is not None and _grad_mode.autocast is not None:
-            inputs = _grad_mode.autocast.cast(cls.autocast, inputs)
-        arrays: list[Any] = []
-        edges: list[Any] = []
-        needs: list[bool] = []
-        device: Device | None = None
-        dtype: Any = None
-        mixed = False
-        recording = _grad_mode.enabled and cls.differentiable
-        for x in inputs:
-            if isinstance(x, TensorCore):
-                array = x.data
-                arrays.append(array)
-                if device is None:
-                    device, dtype = x.device, array.dtype
-                elif x.device is not device:
-                    raise _mixed_devices(cls, inputs)
-                elif array.dtype is not dtype:
-                    mixed = True
-                if recording and x.requires_grad:
-                    edges.append((x if x.node is None else x.node, array.shape, array.dtype))
-                    needs.append(True)
-                    continue
-            else:
-                arrays.append(x)
-            edges.append(None)
-            needs.append(False)
-        if device is None:
-            raise located(TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}"))
-        node = cls()
-        node.device = device
-        node.kernels = kernels = device.kernels
-        node.saved = ()
-        node.edges = tuple(edges)
-        node.needs = tuple(needs)
-        node.half = _prepare(cls, inputs, arrays, dtype, kernels) if mixed or dtype.char not in "fd" else None
-        try:
-            out = node.forward(*arrays, **params)
-        except (ValueError, IndexError, OverflowError) as error:
-            kind = type(error)
-            if kind not in (ValueError, IndexError, OverflowError) or not isinstance(
-                error.args[0] if error.args else None, str
-            ):
-                raise
-            reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
-            raise located(kind(f"{cls.__name__}: {reason}\n  inputs: {_describe(inputs)}")) from error
-        if not isinstance(out, kernels.Array):
-            if isinstance(out, tuple | list) or out is None:
-                raise located(TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array"))
-            out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
-        if node.half is not None and out.dtype == float32:
-            out = kernels.elementwise.cast(out, node.half)
-
-        y: Tensor = _new(TensorCore.tensor_type)
-        y.data = out
-        y.device = device
-        y._id = next_id()
-        y._version = inputs[0]._version if cls.is_view and kernels.may_share_memory(out, arrays[0]) else Version()
-        if True in needs and out.dtype.kind in "fV":
-            node._record(y, inputs, arrays)
-        else:
-            y.requires_grad = False
-            y.node = None
-        return y
-
-    def _record(self, y: TensorCore, inputs: tuple[Any, ...], arrays: list[Any]) -> None:
-        """Make this instance the node of the graph that computed ``y``."""
-        y.requires_grad = True
-        y.node = self
-        self.order = y._id
-        self._versions = _versions_of_saved(self.saved, inputs, arrays, y) if self.saved else ()
-        if _grad_mode.anomaly:
-            self.line = user_line()
 
 
 class ToDevice(Function):
@@ -333,13 +282,11 @@ class ToDevice(Function):
         (x,), target = inputs, params["target"]
         node = cls()
         node.source, node.device, node.kernels = x.device, target, x.device.kernels
-        node.saved, node.half, node.needs = (), None, (x.requires_grad,)
-        node.edges = ((x if x.node is None else x.node, x.data.shape, x.data.dtype),)
-        y: Tensor = _new(TensorCore.tensor_type)
-        y._init(_transferred(x.data, x.device, target, params["wait"]), target)
-        if x.requires_grad and _grad_mode.enabled:
-            node._record(y, inputs, [x.data])
-        return y
+        node.saved, node.half = (), None
+        node.needs, node.edges = (x.requires_grad,), (x if x.node is None else x.node,)
+        mode = of_thread.mode
+        out = _transferred(x.data, x.device, target, params["wait"])
+        return node._output(out, Version(), (), mode, x.requires_grad and mode.enabled)
 
     def backward(self, dy: Any) -> Any:
         return _transferred(dy, self.device, self.source, True)
@@ -352,6 +299,15 @@ def _transferred(array: Any, source: Device, target: Device, wait: bool) -> Any:
     if target.type == "cpu":
         return source.kernels.to_host(array, wait=wait)
     return target.kernels.from_device(array, target.index)
+
+
+def _explained(cls: type[Function], error: Exception, inputs: tuple[Any, ...]) -> Exception | None:
+    """The error of ``forward`` with the op and its inputs; None for errors of other kinds, which explain themselves."""
+    kind = type(error)
+    if kind not in (ValueError, IndexError, OverflowError) or not isinstance(next(iter(error.args), None), str):
+        return None
+    reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
+    return located(kind(f"{cls.__name__}: {reason}\n  inputs: {_describe(inputs)}"))
 
 
 def _mixed_devices(cls: type[Function], inputs: tuple[Any, ...]) -> RuntimeError:
@@ -403,287 +359,14 @@ def _promote(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any]) ->
     return dtype
 
 
-def _versions_of_saved(
-    saved: tuple[Any, ...], inputs: tuple[Any, ...], arrays: list[Any], y: TensorCore
-) -> tuple[tuple[Version, int], ...]:
-    """The version counters of those tensors whose memory ``saved`` refers to, with their present counts."""
-    array_type = y.device.kernels.Array
-    owners = {id(s if s.base is None else s.base) for s in saved if isinstance(s, array_type)}
-    found = [
-        (x._version, x._version.count)
-        for x, array in zip((*inputs, y), (*arrays, y.data))
-        if isinstance(x, TensorCore) and id(array if array.base is None else array.base) in owners
-    ]
-    return tuple(found)
-
-
 def _describe(inputs: tuple[Any, ...]) -> str:
     return ", ".join(
         f"{tuple(x.data.shape)} {x.data.dtype} on {x.device}" if isinstance(x, TensorCore) else repr(x) for x in inputs
     )
 
 
-def backward(
-    root: Any,
-    gradient: Any = None,
-    *,
-    retain_graph: bool = False,
-    create_graph: bool = False,
-    hook: BackwardHook | None = None,
-) -> GradStore:
-    """Gradients of ``root`` with respect to the leaves that require grad (boostr's ``backward`` and
-    ``backward_with_hooks``).
-
-    ``root`` must be a scalar (one element) unless ``gradient``, a tensor of its shape and dtype, says what to multiply
-    the Jacobian with. Saved arrays are freed as they are used; ``retain_graph=True`` keeps them for a second call.
-    ``hook.on_leaf_grad_ready(id, grad)`` is called as soon as a leaf's gradient is final.
-
-    Raises RuntimeError if ``root`` does not require grad, if the graph was freed by an earlier call, or if a saved
-    tensor was changed in place; NotImplementedError for ``create_graph=True``.
-    """
-    if create_graph:
-        raise located(
-            NotImplementedError(
-                "create_graph=True: backward works on raw arrays and is not itself recorded; "
-                "there are no higher-order gradients"
-            )
-        )
-    if not root.requires_grad:
-        raise located(
-            RuntimeError(
-                "backward of a tensor that does not require grad: no input of its computation had requires_grad=True, "
-                "or it was computed under no_grad or detached"
-            )
-        )
-    kernels = root.device.kernels
-    if gradient is None:
-        if root.data.size != 1:
-            raise located(
-                RuntimeError(
-                    f"backward of a tensor of shape {tuple(root.data.shape)}: only a scalar has a gradient by itself; "
-                    "reduce it (for example .sum() or .mean()) or pass gradient="
-                )
-            )
-        seed = kernels.ones(root.data.shape, root.data.dtype)
-    else:
-        seed = gradient.data if isinstance(gradient, TensorCore) else kernels.as_array(gradient)
-        if seed.shape != root.data.shape or seed.dtype != root.data.dtype:
-            raise located(
-                ValueError(
-                    f"gradient has shape {tuple(seed.shape)} and dtype {seed.dtype}, "
-                    f"but the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
-                )
-            )
-
-    start = root if root.node is None else root.node
-    nodes, uses = _reachable(start)
-    pending = _Pending()
-    pending.add(start, seed, owned=False)
-    grads = GradStore()
-    if not nodes:
-        _finish_leaf(root, pending, grads, hook)
-    entries = pending.entries
-    with kernels.quiet():
-        while nodes:
-            node = nodes.pop()  # sorted: the newest is last
-            entry = entries.pop(node, None)
-            if entry is not None:
-                _run(node, entry[0], pending)
-                del entry
-            if not retain_graph and node.saved:
-                node.saved = _RELEASED
-            for edge in node.edges:
-                if edge is not None and edge[0] in uses:
-                    leaf = edge[0]
-                    uses[leaf] -= 1
-                    if not uses[leaf]:
-                        _finish_leaf(leaf, pending, grads, hook)
-    return grads
-
-
-def _reachable(start: Any) -> tuple[list[Function], dict[Any, int]]:
-    """All nodes below ``start``, oldest first, and for each leaf the number of edges that lead to it."""
-    if not isinstance(start, Function):
-        return [], {}
-    nodes: list[Function] = [start]
-    seen: set[Function] = {start}
-    uses: dict[Any, int] = {}
-    for node in nodes:  # grows while it is walked
-        for edge in node.edges:
-            if edge is None:
-                continue
-            target = edge[0]
-            if not isinstance(target, Function):
-                uses[target] = uses.get(target, 0) + 1
-            elif target not in seen:
-                seen.add(target)
-                nodes.append(target)
-    nodes.sort(key=_order)
-    return nodes, uses
-
-
-_order: Callable[[Function], int] = operator.attrgetter("order")
-
-
-class _Pending:
-    """Gradients under construction, each with a flag that says whether its array is ours to write to.
-
-    The first contribution is stored as it is, the second allocates their sum unless one of the two is owned, later ones
-    add in place. So nothing that somebody else can see is ever written to. A gradient is on its target's device.
-    """
-
-    __slots__ = ("entries",)
-
-    def __init__(self) -> None:
-        self.entries: dict[Any, tuple[Any, bool]] = {}
-
-    def add(self, target: Any, grad: Any, owned: bool) -> None:
-        entry = self.entries.get(target)
-        if entry is None:
-            self.entries[target] = (grad, owned)
-            return
-        total, total_owned = entry
-        elementwise = target.device.kernels.elementwise
-        if total_owned:
-            elementwise.add_into(total, grad)
-        elif owned:
-            elementwise.add_into(grad, total)
-            self.entries[target] = (grad, True)
-        else:
-            self.entries[target] = (elementwise.add(total, grad), True)
-
-    def writable(self, target: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The gradient of ``target`` so far, as an array that may be added to in place."""
-        entry = self.entries.get(target)
-        if entry is None:
-            array = target.device.kernels.zeros(shape, dtype)
-        elif entry[1]:
-            return entry[0]
-        else:
-            array = target.device.kernels.copy(entry[0])
-        self.entries[target] = (array, True)
-        return array
-
-    def take_owned(self, target: Any) -> Any:
-        """The finished gradient as a contiguous array that nothing else refers to, or None."""
-        entry = self.entries.pop(target, None)
-        if entry is None:
-            return None
-        array, owned = entry
-        return array if owned and array.flags.c_contiguous else target.device.kernels.copy(array)
-
-
-def _run(node: Function, dy: Any, pending: _Pending) -> None:
-    """Call the node's backward and hand the results to its inputs."""
-    if type(node.saved) is not tuple:
-        _restore(node)
-    for version, count in node._versions:
-        if version.count != count:
-            raise located(
-                RuntimeError(
-                    f"a tensor that {type(node).__name__} needs for its gradient was changed in place after it was "
-                    f"computed (version {version.count}, expected {count}); change a copy instead (.clone())"
-                    f"{_called_at(node)}"
-                )
-            )
-    node.device.activate()
-    kernels = node.kernels
-    if node.half is not None and dy.dtype == node.half:
-        dy = kernels.elementwise.cast(dy, float32)
-    if node.adds_in_place:
-        for edge in node.edges:
-            if edge is not None and node.half is None:
-                node.backward_into(dy, pending.writable(*edge))
-            elif edge is not None:
-                wide = kernels.zeros(edge[1], float32)
-                node.backward_into(dy, wide)
-                pending.add(edge[0], kernels.elementwise.cast(wide, edge[2]), owned=True)
-        return
-    result = node.backward(dy)
-    # A list of our own: a tuple that the op keeps would hide that its arrays have another owner.
-    results = [*result] if type(result) is tuple else [result]
-    del result
-    edges = node.edges
-    if len(results) != len(edges):
-        name = type(node).__name__
-        raise located(RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(edges)} inputs"))
-    anomaly, entries = _grad_mode.anomaly, pending.entries
-    for i, edge in enumerate(edges):
-        if edge is None:
-            continue
-        # An array that only `results` refers to (that reference and the argument's make two) was made for us and is
-        # ours to write to. Anything else, like dy itself, a view or a saved array, has another owner.
-        owned = sys.getrefcount(results[i]) == 2
-        grad = results[i]
-        if grad is None:
-            continue
-        if not isinstance(grad, kernels.Array):
-            grad = kernels.as_array(grad)
-        if anomaly:
-            _refuse_nan(node, i, grad)
-        owned = owned and grad.base is None
-        target, shape, dtype = edge
-        if grad.shape != shape:
-            grad = _sum_to(type(node).__name__, i, grad, shape, kernels)
-            owned = True
-        if grad.dtype != dtype:
-            grad = kernels.elementwise.cast(grad, dtype)
-            owned = True
-        if target in entries:
-            pending.add(target, grad, owned)
-        else:
-            entries[target] = (grad, owned)
-
-
-def _restore(node: Function) -> None:
-    """Compute saved arrays that were put off; refuse to go on without those that an earlier backward has freed."""
-    if node.saved is _RELEASED:
-        raise located(
-            RuntimeError(
-                f"backward through {type(node).__name__} a second time: its saved arrays were freed by the first; "
-                f"pass retain_graph=True to the first call, or compute the loss again{_called_at(node)}"
-            )
-        )
-    while isinstance(node.saved, Deferred):
-        node.saved.restore(node)
-
-
-def _called_at(node: Function) -> str:
-    line = getattr(node, "line", None)
-    return f"\n  {type(node).__name__} was called at {line}" if line else ""
-
-
-def _refuse_nan(node: Function, i: int, grad: Any) -> None:
-    kernels = node.kernels
-    if kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False):
-        raise located(
-            RuntimeError(
-                f"{type(node).__name__}.backward returned NaN in the gradient of input {i} of shape {tuple(grad.shape)}"
-                f"{_called_at(node)}"
-            )
-        )
-
-
-def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) -> Any:
-    """Undo broadcasting: sum ``grad`` over the dimensions that broadcasting added or stretched."""
-    extra = grad.ndim - len(shape)
-    if extra < 0 or any(n != m and n != 1 for n, m in zip(shape, grad.shape[extra:], strict=True)):
-        raise located(
-            RuntimeError(
-                f"{name}.backward returned a gradient of shape {tuple(grad.shape)} "
-                f"for input {i} of shape {tuple(shape)}"
-            )
-        )
-    axes = tuple(range(extra)) + tuple(extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1)
-    return kernels.reduce.sum(grad, axes, False).reshape(shape)
-
-
-def _finish_leaf(leaf: Any, pending: _Pending, grads: GradStore, hook: BackwardHook | None) -> None:
-    array = pending.take_owned(leaf)
-    if array is None:
-        return
-    grad = _new(TensorCore.tensor_type)
-    grad._init(array, leaf.device)
-    grads.insert(leaf, grad)
-    if hook is not None:
-        hook.on_leaf_grad_ready(TensorId(leaf._id), grad)
+def shape_and_dtype(source: Function | TensorCore) -> tuple[tuple[int, ...], Any]:
+    """Of the output of a node, or of a leaf: what its gradient has too."""
+    if isinstance(source, Function):
+        return source.out_shape, source.out_dtype
+    return source.data.shape, source.data.dtype

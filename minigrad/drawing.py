@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .autograd import Function
+from .autograd import Function, shape_and_dtype
 from .errors import located
 from .tensor import Tensor
 
@@ -92,16 +92,16 @@ def _boxes(tensor: Tensor, named: dict[int, str], limit: int) -> list[_Box]:
     todo = [root]
     for vertex in todo:  # grows while it is walked
         for edge in vertex.edges if isinstance(vertex, Function) else ():
-            if edge is not None and edge[0] not in about:
-                about[edge[0]] = edge[1:]
-                todo.append(edge[0])
+            if edge is not None and edge not in about:
+                about[edge] = shape_and_dtype(edge)
+                todo.append(edge)
         if len(todo) > limit:
             raise located(
                 ValueError(f"draw: the graph has more than {limit} boxes; draw a smaller one, or pass limit=")
             )
     boxes: dict[Any, _Box] = {}
     for vertex in sorted((v for v in todo if isinstance(v, Function)), key=lambda node: node.order):
-        sources = [edge[0] for edge in vertex.edges if edge is not None]
+        sources = [edge for edge in vertex.edges if edge is not None]
         layer = 1 + max((boxes[s].layer for s in sources if s in boxes and isinstance(s, Function)), default=0)
         lines = [type(vertex).__name__, _about(*about[vertex])]
         boxes[vertex] = _Box("result" if vertex is root else "operation", lines, layer)

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from .autograd import F, TensorCore, _grad_mode, refuse_generators
+from .autograd import TensorCore
 from .dtypes import as_dtype, bfloat16, float16, float32, float64, is_floating, is_half
 from .errors import located
+from .grad_mode import F, of_thread, refuse_generators
 from .ops.elementwise import Cast
 
 _DEFAULT_DTYPE = {"cpu": bfloat16, "cuda": float16}  # PyTorch's
@@ -83,7 +84,7 @@ def _converted(x: TensorCore, dtype: np.dtype[Any]) -> TensorCore:
         return Cast.apply(x, dtype=dtype)
     key, version = (x._id, dtype), x._version.count
     found = cache.get(key)
-    if found is None or found[2] != version or (_grad_mode.enabled and not found[1].requires_grad):
+    if found is None or found[2] != version or (of_thread.mode.enabled and not found[1].requires_grad):
         found = cache[key] = (x, Cast.apply(x, dtype=dtype), version)
     return found[1]
 
@@ -121,14 +122,14 @@ class autocast:
         return self
 
     def __enter__(self) -> autocast:
-        outer: Autocasting | None = _grad_mode.autocast
+        outer: Autocasting | None = of_thread.mode.autocast
         self._previous.append((outer, _thread.cache_enabled))
         dtypes = {} if outer is None else dict(outer.dtypes)
         dtypes.pop(self.device_type, None)
         if self.enabled:
             dtypes[self.device_type] = self.dtype
         keep = self._keep or (() if outer is None else outer.keep)
-        _grad_mode.autocast = Autocasting(dtypes, keep) if dtypes else None
+        of_thread.mode.autocast = Autocasting(dtypes, keep) if dtypes else None
         if self.cache_enabled is not None:
             _thread.cache_enabled = self.cache_enabled
         _thread.depth += 1
@@ -137,7 +138,7 @@ class autocast:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _grad_mode.autocast, _thread.cache_enabled = self._previous.pop()
+        of_thread.mode.autocast, _thread.cache_enabled = self._previous.pop()
         _thread.depth -= 1
         if not _thread.depth:
             _thread.cache = None
@@ -155,13 +156,13 @@ class autocast:
 
 def is_autocast_enabled(device_type: str) -> bool:
     """Whether operations of the calling thread on this type of device, "cpu" or "cuda", choose their dtype."""
-    state: Autocasting | None = _grad_mode.autocast
+    state: Autocasting | None = of_thread.mode.autocast
     return state is not None and device_type in state.dtypes
 
 
 def get_autocast_dtype(device_type: str) -> np.dtype[Any]:
     """The half dtype of the autocast that the calling thread is within; where none is enabled, the default."""
-    state: Autocasting | None = _grad_mode.autocast
+    state: Autocasting | None = of_thread.mode.autocast
     default = _DEFAULT_DTYPE[device_type]
     return default if state is None else state.dtypes.get(device_type, default)
 
@@ -170,7 +171,7 @@ def cast_inputs(policy: str, *inputs: Any) -> tuple[Any, ...]:
     """Within autocast, the inputs as an operation of this policy gets them; elsewhere as they are. "half" and "float32"
     are those of ``Function.autocast``, "widest" is the widest of the inputs' floating dtypes.
     """
-    state: Autocasting | None = _grad_mode.autocast
+    state: Autocasting | None = of_thread.mode.autocast
     return inputs if state is None else state.cast(policy, inputs)
 
 
@@ -179,9 +180,9 @@ def autocasting(state: Autocasting | None) -> Iterator[None]:
     """What is within runs as under ``state`` (None: without any autocast) and casts weights anew: what it computes does
     not depend on what was cast before it.
     """
-    outer = (_grad_mode.autocast, _thread.cache)
-    _grad_mode.autocast, _thread.cache = state, {} if state is not None else None
+    outer = (of_thread.mode.autocast, _thread.cache)
+    of_thread.mode.autocast, _thread.cache = state, {} if state is not None else None
     try:
         yield
     finally:
-        _grad_mode.autocast, _thread.cache = outer
+        of_thread.mode.autocast, _thread.cache = outer

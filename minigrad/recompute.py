@@ -11,11 +11,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .autograd import Deferred, Function, TensorCore, Version, _grad_mode, enable_grad, is_grad_enabled, no_grad
+from .autograd import Deferred, Function, TensorCore, shape_and_dtype
 from .errors import located
+from .grad_mode import enable_grad, is_grad_enabled, no_grad, of_thread
 from .grad_store import next_id
 from .mixed_precision import autocasting
 from .random import Draws, recording, replaying
+from .versions import Version
 
 
 def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
@@ -35,7 +37,7 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
         return fn(*inputs, **kwargs)
     start = next_id()
     draws: Draws = []
-    with recording(draws), autocasting(_grad_mode.autocast):
+    with recording(draws), autocasting(of_thread.mode.autocast):
         result = fn(*inputs, **kwargs)
     outputs = list(_tensors(result))
     if not outputs:
@@ -48,7 +50,7 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
     recomputation: Any = _Recomputation(fn, inputs, kwargs, draws, outputs, start)
     for node in recomputation.region(outputs, start):
         if node.saved:
-            node.saved, node._versions = recomputation, ()
+            node.saved = recomputation
     return result
 
 
@@ -88,12 +90,12 @@ class _Recomputation(Deferred):
         start: int,
     ) -> None:
         self.fn, self.inputs, self.kwargs, self.draws = fn, inputs, kwargs, draws
-        self.autocast = _grad_mode.autocast
+        self.autocast = of_thread.mode.autocast
         # Weak, because the nodes refer to this object: a graph goes with its last tensor, without the collector.
         self.roots = [None if node is None else weakref.ref(node) for node in self._nodes_of(outputs, start)]
         self.sums = _row_sums(outputs)
-        leaves = {edge[0] for node in self.region(outputs, start) for edge in node.edges if edge is not None}
-        watched = [*_tensors([inputs, kwargs]), *(leaf for leaf in leaves if isinstance(leaf, TensorCore))]
+        sources = {edge for node in self.region(outputs, start) for edge in node.edges}
+        watched = [*_tensors([inputs, kwargs]), *(leaf for leaf in sources if isinstance(leaf, TensorCore))]
         self.versions: list[tuple[Version, int]] = [(x._version, x._version.count) for x in watched]
 
     @staticmethod
@@ -107,14 +109,9 @@ class _Recomputation(Deferred):
         nodes = list(found)
         for node in nodes:  # grows while it is walked
             for edge in node.edges:
-                if (
-                    edge is not None
-                    and isinstance(edge[0], Function)
-                    and edge[0].order > start
-                    and edge[0] not in found
-                ):
-                    found[edge[0]] = None
-                    nodes.append(edge[0])
+                if isinstance(edge, Function) and edge.order > start and edge not in found:
+                    found[edge] = None
+                    nodes.append(edge)
         return nodes
 
     def restore(self, node: Function) -> None:
@@ -137,7 +134,7 @@ class _Recomputation(Deferred):
         for new, old in pairs.items():
             standing: Any = old.saved
             if standing is self:  # not one that an earlier backward has released
-                old.saved, old._versions, new.saved = new.saved, new._versions, ()
+                old.saved, old.versions, old.saved_at, new.saved = new.saved, new.versions, new.saved_at, ()
                 if isinstance(old.saved, _Recomputation):
                     inner[id(old.saved)] = old.saved
         for nested in inner.values():
@@ -192,12 +189,12 @@ class _Recomputation(Deferred):
                     if before is not after:
                         raise _mismatch(name, f"an input of {type(old).__name__} requires grad in one run only")
                     continue
-                if before[1:] != after[1:]:
-                    raise _mismatch(name, f"{type(old).__name__} of {before[1]} at first, then of {after[1]}")
-                source = after[0]
-                if isinstance(source, Function) and source.order > start:
-                    todo.append((before[0], source))
-                elif isinstance(source, TensorCore) and source is not before[0] and source._id < start:
+                if shape_and_dtype(before) != shape_and_dtype(after):
+                    shapes = f"{shape_and_dtype(before)[0]} at first, then of {shape_and_dtype(after)[0]}"
+                    raise _mismatch(name, f"{type(old).__name__} of {shapes}")
+                if isinstance(after, Function) and after.order > start:
+                    todo.append((before, after))
+                elif isinstance(after, TensorCore) and after is not before and after._id < start:
                     raise _mismatch(name, f"another leaf as input of {type(old).__name__}")
         return pairs
 

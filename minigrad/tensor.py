@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from . import dlpack, dtypes, hints, printing, shapes
-from .autograd import BackwardHook, TensorCore, backward
+from .autograd import TensorCore
 from .device import CPU, Device
+from .engine import BackwardHook, backward
 from .errors import located
 from .grad_store import GradStore, TensorId
 from .methods.casts import CastsMethods

@@ -33,9 +33,9 @@ def graph_of(tensor: Tensor) -> tuple[Counter[str], Counter[tuple[str, str]]]:
     for vertex in vertices:  # grows
         for edge in vertex.edges if isinstance(vertex, Function) else ():
             if edge is not None:
-                edges[kind(edge[0]), kind(vertex)] += 1
-                if not any(edge[0] is v for v in vertices):
-                    vertices.append(edge[0])
+                edges[kind(edge), kind(vertex)] += 1
+                if not any(edge is v for v in vertices):
+                    vertices.append(edge)
     return Counter(map(kind, vertices)), edges
 
 

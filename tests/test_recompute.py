@@ -282,7 +282,7 @@ def test_something_else_than_tensors() -> None:
 def nodes_below(loss: Tensor) -> list[Function]:
     nodes = [] if loss.node is None else [loss.node]
     for node in nodes:  # grows
-        nodes += [e[0] for e in node.edges if e and isinstance(e[0], Function) and e[0] not in nodes]
+        nodes += [e for e in node.edges if isinstance(e, Function) and e not in nodes]
     return nodes
 
 

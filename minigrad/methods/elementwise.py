@@ -37,24 +37,32 @@ class ElementwiseMethods:
         )
 
     def __add__(self: Tensor, other: Operand) -> Tensor:
+        if isinstance(other, TensorCore):
+            return elementwise.Add.combine(self, other)
         return elementwise.Add.apply(self, self._operand(other))
 
     def __radd__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Add.apply(self._operand(other), self)
 
     def __sub__(self: Tensor, other: Operand) -> Tensor:
+        if isinstance(other, TensorCore):
+            return elementwise.Sub.combine(self, other)
         return elementwise.Sub.apply(self, self._operand(other))
 
     def __rsub__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Sub.apply(self._operand(other), self)
 
     def __mul__(self: Tensor, other: Operand) -> Tensor:
+        if isinstance(other, TensorCore):
+            return elementwise.Mul.combine(self, other)
         return elementwise.Mul.apply(self, self._operand(other))
 
     def __rmul__(self: Tensor, other: Operand) -> Tensor:
         return elementwise.Mul.apply(self._operand(other), self)
 
     def __truediv__(self: Tensor, other: Operand) -> Tensor:
+        if isinstance(other, TensorCore):
+            return elementwise.Div.combine(self, other)
         return elementwise.Div.apply(self, self._operand(other))
 
     def __rtruediv__(self: Tensor, other: Operand) -> Tensor:

@@ -23,6 +23,8 @@ def check_tensor(name: str, x: Any) -> Tensor:
 
 def floating(name: str, x: Tensor) -> Tensor:
     """``x``, if it is a tensor of a floating dtype."""
+    if isinstance(x, Tensor) and x.data.dtype.kind == "f":  # the usual case, quickly
+        return x
     if not check_tensor(name, x).is_floating_point():
         raise located(TypeError(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()"))
     return x
@@ -57,7 +59,8 @@ def _widened(function: F, rounded: bool) -> F:
 
 def in_dtype_of(x: Tensor, y: Tensor) -> Tensor:
     """``y`` in the dtype of ``x``; within autocast, which chose another, as it is."""
-    return y if y.data.dtype == x.data.dtype or is_autocast_enabled(x.device.type) else y.to(x.data.dtype)
+    dtype = x.data.dtype
+    return y if y.data.dtype is dtype or y.data.dtype == dtype or is_autocast_enabled(x.device.type) else y.to(dtype)
 
 
 def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")) -> None:

@@ -21,17 +21,20 @@ class LayerNorm(Function):
 
     def forward(self, x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
         self.shape = x.shape
-        contiguous = self.kernels.contiguous
-        rows = contiguous(x).reshape(math.prod(x.shape[: x.ndim - weight.ndim]), weight.size)
-        w = contiguous(weight).reshape(-1)
-        y, mean, rstd = self.kernels.layer_norm.forward(rows, w, contiguous(bias).reshape(-1), eps)
+        w, b, rows = weight, bias, x
+        if weight.ndim > 1:
+            w, b = (self.kernels.contiguous(array).reshape(-1) for array in (weight, bias))
+        if x.ndim != 2 or weight.ndim != 1:
+            rows = self.kernels.contiguous(x).reshape(math.prod(x.shape[: x.ndim - weight.ndim]), w.size)
+        y, mean, rstd = self.kernels.layer_norm.forward(rows, w, b, eps)
         self.saved = (rows, w, mean, rstd, weight.shape)
-        return y.reshape(x.shape)
+        return y if rows is x else y.reshape(x.shape)
 
     def backward(self, dy: Any) -> Any:
         rows, w, mean, rstd, shape = self.saved
-        dy = self.kernels.contiguous(dy).reshape(rows.shape)
+        if self.shape != rows.shape:
+            dy = self.kernels.contiguous(dy).reshape(rows.shape)
         dx, dw, db = self.kernels.layer_norm.backward(dy, rows, w, mean, rstd)
         if len(shape) > 1:
             dw, db = dw.reshape(shape), db.reshape(shape)
-        return dx.reshape(self.shape), dw, db
+        return dx if self.shape == rows.shape else dx.reshape(self.shape), dw, db

@@ -1,0 +1,107 @@
+"""What a thread asks of autograd: whether to record (no_grad), anomaly detection, autocast."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .errors import located
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Mode:
+    """The modes of one thread."""
+
+    __slots__ = ("anomaly", "autocast", "enabled")
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self.anomaly = False  # within detect_anomaly
+        self.autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:  # runs once in each thread
+        self.mode = Mode()
+
+
+of_thread = _OfThread()  # every operation reads ``of_thread.mode``, once: that costs ten times what its attributes do
+
+
+def is_grad_enabled() -> bool:
+    """Whether ops of the calling thread are recorded for ``backward``."""
+    return of_thread.mode.enabled
+
+
+def refuse_generators(name: str, fn: Callable[..., Any]) -> None:
+    """TypeError for a function whose body does not run within its call, so that ``@name`` would do nothing."""
+    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        raise located(
+            TypeError(
+                f"{name}: {fn.__qualname__} is a generator or coroutine function, whose body runs "
+                "after the call has returned; use a with block inside it that contains no yield or await"
+            )
+        )
+
+
+class _SetGrad:
+    """A context manager and decorator that sets the calling thread's grad mode; instances may be nested and reused."""
+
+    enabled: bool
+
+    def __init__(self) -> None:
+        self._previous: list[bool] = []
+
+    def __enter__(self) -> None:
+        mode = of_thread.mode
+        self._previous.append(mode.enabled)
+        mode.enabled = self.enabled
+
+    def __exit__(self, *exception: object) -> None:
+        of_thread.mode.enabled = self._previous.pop()
+
+    def __call__(self, fn: F) -> F:
+        refuse_generators(type(self).__name__, fn)
+
+        @functools.wraps(fn)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with type(self)():
+                return fn(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+class no_grad(_SetGrad):
+    """Within ``with no_grad():``, or in a function decorated ``@no_grad()``, no graph is recorded (this thread
+    only).
+    """
+
+    enabled = False
+
+
+class enable_grad(_SetGrad):
+    """Records again inside an outer ``no_grad``."""
+
+    enabled = True
+
+
+class set_grad_enabled(_SetGrad):
+    """Records, or does not, as ``mode`` says: from the call on, or with ``with`` or as a decorator until the end."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self._before = of_thread.mode.enabled
+        self.enabled: bool = bool(mode)
+        of_thread.mode.enabled = self.enabled
+
+    def __enter__(self) -> None:
+        self._previous.append(self._before)
+        of_thread.mode.enabled = self.enabled
+
+    def __call__(self, fn: F) -> F:
+        of_thread.mode.enabled = self._before
+        return (enable_grad() if self.enabled else no_grad())(fn)
