@@ -341,6 +341,18 @@ def from_host(x: np.ndarray, device: int | None = None, wait: bool = True) -> De
     return y
 
 
+def upload(x: DeviceArray, host: np.ndarray) -> None:
+    """x[...] = host, of the same shape and dtype, x contiguous. From pinned memory the copy is part of the stream."""
+    host = np.ascontiguousarray(host)
+    if host.shape != x.shape or host.dtype != x.dtype or not x.contiguous:
+        raise ValueError(f"upload takes arrays of one shape and dtype, got {x} and {host.dtype} {host.shape}")
+    wait = not memory.is_pinned(host)
+    with memory.on_device(x.device):
+        memory.copy_in(x.pointer, host, wait)
+        if not wait:
+            memory.keep_until_copied(host)
+
+
 def to_host(x: DeviceArray, wait: bool = True) -> np.ndarray:
     """A NumPy copy, after what the stream has still to do. Without ``wait``: in pinned memory, and filled later."""
     y = np.empty(x.shape, x.dtype) if wait else memory.pinned_empty(x.shape, x.dtype)

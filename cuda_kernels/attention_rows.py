@@ -94,7 +94,17 @@ def _forward(real: Any) -> Kernel:
 def _queries(real: Any) -> Kernel:
     word = np.dtype(real).name
 
-    @kernel(*[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(5), threads=128, registers=56, name=f"dq_{word}")
+    @kernel(
+        *[f"{word}*"] * 8,
+        "int64",
+        *SIZES,
+        word,
+        word,
+        *strides(5),
+        threads=128,
+        registers={"float32": 56, "float64": 64}[word],
+        name=f"dq_{word}",
+    )
     def dq_of_rows(
         dq, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t,

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from . import libcuda
+from . import libcuda, recording
 from .array import DeviceArray, contiguous, empty, to_host
 from .cross_entropy_row import row_passes
 from .fold import fold
@@ -171,7 +171,11 @@ def check_targets(targets: DeviceArray, classes: int, ignore_index: int) -> int:
     blocks = min(CHECKED // THREADS, ceil_div(n, threads))
     first = empty(min(n, blocks * threads), np.int64, targets.device)
     bad_targets.launch(blocks, contiguous(targets), first, n, classes, ignore_index, threads=threads)
-    found = int(to_host(fold("min", first, 1, first.size, 1, first.dtype))[0])
+    lowest, graph = fold("min", first, 1, first.size, 1, first.dtype), recording.current()
+    if graph is not None:  # each launch checks its own
+        graph.in_range(lowest, n)
+        return -1
+    found = int(to_host(lowest)[0])
     return -1 if found == n else found
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import elementwise, memory
+from . import elementwise, memory, recording
 from .array import DeviceArray, contiguous, empty, to_host
 from .collective import block_sum
 from .language import cuda, device_function, math
@@ -187,24 +187,33 @@ def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
     sizes, device = tuple([array.size for array in arrays]), arrays[0].device
     key = sizes, CHUNK, arrays[0].dtype, device, memory.current_stream()
     found = _plans.known.get(key)
-    if found is None:
-        found = _plans.known[key] = _Plan(sizes, device)
-        if len(_plans.known) > PLANS:
-            _plans.known.popitem(last=False)
+    with recording.outside() as graph:
+        if found is None:
+            found = _plans.known[key] = _Plan(sizes, device)
+            if len(_plans.known) > PLANS:
+                _plans.known.popitem(last=False)
     _plans.known.move_to_end(key)
+    if graph is not None:
+        graph.keep.append(found)
     return found
 
 
 class _Pass:
     """Contiguous arrays of one dtype, float32 or float64, and device; their addresses are on the device."""
 
-    def __init__(self, arrays: Sequence[DeviceArray], factor: float = 1.0) -> None:
+    def __init__(self, arrays: Sequence[DeviceArray], factor: float | np.ndarray = 1.0) -> None:
         self.dtype = arrays[0].dtype
         self.kernels = _KERNELS[self.dtype]
         plan = _plan(arrays)
         self.cut = plan.cut
         pointers = np.array([array.pointer for array in arrays], np.int64)
-        self.addresses, self.factor = plan.upload.send(pointers, np.array([factor], self.dtype))
+        factors = recording.mapped(
+            factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64), self._own
+        )
+        self.addresses, self.factor = plan.upload.send(pointers, factors)
+
+    def _own(self, factors: np.ndarray) -> np.ndarray:
+        return factors.astype(self.dtype)
 
     def add_squares(self, result: DeviceArray, narrow: DeviceArray, more: bool, max_norm: float, eps: float) -> None:
         """Add the squares to ``result`` (3,); ``more``: to what is there."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import ptx
+from . import ptx, recording
 from .array import DeviceArray, contiguous, empty, from_host, full, to_host
 from .language import cuda
 from .launch import kernel
@@ -59,6 +59,10 @@ def find_outside(indices: DeviceArray, low: int, high: int) -> int:
         return -1
     flag = full(1, n, np.int64, indices.device)
     first_outside.launch(ceil_div(n, THREADS), flag, indices, n, low, high, threads=threads(n))
+    graph = recording.current()
+    if graph is not None:  # each launch checks its own
+        graph.in_range(flag, n)
+        return -1
     found = int(to_host(flag)[0])
     return -1 if found == n else found
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import recording
 from .array import DeviceArray, empty
 from .collective import block_sum
 from .language import cuda, device_function, math
@@ -163,9 +164,8 @@ def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> Non
     cut = table.cut
     if not cut.count:
         return
-    lr, weight_decay, beta1, beta2, correction, root, eps, limit = scalars.T
-    rows = np.stack([weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, correction, root, eps], axis=1)
-    addresses, rows_there, limits = table.send(grads, rows, np.stack([lr, limit], axis=1))
+    rows, ends = recording.mapped(scalars, _rows), recording.mapped(scalars, _limits)
+    addresses, rows_there, limits = table.send(grads, rows, ends)
     sums = empty((cut.count, 2), np.float64, table.device)
     steps = empty(len(grads), table.dtype, table.device)
     kernels, threads = _KERNELS[table.dtype, table.states], cut.threads(4)
@@ -178,3 +178,12 @@ def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> Non
     kernels.descend.launch(
         cut.count, table.addresses, cut.device_sizes, cut.chunks, rows_there, steps, cut.length, threads=threads
     )
+
+
+def _rows(scalars: np.ndarray) -> np.ndarray:
+    _, weight_decay, beta1, beta2, correction, root, eps, _ = scalars.T
+    return np.stack([weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, correction, root, eps], axis=1)
+
+
+def _limits(scalars: np.ndarray) -> np.ndarray:
+    return np.stack([scalars[:, 0], scalars[:, 7]], axis=1)

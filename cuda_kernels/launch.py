@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from . import compiler, libcuda, memory, signatures, simulator, tensor_map
+from . import compiler, libcuda, memory, recording, signatures, simulator, tensor_map
 from .array import DeviceArray
 from .language import SIMULATED
 from .tensor_map import TensorMap
@@ -141,7 +141,7 @@ class Kernel:
                 status = _cu_launch_kernel(*settings)
         if status:
             raise libcuda.CudaError(f"launching {self._call(args, (x, y, z))}: {libcuda.describe(status)}")
-        if DEBUG >= 2:
+        if DEBUG >= 2 and recording.current() is None:
             self._report((x, y, z), args, started)
 
     def _load(self, device: int) -> ctypes.c_void_p:
@@ -169,12 +169,34 @@ class Kernel:
                 values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
         if math.prod(threads) > math.prod(self.threads) or threads[2] > 64 or max(grid[1:]) > 65535 or grid[0] >= 2**31:
             raise simulator.SimulationError(f"{self._call(args, grid)} with blocks of {threads}: a GPU refuses that")
+        graph = recording.current()
+        if graph is not None:  # which keeps addresses, as on a GPU, and no memory
+            kept = [v.first if isinstance(v, simulator.Pointer) else v for v in values]
+            graph.add(self._simulate_again, grid, threads, kept, self._call(args, grid))
+            return
         if DEBUG >= 2:
             print(f"minigrad: {self.name} grid {grid} in the simulator", file=sys.stderr)
+        self._run_simulated(grid, threads, values, self._call(args, grid))
+
+    def _simulate_again(
+        self, grid: tuple[int, int, int], threads: tuple[int, int, int], kept: list[Any], call: str
+    ) -> None:
+        """A launch that a graph recorded: ``kept`` are numbers, and addresses for pointers."""
+        values = [
+            simulator.pointer(memory.simulated_bytes(value), value, signatures.storage(word))
+            if word.endswith("*")
+            else value
+            for word, value in zip(self.signature, kept, strict=True)
+        ]
+        self._run_simulated(grid, threads, values, call)
+
+    def _run_simulated(
+        self, grid: tuple[int, int, int], threads: tuple[int, int, int], values: list[Any], call: str
+    ) -> None:
         try:
             simulator.run(self.function, grid, threads, self.shared_bytes, tuple(values))
         except simulator.SimulationError as error:
-            raise simulator.SimulationError(f"{self._call(args, grid)}: {error}") from error
+            raise simulator.SimulationError(f"{call}: {error}") from error
 
     def _report(self, grid: tuple[int, int, int], args: tuple[Any, ...], started: int) -> None:
         from . import limits  # measured by kernels, which are launched from here

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import libcuda, simulator
+from . import libcuda, recording, simulator
 from .language import SIMULATED
 
 ALIGNMENT = 256  # bytes, as of the driver's own allocations
@@ -45,16 +45,16 @@ class Memory:
         self.bytes: np.ndarray | None = raw
         self.counted: int = counted
         if counted:
-            usage = _usage(device)
-            usage.now += counted
-            usage.peak = max(usage.peak, usage.now)
+            count(device, counted)
 
     def __del__(self) -> None:
         if self.counted:
             _usage(self.device).now -= self.counted
         if self.bytes is not None:
-            del _simulated_bytes[self.pointer]
-            _simulated_pointers.remove(self.pointer)  # in one call, which no other thread interrupts
+            if self.owner is self.bytes:
+                forget_simulated(self.pointer)
+            else:
+                self.owner.take_back(self.pointer, self.bytes)  # the pool that it is of
 
 
 class Usage:
@@ -72,24 +72,57 @@ def _usage(device: int) -> Usage:
     return _usages.get(device) or _usages.setdefault(device, Usage())
 
 
+def count(device: int, nbytes: int) -> None:
+    """Count memory that is used from now on; a negative number, that is not used any more."""
+    usage = _usage(device)
+    usage.now += nbytes
+    usage.peak = max(usage.peak, usage.now)
+
+
 def allocate(nbytes: int, device: int) -> Memory:
-    """New memory, not cleared (0xFF in the simulator). Raises OutOfMemoryError: what was asked, what is held."""
+    """New memory, not cleared (0xFF in the simulator). Raises OutOfMemoryError: what was asked, what is held.
+
+    During capture it is of the graph's own pool.
+    """
+    graph = recording.current()
+    if graph is not None:
+        found: Memory = graph.pool.allocate(nbytes, device)
+        return found
     if SIMULATED:
-        if _usage(device).now + nbytes > SIMULATED_BYTES:
-            raise _out_of_memory(nbytes, device)
-        raw = np.full(nbytes + ALIGNMENT, simulator.POISON, np.uint8)
-        raw = raw[-raw.ctypes.data % ALIGNMENT :][:nbytes]
-        _simulated_bytes[raw.ctypes.data] = raw
-        bisect.insort(_simulated_pointers, raw.ctypes.data)
+        raw = new_simulated(nbytes, device)
         return Memory(raw.ctypes.data, device, raw, nbytes, raw)
+    import cupy
+
+    owner = taken_from(cupy.cuda.alloc, nbytes, device)
+    return Memory(owner.ptr, device, owner, nbytes)
+
+
+def taken_from(pool: Callable[[int], Any], nbytes: int, device: int) -> Any:
+    """Memory by one of CuPy's allocators. Raises OutOfMemoryError."""
     import cupy
 
     with on_device(device):
         try:
-            owner = cupy.cuda.alloc(nbytes)
+            return pool(nbytes)
         except cupy.cuda.memory.OutOfMemoryError:
             raise _out_of_memory(nbytes, device) from None
-    return Memory(owner.ptr, device, owner, nbytes)
+
+
+def new_simulated(nbytes: int, device: int) -> np.ndarray:
+    """New bytes of the simulator's memory, which has their address from now on. Raises OutOfMemoryError."""
+    if _usage(device).now + nbytes > SIMULATED_BYTES:
+        raise _out_of_memory(nbytes, device)
+    raw = np.full(nbytes + ALIGNMENT, simulator.POISON, np.uint8)
+    raw = raw[-raw.ctypes.data % ALIGNMENT :][:nbytes]
+    _simulated_bytes[raw.ctypes.data] = raw
+    bisect.insort(_simulated_pointers, raw.ctypes.data)
+    return raw
+
+
+def forget_simulated(address: int) -> None:
+    """The bytes at this address are no device memory any more."""
+    del _simulated_bytes[address]
+    _simulated_pointers.remove(address)  # in one call, which no other thread interrupts
 
 
 _simulated_pointers: list[int] = []  # of the simulator's memory that is in use, sorted
@@ -204,6 +237,7 @@ def current_stream() -> int:
 
 def synchronize(device: int | None = None) -> None:
     """Wait until a device (default: the current one) has done everything that it was given."""
+    recording.refuse(*recording.WAIT)
     if SIMULATED:
         return
     import cupy
@@ -237,7 +271,16 @@ def memory_reserved(device: int) -> int:
     import cupy
 
     with on_device(device):
-        return int(cupy.get_default_memory_pool().total_bytes())
+        return int(cupy.get_default_memory_pool().total_bytes()) + _of_graphs.get(device, 0)
+
+
+_of_graphs: dict[int, int] = {}  # bytes of the graphs' pools, by device
+
+
+def count_reserved(device: int, nbytes: int) -> None:
+    """Count bytes of a graph's pool, all of them as used; a negative number when they are returned."""
+    _of_graphs[device] = _of_graphs.get(device, 0) + nbytes
+    count(device, nbytes)
 
 
 def mem_get_info(device: int) -> tuple[int, int]:
@@ -335,6 +378,7 @@ def copy_in(target: int, source: np.ndarray, wait: bool = True) -> None:
     """Copy a contiguous NumPy array's bytes to a device address; without ``wait`` as part of the stream."""
     if not source.nbytes:
         return
+    recording.refuse(*recording.WRITE)
     if SIMULATED:
         ctypes.memmove(target, source.ctypes.data, source.nbytes)
         return
@@ -350,6 +394,7 @@ def copy_out(target: np.ndarray, source: int, wait: bool = True) -> None:
     """Copy bytes from a device address into a contiguous NumPy array."""
     if not target.nbytes:
         return
+    recording.refuse(*recording.READ)
     if SIMULATED:
         ctypes.memmove(target.ctypes.data, source, target.nbytes)
         return
@@ -366,7 +411,10 @@ def copy_across(target: int, source: int, nbytes: int) -> None:
     if not nbytes:
         return
     if SIMULATED:
-        ctypes.memmove(target, source, nbytes)
+        if (graph := recording.current()) is not None:
+            graph.add(_simulated_copy, target, source, nbytes)
+        else:
+            ctypes.memmove(target, source, nbytes)
         return
     import cupy
 
@@ -378,8 +426,29 @@ def clear(target: int, nbytes: int) -> None:
     if not nbytes:
         return
     if SIMULATED:
-        ctypes.memset(target, 0, nbytes)
+        if (graph := recording.current()) is not None:
+            graph.add(_simulated_clear, target, nbytes)
+        else:
+            ctypes.memset(target, 0, nbytes)
         return
     import cupy
 
     cupy.cuda.runtime.memsetAsync(target, 0, nbytes, current_stream())
+
+
+def _simulated_copy(target: int, source: int, nbytes: int) -> None:
+    """A copy that was recorded, of memory that must still exist."""
+    _within(source, nbytes)
+    _within(target, nbytes)
+    ctypes.memmove(target, source, nbytes)
+
+
+def _simulated_clear(target: int, nbytes: int) -> None:
+    _within(target, nbytes)
+    ctypes.memset(target, 0, nbytes)
+
+
+def _within(address: int, nbytes: int) -> None:
+    raw = simulated_bytes(address)
+    if address + nbytes > raw.ctypes.data + raw.nbytes:
+        raise simulator.SimulationError(f"{nbytes} bytes from {address:#x} on leave their memory")

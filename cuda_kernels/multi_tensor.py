@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import memory, ptx
+from . import memory, ptx, recording
 from .array import DeviceArray, empty, from_host
 from .language import cuda, device_function, libdevice
 from .launch import Kernel, kernel
@@ -162,7 +162,13 @@ class Upload:
         weakref.finalize(self, _wait, self._events)  # before the buffers are used for something else
 
     def send(self, *parts: np.ndarray) -> list[DeviceArray]:
-        """Contiguous NumPy arrays of 8 or 4 bytes an element, in one copy; where they are on the device."""
+        """Contiguous NumPy arrays of 8 or 4 bytes an element, in one copy; where they are on the device.
+
+        During capture they are numbers of the graph's.
+        """
+        graph = recording.current()
+        if graph is not None:
+            return [graph.number(part) for part in parts]
         turn = self._sent % self.DEPTH
         buffer, event = self._buffers[turn], self._events[turn]
         if self._sent >= self.DEPTH:
@@ -202,8 +208,14 @@ class Cut:
         self.count: int = len(chunks)
         self.longest: int = min(max(self.sizes, default=0), length)
         self.chunks: DeviceArray = from_host(chunks.astype(np.int32), device)
-        self.device_sizes: DeviceArray = from_host(np.array(self.sizes, np.int64), device)
+        self._device_sizes: DeviceArray = from_host(np.array(self.sizes, np.int64), device)
         self.starts: DeviceArray = from_host(starts, device)
+
+    @property
+    def device_sizes(self) -> DeviceArray:
+        """The sizes; of a graph that may leave out an update, those of the present launch."""
+        graph = recording.current()
+        return self._device_sizes if graph is None else graph.allowed_sizes(self._device_sizes)
 
     def threads(self, width: int) -> int:
         """The threads of a block, if each takes ``width`` elements at a time."""
@@ -239,10 +251,13 @@ class Table:
                 if not array.writeable:
                     raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
         self.states: int = len(states)
-        self.cut: Cut = Cut([p.size for p in params], CHUNK, self.device)
         addresses = np.array([[array.pointer for array in column] for column in self.arrays], np.int64)
-        self.addresses: DeviceArray = from_host(np.ascontiguousarray(addresses.T), self.device)
+        with recording.outside() as graph:
+            self.cut: Cut = Cut([p.size for p in params], CHUNK, self.device)
+            self.addresses: DeviceArray = from_host(np.ascontiguousarray(addresses.T), self.device)
         self._upload: Upload | None = None
+        if graph is not None:
+            graph.keep.append(self)
 
     def check(self, grads: Sequence[DeviceArray], scalars: np.ndarray, columns: int) -> None:
         """Raise ValueError or TypeError, naming the position, for arguments that do not fit the table.
@@ -263,16 +278,23 @@ class Table:
     def send(self, grads: Sequence[DeviceArray], scalars: np.ndarray, *more: np.ndarray) -> list[DeviceArray]:
         """The gradients' addresses, the scalars in the table's dtype with ``COLUMNS`` columns, and ``more``: on the
         device from the next launch on."""
-        rows = np.zeros((len(grads), COLUMNS), self.dtype)
-        rows[:, : scalars.shape[1]] = scalars
+        rows = recording.mapped(scalars, self._rows)
         parts = (np.array([g.pointer for g in grads], np.int64), rows, *more)
         if self._upload is None:
-            self._upload = Upload(sum(part.nbytes + 7 for part in parts), self.device)
+            with recording.outside():
+                self._upload = Upload(sum(part.nbytes + 7 for part in parts), self.device)
         return self._upload.send(*parts)
+
+    def _rows(self, scalars: np.ndarray) -> np.ndarray:
+        rows = np.zeros((len(scalars), COLUMNS), self.dtype)
+        rows[:, : scalars.shape[1]] = scalars
+        return rows
 
     def launch(self, step: Kernel, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
         """Start a kernel of ``updater`` for the states that the table has."""
-        cut = self.cut
+        cut, graph = self.cut, recording.current()
+        if graph is not None:
+            graph.keep.append(self)
         if cut.count:
             addresses, rows = self.send(grads, scalars)
             arguments = self.addresses, cut.device_sizes, addresses, cut.chunks, rows, cut.length

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from . import conversion, launch, layout, memory, pointwise_source
+from . import conversion, launch, layout, memory, pointwise_source, recording
 from .array import DeviceArray, empty
 from .language import cuda
 from .layout import GATHER, NUMBER, VECTOR
@@ -278,7 +278,11 @@ _placeholders: dict[tuple[np.dtype[Any], int], DeviceArray] = {}
 def _placeholder(dtype: np.dtype[Any], device: int) -> DeviceArray:
     """What stands for the address of an input that is a number; nothing reads it."""
     key = (dtype, device)
-    return _placeholders.get(key) or _placeholders.setdefault(key, empty(1, dtype, device))
+    found = _placeholders.get(key)
+    if found is None:
+        with recording.outside():
+            found = _placeholders.setdefault(key, empty(1, dtype, device))
+    return found
 
 
 def _new(plan: layout.Plan, dtype: np.dtype[Any], device: int) -> DeviceArray:

@@ -69,6 +69,11 @@ def pointer_float64(address: Any) -> Pointer:
     return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.float64)
 
 
+def pointer_uint64(address: Any) -> Pointer:
+    """``address`` as a pointer to uint64."""
+    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.uint64)
+
+
 def float16_to_float(bits: Any) -> np.float32:
     """uint16 bits of a float16 as float32."""
     return np.float32(np.uint16(bits).view(np.float16))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from . import ptx
+from . import ptx, recording
 from .array import DeviceArray, empty
 from .language import cuda, device_function, libdevice, math
 from .launch import Kernel, kernel
@@ -29,6 +29,8 @@ THREADS = 256
 MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 HALF_WORD, LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
+ON_DEVICE = 1 << 63  # in an offset: the seed is an address
+LAST_BIT, OTHER_BITS = np.uint64(63), np.uint64(ON_DEVICE - 1)
 EIGHT, ELEVEN = np.uint32(8), np.uint64(11)
 TOP_BIT = np.uint64(1 << 63)
 
@@ -50,7 +52,14 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
 
 @device_function
 def philox_block(block: Any, seed: Any, offset: Any) -> Any:
-    """Four random uint32: the words 4 * block to 4 * block + 3 of the draw; all arguments uint64."""
+    """Four random uint32: the words 4 * block to 4 * block + 3 of the draw; all arguments uint64.
+
+    Of an offset with the last bit, the seed is the address of two uint64: the seed, and what the offset's other bits
+    are added to. So the draws of a graph differ from launch to launch (``graphs.py``).
+    """
+    if offset >> LAST_BIT:
+        start = ptx.pointer_uint64(np.int64(seed))
+        seed, offset = start[0], start[1] + (offset & OTHER_BITS)
     return philox4x32(
         np.uint32(block & LOW_WORD),
         np.uint32(block >> HALF_WORD),
@@ -188,10 +197,11 @@ def sort_keys(y: Any, n: Any, seed: Any, offset: Any) -> None:
 
 
 def state(seed: int, offset: int) -> tuple[int, int]:
-    """(seed, offset), checked. Raises ValueError if either is not in 0..2^64 - 1."""
-    for name, value in (("seed", seed), ("offset", offset)):
-        if not 0 <= value < 2**64:
-            raise ValueError(f"{name}={value}: expected an integer from 0 to 2**64 - 1")
+    """(seed, offset), checked. Raises ValueError unless seed is in 0..2^64 - 1 and offset in 0..2^63 - 1."""
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed={seed}: expected an integer from 0 to 2**64 - 1")
+    if not 0 <= offset < (ON_DEVICE if recording.current() is None else 2**64):
+        raise ValueError(f"offset={offset}: expected an integer from 0 to 2**63 - 1")
     return seed, offset
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import memory
+from . import memory, recording
 from .language import SIMULATED
 
 
@@ -45,6 +45,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
+        recording.refuse(*recording.WAIT)
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -94,6 +95,7 @@ class Event:
 
     def synchronize(self) -> None:
         """Wait until the stream has come to the event."""
+        recording.refuse(*recording.WAIT)
         if self.handle is not None:
             self.handle.synchronize()
 

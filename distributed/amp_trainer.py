@@ -165,14 +165,22 @@ class AmpTrainer(BucketedTrainer):
         if self.scaler is None:
             return super()._update(named, parts, loss)
         grads = merged(parts)
+        if self._recorder is not None:
+            (_, found), *_ = self.scaler.unscale_on_device(grads)
+            self._recorder.update(named, grads, found)
+            return None
         finite = self.scaler.unscale_grads(grads)
         if not finite and not (self.scaler.adapts and self.scaler.get_scale() <= MIN_SCALE):
-            self.scaler.update_scale(overflow=True)
-            self.skipped_steps += 1
+            self._overflowed()
             return None
         metrics = super()._update(named, [grads], loss)  # which refuses gradients that are not finite
         self.scaler.update_scale(overflow=False)
         return metrics
+
+    def _overflowed(self) -> None:
+        assert self.scaler is not None
+        self.scaler.update_scale(overflow=True)
+        self.skipped_steps += 1
 
     def _named(self, params: Params) -> Named:
         named, master = named_params(params), self.precision.master_dtype

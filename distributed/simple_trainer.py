@@ -8,16 +8,19 @@ gradients are reduced.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from minigrad.autograd import BackwardHook
+from minigrad.device import Device
 from minigrad.grad_store import GradStore
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.tensor import Tensor
 
+from .captured_step import CapturedPass, CapturedStep, PendingMetrics
 from .params import Named, Params, named_params
 
 
@@ -120,6 +123,9 @@ class SimpleTrainer:
         self._accumulator = self._new_accumulator()
         self._global_step = 0
         self._optimized: set[int] = set()
+        self._recorder: CapturedStep | None = None  # of the graph that is captured now
+        self._captured: CapturedStep | None = None
+        self._passes: dict[str, CapturedPass] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step {self._global_step}, {self.config}, {self._optimizer})"
@@ -155,6 +161,7 @@ class SimpleTrainer:
         which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a
         trained parameter that the optimizer does not know, and for gradients of other tensors only.
         """
+        self._settle()
         loss = float(loss_value)
         self._check_loss(loss)
         return self._step(self._named(params), grads, loss)
@@ -170,8 +177,14 @@ class SimpleTrainer:
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
             self._accumulator.reset()
-            step = self._global_step + 1
-            raise NonFiniteLossError(f"the loss of step {step} is {loss}; no weight was changed", step)
+            raise self._loss_error(loss, self._global_step + 1)
+
+    @staticmethod
+    def _loss_error(loss: float, step: int) -> NonFiniteLossError:
+        return NonFiniteLossError(f"the loss of step {step} is {loss}; no weight was changed", step)
+
+    def _backward(self, loss: Tensor, hook: BackwardHook | None = None) -> GradStore:
+        return loss.backward(hook=hook)
 
     def _step(
         self, named: Named, grads: GradStore, loss: float, weight: float = 1.0, hold: bool = False
@@ -208,6 +221,9 @@ class SimpleTrainer:
 
     def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics | None:
         """One optimizer step with the gradients of all ``parts``, which may still be on their way; None if left out."""
+        if self._recorder is not None:
+            self._recorder.update(named, merged(parts))
+            return None
         lr = None if self._schedule is None else self._schedule.get_lr(self._global_step)
         norm = self._apply(named, parts, lr)
         self._global_step += 1
@@ -248,6 +264,93 @@ class SimpleTrainer:
         self._optimized.update(p._id for _, p in named if p.requires_grad)
         return named
 
+    # ------------------------------------------------------------------ CUDA graphs
+
+    def capture(self, loss_function: Callable[..., Tensor], params: Params, *, max_graphs: int = 8) -> CapturedStep:
+        """The whole step, ``loss_function(*inputs)`` to the update, as one CUDA graph.
+
+        ::
+
+            step = trainer.capture(model.loss, model.named_parameters())
+            for x, y in batches:
+                pending = step(x, y)
+            print(pending.result())
+
+        The first inputs of some shapes are an eager step, the second are captured, and from then on a step is one
+        launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
+        and metrics are those of eager steps to the last bit. On the CPU all steps are eager. ``loss_function`` returns
+        a tensor of one element; what it does in Python happens in the capture only. The ``max_graphs`` combinations of
+        shapes used last are kept. ``global_step`` counts launches.
+
+        Raises ValueError for more than one process, and for parameters on several devices.
+        """
+        if getattr(getattr(self, "_communicator", None), "world_size", 1) > 1:
+            raise ValueError("capture works in one process; collectives cannot be part of the graph")
+        self._settle()
+        self._captured = CapturedStep(self, loss_function, params, max_graphs)
+        return self._captured
+
+    def launch(self, *inputs: Tensor) -> PendingMetrics:
+        """A step of what ``capture`` was called with last. Raises RuntimeError before that."""
+        if self._captured is None:
+            raise RuntimeError("launch: no step was captured; call capture(loss_function, params) first")
+        return self._captured(*inputs)
+
+    def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
+
+        Run the function once before, so that its kernels are loaded. With inputs on the CPU nothing is captured, and
+        None returned: a launch then calls the function.
+        """
+        self.clear_graphs()
+        device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
+        self._passes["forward"] = CapturedPass(function, inputs, device, None)
+        return self._passes["forward"].outputs
+
+    def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
+        """Capture, for ``launch_backward_graph``, a function of what the forward pass returns, such as
+        ``lambda loss: loss.backward()``; returns what it returns.
+        """
+        forward = self._pass("forward", "capture_backward_pass")
+        self._passes["backward"] = CapturedPass(function, (), forward.device, forward)
+        return self._passes["backward"].outputs
+
+    def launch_forward_graph(self, *inputs: Tensor) -> Any:
+        """The captured forward pass for these inputs, of the same shapes; its tensors are overwritten by the next."""
+        return self._pass("forward", "launch_forward_graph")(*inputs)
+
+    def launch_backward_graph(self) -> Any:
+        """The captured backward pass, of what the forward pass gave last."""
+        return self._pass("backward", "launch_backward_graph")()
+
+    @property
+    def graphs_captured(self) -> bool:
+        """Whether both passes are captured (boostr)."""
+        return len(self._passes) == 2
+
+    def clear_graphs(self) -> None:
+        """Forget all captures and free their memory."""
+        if self._captured is not None:
+            self._captured.clear()
+        for one in self._passes.values():
+            one.close()
+        self._captured = None
+        self._passes.clear()
+
+    def _pass(self, name: str, asked: str) -> CapturedPass:
+        if name not in self._passes:
+            raise RuntimeError(f"{asked}: there is no {name} pass; call capture_{name}_pass first")
+        return self._passes[name]
+
+    def _overflowed(self) -> None:
+        """Scaled gradients overflowed: for a trainer that scales its losses."""
+        raise NotImplementedError(f"{type(self).__name__} scales no losses")
+
+    def _settle(self) -> None:
+        """Wait for the results of captured steps."""
+        if self._captured is not None:
+            self._captured.settle()
+
     # ------------------------------------------------------------------ saving and resuming
 
     def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -255,6 +358,7 @@ class SimpleTrainer:
 
         Holds the optimizer's moments and counts, the global step, and an unfinished window of micro-batches.
         """
+        self._settle()
         named = self._named(params)
         arrays, meta = self._optimizer.state_dict()
         window_arrays, window = self._accumulator.state_dict(named)
@@ -266,6 +370,7 @@ class SimpleTrainer:
         """Take over what ``state_dict`` returned. Raises ValueError, naming what does not fit, before anything
         changes.
         """
+        self._settle()
         named = self._named(params)
         if not isinstance(meta, Mapping):
             raise ValueError(f"the saved trainer state is a {type(meta).__name__}, expected a mapping")

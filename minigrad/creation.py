@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dlpack, dtypes, shapes
+from . import cuda_graph, dlpack, dtypes, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
 from .errors import located
@@ -146,7 +146,7 @@ def arange(
         raise located(ValueError("arange: step must not be 0"))
     if dtype is None and any(isinstance(v, float) for v in (start, end, step)):
         dtype = dtypes.default_dtype()
-    return Tensor(np.arange(start, end, step), dtype=dtype, device=device)
+    return cuda_graph.constant(lambda: Tensor(np.arange(start, end, step), dtype=dtype, device=device))
 
 
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:

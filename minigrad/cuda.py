@@ -1,4 +1,4 @@
-"""``minigrad.cuda``: GPUs, their memory, streams and events, with the names of ``torch.cuda``.
+"""``minigrad.cuda``: GPUs, their memory, streams, events and graphs, with the names of ``torch.cuda``.
 
 A ``device`` is a Device, its name or its index; None means the calling thread's current one. ``is_available`` and
 ``device_count`` answer on any machine; the rest raises DeviceError, saying what is missing, where there is no GPU.
@@ -13,12 +13,18 @@ from .device import Device
 from .errors import located
 
 if TYPE_CHECKING:
+    from .cuda_graph import Graph as Graph
+    from .cuda_graph import graph as graph
+    from .cuda_graph import graphed as graphed
     from .cuda_kernels.memory import OutOfMemoryError as OutOfMemoryError
+    from .cuda_kernels.recording import CaptureError as CaptureError
     from .cuda_kernels.streams import Event as Event
     from .cuda_kernels.streams import Stream as Stream
 
 __all__ = [
+    "CaptureError",
     "Event",
+    "Graph",
     "OutOfMemoryError",
     "Stream",
     "current_device",
@@ -27,6 +33,8 @@ __all__ = [
     "get_device_capability",
     "get_device_name",
     "get_gemm",
+    "graph",
+    "graphed",
     "is_available",
     "max_memory_allocated",
     "mem_get_info",
@@ -148,7 +156,14 @@ def _index(device: Device | str | int | None) -> int:
     return found.index
 
 
+_OF_GRAPHS = ("Graph", "graph", "graphed")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _OF_GRAPHS:
+        return getattr(importlib.import_module("minigrad.cuda_graph"), name)
+    if name == "CaptureError":
+        return importlib.import_module("minigrad.cuda_kernels.recording").CaptureError
     if name in ("Event", "Stream", "OutOfMemoryError"):
         package = Device("cuda:0").kernels_package()
         return getattr(package.memory if name == "OutOfMemoryError" else package.streams, name)

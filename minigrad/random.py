@@ -49,6 +49,11 @@ class Generator:
             self.offset = offset + 1
         return self.seed, offset
 
+    def advance(self, draws: int) -> None:
+        """Count draws that were made elsewhere, by a launch of a CUDA graph."""
+        with self._lock:
+            self.offset += draws
+
     def state_dict(self) -> dict[str, int]:
         """The state: ``{"seed": ..., "offset": ...}``."""
         return {"seed": self.seed, "offset": self.offset}
@@ -102,12 +107,26 @@ class _DefaultGenerator(Generator):
         """Continue where ``state_dict`` was taken."""
         self.current().load_state_dict(state)
 
+    def advance(self, draws: int) -> None:
+        """Count draws that were made elsewhere, by a launch of a CUDA graph."""
+        self.current().advance(draws)
+
     def _draw(self) -> tuple[int, int]:
         return self.current()._draw()
 
 
 default_generator: Generator = _DefaultGenerator()
 Draws = list[tuple[Generator, tuple[int, int]]]
+
+
+@contextlib.contextmanager
+def drawing_by(draw: Callable[[Generator], tuple[int, int]]) -> Iterator[None]:
+    """Within, ``draw(generator)`` is what the calling thread's generators give."""
+    outer, _source.draw = _source.draw, draw
+    try:
+        yield
+    finally:
+        _source.draw = outer
 
 
 @contextlib.contextmanager

@@ -210,10 +210,10 @@ def _integers_parallel(out, seed, offset, low, span):
 
 
 def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
-    """(seed, offset) as kernels take them. Raises ValueError if either is not in 0..2^64 - 1."""
-    for name, value in (("seed", seed), ("offset", offset)):
-        if not 0 <= value < 2**64:
-            raise ValueError(f"{name}={value}: expected an integer from 0 to 2**64 - 1")
+    """(seed, offset) as kernels take them. Raises ValueError unless seed is in 0..2^64 - 1, offset in 0..2^63 - 1."""
+    for name, value, bits in (("seed", seed, 64), ("offset", offset, 63)):
+        if not 0 <= value < 2**bits:
+            raise ValueError(f"{name}={value}: expected an integer from 0 to 2**{bits} - 1")
     return np.uint64(seed), np.uint64(offset)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from .. import cuda_graph
+from ..dtypes import float32, float64
 from ..errors import located
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
@@ -64,10 +68,14 @@ def cross_entropy(
         )
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    divisor = 1.0 if reduction == "sum" else None
+    divisor: Any = 1.0 if reduction == "sum" else None
     if reduction == "mean" and weight is None:
         kept = k.comparison.ne(labels.data, ignore_index)
-        divisor = float(k.to_host(k.reduce.sum(kept, (0,), False, "int64")))
+        count = k.reduce.sum(kept, (0,), False, "int64")
+        if input.device.type == "cuda" and cuda_graph.current() is not None:  # each launch has its own count
+            divisor = k.elementwise.cast(count, float64 if input.dtype == float64 else float32)
+        else:
+            divisor = float(k.to_host(count))
     losses = cross_entropy_ops.CrossEntropy.apply(
         floating("cross_entropy", logits), labels, options=options, divisor=divisor
     )

@@ -11,15 +11,15 @@ class CrossEntropy(Function):
     """loss_i = -w_t log softmax(logits_i)[t], t = targets_i;  dlogits = (softmax - onehot) dloss, row by row.
 
     With label smoothing s, the target is (1 - s) onehot + s / classes. Rows whose target is ``ignore_index`` give 0.
-    With a ``divisor`` the result is the sum of the losses, divided by it.
+    With a ``divisor``, a number or a 0-d array, the result is the sum of the losses, divided by it.
     """
 
     __slots__ = ("divisor", "options")
     autocast = "float32"
     options: tuple[Any, ...]
-    divisor: float | None
+    divisor: Any
 
-    def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...], divisor: float | None = None) -> Any:
+    def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...], divisor: Any = None) -> Any:
         self.options, self.divisor = options, divisor
         k = self.kernels
         losses, lse = k.cross_entropy.forward(logits, targets, *options)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+import numpy as np
+
+from .. import cuda_graph
 from ..device import Device
 from ..dtypes import finfo, float16, float32, is_half
 from ..errors import located
@@ -150,7 +153,9 @@ class GradScaler:
             return [self.scale(x) for x in outputs]
         if not self._enabled:
             return outputs
-        return (outputs.float() if is_half(outputs.dtype) else outputs) * self._scale
+        wide = outputs.float() if is_half(outputs.dtype) else outputs
+        graph = cuda_graph.current()
+        return wide * (self._scale if graph is None else graph.number(lambda: np.array(self._scale, wide.dtype)))
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """``scale(loss)`` (boostr)."""
@@ -165,6 +170,13 @@ class GradScaler:
             return
         if any(store is grads for store, _ in self._unscaled):
             raise located(RuntimeError("unscale_: these gradients have been unscaled already; call update() per step"))
+        flags = self.unscale_on_device(grads)
+        self._unscaled.append((grads, flags))
+
+    def unscale_on_device(self, grads: GradStore) -> list[tuple[Device, Any]]:
+        """``unscale_`` whose answer stays where it is: for each device of gradients, int32 (), whether one of them was
+        infinite or NaN. Nothing is noted for ``update``. ValueError for float16 gradients.
+        """
         bad = next((grad for grad in grads.values() if grad.dtype == float16), None)
         if bad is not None:
             raise located(
@@ -173,13 +185,15 @@ class GradScaler:
                     "keep parameters in float32 and compute under autocast"
                 )
             )
+        graph = cuda_graph.current()
+        inverse: Any = 1.0 / self._scale if graph is None else graph.varying(lambda: np.array([1.0 / self._scale]))
         flags = [
-            (device, device.kernels.grad_norm.unscale_(arrays, 1.0 / self._scale))
+            (device, device.kernels.grad_norm.unscale_(arrays, inverse))
             for device, arrays in by_device(grads.values()).items()
         ]
         for grad in grads.values():
             grad.bump_version()
-        self._unscaled.append((grads, flags))
+        return flags
 
     def unscale_grads(self, grads: GradStore) -> bool:
         """``unscale_``; returns whether all gradients are finite (boostr's ``Ok``, else ``Overflow``)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from abc import abstractmethod
 from typing import Any
 
 import numpy as np
 
+from .. import cuda_graph
 from ..dtypes import float32, is_half
 from ..errors import located
 from ..grad_store import GradStore
@@ -22,6 +25,7 @@ class MultiTensorOptimizer(Optimizer):
     bfloat16, below 1/512 of the weight): keep the weights in float32 where that matters.
     """
 
+    capturable = True
     family: str
     """The kernel family: ``device.kernels.<family>`` has ``Table`` and ``step``."""
 
@@ -40,17 +44,32 @@ class MultiTensorOptimizer(Optimizer):
         for update in self._collect(grads):
             p = update.param
             batches.setdefault((str(p.device), p.data.dtype, kinds_of[update.group]), []).append(update)
-        prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
+        graph = cuda_graph.current()
+        with contextlib.nullcontext() if graph is None else graph.paused():
+            prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
         for batch, states, table in prepared:
             kernels = batch[0].param.device.kernels
-            family, scalars = getattr(kernels, self.family), self._scalars(batch, states)
+            family = getattr(kernels, self.family)
+            scalars = self._scalars(batch, states) if graph is None else self._captured(graph, batch, states)
             if is_half(batch[0].param.data.dtype):
                 _step_in_float32(kernels, family, batch, states, table, scalars)
             else:
                 family.step(table, [update.grad for update in batch], scalars)
-            for update, state in zip(batch, states, strict=True):
-                state.step += 1
-                update.param.bump_version()
+            if graph is None:
+                _count(batch, states, 1)
+
+    def _captured(self, graph: cuda_graph.Graph, batch: list[Update], states: list[ParamState]) -> np.ndarray:
+        """The scalars of each launch of a graph, whose launches count as updates."""
+        batch = [update._replace(grad=None) for update in batch]  # whose memory the graph uses again
+        arrays = [update.param.data for update in batch]
+        graph.count(functools.partial(_count, batch, states))
+        graph.valid_while(lambda: self._unchanged(batch, arrays, states))
+        return graph.varying(functools.partial(self._scalars, batch, states))
+
+    def _unchanged(self, batch: list[Update], arrays: list[Any], states: list[ParamState]) -> bool:
+        """Whether parameters and states are still the ones that a graph updates."""
+        now = zip(batch, arrays, states, strict=True)
+        return all(u.param.data is array and self.state.get(u.param._id) is state for u, array, state in now)
 
     def _prepare(self, batch: list[Update], kinds: tuple[str, ...]) -> tuple[list[ParamState], Any]:
         """The states and the kernel's table of addresses of these parameters, kept while their memory is the same."""
@@ -90,6 +109,12 @@ class MultiTensorOptimizer(Optimizer):
         """Forget the moments and all counts; groups and options stay."""
         super().reset()
         self._tables.clear()
+
+
+def _count(batch: list[Update], states: list[ParamState], updates: int) -> None:
+    for update, state in zip(batch, states, strict=True):
+        state.step += updates
+        update.param.bump_version()
 
 
 def _step_in_float32(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import hints
+from .. import cuda_graph, hints
 from ..device import Device
 from ..errors import located
 from ..grad_store import GradStore, check_grads
@@ -56,6 +56,9 @@ class Optimizer(ABC):
 
     state_arrays: tuple[str, ...] = ()
     """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
+    capturable: bool = False
+    """Whether ``step`` may be part of a CUDA graph: all that differs from step to step is then computed by the host
+    before each launch, and read by the kernels from the device."""
     defaults: dict[str, Any]
     timestep: int
 
@@ -189,8 +192,19 @@ class Optimizer(ABC):
                     "so nothing would be trained; was the optimizer made with the parameters of another model?"
                 )
             )
+        graph = cuda_graph.current()
+        if graph is not None and not self.capturable:
+            raise located(
+                RuntimeError(f"{type(self).__name__}.step during capture: its scalars would be those of the capture")
+            )
         self.update(grads)
-        self.timestep += 1
+        if graph is None:
+            self.timestep += 1
+        else:
+            graph.count(self._count)
+
+    def _count(self, steps: int) -> None:
+        self.timestep += steps
 
     @abstractmethod
     def update(self, grads: GradStore) -> None:

@@ -1,0 +1,301 @@
+"""A training step as one CUDA graph: ``SimpleTrainer.capture``.
+
+    first call of some shapes    the trainer's own step, eagerly
+    second                       capture: forward, backward, window, clipping and update become one graph
+    from then on                 inputs are copied into the graph's tensors, one launch; the host does not wait
+
+The device itself decides whether the update is made: ``decide`` looks at the losses, the flag of the unscaled
+gradients and their norm, and the optimizer's kernels find empty tensors where it says no. Counts and learning rates are
+the host's, computed before each launch as if all launches before it had made their step. A loss or norm that is not
+finite, or an index out of range, therefore stops the device: launches after it change nothing until the host has seen
+it. An overflow of scaled gradients is no error, so with a loss scale the host waits for the last launch before the
+next one.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minigrad import cuda_graph
+from minigrad.device import Device
+from minigrad.grad_store import GradStore
+from minigrad.optim import NonFiniteGradientError
+from minigrad.optim.clip import clip_grad_norm_async
+from minigrad.optim.grad_scaler import MIN_SCALE
+from minigrad.tensor import Tensor
+
+from .params import Named, Params, named_params
+
+if TYPE_CHECKING:
+    from .simple_trainer import SimpleTrainer, TrainingMetrics
+
+AHEAD = 4  # launches whose results the host may not know yet
+LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED = 1, 2, 3, 4, 5  # as in cuda_kernels/graphs.py
+
+
+class PendingMetrics:
+    """What a step of ``CapturedStep`` did: ``result()`` waits for it."""
+
+    def __init__(self, owner: CapturedStep | None, metrics: TrainingMetrics | None = None) -> None:
+        self._owner = owner
+        self._metrics = metrics
+        self._error: Exception | None = None
+        self._raised = False
+
+    def result(self) -> TrainingMetrics | None:
+        """The step's metrics, None if it was left out because scaled gradients overflowed.
+
+        Raises what ``trainer.step`` would have: NonFiniteLossError, NonFiniteGradientError; IndexError for an index out
+        of range; and RuntimeError for a step that was left out after one of these.
+        """
+        if self._owner is not None:
+            self._owner._settle_until(self)
+        if self._error is not None:
+            self._raised = True
+            raise self._error
+        return self._metrics
+
+    def _done(self, metrics: TrainingMetrics | None, error: Exception | None = None) -> None:
+        self._owner, self._metrics, self._error = None, metrics, error
+
+
+class _Launched:
+    """A launch whose results are on their way."""
+
+    def __init__(self, pending: PendingMetrics, graph: cuda_graph.Graph, results: Tensor, step: int, lr: float) -> None:
+        kernels = results.device.kernels
+        self.pending, self.graph, self.step, self.lr = pending, graph, step, lr
+        self.host: np.ndarray = kernels.to_host(results.data, wait=False)
+        self.event = kernels.streams.Event()
+        self.event.record()
+
+
+class CapturedStep:
+    """What ``SimpleTrainer.capture`` returns: ``step(*inputs)`` is one optimizer step."""
+
+    def __init__(
+        self, trainer: SimpleTrainer, function: Callable[..., Tensor], params: Params, max_graphs: int
+    ) -> None:
+        self._trainer = trainer
+        self._function = function
+        self._params: Named = [(name, p) for name, p in named_params(params)]
+        devices = {p.device for _, p in self._params}
+        if len(devices) != 1:
+            raise ValueError(f"the parameters are on {len(devices)} devices; a captured step is of one")
+        self._device: Device = devices.pop()
+        self._graphed = cuda_graph.Graphed(self._record, self._device, max_graphs)
+        self._launched: collections.deque[_Launched] = collections.deque()
+        self._failed: PendingMetrics | None = None
+        self._stopped: Any = None  # int32 (1,) on the device: an error was found
+        self._losses: list[Tensor] = []
+        self._outputs: Tensor | None = None
+
+    def __call__(self, *inputs: Tensor) -> PendingMetrics:
+        """One step; with ``grad_accum_steps`` n > 1 the inputs' first dimension is n, the window's micro-batches.
+
+        The inputs may be on the CPU; those in pinned memory are copied while the host goes on. On the CPU, and for the
+        first inputs of some shapes, this is the trainer's own step, whose errors it raises at once.
+
+        Raises ValueError within an unfinished window, and an error that an earlier launch found and nobody has seen.
+        """
+        trainer = self._trainer
+        named = trainer._named(self._params)
+        count = trainer.config.grad_accum_steps
+        for i, x in enumerate(inputs):
+            if count > 1 and (not isinstance(x, Tensor) or not x.ndim or x.shape[0] != count):
+                shape = getattr(x, "shape", type(x).__name__)
+                raise ValueError(f"input {i} is {shape}; with grad_accum_steps={count} its first dimension is {count}")
+        if trainer._accumulator.current_step:
+            raise ValueError("the window has micro-batches of other steps; call flush first")
+        scaled = getattr(trainer, "scaler", None) is not None
+        self.settle(0 if scaled else AHEAD - 1)
+        static = self._graphed.static(inputs)
+        if static is None:
+            self.settle()
+            return PendingMetrics(None, self._eager(named, inputs))
+        static(inputs)
+        pending = PendingMetrics(self)
+        results = static.outputs
+        self._launched.append(_Launched(pending, static.graph, results, trainer._global_step, trainer._optimizer.lr))
+        return pending
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs there are: one for each combination of shapes that came twice."""
+        return self._graphed.graphs
+
+    def clear(self) -> None:
+        """Close the graphs, whose memory is then free."""
+        self.settle()
+        self._graphed.clear()
+
+    def _eager(self, named: Named, inputs: tuple[Tensor, ...]) -> TrainingMetrics | None:
+        trainer, metrics = self._trainer, None
+        for batch in self._batches([x.to(device=self._device) for x in inputs]):
+            loss = self._function(*batch)
+            metrics = trainer.step(named, trainer._backward(loss), loss.item())
+        return metrics
+
+    def _batches(self, inputs: list[Tensor]) -> list[list[Tensor]]:
+        count = self._trainer.config.grad_accum_steps
+        return [inputs] if count == 1 else [[x[i] for x in inputs] for i in range(count)]
+
+    # ------------------------------------------------------------------ the capture
+
+    def _record(self, *inputs: Tensor) -> Tensor:
+        """What is captured; the results of its launches."""
+        trainer = self._trainer
+        named = trainer._named(self._params)
+        trainer._recorder, self._losses, self._outputs = self, [], None
+        try:
+            for batch in self._batches(list(inputs)):
+                loss = self._function(*batch)
+                self._losses.append(loss.detach().reshape(1))
+                trainer._step(named, trainer._backward(loss), 0.0)
+        finally:
+            trainer._recorder = None
+            trainer._accumulator.reset()
+            self._losses = []
+        assert self._outputs is not None
+        return self._outputs
+
+    def update(self, named: Named, grads: GradStore, found: Any = None) -> None:
+        """Called by the trainer where it would clip and update: capture that. ``found``: the flag of an overflow."""
+        graph, trainer, kernels = cuda_graph.current(), self._trainer, self._device.kernels
+        assert graph is not None
+        limit = trainer.config.max_grad_norm
+        norm = clip_grad_norm_async(grads, math.inf if limit is None else limit, [p for _, p in named])
+        if norm.device is not self._device:
+            raise ValueError("none of the parameters has a gradient, so nothing would be trained")
+        results = kernels.empty((2 + len(self._losses),), np.float64)
+        for i, loss in enumerate(self._losses):
+            kernels.elementwise.assign(results[2 + i : 3 + i], loss.data)
+        with graph.paused():
+            if self._stopped is None:
+                self._stopped = kernels.zeros((1,), np.int32)
+            never = kernels.zeros((1,), np.int32)
+        allowed = kernels.empty((1,), np.int32)
+        graph.raw.keep += [self._stopped, never]
+        outside = never if graph.raw.outside_range is None else graph.raw.outside_range
+        overflow = never if found is None else found.reshape(1)
+        kernels.graphs.decide.launch(
+            1, results, len(self._losses), norm.data.reshape(1), overflow, outside, self._stopped, allowed
+        )
+        graph.raw.allowed = allowed
+        graph.before(self._set_lr)
+        trainer._optimizer.step(grads)
+        graph.raw.allowed = None
+        graph.count(self._count)
+        optimizer, settings = trainer._optimizer, trainer.config
+        trained = [p.requires_grad for _, p in named]
+        graph.valid_while(
+            lambda: (
+                trainer._optimizer is optimizer
+                and trainer.config is settings
+                and [p.requires_grad for _, p in self._params] == trained
+            )
+        )
+        self._outputs = Tensor.wrap(results, self._device)
+
+    def _set_lr(self) -> None:
+        trainer = self._trainer
+        if trainer._schedule is not None:
+            trainer._optimizer.set_lr(trainer._schedule.get_lr(trainer._global_step))
+
+    def _count(self, steps: int) -> None:
+        self._trainer._global_step += steps
+
+    # ------------------------------------------------------------------ results
+
+    def settle(self, ahead: int = 0) -> None:
+        """Wait until at most ``ahead`` launches are under way; raise an error that was found and nobody has seen."""
+        while len(self._launched) > ahead:
+            self._settle_first()
+        failed = self._failed
+        if failed is not None and not failed._raised and failed._error is not None:
+            failed._raised = True
+            raise failed._error
+
+    def _settle_until(self, pending: PendingMetrics) -> None:
+        while pending._owner is not None:
+            self._settle_first()
+
+    def _settle_first(self) -> None:
+        from .simple_trainer import TrainingMetrics
+
+        done, trainer = self._launched.popleft(), self._trainer
+        done.event.synchronize()
+        code, norm, losses = int(done.host[0]), float(done.host[1]), done.host[2:].tolist()
+        scaler = getattr(trainer, "scaler", None)
+        at_least = scaler is not None and scaler.adapts and scaler.get_scale() <= MIN_SCALE
+        if not code:
+            loss = sum(losses, 0.0) / len(losses)
+            shown = None if trainer.config.max_grad_norm is None else norm
+            done.pending._done(TrainingMetrics(done.step, loss, shown, done.lr))
+            if scaler is not None:
+                scaler.update_scale(overflow=False)
+        elif code == OVERFLOW and not at_least:
+            done.graph.uncount()
+            trainer._overflowed()
+            done.pending._done(None)
+        else:
+            self._fail(done, code, norm, losses)
+
+    def _fail(self, done: _Launched, code: int, norm: float, losses: list[float]) -> None:
+        """The device has stopped at this launch: take back it and those after it, and let it go on."""
+        done.graph.uncount()
+        kernels = self._device.kernels
+        for flag in (self._stopped, done.graph.raw.outside_range):
+            if flag is not None:
+                kernels.memory.clear(flag.pointer, flag.nbytes)
+        error: Exception
+        if code == LOSS:
+            error = self._trainer._loss_error(next(x for x in losses if not math.isfinite(x)), done.step)
+        elif code == RANGE:
+            error = IndexError(f"step {done.step}: an index or a class target is out of range; no weight was changed")
+        else:
+            error = NonFiniteGradientError(f"step {done.step}: the gradient norm is {norm}; nothing was changed", norm)
+        done.pending._done(None, error)
+        self._failed = done.pending
+        while self._launched:
+            after = self._launched.popleft()
+            after.event.synchronize()
+            after.graph.uncount()
+            after.pending._done(None, RuntimeError(f"the step was left out, because step {done.step} failed: {error}"))
+
+
+class CapturedPass:
+    """A function of tensors that is captured at once: ``SimpleTrainer.capture_forward_pass`` and its sibling.
+
+    ``after``: the pass whose outputs are the function's arguments, as they are; else its inputs are copied.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device, after: CapturedPass | None
+    ) -> None:
+        self._after = after
+        self._of_inputs = function
+        self._static: cuda_graph.Static | None = None
+        self.outputs: Any = None
+        if device.type == "cuda":
+            self._static = cuda_graph.Static(self._call, inputs, device)
+            self.outputs = self._static.outputs
+        self.device = device
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Launch it, or on the CPU call the function."""
+        self.outputs = self._call(*inputs) if self._static is None else self._static(inputs)
+        return self.outputs
+
+    def _call(self, *inputs: Any) -> Any:
+        return self._of_inputs(*inputs) if self._after is None else self._of_inputs(self._after.outputs)
+
+    def close(self) -> None:
+        """Give the graph's memory back."""
+        if self._static is not None:
+            self._static.graph.close()

@@ -1,0 +1,386 @@
+"""CUDA graphs: a launch does to the last bit what the program would have done, and says no where it could not."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import host
+
+import minigrad as mg
+from minigrad import nn
+from minigrad.cuda_kernels import simulated
+from minigrad.cuda_kernels.recording import CaptureError
+from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
+from minigrad.models import GPT2, GPT2Config
+from minigrad.optim import (
+    SGD,
+    AdaGrad,
+    Adam,
+    AdamW,
+    CosineAnnealing,
+    Lamb,
+    LossScaleStrategy,
+    Muon,
+    NonFiniteGradientError,
+    Optimizer,
+)
+
+cuda = mg.cuda
+GENERATOR = mg.random.default_generator
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def on_gpu(array: np.ndarray) -> mg.Tensor:
+    return mg.tensor(array, device="cuda")
+
+
+def mlp(p: float = 0.3) -> nn.Module:
+    mg.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(p), nn.Linear(4, 2)).to(device="cuda")
+
+
+def weights(model: nn.Module) -> list[np.ndarray]:
+    return [host(p.detach()) for p in model.parameters()]
+
+
+def same_bits(xs: list[np.ndarray], ys: list[np.ndarray]) -> bool:
+    return len(xs) == len(ys) and all(x.tobytes() == y.tobytes() for x, y in zip(xs, ys, strict=True))
+
+
+# Graphs and functions of tensors --------------------------------------------------------------------------------------
+
+
+def test_a_replay_computes_the_captured_tensors_from_what_the_inputs_hold_now() -> None:
+    x = on_gpu(drawn(5))
+    graph = cuda.Graph()
+    with cuda.graph(graph):
+        y = (x * 2.0 + 1.0) * x
+    for seed in (1, 2):
+        x.copy_(on_gpu(drawn(5, seed=seed)))
+        graph.replay()
+        np.testing.assert_array_equal(host(y), (drawn(5, seed=seed) * 2 + 1) * drawn(5, seed=seed))
+
+
+def test_random_draws_go_on_with_each_replay_and_with_those_between() -> None:
+    mg.manual_seed(3)
+    eager = [mg.rand(6) for _ in range(7)]
+    mg.manual_seed(3)
+    graph = cuda.Graph()
+    with graph.capture():
+        a, b = mg.rand(6, device="cuda"), mg.rand(6, device="cuda")
+    found = []
+    for between in (1, 0):
+        graph.replay()
+        found += [host(a), host(b)] + [mg.rand(6).numpy() for _ in range(between)]
+    assert same_bits(found, [x.numpy() for x in eager[:5]])
+    mg.manual_seed(3)  # the seed is the device's too
+    graph.replay()
+    assert same_bits([host(a)], [eager[0].numpy()]) and GENERATOR.offset == 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (AdamW, {}),
+        (Adam, {"weight_decay": 0.1}),
+        (SGD, {"momentum": 0.9, "nesterov": True}),
+        (AdaGrad, {"lr_decay": 0.1}),
+        (Lamb, {}),
+    ],
+)
+def test_a_graph_of_a_step_is_the_step_bit_for_bit(optimizer: type[Optimizer], options: dict[str, Any]) -> None:
+    def run(graphed: bool) -> tuple[list[np.ndarray], list[float], Any]:
+        model = mlp()
+        opt = optimizer(model.named_parameters(), lr=0.1, **options)
+
+        def step(x: mg.Tensor) -> mg.Tensor:
+            loss = model(x).pow(2).mean()
+            opt.step(loss.backward())
+            return loss
+
+        call = cuda.graphed(step) if graphed else step
+        losses = []
+        for i in range(4):
+            opt.set_lr(0.1 / (i + 1))
+            losses.append(call(on_gpu(drawn(2, 4, seed=i))).detach().item())
+        return weights(model), losses, opt.state_dict()
+
+    eager, launched = run(False), run(True)
+    assert same_bits(eager[0], launched[0]) and eager[1] == launched[1]
+    assert eager[2][1] == launched[2][1] and same_bits([*eager[2][0].values()], [*launched[2][0].values()])
+
+
+def test_an_optimizer_whose_scalars_would_be_those_of_the_capture_refuses() -> None:
+    p = nn.Parameter(on_gpu(drawn(4, 4)))
+    optimizer, graph = Muon([p]), cuda.Graph()
+    with pytest.raises(RuntimeError, match=r"Muon.step during capture"), graph.capture():
+        optimizer.step((p * p).sum().backward())
+
+
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        ("item", lambda x: x.sum().item()),
+        ("tolist", lambda x: x.tolist()),
+        ("tensor", lambda x: x + mg.tensor([1.0, 2.0, 3.0], device="cuda")),
+        ("synchronize", lambda x: cuda.synchronize()),
+        ("to", lambda x: x.to(device="cpu")),
+    ],
+)
+def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(name: str, action: Callable[..., Any]) -> None:
+    x = on_gpu(drawn(3))
+    before = cuda.memory_reserved()
+    graph = cuda.Graph()
+    with pytest.raises(CaptureError, match=rf"{name}\(\) during capture: .*\n  at .*test_graphs.py"), graph.capture():
+        y = x * 2.0
+        action(y)
+    with pytest.raises(CaptureError, match="nothing to launch"):
+        graph.replay()
+    del y
+    assert cuda.memory_reserved() == before
+    assert (x * 2.0).sum().item() == pytest.approx(2 * drawn(3).sum(), rel=1e-6)
+
+
+def test_captures_are_neither_nested_nor_repeated() -> None:
+    graph = cuda.Graph()
+    with graph.capture(), pytest.raises(CaptureError, match="cannot be nested"), cuda.Graph().capture():
+        pass
+    with pytest.raises(CaptureError, match="captured before"), graph.capture():
+        pass
+
+
+def test_the_graphs_memory_is_nobody_elses_until_it_is_closed() -> None:
+    x = on_gpu(drawn(64))
+    expected = host((x * 2.0) + 1.0)  # what kernels keep for themselves is there now
+    gc.collect()
+    before = cuda.memory_reserved()
+    graph = cuda.Graph()
+    with graph.capture():
+        y = (x * 2.0) + 1.0  # the product is freed within the capture
+    pool = {address for blocks in graph.raw.pool._free.values() for address, _ in blocks} if simulated() else set()
+    others = [on_gpu(np.full(64, np.nan, np.float32)) for _ in range(20)]
+    assert not pool & {other.data.pointer for other in others}
+    graph.replay()
+    np.testing.assert_array_equal(host(y), expected)
+    assert all(np.isnan(host(other)).all() for other in others)
+    del others
+    assert graph.pool_bytes >= 2 * 64 * 4 and cuda.memory_reserved() > before
+    graph.close()
+    del y
+    gc.collect()
+    assert cuda.memory_reserved() == before
+
+
+def test_memory_freed_within_the_capture_is_used_again_in_it() -> None:
+    x = on_gpu(drawn(1000))
+    graph = cuda.Graph()
+    with graph.capture():
+        y = x
+        for _ in range(10):
+            y = y * 1.5
+    assert graph.pool_bytes <= 3 * 4096
+    graph.replay()
+    np.testing.assert_allclose(host(y), drawn(1000) * 1.5**10, rtol=1e-6)
+
+
+@pytest.mark.skipif(not simulated(), reason="a GPU does not tell that an address has no memory any more")
+def test_a_launch_that_uses_memory_that_is_gone_is_an_error_in_the_simulator() -> None:
+    x = on_gpu(drawn(3))
+    graph = cuda.Graph()
+    with graph.capture():
+        y = x * 2.0
+    del x
+    gc.collect()
+    with pytest.raises(Exception, match="lies in no device memory"):
+        graph.replay()
+    assert y.shape == (3,)
+
+
+def test_an_index_out_of_range_is_found_by_check() -> None:
+    table, index = on_gpu(drawn(8, 2)), on_gpu(np.array([1, 2]))
+    graph = cuda.Graph()
+    with graph.capture():
+        y = mg.nn.functional.embedding(index, table)
+    graph.replay()
+    graph.check()
+    np.testing.assert_array_equal(host(y), drawn(8, 2)[[1, 2]])
+    index.copy_(on_gpu(np.array([1, -1])))
+    graph.replay()
+    with pytest.raises(IndexError, match="out of range in a replay"):
+        graph.check()
+    graph.check()
+
+
+# Trainers -------------------------------------------------------------------------------------------------------------
+
+Run = tuple[list[Any], list[np.ndarray], Any]
+
+
+def train_gpt(captured: bool, count: int) -> Run:
+    mg.manual_seed(0)
+    config = GPT2Config(block_size=2, vocab_size=4, n_layer=1, n_head=1, n_embd=4, dropout=0.2)
+    model = GPT2(config).to(device="cuda")
+    settings = TrainingConfig(max_grad_norm=0.5, grad_accum_steps=count)
+    trainer = SimpleTrainer(settings, schedule=CosineAnnealing(1e-2, 1e-3, 2, 10))
+    step, found = trainer.capture(model.loss, model.named_parameters()), []
+    for i in range(4):
+        shape = (count, 2, 2) if count > 1 else (2, 2)
+        x, y = (mg.tensor(np.random.default_rng([i, j]).integers(0, 4, shape), device="cuda") for j in (0, 1))
+        if captured:
+            found.append(step(x, y))
+            continue
+        for k in range(count):
+            loss = model.loss(*((x[k], y[k]) if count > 1 else (x, y)))
+            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        found.append(metrics)
+    metrics = [m.result() for m in found] if captured else found
+    assert step.graphs == captured
+    return metrics, weights(model), trainer.state_dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_captured_steps_of_gpt2_are_the_eager_ones_bit_for_bit(count: int) -> None:
+    eager, captured = train_gpt(False, count), train_gpt(True, count)
+    assert eager[0] == captured[0]
+    assert eager[0][2].grad_norm > 0.5 and eager[0][2].lr != eager[0][3].lr  # clipped, and scheduled
+    assert same_bits(eager[1], captured[1])
+    assert eager[2][1] == captured[2][1] and same_bits([*eager[2][0].values()], [*captured[2][0].values()])
+
+
+def linear_trainer(**settings: Any) -> tuple[nn.Module, SimpleTrainer, Callable[..., mg.Tensor]]:
+    model = mlp(p=0.2)
+    trainer = SimpleTrainer(TrainingConfig(learning_rate=0.1, **settings))
+    return model, trainer, lambda x: model(x).pow(2).mean()
+
+
+def test_new_shapes_are_captured_anew_and_the_oldest_graphs_go() -> None:
+    def run(max_graphs: int | None) -> list[np.ndarray]:
+        model, trainer, loss_of = linear_trainer()
+        step = trainer.capture(loss_of, model.named_parameters(), max_graphs=max_graphs or 8)
+        for i, n in enumerate((2, 3, 2, 3, 2, 3, 1, 2)):
+            x = on_gpu(drawn(n, 4, seed=i))
+            if max_graphs:
+                step(x)
+            else:
+                loss = loss_of(x)
+                trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        if max_graphs:
+            step.settle()
+            assert step.graphs == min(2, max_graphs)
+        return weights(model)
+
+    eager = run(None)
+    assert same_bits(eager, run(8)) and same_bits(eager, run(1))
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one() -> None:
+    model, trainer, loss_of = linear_trainer()
+    step = trainer.capture(loss_of, model.named_parameters())
+    saved: Any = None
+    for i in range(6):
+        if i == 3:
+            saved = (
+                trainer.state_dict(model.named_parameters()),
+                weights(model),
+                GENERATOR.state_dict(),
+            )
+        step(on_gpu(drawn(2, 4, seed=i)))
+    step.settle()
+    final = weights(model)
+    (arrays, meta), values, rng = saved
+    assert meta["global_step"] == 3
+    trainer.load_state_dict(model.named_parameters(), arrays, meta)  # in the same process: its graph is stale now
+    for p, value in zip(model.parameters(), values, strict=True):
+        p.detach().copy_(on_gpu(value))
+    GENERATOR.load_state_dict(rng)
+    for i in range(3, 6):
+        step(on_gpu(drawn(2, 4, seed=i)))
+    step.settle()
+    assert same_bits(final, weights(model))
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_nothing_and_stops_those_after_it(kind: str) -> None:
+    model, trainer, _ = linear_trainer()
+
+    def loss_of(x: mg.Tensor, bad: mg.Tensor) -> mg.Tensor:
+        y = model(x).pow(2).mean()
+        return y + bad.sum() if kind == "loss" else y + (model[0].weight * bad.sum()).pow(2).sqrt().sum() * 0.0
+
+    good, bad = np.zeros(1, np.float32), np.array([np.inf if kind == "loss" else 0.0], np.float32)
+    step = trainer.capture(loss_of, model.named_parameters())
+    x = on_gpu(drawn(2, 4))
+    one = np.ones(1, np.float32) if kind == "gradient" else good  # the gradient of sqrt at 0 is 0 times infinity
+    for _ in range(3):
+        step(x, on_gpu(one)).result()
+    before = weights(model)
+    pending = [step(x, on_gpu(b)) for b in (bad, one)]
+    expected = NonFiniteLossError if kind == "loss" else NonFiniteGradientError
+    with pytest.raises(expected, match="step 4"):
+        pending[0].result()
+    with pytest.raises(RuntimeError, match="left out, because step 4 failed"):
+        pending[1].result()
+    assert same_bits(before, weights(model)) and trainer.global_step == 3 and trainer.optimizer.timestep == 3
+    metrics = step(x, on_gpu(one)).result()
+    assert metrics is not None and metrics.step == 4 and not same_bits(before, weights(model))
+
+
+def test_an_error_that_nobody_asked_for_is_raised_by_a_later_step() -> None:
+    model, trainer, loss_of = linear_trainer()
+    step = trainer.capture(loss_of, model.named_parameters())
+    for _ in range(2):
+        step(on_gpu(drawn(2, 4)))
+    step(on_gpu(np.full((2, 4), np.inf, np.float32)))
+    with pytest.raises(NonFiniteLossError, match="step 3"):
+        for _ in range(5):
+            step(on_gpu(drawn(2, 4)))
+    assert trainer.global_step == 2
+
+
+def test_scaled_gradients_that_overflow_are_left_out_on_the_device() -> None:
+    def run(captured: bool) -> tuple[Any, ...]:
+        model = mlp(p=0.0)
+        scale = LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
+        trainer = AmpTrainer(TrainingConfig(learning_rate=0.1), MixedPrecisionConfig(loss_scale=scale))
+        found = []
+        trained = trainer.capture(lambda x: model(x).pow(2).mean(), model.named_parameters())
+        for i in range(6):
+            x = on_gpu(drawn(2, 4, seed=i) * (1.0, 1.0, 100.0, 1.0, 1.0, 1.0)[i])
+            if captured:
+                found.append(trained(x).result())
+            else:
+                loss = model(x).pow(2).mean()
+                found.append(trainer.step(model.named_parameters(), trainer.scale_loss(loss).backward(), loss.item()))
+        return found, weights(model), trainer.skipped_steps, trainer.loss_scale, trainer.optimizer.timestep
+
+    eager, captured = run(False), run(True)
+    assert None in captured[0][1:] and eager[0] == captured[0] and eager[2:] == captured[2:]
+    assert same_bits(eager[1], captured[1])
+
+
+def test_boostrs_forward_and_backward_passes() -> None:
+    mg.manual_seed(0)
+    model = nn.Linear(4, 2).to(device="cuda")
+    trainer = SimpleTrainer()
+    with pytest.raises(RuntimeError, match="capture_forward_pass first"):
+        trainer.launch_forward_graph()
+    x = on_gpu(drawn(3, 4))
+    trainer.capture_forward_pass(lambda x: model(x).pow(2).mean(), x)
+    trainer.capture_backward_pass(lambda loss: loss.backward())
+    assert trainer.graphs_captured
+    for seed in (1, 2):
+        x = on_gpu(drawn(3, 4, seed=seed))
+        loss = trainer.launch_forward_graph(x)
+        grads = trainer.launch_backward_graph()
+        expected = model(x).pow(2).mean()
+        assert loss.detach().item() == expected.detach().item()
+        assert same_bits([host(grads[model.weight])], [host(expected.backward()[model.weight])])
+    trainer.clear_graphs()
+    assert not trainer.graphs_captured
