@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.autograd import BackwardHook
 from minigrad.device import Device
+from minigrad.engine import BackwardHook
 from minigrad.grad_store import GradStore
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.tensor import Tensor
