@@ -13,16 +13,27 @@ import numpy as np
 import pytest
 from data_parallel import Net
 from fake_nccl import FakeArray, FakeMachine
+from nccl_programs import (
+    KINDS,
+    PARTS,
+    RECORD,
+    ROWS,
+    Blocks,
+    collectives,
+    copies_to_host,
+    mismatch,
+    no_staging_with,
+    sgd,
+    train,
+)
 
 import minigrad as mg
-from minigrad import Tensor, cuda_kernels, nn
+from minigrad import Tensor, cuda_kernels
 from minigrad.device import Device
 from minigrad.distributed import (
     BlockDistributedTrainer,
-    BucketedTrainer,
     Communicator,
     Ddp,
-    DistributedTrainer,
     NcclCommunicator,
     NonFiniteBlockGradientError,
     Trainer,
@@ -32,39 +43,17 @@ from minigrad.distributed import (
     replica_group,
     run_threads,
 )
-from minigrad.optim import SGD
 
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
 DEVICES = [Device("cuda:0"), Device("cuda:1")]
-RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; what NCCL's headers say of a call
-
-
-class Host:
-    """What the host is given from a device: by ``to_host``, and of the headers of NCCL's operations."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.headers: list[int] = []
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    seen = Host()
-    copy_out, get = cuda_kernels.memory.copy_out, FakeArray.get
-
-    def counted(target: np.ndarray, *rest: Any, **options: Any) -> None:
-        seen.sizes.append(target.nbytes)
-        copy_out(target, *rest, **options)
-
-    def counted_header(array: FakeArray, stream: Any = None) -> Any:
-        seen.headers.append(array.nbytes)
-        return get(array, stream)
-
-    monkeypatch.setattr(cuda_kernels.memory, "copy_out", counted)
-    monkeypatch.setattr(FakeArray, "get", counted_header)
-    return seen
+def host() -> Iterator[list[tuple[int, int]]]:
+    with copies_to_host() as seen:
+        yield seen
 
 
 @pytest.fixture
@@ -102,76 +91,32 @@ def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
     return out
 
 
-class Blocks(nn.Module):
-    """An embedding, blocks with a buffer each, a head; every parameter is larger than any record."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_must_no_cpu_staging_over_nccl_on_cuda(
+    machine: FakeMachine, host: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    headers, get = [], FakeArray.get
 
-    def __init__(self) -> None:
-        super().__init__()
-        rng = np.random.default_rng(0)
+    def counted(array: FakeArray, stream: Any = None) -> Any:
+        headers.append(array.nbytes)
+        return get(array, stream)
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(Tensor(rng.standard_normal(shape) / 4))
-
-        self.embed = parameter(2, 80)
-        self.blocks = nn.ModuleList([nn.BatchNorm1d(80, affine=False).double() for _ in range(2)])
-        for block in self.blocks:
-            block.shift = parameter(2, 80)
-        self.head = parameter(2, 80)
-
-    def loss(self, x: Tensor) -> Tensor:
-        h = x @ self.embed
-        for block in self.blocks:
-            h = block(h) + block.shift.sum(0)
-        return (h * self.head.sum(0)).square().mean()
-
-
-ROWS = np.random.default_rng(1).standard_normal((5, 2))
-PARTS = (slice(0, 3), slice(3, 5))
-
-
-def sgd(params: Any) -> SGD:
-    return SGD(params, lr=0.05, momentum=0.9)
-
-
-def train(kind: str, comm: Communicator, steps: int) -> dict[str, np.ndarray]:
-    model = Blocks().to(device=comm.device)
-    config = TrainingConfig(learning_rate=0.01, max_grad_norm=0.5)
-    params = [*model.named_parameters()]
-    x = Tensor(ROWS[PARTS[comm.rank]], device=comm.device)
-    if kind == "block":
-        blocks = BlockDistributedTrainer(model, comm, config, optimizer=sgd(params))
-    else:
-        trainer = {"distributed": DistributedTrainer, "bucketed": BucketedTrainer}[kind](config, comm, sgd(params))
-    for _ in range(steps):
-        if kind == "block":
-            metrics = blocks.train_batch(x)
-        elif kind == "bucketed":
-            metrics = trainer.backward_and_step(model.loss(x), params, len(x))
-        else:
-            loss = model.loss(x)
-            metrics = trainer.step(params, loss.backward(), loss.item(), len(x))
-        assert metrics is not None
-    return {name: p.detach().cpu().numpy() for name, p in params}
-
-
-@pytest.mark.parametrize("kind", ["distributed", "bucketed", "block"])
-def test_must_no_cpu_staging_over_nccl_on_cuda(machine: FakeMachine, host: Host, kind: str) -> None:
-    """After the first step, in which ranks compare hashes of all weights, only records reach the host."""
-
-    on_both(lambda comm: train(kind, comm, 1))
-    one, host.sizes = host.sizes, []
-    cuda = on_both(lambda comm: train(kind, comm, 3))
-    weights = sorted(size for size in one if size > RECORD)
-    assert weights, "the hashes of the first step, and the result, are seen"
-    assert sorted(size for size in host.sizes if size > RECORD) == weights, "later steps bring nothing large"
-    assert sum(host.sizes) - sum(one) < 2 * 2 * 8 * RECORD
-    assert max(host.headers) <= RECORD
+    monkeypatch.setattr(FakeArray, "get", counted)
+    cuda = on_both(lambda comm: no_staging_with(kind, comm))
+    assert any(size > RECORD for _, size in host), "the hashes of the first step are seen"
+    assert max(headers) <= RECORD, "what NCCL's headers say of a call"
     reduced = [count for name, _, _, _, count, *_ in machine.calls("allReduce")]
-    assert max(reduced) >= 2 * 80, "the gradients themselves went by NCCL"
+    assert sum(reduced) >= 2 * 3 * 4 * 160, "the gradients themselves went by NCCL"
     cpu = run_threads(2, lambda comm: train(kind, comm, 3))
     for got in cuda:
-        for name, values in cpu[0].items():
-            np.testing.assert_allclose(got[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+        for name, p in cpu[0].items():
+            found, wanted = (t.detach().cpu().numpy() for t in (got[name], p))
+            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("program", [collectives, mismatch], ids=lambda program: program.__name__)
+def test_cuda_rehearsal_of_what_runs_on_gpus(machine: FakeMachine, program: Callable[[Communicator], None]) -> None:
+    on_both(program)
 
 
 def test_must_non_finite_block_on_cuda_changes_nothing(machine: FakeMachine) -> None:
@@ -193,17 +138,17 @@ def net(device: Device | str) -> Net:
     return Net(np.float64).to(device=device)
 
 
-def test_cuda_replicas_of_one_process_use_nccl(machine: FakeMachine, host: Host) -> None:
+def test_cuda_replicas_of_one_process_use_nccl(machine: FakeMachine, host: list[tuple[int, int]]) -> None:
     x, y = np.random.default_rng(0).standard_normal((2, 7, 5))
 
     found = []
     for devices in (DEVICES, ["cpu"]):
         with Trainer.setup(net(devices[0]), net, sgd, devices=devices) as trainer:
             for _ in range(2):
-                host.sizes.clear()
+                host.clear()
                 trainer.step(lambda model, x, y: model.loss(x, y), Tensor(x), Tensor(y))
             if devices is DEVICES:
-                assert 0 < max(host.sizes) < 240, "losses, norms and records; the weights have 240 bytes and more"
+                assert 0 < max(size for _, size in host) < 240, "only records; weights have 240 bytes and more"
             found += [[p.detach().cpu().numpy() for p in model.parameters()] for model in trainer.models]
     assert len(machine.calls("NcclCommunicator")) == 2 and len(machine.calls("destroy")) == 2
     for values in found[:2]:

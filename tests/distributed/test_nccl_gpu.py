@@ -1,6 +1,7 @@
-"""NcclCommunicator on a GPU: what every communicator must do, with one rank, and with two that share the GPU.
+"""NcclCommunicator on GPUs: what every communicator must do, with one rank, with two that share a GPU, with two GPUs.
 
-Two ranks on one GPU need NCCL 2.30 or later and its experimental NCCL_MULTI_RANK_GPU_ENABLE.
+Two ranks on one GPU need NCCL 2.30 or later and its experimental NCCL_MULTI_RANK_GPU_ENABLE. What the ranks do is in
+``nccl_programs``; ``test_cuda_nccl.py`` rehearses it without a GPU.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from communicator_suite import CHECKS, Check
+from nccl_programs import collectives, copies_to_host, no_staging
 
-from minigrad.cuda_kernels import MissingKernelError
+import minigrad as mg
 from minigrad.device import Device
-from minigrad.distributed import NcclCommunicator, nccl
+from minigrad.distributed import NcclCommunicator, nccl, replica_communicators
 
 pytestmark = pytest.mark.gpu
 CUDA = Device("cuda:0")
@@ -31,73 +35,28 @@ def name_of(check: Check) -> str:
 
 @pytest.mark.parametrize("check", [c for c in CHECKS if c.__name__ not in NOT_NCCL], ids=name_of)
 def test_one_rank_is_a_communicator(check):
-    try:
-        _ = (CUDA.kernels.from_host, CUDA.kernels.may_share_memory)
-    except MissingKernelError as error:
-        pytest.skip(f"tensors cannot be made on the GPU: {error}")
     with NcclCommunicator(1, 0, CUDA, timeout=60.0) as comm:
         check(comm)
 
 
 PROGRAM = """
-import os, sys
-import cupy, numpy as np
-from minigrad import Tensor, cuda_kernels
+import nccl_programs
 from minigrad.device import Device
-from minigrad.distributed import CollectiveMismatchError, ReduceOp, init_process_group
-
-try:
-    cuda_kernels.may_share_memory
-except cuda_kernels.MissingKernelError:  # NCCL needs nothing else of the kernels
-    cuda_kernels.may_share_memory = cupy.may_share_memory
+from minigrad.distributed import init_process_group
 
 with init_process_group("nccl", device=Device("cuda:0"), timeout=30.0, rendezvous_timeout=60.0) as comm:
-    def tensor(values, dtype=np.float32):
-        return Tensor.wrap(cupy.asarray(np.asarray(values, dtype)), Device("cuda:0"))
-
-    def numbers(t):
-        return t.data.get().tolist()
-
-    r = comm.rank
-    t = tensor([r + 1.0] * 100_000)
-    works = [comm.all_reduce(t, async_op=True), comm.all_reduce(t, ReduceOp.AVG, async_op=True)]
-    for work in works:
-        work.wait()
-    assert set(numbers(t)) == {3.0}
-    t = tensor([r])
-    comm.broadcast(t, 1)
-    assert numbers(t) == [1.0]
-    got = tensor([0, 0], np.int64)
-    comm.all_gather(tensor([r + 5], np.int64), got)
-    assert numbers(got) == [5, 6]
-    comm.all_to_all(tensor([10 * r, 10 * r + 1], np.int64), got)
-    assert numbers(got) == [r, 10 + r]
-    part = tensor([0])
-    comm.reduce_scatter(tensor([1, 2]), part)
-    assert numbers(part) == [2.0 * (r + 1)]
-    sent, received = tensor([r] * 1_000_000), tensor([9] * 1_000_000)
-    works = [comm.send(sent, 1 - r, async_op=True), comm.recv(received, 1 - r, async_op=True)]
-    for work in works:
-        work.wait()
-    assert set(numbers(received)) == {1.0 - r}
-    half = comm.split(0, key=-r)
-    assert half.rank == 1 - r
-    half.barrier()
-    half.close()
-    try:
-        comm.all_reduce(tensor([1.0] * (3 + r)))
-    except CollectiveMismatchError as error:
-        assert "rank 0 called" in str(error) and "rank 1 called" in str(error)
-        print("good", flush=True)
+    with nccl_programs.copies_to_host():
+        nccl_programs.{}(comm)
+    print("good", flush=True)
 """
 
 
-def test_two_ranks_on_one_gpu(tmp_path):
+def in_two_processes(name: str) -> None:
+    """Run a function of ``nccl_programs`` in two ranks that share the first GPU."""
     version = nccl._load()[1].get_version()
     if version < 23000:
         pytest.skip(f"NCCL {version} does not let two ranks share a GPU, 2.30 (23000) does")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
+    program = PROGRAM.format(name)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -106,13 +65,12 @@ def test_two_ranks_on_one_gpu(tmp_path):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(program)],
+            [sys.executable, "-c", program],
             env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=Path(tmp_path),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -126,3 +84,34 @@ def test_two_ranks_on_one_gpu(tmp_path):
             process.kill()
     assert [process.returncode for process in ranks] == [0, 0], "\n".join(texts)
     assert all("good" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", ["collectives", "no_staging", "mismatch"])
+def test_must_two_ranks_on_one_gpu(name):
+    in_two_processes(name)
+
+
+@pytest.mark.parametrize("program", [collectives, no_staging], ids=lambda program: program.__name__)
+def test_must_two_gpus_of_one_process(program):
+    if mg.cuda.device_count() < 2:
+        pytest.skip(f"two GPUs are needed, there is {mg.cuda.device_count()}")
+    comms = replica_communicators([CUDA, Device("cuda:1")], timeout=60.0)
+    assert all(isinstance(comm, NcclCommunicator) for comm in comms)
+    errors: list[Any] = []
+
+    def rank(number: int) -> None:
+        try:
+            with comms[number] as comm:
+                comm.device.activate()
+                program(comm)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
+    with copies_to_host():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(150)
+    assert not errors, errors
+    assert not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,157 @@
+"""What each rank does in the tests of NCCL: on GPUs, and in a rehearsal on the simulator's devices with a fake NCCL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigrad import Tensor, cuda_kernels, nn
+from minigrad.distributed import (
+    BlockDistributedTrainer,
+    BucketedTrainer,
+    CollectiveMismatchError,
+    Communicator,
+    DistributedTrainer,
+    ReduceOp,
+    TrainingConfig,
+)
+from minigrad.optim import SGD
+
+RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger
+KINDS = ("distributed", "bucketed", "block")
+ROWS = np.random.default_rng(1).standard_normal((5, 2))
+PARTS = (slice(0, 3), slice(3, 5))
+
+
+class Blocks(nn.Module):
+    """An embedding, blocks with buffers, a head; each parameter has 1280 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(0)
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(Tensor(rng.standard_normal(shape) / 4))
+
+        self.embed = parameter(2, 80)
+        self.blocks = nn.ModuleList([nn.BatchNorm1d(80, affine=False).double() for _ in range(2)])
+        for block in self.blocks:
+            block.shift = parameter(2, 80)
+        self.head = parameter(2, 80)
+
+    def loss(self, x: Tensor) -> Tensor:
+        h = x @ self.embed
+        for block in self.blocks:
+            h = block(h) + block.shift.sum(0)
+        return (h * self.head.sum(0)).square().mean()
+
+
+def sgd(params: Any) -> SGD:
+    return SGD(params, lr=0.05, momentum=0.9)
+
+
+def train(kind: str, comm: Communicator, steps: int, after_first: Callable[[], Any] | None = None) -> dict[str, Any]:
+    """The weights after so many steps with one of the trainers; ``after_first`` is called between the first two."""
+    model = Blocks().to(device=comm.device)
+    config = TrainingConfig(learning_rate=0.01, max_grad_norm=0.5)
+    params = [*model.named_parameters()]
+    x = Tensor(ROWS[PARTS[comm.rank]], device=comm.device)
+    if kind == "block":
+        blocks = BlockDistributedTrainer(model, comm, config, optimizer=sgd(params))
+    else:
+        trainer = {"distributed": DistributedTrainer, "bucketed": BucketedTrainer}[kind](config, comm, sgd(params))
+    for step in range(steps):
+        if step == 1 and after_first is not None:
+            after_first()
+        if kind == "block":
+            metrics = blocks.train_batch(x)
+        elif kind == "bucketed":
+            metrics = trainer.backward_and_step(model.loss(x), params, len(x))
+        else:
+            loss = model.loss(x)
+            metrics = trainer.step(params, loss.backward(), loss.item(), len(x))
+        assert metrics is not None
+    return dict(params)
+
+
+_seen: list[tuple[int, int]] = []  # copies from devices to the host: (thread, bytes)
+
+
+@contextmanager
+def copies_to_host() -> Iterator[list[tuple[int, int]]]:
+    """Within it such copies are noted."""
+    memory = cuda_kernels.memory
+    copy_out = memory.copy_out
+
+    def counted(target: np.ndarray, *rest: Any, **options: Any) -> None:
+        _seen.append((threading.get_ident(), target.nbytes))
+        copy_out(target, *rest, **options)
+
+    _seen.clear()
+    memory.copy_out = counted
+    try:
+        yield _seen
+    finally:
+        memory.copy_out = copy_out
+
+
+def no_staging_with(kind: str, comm: Communicator) -> dict[str, Any]:
+    """Within ``copies_to_host``: after the first step, in which ranks compare hashes of all weights, only records reach
+    this rank's host."""
+    marks = []
+    params = train(kind, comm, 3, lambda: marks.append(len(_seen)))
+    sizes = [size for thread, size in _seen[marks[0] :] if thread == threading.get_ident()]
+    assert sizes and max(sizes) < RECORD, (kind, sizes)
+    assert sum(sizes) < 16 * RECORD and all(p.data.nbytes > RECORD for p in params.values())
+    return params
+
+
+def no_staging(comm: Communicator) -> None:
+    """The same with every trainer."""
+    for kind in KINDS:
+        no_staging_with(kind, comm)
+
+
+def collectives(comm: Communicator) -> None:
+    """Each operation of two ranks once."""
+
+    def tensor(values: Any, dtype: Any = np.float32) -> Tensor:
+        return Tensor(np.asarray(values, dtype), device=comm.device)
+
+    r = comm.rank
+    t = tensor([r + 1.0] * 1000)
+    works = [comm.all_reduce(t, async_op=True), comm.all_reduce(t, ReduceOp.AVG, async_op=True)]
+    for work in works:
+        work.wait()
+    assert set(t.cpu().tolist()) == {3.0}
+    t = tensor([r])
+    comm.broadcast(t, 1)
+    assert t.cpu().tolist() == [1.0]
+    got = tensor([0, 0], np.int64)
+    comm.all_gather(tensor([r + 5], np.int64), got)
+    assert got.cpu().tolist() == [5, 6]
+    comm.all_to_all(tensor([10 * r, 10 * r + 1], np.int64), got)
+    assert got.cpu().tolist() == [r, 10 + r]
+    part = tensor([0])
+    comm.reduce_scatter(tensor([1, 2]), part)
+    assert part.cpu().tolist() == [2.0 * (r + 1)]
+    sent, received = tensor([r] * 10_000), tensor([9] * 10_000)
+    works = [comm.send(sent, 1 - r, async_op=True), comm.recv(received, 1 - r, async_op=True)]
+    for work in works:
+        work.wait()
+    assert set(received.cpu().tolist()) == {1.0 - r}
+    half = comm.split(0, key=-r)
+    assert half is not None and half.rank == 1 - r
+    half.barrier()
+    half.close()
+
+
+def mismatch(comm: Communicator) -> None:
+    """Both ranks learn what each has called; the communicator is broken then."""
+    with pytest.raises(CollectiveMismatchError, match=r"(?s)rank 0 called.*rank 1 called"):
+        comm.all_reduce(Tensor(np.ones(3 + comm.rank, np.float32), device=comm.device))
