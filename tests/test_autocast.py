@@ -261,8 +261,8 @@ def casts_of(y: Tensor) -> set[int]:
     nodes, found = [y.node], set()
     for node in nodes:
         for edge in node.edges if node is not None else ():
-            if edge is not None and isinstance(edge[0], minigrad.Function):
-                nodes.append(edge[0])
+            if isinstance(edge, minigrad.Function):
+                nodes.append(edge)
             elif edge is not None and isinstance(node, Cast):
                 found.add(id(node))
     return found
