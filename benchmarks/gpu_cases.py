@@ -1,83 +1,21 @@
 """What ``gpu_report.py`` measures: for each kernel its inputs, our call, PyTorch's, the result in float64, its work.
 
-All sizes come from ``Sizes``: those of a GPT-2 124M (``FULL``) for the time, small ones (``CHECK``) for the error.
+Products are in ``gpu_products.py``, attention in ``gpu_attention.py``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import gpu_attention
+import gpu_products
 import numpy as np
+from gpu_case import Arrays, Call, Case, Sizes, elements, normal, normals, softmax
 
 from minigrad import Device
 from minigrad.dtypes import bfloat16
-
-Arrays = tuple[Any, ...]
-Call = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """R rows (tokens) of C channels, V words, ``loss_rows`` of logits, M the side of a matrix, attention's B, H, T, D,
-    and the elements of the optimizer's parameters."""
-
-    R: int
-    C: int
-    V: int
-    loss_rows: int
-    M: int
-    B: int
-    H: int
-    T: int
-    D: int
-    params: tuple[int, ...]
-
-
-GPT2 = (50304 * 768, 1024 * 768, *(768 * 768,) * 144, *(768,) * 98)  # about its parameters, 124 million
-FULL = Sizes(65536, 768, 50304, 8192, 4096, 16, 12, 1024, 64, GPT2)
-CHECK = Sizes(1003, 768, 5003, 301, 515, 2, 3, 257, 64, (70001, 768, 33, 1))
-TINY = Sizes(3, 40, 50, 2, 6, 1, 1, 5, 8, (9, 3))
-
-
-@dataclass(frozen=True)
-class Case:
-    """One line of the report.
-
-    ``inputs(s, rng)`` are NumPy arrays; ``ours(k, *arrays)`` prepares and returns the call that is timed, with the
-    kernel package k and the arrays on the device; ``torch(t, *tensors)`` is the same for PyTorch, None where it has no
-    such thing; ``exact(*arrays)`` gives the results from float64 arrays. ``nbytes`` is the least that must be moved,
-    ``flops`` what must be computed. ``goal`` is in per cent of the copy's rate, or of the matrix rate where there are
-    flops.
-    """
-
-    name: str
-    inputs: Callable[[Sizes, np.random.Generator], Arrays]
-    ours: Callable[..., Call]
-    exact: Callable[..., Any]
-    torch: Callable[..., Call] | None = None
-    nbytes: Callable[[Sizes], int] | None = None
-    flops: Callable[[Sizes], int] | None = None
-    goal: float | None = None
-
-
-def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Standard normal float32; large arrays repeat their beginning, which takes less time."""
-    size = math.prod(shape)
-    return np.resize(rng.standard_normal(min(size, 1 << 22), np.float32), shape)
-
-
-def normals(count: int) -> Callable[[Sizes, np.random.Generator], Arrays]:
-    """``count`` arrays (R, C)."""
-    return lambda s, rng: tuple(normal(rng, s.R, s.C) for _ in range(count))
-
-
-def elements(count: int) -> Callable[[Sizes], int]:
-    """Bytes of ``count`` float32 arrays (R, C)."""
-    return lambda s: 4 * count * s.R * s.C
-
 
 # float64 ------------------------------------------------------------------------------------------------------------
 
@@ -113,12 +51,6 @@ def _rms_norm_backward(dy: Any, x: Any, w: Any) -> Arrays:
     return rstd * (g - n * (g * n).mean(-1, keepdims=True)), (dy * n).sum(0)
 
 
-def softmax(x: Any) -> Any:
-    """Along the last axis."""
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
 def _softmax_backward(dy: Any, x: Any) -> Any:
     y = softmax(x)
     return y * (dy - (dy * y).sum(-1, keepdims=True))
@@ -135,22 +67,6 @@ def _cross_entropy(x: Any, targets: Any) -> Arrays:
 def _embedding_backward(dy: Any, indices: Any, w: Any) -> Any:
     np.add.at(w, indices, dy)
     return w
-
-
-def _attention(q: Any, k: Any, v: Any) -> Any:
-    return _probabilities(q, k) @ v
-
-
-def _probabilities(q: Any, k: Any) -> Any:
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    return softmax(np.where(np.tri(q.shape[-2], dtype=bool), scores, -np.inf))
-
-
-def _attention_backward(dy: Any, q: Any, k: Any, v: Any) -> Arrays:
-    p, scale = _probabilities(q, k), 1 / math.sqrt(q.shape[-1])
-    dp = dy @ v.swapaxes(-1, -2)
-    ds = p * (dp - (dp * p).sum(-1, keepdims=True))
-    return scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dy
 
 
 def _rope(x: Any, cos: Any, sin: Any) -> Any:
@@ -224,18 +140,6 @@ def _our_embedding_backward(k: Any, dy: Any, indices: Any, weight: Any) -> Call:
     return call
 
 
-def _our_attention_backward(k: Any, dy: Any, q: Any, key: Any, v: Any) -> Call:
-    scale = 1 / math.sqrt(q.shape[-1])
-    y, lse = k.attention.forward(q, key, v, True, scale)
-    return lambda: k.attention.backward(dy, q, key, v, y, lse, True, scale)
-
-
-def _torch_attention_backward(t: Any, dy: Any, q: Any, key: Any, v: Any) -> Call:
-    qkv = [x.requires_grad_() for x in (q, key, v)]
-    y = t.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
-    return lambda: t.autograd.grad(y, qkv, dy, retain_graph=True)
-
-
 def _our_adamw(k: Any, *arrays: Any) -> Call:
     count = len(arrays) // 2
     params, grads = list(arrays[:count]), list(arrays[count:])
@@ -275,10 +179,6 @@ def _tokens(s: Sizes, rng: np.random.Generator, rows: int) -> np.ndarray:
     return rng.integers(0, s.V, rows)
 
 
-def _heads(count: int) -> Callable[[Sizes, np.random.Generator], Arrays]:
-    return lambda s, rng: tuple(normal(rng, s.B, s.H, s.T, s.D) for _ in range(count))
-
-
 def _params(count: int) -> Callable[[Sizes, np.random.Generator], Arrays]:
     return lambda s, rng: tuple(normal(rng, n) for _ in range(count) for n in s.params)
 
@@ -287,49 +187,6 @@ def _angles(s: Sizes, rng: np.random.Generator) -> Arrays:
     angles = np.arange(s.T)[:, None] * 10000.0 ** (np.arange(0, s.D, 2) / -s.D)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     return normal(rng, s.B, s.H, s.T, s.D), cos, sin
-
-
-def _products() -> list[Case]:
-    """A square one, and those of GPT-2's layer from C to 4 C: forward, input gradient, weight gradient."""
-    square = Case(
-        "matmul square",
-        lambda s, rng: (normal(rng, s.M, s.M), normal(rng, s.M, s.M)),
-        lambda k, a, b: lambda: k.matmul.matmul(a, b),
-        np.matmul,
-        lambda t, a, b: lambda: a @ b,
-        flops=lambda s: 2 * s.M**3,
-        goal=80,
-    )
-    views: dict[str, tuple[Callable[[Sizes], tuple[int, int, int, int]], str]] = {
-        "matmul x @ w.T": (lambda s: (s.R // 4, s.C, 4 * s.C, s.C), "b"),
-        "matmul dy @ w": (lambda s: (s.R // 4, 4 * s.C, 4 * s.C, s.C), ""),
-        "matmul dy.T @ x": (lambda s: (s.R // 4, 4 * s.C, s.R // 4, s.C), "a"),
-    }
-    return [square, *(_product(name, shapes, transposed) for name, (shapes, transposed) in views.items())]
-
-
-def _product(name: str, shapes: Callable[[Sizes], tuple[int, int, int, int]], transposed: str) -> Case:
-    def inputs(s: Sizes, rng: np.random.Generator) -> Arrays:
-        rows, columns, rows_b, columns_b = (max(n, 2) for n in shapes(s))
-        return normal(rng, rows, columns), normal(rng, rows_b, columns_b)
-
-    def multiply(a: Any, b: Any) -> Any:
-        return (a.T if transposed == "a" else a), (b.T if transposed == "b" else b)
-
-    return Case(
-        name,
-        inputs,
-        lambda k, a, b: lambda: k.matmul.matmul(*multiply(a, b)),
-        lambda a, b: np.matmul(*multiply(a, b)),
-        lambda t, a, b: lambda: t.matmul(*multiply(a, b)),
-        flops=lambda s: 2 * max(s.R // 4, 2) * 4 * s.C * s.C,
-        goal=80,
-    )
-
-
-def causal_flops(s: Sizes) -> int:
-    """Of attention forward: two products, the half above the diagonal left out."""
-    return 2 * s.B * s.H * s.T * s.T * s.D
 
 
 def _reductions() -> list[Case]:
@@ -386,7 +243,7 @@ CASES: Sequence[Case] = (
         elements(2),
         goal=85,
     ),
-    *_products(),
+    *gpu_products.CASES,
     Case(
         "gelu forward",
         normals(1),
@@ -486,22 +343,7 @@ CASES: Sequence[Case] = (
         lambda s: 4 * s.C * (s.R + 2 * min(s.R, s.V)),
         goal=60,
     ),
-    Case(
-        "attention forward",
-        _heads(3),
-        lambda k, q, key, v: lambda: k.attention.forward(q, key, v, True, 1 / math.sqrt(q.shape[-1]))[0],
-        _attention,
-        lambda t, q, key, v: lambda: t.nn.functional.scaled_dot_product_attention(q, key, v, is_causal=True),
-        flops=causal_flops,
-    ),
-    Case(
-        "attention backward",
-        _heads(4),
-        _our_attention_backward,
-        _attention_backward,
-        _torch_attention_backward,
-        flops=lambda s: causal_flops(s) * 5 // 2,
-    ),
+    *gpu_attention.CASES,
     Case(
         "rope",
         _angles,

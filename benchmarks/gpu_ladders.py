@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gpu_cases import Arrays, Call, Case, Sizes, elements, normal, normals, softmax
+from gpu_case import Arrays, Call, Case, Sizes, elements, normal, normals, softmax
 
 from minigrad.cuda_kernels import ladder_matmul as multiplying
 from minigrad.cuda_kernels import ladder_reduction as summing

@@ -2,12 +2,19 @@
 
     python benchmarks/gpu_report.py --out report.json
     python benchmarks/gpu_report.py --out report.json --only softmax
+    python benchmarks/gpu_report.py --out report.json --tune --only engines
+    python benchmarks/gpu_report.py --out report.json --rehearse
 
 Kernels that move data are given in per cent of the driver's copy within the same card, kernels that multiply in per
-cent of a float32 product by cuBLAS, both measured in the same run. Beside them are the goal, the largest error against
-float64 (relative to the largest value), and PyTorch's time where it is installed. It takes less than five minutes once
-the kernels are compiled. The file is written after each entry, so it keeps what was measured whatever happens. An entry
+cent of cuBLAS's product of the same dtype, both measured in the same run. Beside them are the goal, the largest error
+against float64 (relative to the largest value), and PyTorch's time where it is installed. It takes about eight minutes;
+each part has a limit. The file is written after each entry, so it keeps what was measured whatever happens. An entry
 that fails is recorded with its error, and the next one goes on.
+
+--tune also measures which engine multiplies the matrices of a GPT-2 faster, and remembers it for this card beside the
+compiled kernels: from then on products of about these sizes are that engine's (minigrad.cuda.set_gemm).
+
+--rehearse runs every entry once in the simulator, without a GPU, at the smallest sizes. Its times mean nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +37,16 @@ ANSWER = "entry "  # as in gpu_worker.py, which needs a GPU to be imported
 
 # Seconds that the entries of a part may take in all, a first compilation included.
 LIMITS: dict[str, float] = {
-    "machine": 60,
-    "limits": 60,
-    "host": 30,
-    "kernels": 240,
-    "ladders": 60,
-    "compile": 120,
+    "machine": 30,
+    "limits": 45,
+    "host": 20,
+    "kernels": 180,
+    "ladders": 30,
+    "compile": 40,
     "training": 150,
+    "tune": 180,
 }
+REHEARSAL_FACTOR = 5  # the simulator's seconds
 
 Result = dict[str, Any]
 
@@ -134,13 +143,13 @@ def rate(entries: Sequence[Result]) -> None:
     """Add GB/s or TFLOP/s, per cent of the card's limit and of PyTorch's speed to the entries that have a time."""
     known = {entry["name"]: entry for entry in entries}
     copy = known.get("copy rate", {}).get("bytes_per_second")
-    matrix = known.get("matrix rate", {}).get("flops_per_second")
     for entry in entries:
         ms = entry.get("ms")
         if not ms:
             continue
         if entry.get("flops"):
             entry["tflops"] = entry["flops"] / ms * 1e-9
+            matrix = known.get(entry.get("rate", "matrix rate"), {}).get("flops_per_second")
             if matrix:
                 entry["percent"] = 100e12 * entry["tflops"] / matrix
         elif entry.get("bytes"):
@@ -162,7 +171,8 @@ def table(report: Result) -> str:
         if "bytes_per_second" in entry:
             lines.append(f"copy within the card: {entry['bytes_per_second'] * 1e-9:.0f} GB/s, read and written")
         if "flops_per_second" in entry:
-            lines.append(f"float32 product: {entry['flops_per_second'] * 1e-12:.1f} TFLOP/s ({entry['by']})")
+            word = entry["name"].removeprefix("matrix rate").strip() or "float32"
+            lines.append(f"{word} product: {entry['flops_per_second'] * 1e-12:.1f} TFLOP/s ({entry['by']})")
         if "us" in entry:
             goal = f", goal {entry['goal_us']:.0f}" if "goal_us" in entry else ""
             theirs = f", PyTorch {entry['torch_us']:.2f}" if "torch_us" in entry else ""
@@ -177,20 +187,29 @@ def table(report: Result) -> str:
                 f"{entry['name']}: {entry['tokens_per_second']:,.0f} tokens/s, {entry['ms']:.1f} ms a step of "
                 f"{entry['batch']} tokens, peak memory {entry['peak_gib']:.1f} GiB, loss {entry['losses'][0]:.4f} to "
                 f"{entry['losses'][-1]:.4f}"
+                + (f", {entry['percent']:.0f} % of cuBLAS's rate" if "percent" in entry else "")
+                + (f", goals {', '.join(f'{goal:,}' for goal in entry['goals'].values())}" if "goals" in entry else "")
             )
-    head = f"{'kernel':34}{'ms':>9}{'GB/s':>8}{'TFLOP/s':>9}{'%':>6}{'goal':>6}{'torch ms':>10}{'speed':>7}"
+        if "products" in entry:
+            engines = [product["engine"] for product in entry["products"].values()]
+            shares = ", ".join(f"{engine} {engines.count(engine)}" for engine in sorted(set(engines)))
+            lines.append(f"{entry['name']}: faster at the shapes measured: {shares or 'none was compared'}")
+    head = f"{'kernel':40}{'ms':>9}{'GB/s':>8}{'TFLOP/s':>9}{'%':>6}{'goal':>6}{'torch ms':>10}{'speed':>7}"
     lines += ["", head + f"{'error':>10}"]
     for entry in entries:
-        if entry["part"] not in ("kernels", "ladders"):
+        if entry["part"] not in ("kernels", "ladders") or "skipped" in entry:
             continue
         lines.append(
-            f"{entry['name']:34}{_cell(entry, 'ms', 9, '.3f')}{_cell(entry, 'gb_per_second', 8, '.0f')}"
+            f"{entry['name']:40}{_cell(entry, 'ms', 9, '.3f')}{_cell(entry, 'gb_per_second', 8, '.0f')}"
             f"{_cell(entry, 'tflops', 9, '.1f')}{_cell(entry, 'percent', 6, '.0f')}{_cell(entry, 'goal', 6, '.0f')}"
             f"{_cell(entry, 'torch_ms', 10, '.3f')}{_cell(entry, 'torch_ratio', 7, '.2f')}"
-            f"{_cell(entry, 'max_rel_err', 10, '.1e')}" + ("" if entry.get("met", True) else "  below its goal")
+            f"{_cell(entry, 'max_rel_err', 10, '.1e')}"
+            + ("" if entry.get("right", True) else "  WRONG")
+            + ("" if entry.get("met", True) else "  below its goal")
         )
     judged = [entry for entry in entries if "met" in entry]
     lines += ["", f"{sum(entry['met'] for entry in judged)} of {len(judged)} goals reached"]
+    lines += [f"{entry['name']}: skipped: {entry['skipped']}" for entry in entries if "skipped" in entry]
     failed = [entry for entry in entries if "error" in entry or "torch_error" in entry]
     lines += [f"{e['name']}: {e.get('error') or 'PyTorch: ' + e['torch_error']}" for e in failed]
     return "\n".join(lines)
@@ -223,30 +242,36 @@ def refusal() -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0 if nothing failed; goals that are not reached are no failure."""
+    """The command. 0 if nothing failed and all results are right; goals that are not reached are no failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the report")
     parser.add_argument("--only", default="", metavar="WORD", help="entries whose part or name contains this word")
+    parser.add_argument("--tune", action="store_true", help="also measure and remember the faster engine of products")
+    parser.add_argument("--rehearse", action="store_true", help="run everything once in the simulator")
     options = parser.parse_args(arguments)
-    if (reason := refusal()) is not None:
+    if options.rehearse:
+        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before the first import of the kernels, here and in the worker
+    elif (reason := refusal()) is not None:
         parser.error(reason)
     from gpu_worker import entries
 
     always = ("machine", "limits")
     word = options.only.lower()
-    every = [(e.part, e.name, e.goal) for e in entries()]
+    every = [(e.part, e.name, e.goal) for e in entries() if e.part != "tune" or options.tune or options.rehearse]
     chosen = [e for e in every if e[0] in always or word in f"{e[0]} {e[1]}".lower()]
     if all(part in always for part, _, _ in chosen):
         parser.error(
             f"no entry's part or name contains {options.only!r}; there are {', '.join(n for _, n, _ in every)}"
         )
     worker = Worker([sys.executable, str(WORKER)])
+    limits = {part: seconds * (REHEARSAL_FACTOR if options.rehearse else 1) for part, seconds in LIMITS.items()}
     try:
-        report = measure_all(chosen, worker.ask, writer(options.out), LIMITS)
+        report = measure_all(chosen, worker.ask, writer(options.out), limits)
     finally:
         worker.close()
     print(table(report))
-    return 1 if "error" in report["machine"] or any("error" in entry for entry in report["entries"]) else 0
+    bad = any("error" in entry or not entry.get("right", True) for entry in report["entries"])
+    return 1 if "error" in report["machine"] or bad else 0
 
 
 if __name__ == "__main__":

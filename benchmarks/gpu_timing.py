@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import statistics
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.cuda_kernels import libcuda, limits, memory, streams
-from minigrad.cuda_kernels.array import empty, from_host
+from minigrad.cuda_kernels import elementwise, libcuda, limits, memory, streams
+from minigrad.cuda_kernels.array import empty, from_host, full
 from minigrad.cuda_kernels.language import SIMULATED, cuda
 from minigrad.cuda_kernels.launch import kernel
+from minigrad.cuda_kernels.matmul_operands import Product
+from minigrad.dtypes import as_dtype
 
 Call = Callable[[], Any]
 Timer = Callable[[Sequence[Call]], float]
@@ -74,29 +77,58 @@ def multiply_add_rate(timer: Timer, blocks: int, n: int) -> float:
     return 32 * n * y.size / timer([lambda: limits.multiply_adds.launch(blocks, y, n, 0.5)])
 
 
-def matrix_rate(timer: Timer, side: int = SIDE) -> tuple[float, str] | None:
-    """Operations per second of a float32 product by cuBLAS, and through which library; None where there is none."""
-    for module, product in (("torch", _torch_product), ("cupy", _cupy_product)):
+def matrix_rate(timer: Timer, side: int = SIDE, word: str = "float32") -> tuple[float, str] | None:
+    """Operations per second of a product by cuBLAS, and through which library; None where there is none.
+
+    ``word``: the operands' dtype, or "tf32".
+    """
+    for module, product in (("torch", _torch_product), ("cupy", _cupy_product), ("minigrad", _our_product)):
         if importlib.util.find_spec(module):
             try:
-                return 2 * side**3 / timer([product(side)]), f"cuBLAS through {module}, {side} x {side}"
+                return 2 * side**3 / timer([product(side, word)]), f"cuBLAS through {module}, {side} x {side}"
             except Exception as error:  # a PyTorch without CUDA, no cuBLAS for CuPy
                 print(f"no matrix rate by {module}: {error}", file=sys.stderr)
     return None
 
 
-def _torch_product(side: int) -> Call:
+def torch_with_cuda() -> Any:
+    """PyTorch, or None where it is not installed or has no CUDA."""
+    if SIMULATED or importlib.util.find_spec("torch") is None:
+        return None
+    torch = importlib.import_module("torch")
+    return torch if torch.cuda.is_available() else None
+
+
+def _torch_product(side: int, word: str) -> Call:
     import torch
 
-    a, b = torch.randn(side, side, device="cuda"), torch.randn(side, side, device="cuda")
-    return lambda: a @ b
+    dtype = getattr(torch, "float32" if word == "tf32" else word)
+    a, b = (torch.randn(side, side, device="cuda", dtype=dtype) for _ in range(2))
+
+    def call() -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = word == "tf32"
+        return a @ b
+
+    return call
 
 
-def _cupy_product(side: int) -> Call:
+def _cupy_product(side: int, word: str) -> Call:
     import cupy
 
+    if word != "float32":
+        raise ValueError(f"CuPy is asked for float32 only, not {word}")
     a, b = (cupy.ones((side, side), cupy.float32) for _ in range(2))
     return lambda: a @ b
+
+
+def _our_product(side: int, word: str) -> Call:
+    from minigrad.cuda_kernels import cublaslt
+
+    a, b, y = (full((side, side), 1, np.float32) for _ in range(3))
+    if word not in ("float32", "tf32"):
+        a, b, y = (elementwise.cast(x, as_dtype(word)) for x in (a, b, y))
+    p = Product(y, a, b)
+    return lambda: cublaslt.multiply(p, word == "tf32")
 
 
 @kernel("float32*", "float32*", "float32*", "int64", threads=32, registers=16)

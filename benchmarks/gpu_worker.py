@@ -6,16 +6,12 @@ an answer as well. The report starts a new process when this one ends, hangs, or
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,20 +22,22 @@ from typing import Any, NamedTuple
 
 import gpu_cases
 import gpu_ladders
+import gpu_products
 import gpu_timing
+import gpu_training
 import numpy as np
-from gpu_cases import CHECK, FULL, TINY, Case, Sizes
-from train_step_contenders import Minigrad, Preset, TorchEager
+from gpu_case import CHECK, FULL, TINY, Case, Sizes
+from gpu_timing import torch_with_cuda
+from train_step_contenders import Preset
 
 import minigrad
-from minigrad import cuda as devices
 from minigrad.cuda_kernels import memory
 from minigrad.cuda_kernels.array import DeviceArray, copy, from_host, to_host
 from minigrad.cuda_kernels.language import SIMULATED
+from minigrad.dtypes import bfloat16, is_floating
 
 ANSWER = "entry "  # before the JSON, since libraries print as well
 MOST_SETS = 16
-GPT2_124M = Preset(n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=16, vocab_size=50304)
 
 Result = dict[str, Any]
 
@@ -55,14 +53,22 @@ class Scale(NamedTuple):
     blocks: int
     launches: int
     steps: int  # of training, timed; before them as many that are not
+    tuned: int | None = None  # shapes of products, all of them where None
 
 
-REAL = Scale(FULL, CHECK, gpu_timing.median_seconds, GPT2_124M, gpu_timing.SIDE, 4096, 500, 5)
+REAL = Scale(FULL, CHECK, gpu_timing.median_seconds, gpu_training.GPT2_124M, gpu_timing.SIDE, 4096, 500, 5)
 
 
 def rehearsal(timer: gpu_timing.Timer) -> Scale:
     """Everything once, as small as can be."""
-    return Scale(TINY, TINY, timer, Preset(1, 2, 16, 8, 2, 11), 2, 1, 2, 1)
+    return Scale(TINY, TINY, timer, Preset(1, 2, 16, 8, 2, 11), 2, 1, 2, 1, 3)
+
+
+def once(calls: Sequence[Callable[[], Any]]) -> float:
+    """A timer that calls, and takes no time: a rehearsal's milliseconds mean nothing."""
+    for call in calls:
+        call()
+    return 1e-3
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -71,7 +77,11 @@ def rehearsal(timer: gpu_timing.Timer) -> Scale:
 def measure(case: Case, scale: Scale) -> Iterator[Result]:
     """The error, the time, the work and PyTorch's time of one case, each as soon as it is known."""
     kernels = minigrad.Device("cuda").kernels
-    yield {"max_rel_err": largest_error(case, scale.check, kernels)}
+    if (reason := case.missing(kernels)) is not None:
+        yield {"skipped": reason}
+        return
+    error = largest_error(case, scale.check, kernels)
+    yield {"max_rel_err": error, "right": error <= case.tolerance, "rate": case.rate}
     host = case.inputs(scale.full, np.random.default_rng(0))
     nbytes, flops = (None if f is None else f(scale.full) for f in (case.nbytes, case.flops))
     yield {"shapes": shapes_of(host), "bytes": nbytes, "flops": flops}
@@ -83,22 +93,27 @@ def measure(case: Case, scale: Scale) -> Iterator[Result]:
     free()
     if case.torch is not None and (torch := torch_with_cuda()) is not None:
         try:
-            tensors = [[torch.from_numpy(x).to("cuda") for x in host] for _ in range(count)]
+            tensors = [[tensor_of(torch, x).to("cuda") for x in host] for _ in range(count)]
             yield {"torch_ms": 1e3 * scale.timer([case.torch(torch, *each) for each in tensors])}
         except Exception as error:
             yield {"torch_error": words(error)}
 
 
+def tensor_of(torch: Any, x: np.ndarray) -> Any:
+    """A tensor of PyTorch over a NumPy array's memory; bfloat16 too."""
+    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == bfloat16 else torch.from_numpy(x)
+
+
 def shapes_of(arrays: Sequence[np.ndarray]) -> str:
-    """``65536x768 f4, 768 f4``; the first three of many."""
-    shown = ["x".join(map(str, x.shape)) + f" {x.dtype.str[1:]}" for x in arrays[:3]]
+    """``65536x768 float32, 768 float32``; the first three of many."""
+    shown = ["x".join(map(str, x.shape)) + f" {x.dtype.name}" for x in arrays[:3]]
     return ", ".join(shown) + (f" and {len(arrays) - 3} more" if len(arrays) > 3 else "")
 
 
 def largest_error(case: Case, sizes: Sizes, kernels: Any, dtype: Any = np.float32) -> float:
     """The largest difference to the result of float64, over the largest absolute value of that result."""
-    host = [x.astype(dtype) if x.dtype.kind == "f" else x for x in case.inputs(sizes, np.random.default_rng(1))]
-    wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in host]
+    host = [x.astype(dtype) if x.dtype == np.float32 else x for x in case.inputs(sizes, np.random.default_rng(1))]
+    wide = [x.astype(np.float64) if is_floating(x.dtype) else x for x in host]
     found = _as_tuple(case.ours(kernels, *(from_host(x) for x in host))())
     expected = _as_tuple(case.exact(*wide))
     if len(found) != len(expected):
@@ -123,14 +138,6 @@ def _host(x: Any) -> np.ndarray:
     return to_host(x) if isinstance(x, DeviceArray) else np.asarray(x)
 
 
-def torch_with_cuda() -> Any:
-    """PyTorch, or None where it is not installed or has no CUDA."""
-    if SIMULATED or importlib.util.find_spec("torch") is None:
-        return None
-    torch = importlib.import_module("torch")
-    return torch if torch.cuda.is_available() else None
-
-
 def free() -> None:
     """Give the memory of dropped arrays back to the driver, so that the other library can have it."""
     gc.collect()
@@ -146,6 +153,7 @@ def machine(scale: Scale) -> Iterator[Result]:
     """Names and versions."""
     root = Path(__file__).resolve().parent.parent
     packages = ("minigrad-cuda", "numba", "numba-cuda", "numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "llvmlite")
+    packages += ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
     yield {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -194,6 +202,14 @@ def matrix_rate(scale: Scale) -> Iterator[Result]:
     yield {"multiply_add_flops_per_second": own}
     rate, by = gpu_timing.matrix_rate(scale.timer, scale.side) or (own, "multiply-adds in registers; no cuBLAS")
     yield {"flops_per_second": rate, "by": by}
+
+
+def tensor_core_rate(scale: Scale, word: str) -> Iterator[Result]:
+    """The card's products of another dtype by cuBLAS."""
+    found = gpu_timing.matrix_rate(scale.timer, scale.side, word)
+    if found is None:
+        raise RuntimeError("neither PyTorch with CUDA nor cuBLASLt is installed")
+    yield {"flops_per_second": found[0], "by": found[1]}
 
 
 def launch_cost(scale: Scale) -> Iterator[Result]:
@@ -248,59 +264,6 @@ def compile_time(scale: Scale) -> Iterator[Result]:
         yield {"kernels": len(list(Path(folder).rglob("*.cubin")))}
 
 
-# Training -------------------------------------------------------------------------------------------------------------
-
-
-def training(scale: Scale, contender: Any, out_of_memory: type[Exception], device_of: Any) -> Iterator[Result]:
-    """Steps of GPT-2 with the largest batch that fits, of 16, 8, 4, ... sequences."""
-    preset = scale.gpt
-    while (found := _steps(preset, scale.steps, contender, out_of_memory, device_of)) is None:
-        free()
-        if preset.batch_size == 1:
-            raise RuntimeError("a batch of one sequence does not fit into the memory")
-        preset = dataclasses.replace(preset, batch_size=preset.batch_size // 2)
-    seconds, losses, version = found
-    yield {
-        "batch": f"{preset.batch_size} x {preset.block_size}",
-        "ms": 1e3 * seconds,
-        "tokens_per_second": preset.tokens / seconds,
-        "peak_gib": device_of.max_memory_allocated() / 2**30,
-        "losses": losses,
-        "version": version,
-    }
-
-
-def _steps(preset: Preset, count: int, contender: Any, out_of_memory: type[Exception], device_of: Any) -> Any:
-    """(median seconds of a step, losses, version), None if the memory does not suffice."""
-    device_of.reset_peak_memory_stats()
-    try:
-        version, step = contender.build(preset, os.cpu_count() or 1, "cuda")
-        losses = [step() for _ in range(count)]
-        times = []
-        for _ in range(count):
-            device_of.synchronize()
-            started = time.perf_counter()
-            losses.append(step())
-            device_of.synchronize()
-            times.append(time.perf_counter() - started)
-    except out_of_memory:
-        return None
-    return statistics.median(times), losses, version
-
-
-def our_training(scale: Scale) -> Iterator[Result]:
-    """Module, AdamW, SimpleTrainer."""
-    return training(scale, Minigrad, memory.OutOfMemoryError, devices)
-
-
-def torch_training(scale: Scale) -> Iterator[Result]:
-    """PyTorch's eager mode, with fused AdamW and scaled_dot_product_attention."""
-    torch = torch_with_cuda()
-    if torch is None:
-        raise RuntimeError("PyTorch with CUDA is not installed")
-    return training(scale, TorchEager, torch.OutOfMemoryError, torch.cuda)
-
-
 # Entries --------------------------------------------------------------------------------------------------------------
 
 
@@ -324,13 +287,29 @@ def entries() -> list[Entry]:
         Entry("machine", "machine", None, machine),
         Entry("limits", "copy rate", None, copy_rate),
         Entry("limits", "matrix rate", None, matrix_rate),
+        *(
+            Entry("limits", rate, None, lambda s, word=word: tensor_core_rate(s, word))
+            for word, rate in gpu_products.RATES.items()
+            if word != "float32"
+        ),
         Entry("host", "launch with three arrays", None, launch_cost),
         Entry("host", "x + y of small tensors", None, tensor_add_cost),
         *of_cases,
         Entry("compile", "first results", None, compile_time),
-        Entry("training", "GPT-2 124M", None, our_training),
-        Entry("training", "GPT-2 124M, PyTorch eager", None, torch_training),
+        *(
+            Entry("training", name, None, lambda s, name=name: gpu_training.train(name, s.gpt, s.steps, free))
+            for name in gpu_training.CONTENDERS
+        ),
+        *(
+            Entry("tune", f"engines of {word}", None, lambda s, word=word: tune(word, s))
+            for word in gpu_products.DTYPES
+        ),
     ]
+
+
+def tune(word: str, scale: Scale) -> Iterator[Result]:
+    """Which engine is faster for the products of a dtype."""
+    return gpu_products.tune(minigrad.Device("cuda").kernels, word, scale.full, scale.timer, scale.tuned)
 
 
 def answer(entry: Entry, scale: Scale) -> Result:
@@ -362,8 +341,9 @@ def usable() -> bool:
 def serve() -> None:
     """Answer until the input ends."""
     known = {entry.name: entry for entry in entries()}
+    scale = rehearsal(once) if SIMULATED else REAL
     for line in sys.stdin:
-        result = answer(known[line.strip()], REAL)
+        result = answer(known[line.strip()], scale)
         result["lost_gpu"] = not usable()
         print(ANSWER + json.dumps(result), flush=True)
 
