@@ -38,6 +38,7 @@ KERNEL_SUPPORT = {
     "pointers": "arrays as addresses, for multi_tensor and grad_norm",
     "multi_tensor": "many tensors in one launch, for the optimizers",
     "register_tile": "the innermost tile of a product, shared by matmul and attention",
+    "decode": "a token through a whole model in one call, used by minigrad.models",
     "bfloat16_product": "the product with operands rounded to bfloat16, called by matmul",
     "random": "Philox, shared by dropout, attention and minigrad.random",
     "adamw": "the fused step of AdamW and Adam, used by minigrad.optim",
@@ -53,6 +54,8 @@ KERNEL_SUPPORT = {
 # Those of them that a GPU has no use for.
 CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers", "register_tile", "poison"}
 CPU_ONLY |= {"bfloat16_product", "heap"}
+# A GPU's step between the products is a launch of its own: the modules' kernels are the way there.
+CPU_ONLY |= {"decode"}
 
 # CUDA kernel files that no CPU kernel file of the same name stands beside. ladder_*.py need no word: they are the steps
 # towards a fast kernel, to read and to measure.

@@ -25,8 +25,8 @@ def address_of(array: np.ndarray) -> int:
 
 
 @intrinsic
-def _pointer(_: Any, address: Any, like: Any) -> Any:
-    """``address`` as a pointer to elements of the dtype of the array ``like``."""
+def pointer_at(_: Any, address: Any, like: Any) -> Any:
+    """In a kernel: ``address`` as a pointer to elements of the dtype of the array ``like``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -37,4 +37,4 @@ def _pointer(_: Any, address: Any, like: Any) -> Any:
 @inline
 def elements_at(address: int, n: int, like: np.ndarray) -> np.ndarray:
     """In a kernel: the ``n`` elements from ``address`` on, as an array of the dtype of ``like``."""
-    return carray(_pointer(address, like), (n,))
+    return carray(pointer_at(address, like), (n,))

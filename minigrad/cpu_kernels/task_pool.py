@@ -25,9 +25,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .jit import kernel, parallel_kernel
+from .jit import inline, kernel, parallel_kernel
 
 FRAME_BYTES = 4096
+STEP_SHIFT = 32
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
@@ -109,6 +110,55 @@ def _run(entry, frame, tasks):
     return failures
 
 
+@kernel
+def _run_serially(entry, frame, tasks):
+    failures = 0
+    for step in range(len(tasks)):
+        failures += _enter(entry, frame.ctypes.data, step << STEP_SHIFT, 1)
+    return failures
+
+
+@parallel_kernel
+def _run_steps(entry, frame, tasks):
+    failures = 0
+    address = frame.ctypes.data
+    for step in range(len(tasks)):
+        count, first = tasks[step], step << STEP_SHIFT
+        if count == 1:
+            failures += _enter(entry, address, first, 1)
+        else:
+            for task in numba.prange(count):
+                failures += _enter(entry, address, first + task, count)
+    return failures
+
+
+class BoundKernel:
+    """A task kernel with its arguments, for work of several steps, each of which waits for the one before.
+
+    Its first argument is ``task`` + 2^32 ``step`` (see `step_of`).
+    """
+
+    def __init__(self, name: str, address: int, arguments: tuple[Any, ...]) -> None:
+        self._name, self._arguments = name, arguments  # the frame borrows the arguments' memory
+        self._frame = np.empty(FRAME_BYTES, np.uint8)
+        self._entry = _prepare(self._frame, address, arguments)
+
+    def run(self, tasks: np.ndarray, parallel: bool) -> None:
+        """Run step i as ``tasks[i]`` (int64) tasks, in order, in one call; those of one task in the calling thread.
+
+        ``parallel``: whether any step has more than one.
+        """
+        run = _run_steps if parallel else _run_serially
+        if run(self._entry, self._frame, tasks):
+            raise MemoryError(f"{self._name}: no memory for the kernel's workspace")
+
+
+@inline
+def step_of(task: int) -> tuple[int, int]:
+    """The step and the task within it of a bound kernel's first argument."""
+    return task >> STEP_SHIFT, task & ((1 << STEP_SHIFT) - 1)
+
+
 class TaskKernel:
     """A kernel ``fn(task, tasks, *arguments)``; what it writes must not depend on how many tasks share the work."""
 
@@ -125,13 +175,20 @@ class TaskKernel:
         if tasks == 1:
             self._kernel(0, 1, *arguments)
             return
+        frame = np.empty(FRAME_BYTES, np.uint8)
+        entry = _prepare(frame, self._address(key, arguments), arguments)
+        if _run(entry, frame, tasks):
+            raise MemoryError(f"{self._kernel.__name__}: no memory for the kernel's workspace")
+
+    def bind(self, key: Hashable, *arguments: Any) -> BoundKernel:
+        """The kernel with arguments that stay, for `BoundKernel.run`."""
+        return BoundKernel(self._kernel.__name__, self._address(key, arguments), arguments)
+
+    def _address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
         address = self._addresses.get(key)
         if address is None:
             address = self._addresses[key] = self._compile(arguments)
-        frame = np.empty(FRAME_BYTES, np.uint8)
-        entry = _prepare(frame, address, arguments)
-        if _run(entry, frame, tasks):
-            raise MemoryError(f"{self._kernel.__name__}: no memory for the kernel's workspace")
+        return address
 
     def _compile(self, arguments: tuple[Any, ...]) -> int:
         signature = (types.int64, types.int64, *map(numba.typeof, arguments))

@@ -17,6 +17,7 @@ from ..nn import functional as F
 from ..recompute import checkpoint
 from ..tensor import Tensor
 from . import generation, pretrained
+from .decoding import Decoder
 from .hub_config import HubConfig
 
 Model = TypeVar("Model", bound="CausalLM")
@@ -57,6 +58,7 @@ class CausalLM(nn.Module):
     lm_head: nn.Linear | None  # None: the token embedding
 
     model_type: ClassVar[str]  # "model_type" in config.json
+    decode_roles: ClassVar[dict[str, type[nn.Module]]]  # the class of each submodule, by the last part of its name
     hub_prefix: ClassVar[str]  # before the names of all tensors but the head's
     hub_buffers: ClassVar[re.Pattern[str]]  # tensors in old files that are no weights: masks and frequencies
     hub_transposed: ClassVar[re.Pattern[str]]  # weights that are stored (in, out)
@@ -106,10 +108,26 @@ class CausalLM(nn.Module):
                 x = block(x, caches[i] if caches else None)
         return x
 
+    @property
+    def _head(self) -> nn.Linear | nn.Embedding:
+        return self.embedding if self.lm_head is None else self.lm_head
+
     def _logits(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, vocab_size), by the head or the token embedding."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        return F.linear(x, head.weight)
+        return F.linear(x, self._head.weight)
+
+    def _decoded(self, tokens: Tensor, caches: list[nn.KVCache]) -> Tensor | None:
+        """The logits of ``forward`` in one call of compiled code, as ``decoding.py`` says; None where it does not."""
+        if tokens.shape[1] != 1 or self.device.type != "cpu":
+            return None
+        decoder: Decoder | None = caches[0].decoder
+        if decoder is None or not decoder.current(self, caches):
+            decoder = caches[0].decoder = Decoder(self, caches)
+        return decoder.step(tokens, caches) if decoder.takes(tokens, caches) else None
+
+    def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:
+        """The fields of ``cpu_kernels.decode.Model``, or None for a model that it cannot compute."""
+        raise located(NotImplementedError(f"{type(self).__name__} has no decode_arrays"))
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy (nats per token) of targets (B, T) given tokens (B, T)."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import nn
 from ..autograd import no_grad
 from ..creation import cat, from_numpy, where
 from ..device import CPU
@@ -71,22 +72,25 @@ def _stream(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        caches = None
+        caches: list[nn.KVCache] | None = None
         ended: Tensor | None = None  # (B, 1): which sequences are at their end
+        last, pieces = tokens[:, -1:], [tokens]
         for _ in range(max_new_tokens):
             with no_grad():
                 if caches is None or caches[0].length == block_size:
                     # Nothing cached, or the window slides: all positions change, so the cache starts anew.
+                    pieces = [cat(pieces, dim=1)[:, -block_size:]]
                     caches = model.new_caches(tokens.shape[0], room)
-                    logits = model(tokens[:, -block_size:], caches)
+                    logits = model(pieces[0], caches)[:, -1:]
                 else:
-                    logits = model(tokens[:, -1:], caches)
-                chosen = sample(logits[:, -1], temperature, top_k, top_p, generator)
+                    logits = model(last, caches)
+                chosen = sample(logits, temperature, top_k, top_p, generator)
                 if ended is not None:
-                    chosen = where(ended, tokens[:, -1:], chosen)  # an ended sequence repeats its last token
+                    chosen = where(ended, last, chosen)  # an ended sequence repeats its last token
                 for end in ends:
                     ended = chosen == end if ended is None else ended | (chosen == end)
-                tokens = cat([tokens, chosen], dim=1)
+                pieces.append(chosen)
+                last = chosen
             yield chosen
             if ended is not None and bool(ended.all()):
                 return
@@ -98,20 +102,21 @@ def _stream(
 def sample(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
 ) -> Tensor:
-    """One token id per row of logits (B, vocab) -> (B, 1). ValueError for logits with NaN or inf.
+    """One token id per row of logits (B, vocab), or (B, 1, vocab), -> (B, 1). ValueError for logits with NaN or inf.
 
     Drawn on the host, in float64: a row is little work, and each array operation costs less there than one on tensors.
     """
     if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    scores = logits.detach().double().cpu().numpy()
+        return logits.argmax(-1, keepdim=True).reshape(len(logits), 1)
+    vocab = logits.shape[-1]
+    scores = logits.numpy(force=True).reshape(-1, vocab).astype(np.float64)  # a copy
     with np.errstate(invalid="ignore"):  # inf - inf: refused below
-        scores = (scores - scores.max(-1, keepdims=True)) / temperature  # the largest is 0: nothing overflows
-    vocab = scores.shape[-1]
+        scores -= scores.max(-1, keepdims=True)  # the largest is 0: nothing overflows
+    scores /= temperature
     if top_k is not None and top_k < vocab:
         smallest = np.partition(scores, vocab - top_k, -1)[:, vocab - top_k, None]  # not sorted: linear time
         scores[scores < smallest] = -np.inf
-    weights = np.exp(scores)
+    weights = np.exp(scores, out=scores)
     order = None
     if top_p is not None and top_p < 1:
         order = np.argsort(-weights, -1, kind="stable")
@@ -119,9 +124,10 @@ def sample(
         before = weights.cumsum(-1) - weights
         weights[before >= top_p * weights.sum(-1, keepdims=True)] = 0.0  # keeps the one that crosses p
     edges = weights.cumsum(-1)
-    if not np.isfinite(edges[:, -1]).all():
+    total = edges[:, -1:]
+    if not np.isfinite(total).all():
         raise located(ValueError("generate: the model's logits are NaN, inf, or -inf for all tokens"))
-    points = draw("uniform", CPU.kernels, (len(edges), 1), float64, generator) * edges[:, -1:]
+    points = draw("uniform", CPU.kernels, total.shape, float64, generator) * total
     # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
     chosen = (edges <= points).sum(-1, keepdims=True)
     if order is not None:

@@ -11,6 +11,7 @@ from ..creation import arange
 from ..errors import located
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
+from .decoding import arrays
 from .hub_config import HubConfig
 
 
@@ -68,6 +69,12 @@ class GPT2(CausalLM):
     config: GPT2Config
 
     model_type = "gpt2"
+    decode_roles: ClassVar[dict[str, type[nn.Module]]] = {
+        "wte": nn.Embedding, "wpe": nn.Embedding, "drop": nn.Dropout, "h": nn.ModuleList, "block": nn.Block,
+        "ln_1": nn.LayerNorm, "attn": nn.SelfAttention, "c_attn": nn.Linear, "c_proj": nn.Linear,
+        "resid_dropout": nn.Dropout, "ln_2": nn.LayerNorm, "mlp": nn.MLP, "c_fc": nn.Linear, "gelu": nn.GELU,
+        "dropout": nn.Dropout, "ln_f": nn.LayerNorm, "lm_head": nn.Linear,
+    }  # fmt: skip
     hub_prefix = "transformer."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
     # Conv1D's
@@ -104,9 +111,46 @@ class GPT2(CausalLM):
         tokens.
         """
         start = self._start(tokens, caches)
+        if caches and (logits := self._decoded(tokens, caches)) is not None:
+            return logits
         positions = arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C)
         return self._logits(self.ln_f(self._through(self.h, x, caches)))
+
+    def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:
+        """What ``decoding.py`` computes a token with; None if the blocks are not alike."""
+        alike = {(block.attn.n_head, block.attn.is_causal, block.mlp.gelu.approximate) for block in self.h}
+        if len(alike) != 1 or len(self.h) != len(caches):
+            return None
+        ((n_head, is_causal, activation),) = alike
+        if not is_causal or n_head != caches[0].tensors[0].shape[1]:
+            return None
+        layers, C = [], self.wte.embedding_dim
+        for block, cache in zip(self.h, caches, strict=True):
+            weight, bias = arrays(block.attn.c_attn)
+            if weight.shape != (3 * C, C):
+                return None
+            thirds = [slice(i * C, (i + 1) * C) for i in range(3)]
+            q, k, v = ((weight[rows], None if bias is None else bias[rows]) for rows in thirds)
+            layers.append(
+                {
+                    "norm_1": arrays(block.ln_1), "q": q, "k": k, "v": v, "out": arrays(block.attn.c_proj),
+                    "norm_2": arrays(block.ln_2), "gate": (None, None), "up": arrays(block.mlp.c_fc),
+                    "down": arrays(block.mlp.c_proj), "cache": tuple(tensor.data for tensor in cache.tensors),
+                }
+            )  # fmt: skip
+        norms = [norm for block in self.h for norm in (block.ln_1, block.ln_2)] + [self.ln_f]
+        return {
+            "embedding": self.wte.weight.data,
+            "positions": self.wpe.weight.data,
+            "layers": layers,
+            "norm": arrays(self.ln_f),
+            "head": self._head.weight.data,
+            "rotation": (None, None),
+            "eps": [norm.eps for norm in norms],
+            "rms": False,
+            "activation": activation,
+        }
 
     # ------------------------------------------------------------------ Hugging Face's format
 

@@ -16,6 +16,7 @@ from .. import nn
 from ..errors import located
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
+from .decoding import arrays
 from .hub_config import HubConfig
 
 
@@ -162,6 +163,12 @@ class Llama(CausalLM):
     config: LlamaConfig
 
     model_type = "llama"
+    decode_roles: ClassVar[dict[str, type[nn.Module]]] = {
+        "embed_tokens": nn.Embedding, "layers": nn.ModuleList, "block": LlamaBlock, "input_layernorm": nn.RMSNorm,
+        "self_attn": nn.GroupedQueryAttention, "q_proj": nn.Linear, "k_proj": nn.Linear, "v_proj": nn.Linear,
+        "o_proj": nn.Linear, "post_attention_layernorm": nn.RMSNorm, "mlp": nn.SwiGLU, "gate_proj": nn.Linear,
+        "up_proj": nn.Linear, "down_proj": nn.Linear, "norm": nn.RMSNorm, "lm_head": nn.Linear,
+    }  # fmt: skip
     hub_prefix = "model."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
     hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")  # none
@@ -190,8 +197,50 @@ class Llama(CausalLM):
         tokens.
         """
         self._start(tokens, caches)
+        if caches and (logits := self._decoded(tokens, caches)) is not None:
+            return logits
         x = self._through(self.layers, self.embed_tokens(tokens), caches)  # (B, T, C)
         return self._logits(self.norm(x))
+
+    def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:
+        """What ``decoding.py`` computes a token with; None if the blocks are not alike."""
+        attentions = [block.self_attn for block in self.layers]
+        alike = {(a.n_head, a.n_kv_head, a.head_size, a.rope_base, a.rope_frequencies) for a in attentions}
+        if len(alike) != 1 or len(attentions) != len(caches):
+            return None
+        ((n_head, n_kv_head, head_size, base, frequencies),) = alike
+        _, heads, room, D = caches[0].tensors[0].shape
+        if (n_kv_head, head_size) != (heads, D) or len(attentions[0].q_proj.weight.data) != n_head * D:
+            return None
+        layers = []
+        for block, cache in zip(self.layers, caches, strict=True):
+            attn, mlp = block.self_attn, block.mlp
+            layers.append(
+                {
+                    "norm_1": arrays(block.input_layernorm), "q": arrays(attn.q_proj), "k": arrays(attn.k_proj),
+                    "v": arrays(attn.v_proj), "out": arrays(attn.o_proj),
+                    "norm_2": arrays(block.post_attention_layernorm), "gate": arrays(mlp.gate_proj),
+                    "up": arrays(mlp.up_proj), "down": arrays(mlp.down_proj),
+                    "cache": tuple(tensor.data for tensor in cache.tensors),
+                }
+            )  # fmt: skip
+        weight, positions, rope = self.embed_tokens.weight.data, np.arange(room), self.device.kernels.rope
+        if frequencies is None:
+            rotation = rope.tables(positions, D, base, weight.dtype)
+        else:
+            rotation = rope.angle_tables(positions, np.asarray(frequencies), weight.dtype)
+        norms = [n for block in self.layers for n in (block.input_layernorm, block.post_attention_layernorm)]
+        return {
+            "embedding": weight,
+            "positions": None,
+            "layers": layers,
+            "norm": arrays(self.norm),
+            "head": self._head.weight.data,
+            "rotation": rotation,
+            "eps": [norm.eps for norm in (*norms, self.norm)],
+            "rms": True,
+            "activation": "silu",
+        }
 
     # ------------------------------------------------------------------ Hugging Face's format
 

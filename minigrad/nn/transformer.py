@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty, ones, where
@@ -29,12 +30,14 @@ class KVCache:
     """
 
     length: int
+    tensors: tuple[Tensor, Tensor]  # keys and values
+    decoder: Any  # what a model keeps here for the next token (``models/decoding.py``)
 
     def __init__(self, batch: int, n_head: int, max_tokens: int, head_size: int, like: Tensor) -> None:
         shape = (batch, n_head, max_tokens, head_size)
         self._keys = empty(shape, dtype=like.dtype, device=like.device)
         self._values = empty(shape, dtype=like.dtype, device=like.device)
-        self.length = 0
+        self.tensors, self.decoder, self.length = (self._keys, self._values), None, 0
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""
