@@ -8,8 +8,8 @@ with contiguous columns is transposed by the library.
     A = b, B = a, C = residual, D = y:    D = epilogue(op(A) op(B) + beta C)
 
 What the library has no fused kernel for is a pass of our own over the float32 product. An algorithm is chosen by the
-library's heuristic, once for a shape, from those that add divided sums in a fixed order. The workspace of a stream is
-allocated once, so that a captured graph finds it where it was.
+library's heuristic, once for a shape, from those that add divided sums in a fixed order. A stream has one workspace for
+all of its products, and so has a captured graph, which keeps it as long as it lives.
 
 Source: NVIDIA, "cuBLAS library", the chapter on cuBLASLt, and ``cublasLt.h``.
 """
@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import libcuda, matmul_simt, matmul_tensor_core, memory
+from . import libcuda, matmul_simt, matmul_tensor_core, memory, recording
 from .array import DeviceArray, contiguous, empty
+from .language import SIMULATED
 from .matmul_operands import Merged, Product, batches
 from .product import ADD, BIAS, GELU, SLOPE
 
@@ -124,11 +125,20 @@ def _handle(device: int) -> ctypes.c_void_p:
     return handle
 
 
-_workspaces: dict[tuple[int, int], memory.Memory] = {}
+_workspaces: dict[tuple[int, int], memory.Memory] = {}  # of devices' streams
+_workspaces_of_graphs: weakref.WeakKeyDictionary[Any, memory.Memory] = weakref.WeakKeyDictionary()
 
 
 def workspace(device: int, stream: int) -> memory.Memory:
-    """The memory in which products of a stream put parts of their sums. Streams run beside each other: each has one."""
+    """The memory in which products of a stream put parts of their sums. Streams run beside each other: each has one.
+
+    During capture it is of the graph's pool: launches of other streams do not touch it.
+    """
+    graph = recording.current()
+    if graph is not None:
+        if graph not in _workspaces_of_graphs:
+            _workspaces_of_graphs[graph] = memory.allocate(WORKSPACE, device)
+        return _workspaces_of_graphs[graph]
     found = _workspaces.get((device, stream))
     return found or _workspaces.setdefault((device, stream), memory.allocate(WORKSPACE, device))
 
@@ -320,23 +330,37 @@ def _run(p: Product, batch: Merged, epilogue: int, tf32: bool) -> bool:
         epilogue & ~ADD,
         tuple(map(_alignment, (p.b.pointer, p.a.pointer, residual.pointer, y.pointer, bias, before))),
     )
-    with memory.on_device(y.device), _lock:
-        plan = plan_of(call)
+    with memory.on_device(y.device):
+        with _lock:
+            plan = plan_of(call)
         if not plan.supported:
             return False
-        plan.point(call, bias, before)
-        zero, one = SCALARS[_scale(call.compute)]
         stream = memory.current_stream()
-        beta = one if epilogue & ADD else zero
-        b_layout, a_layout, y_layout = plan.layouts
+        addresses = p.b.pointer, p.a.pointer, residual.pointer, y.pointer, bias, before
+        settings = epilogue & ADD != 0, *addresses, workspace(y.device, stream).pointer, stream
+        graph = recording.current()
+        if SIMULATED and graph is not None:
+            graph.add(_start, call, plan, *settings)
+        else:
+            _start(call, plan, *settings)
+    return True
+
+
+def _start(
+    call: Call, plan: Plan, adds: bool, b: int, a: int, residual: int, y: int, bias: int, before: int, room: int,
+    stream: int,
+) -> None:  # fmt: skip
+    """Launch the product of a plan, with these addresses."""
+    zero, one = SCALARS[_scale(call.compute)]
+    b_layout, a_layout, y_layout = plan.layouts
+    with _lock:
+        plan.point(call, bias, before)
         _call(
             "cublasLtMatmul",
-            _handle(y.device), plan.description, ctypes.byref(one),
-            p.b.pointer, b_layout, p.a.pointer, a_layout, ctypes.byref(beta),
-            residual.pointer, y_layout, y.pointer, y_layout,
-            ctypes.byref(plan.result.algo), workspace(y.device, stream).pointer, WORKSPACE, stream,
+            _handle(call.device), plan.description, ctypes.byref(one), b, b_layout, a, a_layout,
+            ctypes.byref(one if adds else zero), residual, y_layout, y, y_layout,
+            ctypes.byref(plan.result.algo), room, WORKSPACE, stream,
         )  # fmt: skip
-    return True
 
 
 def _matrix(x: DeviceArray) -> tuple[bool, Matrix]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import sys
 from collections.abc import Iterator
@@ -214,6 +215,23 @@ def test_operations(fake: FakeCublasLt) -> None:
     np.testing.assert_allclose(grads[tensors[0]].numpy(force=True).reshape(6, 8), ones @ w, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(grads[tensors[1]].numpy(force=True), ones.T @ x.reshape(6, 8), rtol=1e-5, atol=1e-5)
     assert len(fake.calls) == 3
+
+
+def test_a_captured_graph_repeats_the_products(fake: FakeCublasLt) -> None:
+    """Its workspace is its own: another graph, or the stream it was captured on, has another."""
+    x, w = (mg.tensor(draw(*shape), device="cuda") for shape in ((3, 8), (5, 8)))
+    graph = mg.cuda.Graph()
+    with graph.capture():
+        y = mg.nn.functional.linear(x, w)
+    assert not fake.calls and not cublaslt._workspaces and len(cublaslt._workspaces_of_graphs) == 1
+    values = draw(3, 8)
+    x.copy_(mg.tensor(values, device="cuda"))
+    graph.replay()
+    np.testing.assert_allclose(y.numpy(force=True), values @ w.numpy(force=True).T, rtol=1e-5, atol=1e-5)
+    assert len(fake.calls) == 1
+    del y, graph
+    gc.collect()
+    assert not cublaslt._workspaces_of_graphs
 
 
 # The choice -----------------------------------------------------------------------------------------------------------
