@@ -20,6 +20,7 @@ import re
 import stat
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .launch import Kernel
 
 OLDEST = (7, 5)  # the oldest compute capability
+LOSS = r"Potential Performance Loss: ([^\n]*)"  # of an assembler's messages
 COMPILERS = ("numba", "numba-cuda", "llvmlite")
 TOOLKITS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")  # those of one extra
 
@@ -116,7 +118,7 @@ def to_cubin(kernel: Kernel, capability: tuple[int, int]) -> bytes:
 
 
 def assemble(ptx: str, architecture: str) -> bytes:
-    """PTX text as a cubin. Raises RuntimeError with nvJitLink's words where it refuses."""
+    """PTX text as a cubin. Raises RuntimeError with nvJitLink's words where it refuses, and warns where it warns."""
     from cuda.bindings import nvjitlink
 
     text = ptx.encode()
@@ -132,6 +134,10 @@ def assemble(ptx: str, architecture: str) -> bytes:
             raise RuntimeError(f"assembling for {architecture}: {error}\n{words}") from None
         cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
         nvjitlink.get_linked_cubin(handle, cubin)
+        log = bytearray(nvjitlink.get_info_log_size(handle) or 1)
+        nvjitlink.get_info_log(handle, log)
+        for words in re.findall(LOSS, log.decode(errors="replace")):
+            warnings.warn(f"assembling for {architecture}: {words}", RuntimeWarning, stacklevel=2)
     finally:
         nvjitlink.destroy(handle)
     return bytes(cubin)

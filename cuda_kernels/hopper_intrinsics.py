@@ -12,8 +12,6 @@ from numba.cuda.extending import intrinsic
 
 from .ptx_intrinsics import F32, I32, assembly, element_pointer, statement
 
-FEWER, MORE = 40, 232  # registers of a thread
-
 
 def _on_barrier(text: str, arguments: str) -> Any:
     """An instruction of 32-bit registers, of which the first is an address in shared memory."""
@@ -162,11 +160,3 @@ def store_columns(pitch: int) -> Any:
         return types.void(array, i, sums, part), generate
 
     return run
-
-
-def _registers(word: str, n: int) -> Any:
-    return statement(f"setmaxnreg.{word}.sync.aligned.u32 {n};", together=True)
-
-
-fewer_registers: Any = _registers("dec", FEWER)
-more_registers: Any = _registers("inc", MORE)

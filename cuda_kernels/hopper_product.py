@@ -1,8 +1,8 @@
 """The kernels of matrix products on tensor cores of compute capability 9.0: y = a b of half floats, by TMA and wgmma.
 
-A block has three warpgroups and computes tiles of 128 rows and 256 or 128 columns, one after the other. A thread of the
-first group, the producer, lets TMA copy slices of 64 elements of k into a ring of 4 or 6 stages, as soon as a stage is
-free. The other two groups, the consumers, multiply 64 rows each: wgmma reads both operands where they lie in shared
+A block has two warpgroups and a further warp, and computes tiles of 128 rows and 256 or 128 columns, one after another.
+A thread of that warp, the producer, lets TMA copy slices of 64 elements of k into a ring of 4 stages, as soon as one is
+free. The two groups, the consumers, multiply 64 rows each: wgmma reads both operands where they lie in shared
 memory and keeps 64 x 256 sums in the registers of 128 threads. So the threads that multiply copy nothing and compute no
 addresses of elements, and slices of the next tile arrive while the last one is written.
 
@@ -33,9 +33,9 @@ CAPABILITY = (9, 0)
 ROWS = 128  # of a tile
 COLUMNS = (256, 128)
 DEPTH = 64  # elements of k in a slice
-RING = 192 << 10  # bytes
-THREADS = 384
-CONSUMERS = 8  # warps
+STAGES = 4
+CONSUMERS = 8  # warps, which are the first
+THREADS = 32 * (CONSUMERS + 1)
 BLOCK = 64 * 128  # bytes of 64 rows of 128
 GROUP = 8  # rows of tiles that blocks walk together, so that the slices of b that they share are found in L2
 PITCH = 40  # floats of a row of 32 sums in shared memory
@@ -67,8 +67,7 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
     """The kernel for tiles of ``columns``, operands that lie along ``kinds`` (of a, of b) and y of dtype ``out``."""
     a_bytes, b_bytes = ROWS * 128, columns * 128
     stage = a_bytes + b_bytes
-    stages = RING // stage
-    slots = 2 * stages
+    slots = 2 * STAGES
     a_along_k, b_along_k = (kind == "k" for kind in kinds)
     a_boxes, b_boxes = ROWS // 64, columns // 64
     a_bits, b_bits = (np.int64(DESCRIPTOR[kind]) for kind in kinds)
@@ -87,11 +86,11 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
         threads=THREADS,
         registers=168,
         resident=1,
-        shared_bytes=RING + 1024,
+        shared_bytes=STAGES * stage + 1024,
         name=f"tiles_{operand}_{out}_{columns}_{kinds}",
         capability=CAPABILITY,
         only=True,
-        instructions=("HGMMA", "UTMALDG", "USETMAXREG"),
+        instructions=("HGMMA", "UTMALDG"),
         flops=lambda *args: 2 * args[2].size * args[8] // args[-3],
         nbytes=lambda *args: args[0].nbytes + args[1].nbytes + args[2].nbytes,
     )  # fmt: skip
@@ -104,18 +103,17 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
         staging = cuda.shared.array(floats, np.float32, alignment=16)
         ring = np.int32((ptx.shared_address(memory, 0) + 1023) & ~1023)
         full = np.int32(ptx.shared_address(barriers, 0))
-        empty = np.int32(full + 8 * stages)
+        empty = np.int32(full + 8 * STAGES)
         t = np.int32(cuda.threadIdx.x)
         if t == 0:
-            for s in range(stages):
+            for s in range(STAGES):
                 hopper_ptx.mbarrier_init(np.int32(full + 8 * s), np.int32(1))
                 hopper_ptx.mbarrier_init(np.int32(empty + 8 * s), np.int32(CONSUMERS))
             hopper_ptx.fence_async()
         cuda.syncthreads()
-        s, parity = np.int32(0), np.int32(0)  # the stage that comes next, and that of its phase
-        if t < 128:
-            hopper_ptx.fewer_registers()
-            if t == 0:
+        turn = np.int32(0)  # slices so far: the next one's stage in the lower 2 bits, then its phase's parity
+        if t >= 32 * CONSUMERS:
+            if t == 32 * CONSUMERS:
                 tile = np.uint32(cuda.blockIdx.x)
                 while tile < count:
                     part, matrix, row, column, k, k_end = _place(
@@ -124,9 +122,10 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
                     a_matrix = np.int32(matrix if a_matrices else 0)
                     b_matrix = np.int32(matrix if b_matrices else 0)
                     while k < k_end:
+                        s = np.int32(turn & 3)
                         barrier = np.int32(full + 8 * s)
                         target = np.int32(ring + stage * s)
-                        hopper_ptx.mbarrier_wait(np.int32(empty + 8 * s), np.int32(parity ^ 1))
+                        hopper_ptx.mbarrier_wait(np.int32(empty + 8 * s), np.int32(((turn >> 2) & 1) ^ 1))
                         hopper_ptx.mbarrier_expect(barrier, np.int32(stage))
                         if a_along_k:
                             hopper_ptx.tma_load(target, a_map, k, row, a_matrix, barrier)
@@ -142,15 +141,11 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
                                 to = np.int32(target + BLOCK * i)
                                 hopper_ptx.tma_load(to, b_map, np.int32(column + 64 * i), k, b_matrix, barrier)
                         k = np.int32(k + DEPTH)
-                        s = np.int32(s + 1)
-                        if s == stages:
-                            s = np.int32(0)
-                            parity = np.int32(parity ^ 1)
+                        turn = np.int32(turn + 1)
                     tile = np.uint32(tile + np.uint32(cuda.gridDim.x))
         else:
-            hopper_ptx.more_registers()
             lane = np.int32(t & 31)
-            warp = np.int32((t >> 5) - 4)
+            warp = np.int32(t >> 5)
             mine = np.int32(warp * warp_floats)
             write_at = np.int32(mine + (lane >> 2) * PITCH + (lane & 3) * 2)
             read_at = np.int32(mine + (lane & 7) * 4)
@@ -160,9 +155,10 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
             while tile < count:
                 part, matrix, row, column, k, k_end = _place(tile, row_tiles, column_tiles, splits, chunk, K, columns)
                 sums = zeros()
-                last = np.int32(-1)  # the stage that the group before the last one reads
+                first = k
                 while k < k_end:
-                    hopper_ptx.mbarrier_wait(np.int32(full + 8 * s), parity)
+                    s = np.int32(turn & 3)
+                    hopper_ptx.mbarrier_wait(np.int32(full + 8 * s), np.int32((turn >> 2) & 1))
                     a = np.int64(((a_first + stage * s) & 0x3FFFF) >> 4) | a_bits
                     b = np.int64(((b_first + stage * s) & 0x3FFFF) >> 4) | b_bits
                     hopper_ptx.wgmma_fence()
@@ -172,33 +168,31 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
                     sums = multiply(sums, a + np.int64(3) * a_step, b + np.int64(3) * b_step)
                     hopper_ptx.wgmma_commit()
                     hopper_ptx.wgmma_wait1()
-                    if last >= 0 and lane == 0:
-                        hopper_ptx.mbarrier_arrive(np.int32(empty + 8 * last))
-                    last = s
+                    if k > first and lane == 0:  # the slice before was the last group's, which has ended
+                        hopper_ptx.mbarrier_arrive(np.int32(empty + 8 * ((turn - 1) & 3)))
                     k = np.int32(k + DEPTH)
-                    s = np.int32(s + 1)
-                    if s == stages:
-                        s = np.int32(0)
-                        parity = np.int32(parity ^ 1)
+                    turn = np.int32(turn + 1)
                 done = hopper_ptx.wgmma_wait0(sums)
                 if lane == 0:
-                    hopper_ptx.mbarrier_arrive(np.int32(empty + 8 * last))
+                    hopper_ptx.mbarrier_arrive(np.int32(empty + 8 * ((turn - 1) & 3)))
 
                 row = np.int32(row + 16 * warp)
                 height = np.int32(min(np.int32(16), np.int32(M - row)))
-                wide = np.int32(N - column)
-                if height > 0:
-                    for i in range(min(np.int32(parts), np.int32((wide + 31) >> 5))):
-                        cuda.syncwarp()
-                        store(staging, write_at, done, np.int32(i))
-                        cuda.syncwarp()
-                        c = np.int32(column + 32 * i + (lane & 7) * 4)
-                        left = np.int32(N - c)
-                        if left > 0:
-                            for r in range(lane >> 3, height, 4):
-                                v = ptx.load4(staging, read_at + r * PITCH)
-                                place = (np.int64(part) * M + row + r) * N + c
-                                finish(v, place, np.int64(c), left, y, bias, residual, before, epilogue)
+                line = np.int32(np.int32(part) * M + row)  # of all rows of y
+                i = np.int32(0)
+                while height > 0 and i < parts and column < N:
+                    cuda.syncwarp()
+                    store(staging, write_at, done, i)
+                    cuda.syncwarp()
+                    c = np.int32(column + (lane & 7) * 4)
+                    r = np.int32(lane >> 3)
+                    while r < height and c < N:
+                        v = ptx.load4(staging, np.int32(read_at + r * PITCH))
+                        place = np.int64(np.int32(line + r)) * N + c
+                        finish(v, place, np.int64(c), np.int32(N - c), y, bias, residual, before, epilogue)
+                        r = np.int32(r + 4)
+                    i = np.int32(i + 1)
+                    column = np.int32(column + 32)
                 tile = np.uint32(tile + np.uint32(cuda.gridDim.x))
 
     return tiles

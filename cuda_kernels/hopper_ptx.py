@@ -27,7 +27,6 @@ A warpgroup is 4 warps that begin at a multiple of 4. All its threads execute th
 * ``store_columns(pitch)``: the function (array, i, sums, part), which writes a thread's sums of columns 32 ``part`` to
   32 ``part`` + 31 to a shared array of float32. Lane l brings the place i = i0 + pitch (l // 4) + 2 (l % 4); then sum
   (row, column) of the warp's 16 rows lies at i0 + pitch row + column.
-* ``fewer_registers()``, ``more_registers()``: the warpgroup's threads have 40, or 232 registers each from here on.
 """
 
 from __future__ import annotations
@@ -40,12 +39,10 @@ from .language import SIMULATED
 if TYPE_CHECKING or SIMULATED:
     from .hopper_twins import (
         fence_async,
-        fewer_registers,
         mbarrier_arrive,
         mbarrier_expect,
         mbarrier_init,
         mbarrier_wait,
-        more_registers,
         store_columns,
         tma_load,
         wgmma,
@@ -57,12 +54,10 @@ if TYPE_CHECKING or SIMULATED:
     )
 __all__ = [
     "fence_async",
-    "fewer_registers",
     "mbarrier_arrive",
     "mbarrier_expect",
     "mbarrier_init",
     "mbarrier_wait",
-    "more_registers",
     "store_columns",
     "tma_load",
     "wgmma",

@@ -373,21 +373,3 @@ def store_columns(pitch: int) -> Callable[[Any, Any, Any, Any], None]:
             array[place], array[place + 1] = sums[first + 2 * n], sums[first + 2 * n + 1]
 
     return run
-
-
-def _registers(name: str, n: int) -> Callable[[], None]:
-    """``setmaxnreg`` (9.7.19.5): a multiple of 8, by all warps of the warpgroup, and no more than there are."""
-
-    def change() -> None:
-        simulator.group_collective(name, None)
-        block = simulator.block()
-        shares: dict[int, int] = block.state.setdefault("registers", {})
-        shares[block.current.number // simulator.WARPGROUP] = n
-        if sum(shares.values()) * simulator.WARPGROUP > 65536:
-            raise SimulationError(f"warpgroups of {sorted(shares.values())} registers a thread; there are 65536")
-
-    return change
-
-
-fewer_registers: Callable[[], None] = _registers("fewer_registers", 40)
-more_registers: Callable[[], None] = _registers("more_registers", 232)

@@ -5,8 +5,8 @@ Each kernel (default: all; a word selects those whose name contains it) is compi
 shared memory, spills, 128-bit loads, tensor-core instructions (matrix products, LDSM: loads of their operands from
 shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions. The exit status is 1 if a kernel
 breaks its budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without float64
-arguments, no 128-bit load or none of the ``instructions`` where it states them, or asynchronous products (wgmma) that
-the assembler lets wait for one another.
+arguments, no 128-bit load or none of the ``instructions`` where it states them, or a loss that the assembler warns of
+(asynchronous products, wgmma, that it lets wait for one another).
 
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
@@ -46,7 +46,7 @@ class Report:
     local: int
     spills: int
     instructions: Counter[str]
-    serialized: bool
+    warnings: tuple[str, ...]
 
     def count(self, *prefixes: str) -> int:
         """Instructions whose name begins with one of these."""
@@ -84,8 +84,7 @@ class Report:
             found.append(f"{self.float64} float64 instructions")
         if self.kernel.vector_loads and not self.vector_loads:
             found.append("no 128-bit load")
-        if self.serialized:
-            found.append("products that wait for one another (wgmma is serialized)")
+        found += self.warnings
         found += [f"no {name}" for name in self.kernel.instructions if not self.count(name)]
         return found
 
@@ -140,7 +139,7 @@ def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
         local=_number(r"(\d+) bytes stack frame", log),
         spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
         instructions=Counter(instructions),
-        serialized="serialized" in log,
+        warnings=tuple(re.findall(compiler.LOSS, log)),
     )
 
 

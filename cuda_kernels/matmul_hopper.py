@@ -32,7 +32,7 @@ FINISH = 12  # cycles for each column of a tile, after its slices
 LAUNCH, TRAFFIC = 5000, 2000  # of a divided sum: cycles of the second launch, and bytes that memory moves in a cycle
 SHORTEST_PART, MOST_PARTS = 512, 32  # steps of a divided sum; parts
 MOST_DIVIDED = 2**31  # elements of a product whose sums may be divided
-MOST = 2**31 - 512  # of a dimension: indices, and those that reach over an edge, are int32
+MOST = 2**31 - 512  # of a dimension and of all rows: indices, and those that reach over an edge, are int32
 
 Read = tuple[TensorMap, str, int]  # an operand: its map, along what it lies, whether it has several matrices
 
@@ -66,7 +66,7 @@ def _operands(p: Product, columns: int) -> tuple[Read, Read] | None:
         return None
     if (p.a.dtype.name, p.y.dtype.name) not in SUM_PARTS or not p.y.size or not p.a.shape[-1]:
         return None
-    if max(p.sizes) > MOST or len(merge(p.y.shape[:-2], p.a.steps, p.b.steps)) > 1:
+    if max(*p.sizes, p.y.size // p.y.shape[-1]) > MOST or len(merge(p.y.shape[:-2], p.a.steps, p.b.steps)) > 1:
         return None
     left, right = _read(p, p.a, -1, ROWS), _read(p, p.b, -2, columns)
     return None if left is None or right is None else (left, right)
@@ -107,7 +107,8 @@ def plan(M: int, N: int, K: int, count: int) -> tuple[int, int]:
     found: list[tuple[int, int, int]] = []
     for columns in COLUMNS:
         tiles = count * -(-M // ROWS) * -(-N // columns)
-        most = min(MOST_PARTS, K // SHORTEST_PART) if count == 1 and M * N < MOST_DIVIDED else 1
+        divisible = count == 1 and M * N < MOST_DIVIDED and M * MOST_PARTS <= MOST
+        most = min(MOST_PARTS, K // SHORTEST_PART) if divisible else 1
         for splits in range(1, max(1, most) + 1):
             rounds = -(-tiles * splits // MULTIPROCESSORS)
             cycles = rounds * (-(-K // splits // DEPTH) * CYCLES[columns] + FINISH * columns)

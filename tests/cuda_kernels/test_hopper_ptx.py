@@ -309,18 +309,14 @@ def test_the_threads_of_a_warpgroup_agree() -> None:
     with pytest.raises(SimulationError, match="different descriptors"):
         product(odd_thread=True)
 
+    sums = {}
+
     def half(y: Any) -> None:
-        if cuda.threadIdx.x < 64:
-            hopper_ptx.more_registers()
+        t = cuda.threadIdx.x
+        sums[t] = hopper_ptx.zeros(64)()
+        hopper_ptx.wgmma_fence()
+        if t < 64:
+            hopper_ptx.wgmma("bfloat16", 64, "kk")(sums[t], 0, 0)
 
-    with pytest.raises(SimulationError, match="cannot go on: .* 64 have ended, .* more_registers"):
+    with pytest.raises(SimulationError, match="cannot go on: .* 64 have ended, .* wgmma 64kk"):
         run(half, pointer(np.zeros(1)))
-
-
-def test_registers_are_shared_by_the_warpgroups() -> None:
-    def take(y: Any) -> None:
-        hopper_ptx.more_registers()
-
-    run(take, pointer(np.zeros(1)), threads=256)
-    with pytest.raises(SimulationError, match="there are 65536"):
-        run(take, pointer(np.zeros(1)), threads=384)

@@ -44,8 +44,9 @@ def test_every_kernel_keeps_its_budget() -> None:
 
 
 BAD = """
+    import warnings
     import numpy as np
-    from minigrad.cuda_kernels import hopper_ptx, inspect, ptx
+    from minigrad.cuda_kernels import compiler, hopper_product, hopper_ptx, inspect, ptx
     from minigrad.cuda_kernels.language import cuda, math
     from minigrad.cuda_kernels.launch import kernel
 
@@ -103,6 +104,10 @@ BAD = """
     for made in (many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good):
         print(made.function.__name__, inspect.report(made, (8, 0)).faults())
     print("sums_read_too_early", inspect.report(sums_read_too_early, (9, 0)).faults())
+    for made in (sums_read_too_early, hopper_product.tiles_of("bfloat16", "bfloat16", 256, "oo")):
+        with warnings.catch_warnings(record=True) as caught:
+            compiler.assemble(compiler.to_ptx(made, (9, 0)), "sm_90a")  # by nvJitLink, as for a launch
+        print(f"nvjitlink_{made.threads[0]}", [str(warning.message) for warning in caught])
 """
 
 
@@ -117,7 +122,9 @@ def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
     assert "float64 instructions" in found["float64_arithmetic"]
     assert "no 128-bit load" in found["narrow_loads"]
     assert found["no_matrix_product"] == "['no HMMA']"
-    assert found["sums_read_too_early"] == "['products that wait for one another (wgmma is serialized)']"
+    for name in ("sums_read_too_early", "nvjitlink_128"):
+        assert "wgmma.mma_async instructions are serialized" in found[name]
+    assert found["nvjitlink_288"] == "[]"
     assert found["good"] == "[]"
 
 
