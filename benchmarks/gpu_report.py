@@ -40,10 +40,10 @@ LIMITS: dict[str, float] = {
     "machine": 30,
     "limits": 45,
     "host": 20,
-    "kernels": 180,
+    "kernels": 150,
     "ladders": 30,
     "compile": 40,
-    "training": 150,
+    "training": 210,
     "tune": 180,
 }
 REHEARSAL_FACTOR = 5  # the simulator's seconds

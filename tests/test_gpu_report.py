@@ -85,7 +85,7 @@ def test_everything_that_is_measured_runs_and_is_right(tmp_path, monkeypatch):
                 assert result["max_rel_err"] < 1e-6, (name, result)
             assert result["ms"] == 1.0 and (result["bytes"] or result["flops"]), (name, result)
     assert len(results) > 60
-    for name in ("GPT-2 124M", "GPT-2 124M bf16"):
+    for name in ("GPT-2 124M", "GPT-2 124M bf16", "GPT-2 124M bf16, CUDA graph"):
         result = results[name][1]
         assert result["losses"][-1] < result["losses"][0] and result["batch"] == "2 x 8"
     tuned = json.loads((tmp_path / "cuda" / "products.json").read_text())["simulator, CUDA none"]
