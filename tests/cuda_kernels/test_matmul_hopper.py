@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,7 @@ from minigrad.cuda_kernels import (
     memory,
     simulated,
     simulator,
+    tensor_map,
 )
 from minigrad.cuda_kernels.matmul_operands import Product
 from minigrad.cuda_kernels.product import ADD, BIAS, GELU, SLOPE
@@ -253,6 +255,44 @@ def test_plans_fill_the_card() -> None:
         (3, 5, 7, 1, (128, 1)),
     ):
         assert matmul_hopper.plan(M, N, K, count) == expected
+
+
+# What only a GPU can show ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layouts", ["kk", "ko", "ok", "oo"])
+@pytest.mark.parametrize(("M", "N", "K"), [(4096, 3072, 1024), (1016, 2056, 4104), (136, 264, 65536)])
+def test_large_sizes(M: int, N: int, K: int, layouts: str) -> None:
+    """Many rounds of the ring and of tiles; the bound is that of a float32 sum. Two runs give the same bits."""
+    a, b = draw(M, K), draw(K, N)
+    left = stored(a, "rows" if layouts[0] == "k" else "columns")
+    right = stored(b, "columns" if layouts[1] == "k" else "rows")
+    y = array.to_host(multiply(left, right))
+    rows = RNG.choice(M, 64, replace=False)
+    expected = product(a[rows], b)
+    assert np.abs(y[rows] - expected).max() <= 1e-5 * np.abs(expected).max()
+    np.testing.assert_array_equal(array.to_host(multiply(left, right)), y)
+
+
+@pytest.mark.gpu
+def test_a_captured_launch_keeps_its_maps() -> None:
+    """A graph computes the product although the maps of its launch exist nowhere else any more."""
+    cupy = importlib.import_module("cupy")
+    a, b = draw(512, 256), draw(256, 768)
+    p = Product(array.zeros((512, 768), f32), stored(a, "rows"), stored(b, "rows"))
+    assert matmul_hopper.multiply(p)  # loads the kernel, which a capture must not
+    memory.synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        assert matmul_hopper.multiply(p)
+        graph = stream.end_capture()
+        tensor_map._encoded.cache_clear()
+        memory.clear(p.y.pointer, p.y.nbytes)
+        graph.launch(stream)
+        stream.synchronize()
+    check(p.y, product(a, b))
 
 
 # What only the simulator can see --------------------------------------------------------------------------------------
