@@ -244,6 +244,7 @@ from .precision import get_float32_matmul_precision, set_float32_matmul_precisio
 from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed
 from .recompute import checkpoint
+from .step_memory import MemoryReport, memory_report
 from .tensor import Tensor
 from .threads import get_num_threads, set_num_threads
 
@@ -265,6 +266,7 @@ __all__ = [
     "Generator",
     "GradStore",
     "GradcheckError",
+    "MemoryReport",
     "Tensor",
     "TensorId",
     "abs",
@@ -411,6 +413,7 @@ __all__ = [
     "maximum",
     "mean",
     "median",
+    "memory_report",
     "memory_stats",
     "meshgrid",
     "min",

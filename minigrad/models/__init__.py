@@ -10,10 +10,11 @@ from ..device import CPU, Device
 from ..errors import located
 from .causal_lm import CausalLM
 from .gpt2 import GPT2, GPT2Config
+from .gpt2_memory import gpt2_memory
 from .hub_config import HubConfig
 from .llama import Llama, LlamaConfig, RopeScaling
 
-__all__ = ["GPT2", "CausalLM", "GPT2Config", "Llama", "LlamaConfig", "RopeScaling", "from_pretrained"]
+__all__ = ["GPT2", "CausalLM", "GPT2Config", "Llama", "LlamaConfig", "RopeScaling", "from_pretrained", "gpt2_memory"]
 
 FAMILIES: dict[str, type[CausalLM]] = {family.model_type: family for family in (GPT2, Llama)}
 

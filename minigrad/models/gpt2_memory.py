@@ -1,0 +1,71 @@
+"""The memory of a training step of GPT-2, predicted from its sizes: the arithmetic that ``memory_report`` counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import float32, is_half
+from ..errors import located
+from ..step_memory import MemoryReport
+from .gpt2 import GPT2Config
+
+
+def gpt2_memory(
+    config: GPT2Config, batch_size: int, tokens: int | None = None, dtype: Any = float32, moments: int = 2
+) -> MemoryReport:
+    """Bytes by kind of a step of ``GPT2(config)`` on ``batch_size`` sequences of ``tokens`` (default block_size).
+
+    ``dtype`` is float32, or a half dtype: that of autocast on a device whose tensor cores compute with it, with float32
+    weights. ``moments`` is the number of float32 arrays that the optimizer has for each weight, 2 for AdamW.
+
+    With N = B T tokens, C channels, I within the MLP, V tokens in the vocabulary, and h bytes a number of ``dtype``:
+
+        LayerNorm         4 C + 8          its input in float32, mean, 1 / deviation; two a layer, and one at the end
+        Linear            h (2 C + I)      a layer; the projection after attention has attention's output: 0. Head: h C
+        PackedAttention   4 h C + 4 heads  a layer: queries, keys, values, the output, and the rows' log-sum-exp
+        Gelu              4 I              a layer, in float32
+        CrossEntropy      4 V + 12         the logits in float32, log-sum-exp, targets
+
+    times N each. With ``checkpoint_blocks`` a layer keeps 4 C + 4 instead. The temporary part is the gradient of the
+    logits in float32, 4 V N, which backward begins with, or a layer's activations that are computed again, if more.
+
+    Raises ValueError for another dtype, and for a head of its own (``tied=False``).
+    """
+    kind = np.dtype(dtype)
+    if kind != float32 and not is_half(kind):
+        raise located(ValueError(f"gpt2_memory: dtype is {kind}; expected float32, bfloat16 or float16"))
+    if not config.tied:
+        raise located(ValueError("gpt2_memory: the configuration has tied=False; expected the head of GPT-2"))
+    T = config.block_size if tokens is None else tokens
+    N, h = batch_size * T, kind.itemsize
+    L, C, V, heads = config.n_layer, config.n_embd, config.vocab_size, config.n_head
+    inner = config.n_inner or 4 * C
+    matrices = V * C + L * (4 * C * C + 2 * C * inner)
+    vectors = L * ((5 * C + inner + 2 * C) if config.bias else 0) + 2 * L * C + (C if config.bias else 0) + C
+    layer = {
+        "LayerNorm": 2 * N * (4 * C + 8),
+        "Linear": N * h * (2 * C + inner),
+        "PackedAttention": N * (4 * h * C + 4 * heads),
+        "Gelu": N * 4 * inner,
+    }
+    activations = {name: L * size for name, size in layer.items()}
+    temporary = 4 * V * N
+    if config.checkpoint_blocks:
+        activations = {"checkpoint": L * N * (4 * C + 4), "LayerNorm": 0, "Linear": 0}
+        temporary = max(temporary, sum(layer.values()) - (4 * V + 12) * N)
+    activations["LayerNorm"] += N * (4 * C + 8)
+    activations["Linear"] += N * h * C
+    activations["CrossEntropy"] = N * (4 * V + 12)
+    activations["Embedding"] = 8 * (N + T)
+    weights = 4 * (matrices + vectors + config.block_size * C)
+    return MemoryReport(
+        weights=weights,
+        optimizer=moments * weights,
+        gradients=weights,
+        weight_copies=h * matrices if is_half(kind) else 0,
+        activations=activations,
+        modules={},
+        temporary=temporary,
+    )
