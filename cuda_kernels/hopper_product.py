@@ -106,9 +106,9 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
         empty = np.int32(full + 8 * STAGES)
         t = np.int32(cuda.threadIdx.x)
         if t == 0:
-            for s in range(STAGES):
-                hopper_ptx.mbarrier_init(np.int32(full + 8 * s), np.int32(1))
-                hopper_ptx.mbarrier_init(np.int32(empty + 8 * s), np.int32(CONSUMERS))
+            for n in range(STAGES):
+                hopper_ptx.mbarrier_init(np.int32(full + 8 * n), np.int32(1))
+                hopper_ptx.mbarrier_init(np.int32(empty + 8 * n), np.int32(CONSUMERS))
             hopper_ptx.fence_async()
         cuda.syncthreads()
         turn = np.int32(0)  # slices so far: the next one's stage in the lower 2 bits, then its phase's parity
@@ -130,16 +130,16 @@ def _tiles(operand: str, out: str, columns: int, kinds: str) -> Kernel:
                         if a_along_k:
                             hopper_ptx.tma_load(target, a_map, k, row, a_matrix, barrier)
                         else:
-                            for i in range(a_boxes):
-                                to = np.int32(target + BLOCK * i)
-                                hopper_ptx.tma_load(to, a_map, np.int32(row + 64 * i), k, a_matrix, barrier)
+                            for n in range(a_boxes):
+                                to = np.int32(target + BLOCK * n)
+                                hopper_ptx.tma_load(to, a_map, np.int32(row + 64 * n), k, a_matrix, barrier)
                         target = np.int32(target + a_bytes)
                         if b_along_k:
                             hopper_ptx.tma_load(target, b_map, k, column, b_matrix, barrier)
                         else:
-                            for i in range(b_boxes):
-                                to = np.int32(target + BLOCK * i)
-                                hopper_ptx.tma_load(to, b_map, np.int32(column + 64 * i), k, b_matrix, barrier)
+                            for n in range(b_boxes):
+                                to = np.int32(target + BLOCK * n)
+                                hopper_ptx.tma_load(to, b_map, np.int32(column + 64 * n), k, b_matrix, barrier)
                         k = np.int32(k + DEPTH)
                         turn = np.int32(turn + 1)
                     tile = np.uint32(tile + np.uint32(cuda.gridDim.x))

@@ -104,7 +104,7 @@ class Kernel:
         refuses, or for an array of another device than the current one.
         """
         device = memory.current_device()
-        values = []
+        values: list[Any] = []
         for word, a in zip(self._words, args):
             if type(a) is DeviceArray:
                 if word not in a.words:

@@ -66,7 +66,9 @@ def _operands(p: Product, columns: int) -> tuple[Read, Read] | None:
         return None
     if (p.a.dtype.name, p.y.dtype.name) not in SUM_PARTS or not p.y.size or not p.a.shape[-1]:
         return None
-    if max(*p.sizes, p.y.size // p.y.shape[-1]) > MOST or len(merge(p.y.shape[:-2], p.a.steps, p.b.steps)) > 1:
+    if max(*p.sizes, p.y.size // p.y.shape[-1]) > MOST:
+        return None
+    if p.y.ndim > 3 and len(merge(p.y.shape[:-2], p.a.steps, p.b.steps)) > 1:
         return None
     left, right = _read(p, p.a, -1, ROWS), _read(p, p.b, -2, columns)
     return None if left is None or right is None else (left, right)
@@ -74,21 +76,34 @@ def _operands(p: Product, columns: int) -> tuple[Read, Read] | None:
 
 def _read(p: Product, x: DeviceArray, k_axis: int, rows: int) -> Read | None:
     """How TMA reads an operand in tiles of so many rows (of a) or columns (of b)."""
-    batch = merge(p.y.shape[:-2], x.steps, (0,) * (p.y.ndim - 2))
+    return _found(x.pointer, x.dtype.name, x.shape, x.steps, p.y.shape[:-2], k_axis, rows, x.device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _found(
+    pointer: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    steps: tuple[int, ...],
+    leading: tuple[int, ...],
+    k_axis: int,
+    rows: int,
+    device: int,
+) -> Read | None:
+    batch = merge(leading, steps, (0,) * len(leading))
     if len(batch) > 1:
         return None
     count, step, _ = batch[0] if batch else (1, 0, 0)
     matrices = count if step else 1
     for kind, along in (("k", k_axis), ("o", -3 - k_axis)):
         across = -3 - along
-        if x.steps[along] != 1 and x.shape[along] > 1:
+        if steps[along] != 1 and shape[along] > 1:
             continue
         # A dimension of size 1 may have any step, which nobody takes; the driver wants a proper one.
-        row = x.strides[across] if x.shape[across] > 1 else _rounded(x.shape[along] * x.itemsize)
-        far = step * x.itemsize if matrices > 1 else _rounded(row * x.shape[across])
+        row = 2 * steps[across] if shape[across] > 1 else _rounded(2 * shape[along])
+        far = 2 * step if matrices > 1 else _rounded(row * shape[across])
         box = (64, rows if kind == "k" else DEPTH, 1)
-        sizes = (x.shape[along], x.shape[across], matrices)
-        found = TensorMap(x.pointer, x.dtype.name, sizes, (row, far), box, x.device)
+        found = TensorMap(pointer, dtype, (shape[along], shape[across], matrices), (row, far), box, device)
         if found.problem() is None:
             return found, kind, int(matrices > 1)
     return None

@@ -229,7 +229,7 @@ class Thread:
         self.waits_for: tuple[str, Any] | None = None
 
 
-ENDED = ("ended", 0)
+ENDED: tuple[str, Any] = ("ended", 0)
 WHOLE_GROUP = -1  # instead of a mask: 4 warps
 
 
@@ -331,7 +331,8 @@ class Block:
         by_warp: dict[Warp, list[Thread]] = {}
         by_group: dict[tuple[int, str], list[Thread]] = {}
         for thread in alive:
-            name, what = thread.waits_for or ("block", 0)
+            waits: tuple[str, Any] = thread.waits_for or ("block", 0)
+            name, what = waits
             if name == "until":
                 ready += [thread] if what.holds() else []
             elif what == WHOLE_GROUP:
@@ -359,11 +360,10 @@ class Block:
             return ready
         at_barrier = [t for t in alive if t.waits_for == ("block", 0)]
         if len(at_barrier) < len(alive) or ended:
-            waiting = {
-                what.description() if name == "until" else name: t.number
-                for t in alive
-                for name, what in [t.waits_for or ENDED]
-            }
+            waiting: dict[str, int] = {}
+            for thread in alive:
+                waits = thread.waits_for or ENDED
+                waiting[waits[1].description() if waits[0] == "until" else waits[0]] = thread.number
             raise SimulationError(
                 f"block {self.index} cannot go on: of {ended + len(alive)} threads {ended} have ended, and others wait "
                 + ", ".join(f"at {'syncthreads' if w == 'block' else w} (thread {n})" for w, n in waiting.items())
