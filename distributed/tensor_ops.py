@@ -39,10 +39,10 @@ class _OverRanks(Function):
         """All ranks' parts (..., n_r) side by side: (..., n)."""
         ranks, k = self.communicator.world_size, self.kernels
         send = k.zeros((*part.shape[:-1], math.ceil(n / ranks)), part.dtype)
-        send[..., : part.shape[-1]] = part
+        k.elementwise.assign(send[..., : part.shape[-1]], part)
         parts = k.empty((ranks, *send.shape), part.dtype)
         self.communicator.all_gather(Tensor.wrap(send, self.device), Tensor.wrap(parts, self.device))
-        return k.contiguous(k.movement.cat(tuple(parts), -1)[..., :n])
+        return k.contiguous(k.movement.cat(tuple(parts[rank] for rank in range(ranks)), -1)[..., :n])
 
     def own(self, whole: Any) -> Any:
         """This rank's part of (..., n)."""

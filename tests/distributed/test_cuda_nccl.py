@@ -68,7 +68,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
 
 def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
     """What ``fn`` returns on each of two devices, in threads."""
-    comms = replica_communicators(DEVICES, timeout=60)
+    comms = replica_communicators(DEVICES, timeout=300)
     assert all(type(comm) is NcclCommunicator for comm in comms)
     out: list[Any] = [None, None]
 

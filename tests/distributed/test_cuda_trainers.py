@@ -1,0 +1,125 @@
+"""The other trainers of several ranks give on GPUs what they give on the CPU; each is tested in depth there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import Tensor, nn
+from minigrad.device import CPU, Device
+from minigrad.distributed import (
+    BFloat16Compression,
+    ColumnParallelLinear,
+    Communicator,
+    DataParallelTrainer,
+    DistributedTrainer,
+    FusedDistributedOptimizer,
+    FusedOptimizerConfig,
+    LossKind,
+    OptimizerKind,
+    PipelineParallelTrainer,
+    RowParallelLinear,
+    TensorParallelTrainer,
+    ThreadReplica,
+    TrainerConfig,
+    TrainingConfig,
+    VocabParallelEmbedding,
+    run_threads,
+    vocab_parallel_cross_entropy,
+)
+from minigrad.nn import functional as F
+
+if not mg.cuda.is_available():
+    pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set", allow_module_level=True)
+
+DEVICES = [Device("cuda:0"), Device(f"cuda:{min(1, mg.cuda.device_count() - 1)}")]
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)
+CONFIG = TrainerConfig(
+    batch_size_per_device=4, gradient_clip=1.0, optimizer=OptimizerKind.sgd(0.1, 0.9), loss=LossKind.cross_entropy()
+)
+
+
+def weights(model: nn.Module) -> list[np.ndarray]:
+    return [p.detach().cpu().numpy() for p in model.parameters()]
+
+
+def data_parallel(devices: list[Device]) -> list[np.ndarray]:
+    def build(device: Device) -> nn.Module:
+        mg.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device=device).double()
+
+    with ThreadReplica(lambda: build(devices[0])) as first, ThreadReplica(lambda: build(devices[1])) as second:
+        trainer = DataParallelTrainer(CONFIG, [first, second], model=build(devices[0]), timeout=300)
+        found = [trainer.step((X, Y)).loss for _ in range(2)]
+        return [np.array(found), *weights(trainer.model), *(b.cpu().numpy() for b in trainer.model.buffers())]
+
+
+def on_ranks(fn: Callable[[Communicator], list[Any]]) -> Callable[[list[Device]], list[np.ndarray]]:
+    def run(devices: list[Device]) -> list[np.ndarray]:
+        mg.manual_seed(0)
+        return [np.asarray(x) for rank in run_threads(2, fn, 300, devices=devices) for x in rank]
+
+    return run
+
+
+@on_ranks
+def tensor_parallel(comm: Communicator) -> list[Any]:
+    up = ColumnParallelLinear(3, 5, comm, gather_output=False, dtype=mg.float64)
+    middle = ColumnParallelLinear(5, 5, comm, dtype=mg.float64)
+    down = RowParallelLinear(5, 2, comm, dtype=mg.float64)
+    model = nn.Sequential(up, RowParallelLinear(5, 5, comm, input_is_parallel=True, dtype=mg.float64), middle, down)
+    trainer = TensorParallelTrainer(CONFIG, model, comm)
+    return [*(trainer.step((X, Y)).loss for _ in range(2)), *(p.cpu().numpy() for p in up.whole().values())]
+
+
+@on_ranks
+def vocab_parallel(comm: Communicator) -> list[Any]:
+    table = VocabParallelEmbedding(7, 4, comm, dtype=mg.float64)
+    h = table(Tensor(np.array([0, 3, 6]), device=comm.device))
+    logits = F.linear(h, table.weight)
+    loss = vocab_parallel_cross_entropy(logits, Tensor(np.array([1, 5, 6]), device=comm.device), 7, comm)
+    return [loss.item(), loss.backward()[table.weight].cpu().numpy(), table.whole()["weight"].cpu().numpy()]
+
+
+@on_ranks
+def pipeline_parallel(comm: Communicator) -> list[Any]:
+    stage = nn.Sequential(nn.Linear(3, 4), nn.Tanh()) if comm.rank == 0 else nn.Linear(4, 2)
+    trainer = PipelineParallelTrainer(CONFIG, stage.double().to(device=comm.device), comm)
+    return [*(trainer.step((X, Y)).loss for _ in range(2)), *weights(stage)]
+
+
+def reduced_by(make: Callable[[Communicator], Any]) -> Callable[[list[Device]], list[np.ndarray]]:
+    @on_ranks
+    def train(comm: Communicator) -> list[Any]:
+        mg.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(device=comm.device)
+        x, y = Tensor(X[comm.rank :: 2], device=comm.device), Tensor(Y[comm.rank :: 2], device=comm.device)
+        trainer = make(comm)
+        for _ in range(2):
+            loss = F.cross_entropy(model(x), y)
+            trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        return weights(model)
+
+    return train
+
+
+CASES = {
+    "data parallel": data_parallel,
+    "tensor parallel": tensor_parallel,
+    "vocabulary parallel": vocab_parallel,
+    "pipeline parallel": pipeline_parallel,
+    "fused": reduced_by(lambda comm: FusedDistributedOptimizer(FusedOptimizerConfig(bucket_size_bytes=64), comm)),
+    "compressed": reduced_by(lambda comm: DistributedTrainer(TrainingConfig(), comm, hook=BFloat16Compression())),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cuda_trainers_give_what_they_give_on_the_cpu(name: str) -> None:
+    tolerance = 2.0**-6 if name == "compressed" else 1e-9  # bfloat16's rounding may fall the other way
+    for got, wanted in zip(CASES[name](DEVICES), CASES[name]([CPU, CPU]), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12 if tolerance < 1e-6 else 1e-3)
