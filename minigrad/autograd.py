@@ -21,7 +21,7 @@ from .grad_mode import is_grad_enabled as is_grad_enabled
 from .grad_mode import no_grad as no_grad
 from .grad_mode import set_grad_enabled as set_grad_enabled
 from .grad_store import next_id
-from .versions import Version
+from .versions import Version, bump
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -53,7 +53,7 @@ class TensorCore:
 
     def bump_version(self) -> None:
         """Tell autograd that this tensor's memory was changed in place."""
-        self._version.bump(self.data)
+        bump((self,))
 
 
 class Deferred:

@@ -92,7 +92,10 @@ class GradStore:
 
     def insert(self, key: Tensor | TensorId, grad: Tensor) -> None:
         """Set the gradient of a tensor, replacing the one it had."""
-        self._grads[self._key(key)] = grad
+        try:  # as in get
+            self._grads[key._id] = grad  # type: ignore[union-attr]
+        except AttributeError:
+            self._grads[self._key(key)] = grad
 
     def update(self, other: GradStore) -> None:
         """Insert all gradients of another store."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from .grad_store import next_id
+
+if TYPE_CHECKING:
+    from .autograd import TensorCore
 
 _lock = threading.Lock()
 _latest = 0
@@ -26,13 +30,17 @@ class Version:
     memory: int = 0
     """The ``id`` of the array that owns what was changed then."""
 
-    def bump(self, array: Any) -> None:
-        """``array`` is about to be changed in place."""
-        global _latest
-        with _lock:
-            self.count += 1
-            self.memory = id(owner(array))
-            _latest = self.changed_at = next_id()
+
+def bump(tensors: Iterable[TensorCore]) -> None:
+    """The memory of these tensors is changed in place."""
+    global _latest
+    with _lock:
+        _latest = next_id()
+        for tensor in tensors:
+            version = tensor._version
+            version.count += 1
+            version.changed_at = _latest
+            version.memory = id(owner(tensor.data))
 
 
 def owner(array: Any) -> Any:

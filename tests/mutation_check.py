@@ -288,21 +288,28 @@ def run_tests(package: Path, stem: str, limit: float) -> str:
     return "passed" if code == 0 else "failed"
 
 
+def stem_of(path: Path) -> str:
+    """The operation of a source: gelu of ``minigrad/ops/gelu.py``, elementwise of all of ``ops/elementwise/``."""
+    return Path(path.parts[2]).stem
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stems", nargs="*", help="files under minigrad/ops without .py (default: all)")
+    parser.add_argument("stems", nargs="*", help="files or folders under minigrad/ops, without .py (default: all)")
     parser.add_argument("--per-backward", type=int, default=1, help="breaks drawn for each function; 0: all")
     parser.add_argument("--per-kernel-file", type=int, default=2, help="breaks drawn for each kernel file; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one run of the tests")
     args = parser.parse_args()
-    stems = args.stems or sorted(path.stem for path in (ROOT / "minigrad/ops").glob("*.py"))
+    sources = [path.relative_to(ROOT) for path in sorted((ROOT / "minigrad/ops").rglob("*.py"))]
+    stems = args.stems or sorted({stem_of(path) for path in sources})
 
     plan: list[Break] = []
     for stem in stems:
-        for name, all_breaks in breaks_of(Path(f"minigrad/ops/{stem}.py"), backward_functions).items():
-            count = min(args.per_backward or len(all_breaks), len(all_breaks))
-            plan += random.Random(f"{args.seed} {stem} {name}").sample(all_breaks, count)
+        for path in sources:
+            for name, all_breaks in breaks_of(path, backward_functions).items() if stem_of(path) == stem else ():
+                count = min(args.per_backward or len(all_breaks), len(all_breaks))
+                plan += random.Random(f"{args.seed} {stem} {name}").sample(all_breaks, count)
         kernel_file = Path(f"minigrad/cpu_kernels/{stem}.py")
         if args.per_kernel_file and (ROOT / kernel_file).is_file():
             everywhere = [b for made in breaks_of(kernel_file, kernel_functions).values() for b in made]
@@ -313,7 +320,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         package = make_copy(Path(name))
         for made in plan:
-            stem = made.path.stem
+            stem = stem_of(made.path)
             if stem not in right:
                 if (outcome := run_tests(package, stem, 4 * args.limit)) != "passed":
                     raise SystemExit(f"the tests of {stem} do not pass without a break: {outcome}")

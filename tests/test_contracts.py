@@ -352,7 +352,9 @@ def test_injected_unsafe_code_is_caught(source):
 
 
 def stems(folder: Path) -> set[str]:
-    return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+    """The names of a folder's modules and packages."""
+    modules = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+    return modules | {path.parent.name for path in folder.glob("*/__init__.py")}
 
 
 def mismatched_stems(ops: set[str], kernels: set[str], tests: set[str], support: set[str]) -> list[str]:

@@ -170,10 +170,14 @@ class Module:
         """(name, tensor, seen before under another name) of every entry of the table in the tree."""
         seen = set()
         for path, module in self.named_modules(prefix):
-            for key, tensor in module.__dict__[table].items():
+            tensors = module.__dict__[table]
+            if not tensors:
+                continue
+            start = f"{path}." if path else ""
+            for key, tensor in tensors.items():
                 if tensor is None or (skip_transient and key in module._transient):
                     continue
-                yield f"{path}.{key}" if path else key, tensor, id(tensor) in seen
+                yield start + key, tensor, id(tensor) in seen
                 seen.add(id(tensor))
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:

@@ -17,6 +17,7 @@ from ..device import Device
 from ..errors import located
 from ..grad_store import GradStore, TensorId, check_grads
 from ..tensor import Tensor
+from ..versions import bump
 
 EPSILON = 1e-6  # of PyTorch: the clipped norm is max_norm * norm / (norm + 1e-6)
 
@@ -173,8 +174,7 @@ def _clip(grads: list[Tensor], max_norm: float) -> float:
     if len(devices) == 1 and grads[0].device.type != "cpu":  # all that the GPU has to do is started before the wait
         norm = float(grads[0].device.kernels.to_host(_clip_on_device(grads, max_norm)))
         if max_norm < norm < math.inf:
-            for grad in grads:
-                grad.bump_version()
+            bump(grads)
         return norm
     norm = _norm(grads)
     if math.isfinite(norm):
@@ -190,8 +190,7 @@ def _limit(grads: list[Tensor], max_norm: float, norm: float) -> None:
 def _scale(grads: list[Tensor], factor: float) -> None:
     for device, arrays in by_device(grads).items():
         device.kernels.grad_norm.scale_(arrays, factor)
-    for grad in grads:
-        grad.bump_version()
+    bump(grads)
 
 
 def _non_finite(norm: float, chosen: list[tuple[int, Tensor]]) -> NonFiniteGradientError:

@@ -13,6 +13,7 @@ from .. import cuda_graph
 from ..dtypes import float32, is_half
 from ..errors import located
 from ..grad_store import GradStore
+from ..versions import bump
 from .optimizer import Optimizer, ParamState, Update
 
 
@@ -43,7 +44,7 @@ class MultiTensorOptimizer(Optimizer):
         batches: dict[Any, list[Update]] = {}
         for update in self._collect(grads):
             p = update.param
-            batches.setdefault((str(p.device), p.data.dtype, kinds_of[update.group]), []).append(update)
+            batches.setdefault((p.device, p.data.dtype, kinds_of[update.group]), []).append(update)
         graph = cuda_graph.current()
         with contextlib.nullcontext() if graph is None else graph.paused():
             prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
@@ -112,9 +113,9 @@ class MultiTensorOptimizer(Optimizer):
 
 
 def _count(batch: list[Update], states: list[ParamState], updates: int) -> None:
-    for update, state in zip(batch, states, strict=True):
+    for state in states:
         state.step += updates
-        update.param.bump_version()
+    bump(update.param for update in batch)
 
 
 def _step_in_float32(

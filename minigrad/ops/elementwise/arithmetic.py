@@ -1,0 +1,265 @@
+"""Arithmetic of two tensors, or of a tensor and a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...autograd import Function
+from .shared import refuse_bool, zeros_like
+
+
+class Arithmetic(Function):
+    """Inputs are cast to their common dtype first."""
+
+    __slots__ = ()
+    promotes = True
+
+
+class Add(Arithmetic):
+    """z = x + y;  dx = dz, dy = dz."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.kernels.elementwise.add(x, y)
+
+    def backward(self, dz: Any) -> Any:
+        return dz, dz
+
+
+class Sub(Arithmetic):
+    """z = x - y;  dx = dz, dy = -dz."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        try:
+            return self.kernels.elementwise.sub(x, y)
+        except TypeError:  # NumPy has no difference of bool; asking first would cost every difference
+            refuse_bool("-", x, y)
+            raise
+
+    def backward(self, dz: Any) -> Any:
+        return dz, self.kernels.elementwise.neg(dz) if self.needs[1] else None
+
+
+class Mul(Arithmetic):
+    """z = x y;  dx = y dz, dy = x dz."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        need_x, need_y = self.needs
+        self.saved = (x if need_y else None, y if need_x else None)
+        return self.kernels.elementwise.mul(x, y)
+
+    def backward(self, dz: Any) -> Any:
+        x, y = self.saved
+        mul = self.kernels.elementwise.mul
+        return mul(dz, y) if self.needs[0] else None, mul(dz, x) if self.needs[1] else None
+
+
+class Div(Arithmetic):
+    """z = x / y;  dx = dz / y, dy = -(z / y) dz. Integers are divided as floats."""
+
+    __slots__ = ()
+    floats = True
+
+    def forward(self, x: Any, y: Any) -> Any:
+        k = self.kernels.elementwise
+        z = k.div(x, y)
+        self.saved = (y, z if self.needs[1] else None)
+        return z
+
+    def backward(self, dz: Any) -> Any:
+        y, z = self.saved
+        k = self.kernels.elementwise
+        # z / y first, as in PyTorch: where it overflows, or y is infinite, the order decides about NaN.
+        return k.div(dz, y) if self.needs[0] else None, k.neg(k.mul(dz, k.div(z, y))) if self.needs[1] else None
+
+
+class FloorDiv(Arithmetic):
+    """z = floor(x / y); no gradient."""
+
+    __slots__ = ()
+    differentiable = False
+
+    def forward(self, x: Any, y: Any) -> Any:
+        refuse_bool("//", x, y)
+        return self.kernels.elementwise.floor_div(x, y)
+
+
+class Remainder(Arithmetic):
+    """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        refuse_bool("%", x, y)
+        self.saved = (x, y) if self.needs[1] else ()
+        return self.kernels.elementwise.remainder(x, y)
+
+    def backward(self, dz: Any) -> Any:
+        if not self.needs[1]:
+            return dz, None
+        k = self.kernels.elementwise
+        return dz, k.neg(k.mul(dz, k.floor_div(*self.saved)))
+
+
+class FMod(Arithmetic):
+    """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        refuse_bool("fmod", x, y)
+        self.saved = (x, y) if self.needs[1] else ()
+        return self.kernels.elementwise.fmod(x, y)
+
+    def backward(self, dz: Any) -> Any:
+        if not self.needs[1]:
+            return dz, None
+        k = self.kernels.elementwise
+        return dz, k.neg(k.mul(dz, k.trunc(k.div(*self.saved))))
+
+
+class Pow(Arithmetic):
+    """z = x^y;  dx = y x^(y-1) dz (0 where y = 0), dy = z log(x) dz (0 where x = 0 and y >= 0)."""
+
+    __slots__ = ()
+    autocast = "float32"
+
+    def forward(self, x: Any, y: Any) -> Any:
+        refuse_bool("**", x, y)
+        z = self.kernels.elementwise.pow(x, y)
+        self.saved = (x, y, z if self.needs[1] else None)
+        return z
+
+    def backward(self, dz: Any) -> Any:
+        x, y, z = self.saved
+        k, c = self.kernels.elementwise, self.kernels.comparison
+        dx = dy = None
+        if self.needs[0]:
+            dx = k.select(c.ne(y, 0), k.mul(dz, k.mul(y, k.pow(x, k.sub(y, 1)))))
+        if self.needs[1]:
+            at_zero = c.logical_and(c.eq(x, 0), c.ge(y, 0))
+            dy = k.mul(dz, k.select(c.logical_not(at_zero), k.mul(z, k.log(x))))
+        return dx, dy
+
+
+class PowScalar(Function):
+    """y = x^n for a number n;  dx = n x^(n-1) dy, 0 if n = 0. An integer x with a float n is cast first."""
+
+    __slots__ = ("n",)
+    autocast = "float32"
+    promotes = True
+    n: float
+
+    def forward(self, x: Any, n: float) -> Any:
+        refuse_bool("**", x)
+        self.n = n
+        self.saved = (x,)
+        return self.power(x, n)
+
+    def backward(self, dy: Any) -> Any:
+        (x,) = self.saved
+        k = self.kernels.elementwise
+        if self.n == 0:
+            return zeros_like(self.kernels, dy), None
+        return k.mul(dy, k.mul(self.power(x, self.n - 1), self.n)), None
+
+    def power(self, x: Any, n: float) -> Any:
+        """x^n; for n = 1/2 and -1/2 the roots, which differ at -0 and -inf (C's ``pow`` has no NaN there)."""
+        k = self.kernels.elementwise
+        if x.dtype.kind in "fV" and n in (0.5, -0.5):
+            return k.sqrt(x) if n > 0 else k.rsqrt(x)
+        return k.pow(x, n)
+
+
+class Neg(Function):
+    """y = -x;  dx = -dy."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        refuse_bool("-", x)
+        return self.kernels.elementwise.neg(x)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.elementwise.neg(dy)
+
+
+class Abs(Function):
+    """y = |x|;  dx = sign(x) dy, 0 at 0."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any) -> Any:
+        refuse_bool("abs", x)
+        self.saved = (x,)
+        return self.kernels.elementwise.abs(x)
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels.elementwise
+        return k.mul(dy, k.sign(self.saved[0]))
+
+
+class Square(Function):
+    """y = x^2;  dx = 2 x dy."""
+
+    __slots__ = ()
+    autocast = "float32"
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        return self.kernels.elementwise.square(x)
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels.elementwise
+        return k.mul(k.mul(dy, 2), self.saved[0])
+
+
+class Lerp(Arithmetic):
+    """z = x + w (y - x), from the nearer end: y - (1 - w) (y - x) for |w| >= 1/2.
+
+    dx = (1 - w) dz, dy = w dz, dw = (y - x) dz.
+    """
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any, w: Any) -> Any:
+        k = self.kernels.elementwise
+        with self.kernels.quiet():  # infinite ends
+            distance = k.sub(y, x)
+            rest = 1 - w if isinstance(w, int | float) else k.sub(1, w)
+            self.saved = (w, rest, distance if self.needs[2] else None)
+            if isinstance(w, int | float):
+                return k.add(x, k.mul(distance, w)) if abs(w) < 0.5 else k.sub(y, k.mul(distance, rest))
+            near = self.kernels.comparison.lt(k.abs(w), 0.5)
+            return k.where(near, k.add(x, k.mul(distance, w)), k.sub(y, k.mul(distance, rest)))
+
+    def backward(self, dz: Any) -> Any:
+        w, rest, distance = self.saved
+        k = self.kernels.elementwise
+        return k.mul(dz, rest), k.mul(dz, w), k.mul(dz, distance) if self.needs[2] else None
+
+
+class Huber(Arithmetic):
+    """z = d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2), of d = x - y;  dx = -dy = d dz, d cut at +-delta.
+
+    Source: Huber, "Robust estimation of a location parameter" (1964).
+    """
+
+    __slots__ = ()
+    floats = True
+
+    def forward(self, x: Any, y: Any, *, delta: float) -> Any:
+        k = self.kernels.elementwise
+        distance = k.sub(x, y)
+        cut = k.clamp(distance, -delta, delta)
+        self.saved = (cut,)
+        return k.mul(k.abs(cut), k.sub(k.abs(distance), k.mul(k.abs(cut), 0.5)))
+
+    def backward(self, dz: Any) -> Any:
+        dx = self.kernels.elementwise.mul(dz, self.saved[0])
+        return dx, self.kernels.elementwise.neg(dx) if self.needs[1] else None

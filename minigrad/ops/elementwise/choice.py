@@ -1,0 +1,136 @@
+"""Operations whose result is one of their inputs, element by element; the gradient goes to the one that was taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...autograd import Function
+from .arithmetic import Arithmetic
+
+
+class Maximum(Arithmetic):
+    """z = max(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.saved = (x, y)
+        return self.kernels.elementwise.maximum(x, y)
+
+    def backward(self, dz: Any) -> Any:
+        x, y = self.saved
+        c = self.kernels.comparison
+        return _split_ties(self.kernels, dz, c.eq(x, y), c.lt(x, y), c.gt(x, y))
+
+
+class Minimum(Arithmetic):
+    """z = min(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.saved = (x, y)
+        return self.kernels.elementwise.minimum(x, y)
+
+    def backward(self, dz: Any) -> Any:
+        x, y = self.saved
+        c = self.kernels.comparison
+        return _split_ties(self.kernels, dz, c.eq(x, y), c.gt(x, y), c.lt(x, y))
+
+
+def _split_ties(kernels: Any, dz: Any, tie: Any, x_loses: Any, y_loses: Any) -> tuple[Any, Any]:
+    k, logical_not = kernels.elementwise, kernels.comparison.logical_not
+    share = k.where(tie, k.mul(dz, 0.5), dz)
+    return k.select(logical_not(x_loses), share), k.select(logical_not(y_loses), share)
+
+
+class Where(Function):
+    """z = x where the condition holds, else y;  dz goes to the one that was taken."""
+
+    __slots__ = ()
+    widens = False
+
+    def forward(self, x: Any, y: Any, condition: Any) -> Any:
+        self.saved = (condition,)
+        return self.kernels.elementwise.where(condition, x, y)
+
+    def backward(self, dz: Any) -> Any:
+        (condition,) = self.saved
+        k = self.kernels.elementwise
+        return k.select(condition, dz), k.select(self.kernels.comparison.logical_not(condition), dz), None
+
+
+class MaskedFill(Function):
+    """y = value where the mask holds, else x;  dx = dy where the mask does not hold."""
+
+    __slots__ = ()
+    widens = False
+
+    def forward(self, x: Any, mask: Any, *, value: float) -> Any:
+        self.saved = (mask,)
+        return self.kernels.elementwise.where(mask, self.kernels.full((), value, x.dtype), x)
+
+    def backward(self, dy: Any) -> Any:
+        (mask,) = self.saved
+        k = self.kernels.elementwise
+        return k.select(self.kernels.comparison.logical_not(mask), dy), None
+
+
+class NanToNum(Function):
+    """y = x with NaN and the infinities replaced by numbers;  dx = dy where x is finite, else 0."""
+
+    __slots__ = ()
+
+    def forward(self, x: Any, *, nan: float, posinf: float | None, neginf: float | None) -> Any:
+        self.saved = (x,)
+        return self.kernels.elementwise.nan_to_num(x, nan, posinf, neginf)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.elementwise.mul(dy, self.kernels.comparison.isfinite(self.saved[0]))
+
+
+class Clamp(Function):
+    """y = min(max(x, low), high);  dx = dy where low <= x <= high."""
+
+    __slots__ = ("bounds",)
+    bounds: tuple[float | None, float | None]
+
+    def forward(self, x: Any, *, low: float | None, high: float | None) -> Any:
+        self.bounds = (low, high)
+        self.saved = (x,)
+        return self.kernels.elementwise.clamp(x, low, high)
+
+    def backward(self, dy: Any) -> Any:
+        (x,) = self.saved
+        low, high = self.bounds
+        select, c = self.kernels.elementwise.select, self.kernels.comparison
+        if low is not None:
+            dy = select(c.ge(x, low), dy)
+        return select(c.le(x, high), dy) if high is not None else dy
+
+
+class ClampTensor(Function):
+    """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be a number, or None.
+
+    dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
+    """
+
+    __slots__ = ()
+
+    def forward(self, x: Any, low: Any, high: Any) -> Any:
+        self.saved = (x, low, high)
+        return self.kernels.elementwise.clamp(x, low, high)
+
+    def backward(self, dz: Any) -> Any:
+        x, low, high = self.saved
+        select, c = self.kernels.elementwise.select, self.kernels.comparison
+        dx = dlow = dhigh = dz
+        if low is not None:
+            dx = select(c.ge(x, low), dx)
+            dlow = select(c.lt(x, low), dlow)
+        if high is not None:
+            dx = select(c.le(x, high), dx)
+            dhigh = select(c.gt(x, high) if low is None else c.logical_or(c.gt(x, high), c.gt(low, high)), dhigh)
+            if low is not None:
+                dlow = select(c.lt(low, high), dlow)
+        return dx, dlow if self.needs[1] else None, dhigh if self.needs[2] else None
