@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from minigrad import cuda
 from minigrad.device import Device
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
@@ -135,12 +136,11 @@ class Trainer:
         schedule: LrSchedule | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Trainer:
-        """A trainer that divides every batch among the replicas. (flodl turns ElChe on where the names of GPUs differ;
-        here the replicas' devices are alike, so it is ``setup_with`` that does.)
+        """A trainer that divides every batch among the replicas; but on GPUs of different names it deals whole batches
+        out, with ElChe, as ``setup_with`` does.
         """
-        return cls.setup_with(
-            model, builder, optimizer, DdpConfig(max_anchor=0), devices=devices, schedule=schedule, timeout=timeout
-        )
+        config = _config_for(devices)
+        return cls.setup_with(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
 
     @classmethod
     def setup_with(
@@ -172,7 +172,7 @@ class Trainer:
     ) -> Trainer:
         """``setup`` for a wrapper around a model: ``head_factory(device)`` makes others, and losses are given them."""
         return cls.setup_head_with(
-            head, head_factory, optimizer, DdpConfig(max_anchor=0), devices=devices, schedule=schedule, timeout=timeout
+            head, head_factory, optimizer, _config_for(devices), devices=devices, schedule=schedule, timeout=timeout
         )
 
     @classmethod
@@ -322,6 +322,13 @@ class Trainer:
             for generator, saved in zip(self._replicas.generators, meta.get("generators", ()), strict=False):
                 generator.load_state_dict(saved)
             self._replicas.share_weights()
+
+
+def _config_for(devices: Sequence[str | Device] | None) -> DdpConfig:
+    """With ElChe where GPUs of different names will not be equally fast."""
+    places = [Device(device) for device in devices or ()]
+    names = {cuda.get_device_name(place) for place in places if place.type == "cuda"}
+    return DdpConfig(max_anchor=None if len(names) > 1 else 0)
 
 
 def _graph(head: Any) -> Module:

@@ -226,6 +226,15 @@ def test_cuda_el_che_deals_whole_batches_out() -> None:
             assert_close(host(model), host(exact.models[0]))
 
 
+def test_cuda_setup_on_gpus_of_different_names_has_el_che(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
+        assert trainer.el_che is None
+    names = iter(["RTX 5060 Ti", "GTX 1060"])
+    monkeypatch.setattr(mg.cuda_kernels.memory, "device_name", lambda device: next(names))
+    with Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
+        assert trainer.el_che is not None
+
+
 def test_cuda_a_replica_that_raises_changes_nothing() -> None:
     calls = threading.Semaphore(1)
 
