@@ -19,17 +19,19 @@ class Mode:
     __slots__ = ("anomaly", "autocast", "enabled")
 
     def __init__(self) -> None:
-        self.enabled = True
-        self.anomaly = False  # within detect_anomaly
+        self.enabled: bool = True
+        self.anomaly: bool = False  # within detect_anomaly
         self.autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
 
 
 class _OfThread(threading.local):
     def __init__(self) -> None:  # runs once in each thread
-        self.mode = Mode()
+        self.mode: Mode = Mode()
 
 
-of_thread = _OfThread()  # every operation reads ``of_thread.mode``, once: that costs ten times what its attributes do
+of_thread: _OfThread = (
+    _OfThread()
+)  # every operation reads ``of_thread.mode``, once: that costs ten times what its attributes do
 
 
 def is_grad_enabled() -> bool:
