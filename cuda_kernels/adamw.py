@@ -16,7 +16,7 @@ regularization" (2019).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from . import multi_tensor
 from .array import DeviceArray
 from .language import math
-from .launch import Kernel
+from .master_weights import CONVERSIONS, master_updater
 from .multi_tensor import REALS, WORDS, updater
 
 SCALARS = ("decay", "weight", "beta2", "one_minus_beta2", "step_size", "root", "eps")
@@ -34,7 +34,7 @@ L2_SCALARS = (*SCALARS, "l2")
 """The same with coupled decay."""
 
 
-def _adamw(real: Any) -> Kernel:
+def _element(real: Any) -> Callable[..., Any]:
     product = WORDS[real].product
 
     def element(row, p, g, m, v):
@@ -49,30 +49,40 @@ def _adamw(real: Any) -> Kernel:
         v = product(v, beta2) + product(product(one_minus_beta2, g), g)
         return product(p, decay) - product(step_size, m) / (math.sqrt(v) / root + eps), m, v
 
-    return updater("adamw", real, 2, element, {np.float32: 40, np.float64: 56}[real])
+    return element
 
 
-_STEP = {np.dtype(real): _adamw(real) for real in REALS}
+_STEP = {
+    real.__name__: updater("adamw", real, 2, _element(real), {np.float32: 40, np.float64: 56}[real]) for real in REALS
+} | {half: master_updater("adamw", half, _element(np.float32), 48) for half in CONVERSIONS}
 
 
 class Table(multi_tensor.Table):
-    """A ``multi_tensor.Table`` of parameters with their first and second moments."""
+    """A ``multi_tensor.Table`` of parameters with their first and second moments.
+
+    With ``weights``, of a half dtype, the parameters are their float32 masters, and a step rounds these to the weights.
+    """
 
     def __init__(
-        self, params: Sequence[DeviceArray], exp_avg: Sequence[DeviceArray], exp_avg_sq: Sequence[DeviceArray]
+        self,
+        params: Sequence[DeviceArray],
+        exp_avg: Sequence[DeviceArray],
+        exp_avg_sq: Sequence[DeviceArray],
+        weights: Sequence[DeviceArray] | None = None,
     ) -> None:
         if not len(params) == len(exp_avg) == len(exp_avg_sq):
             raise ValueError(
                 f"{len(params)} parameters, {len(exp_avg)} first and {len(exp_avg_sq)} second moments: expected "
                 "as many of each"
             )
-        super().__init__(params, exp_avg, exp_avg_sq)
+        super().__init__(params, exp_avg, exp_avg_sq, weights=weights)
 
 
 def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
     """Update the table's parameters and moments in place.
 
-    grads:   one array for each parameter: the table's dtype, as many elements, C-contiguous
+    grads:   one array for each parameter: its dtype (that of the weights, if there are some), as many elements,
+             C-contiguous
     scalars: float64 (number of parameters, 7 or 8), columns ``SCALARS`` or ``L2_SCALARS``; a row is the same for all
              elements of a parameter
 
@@ -80,4 +90,4 @@ def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> Non
     """
     coupled = scalars.ndim == 2 and scalars.shape[1] == len(L2_SCALARS)
     table.check(grads, scalars, len(L2_SCALARS) if coupled else len(SCALARS))
-    table.launch(_STEP[table.dtype], grads, scalars)
+    table.launch(_STEP[table.grad_dtype.name], grads, scalars)

@@ -231,12 +231,18 @@ class Table:
     """Addresses and chunks of the arrays that one launch updates; build it once, use it for many steps.
 
     ``params`` and each of ``states`` are sequences of equally many arrays of one device and dtype, float32 or float64,
-    C-contiguous and writable, of equal sizes at equal positions. The table keeps them alive.
+    C-contiguous and writable, of equal sizes at equal positions. The table keeps them alive. With ``weights``, float16
+    or bfloat16, ``params`` are their float32 masters, and gradients have the weights' dtype.
 
     Raises ValueError or TypeError, naming the position, for an array that cannot be updated through its address.
     """
 
-    def __init__(self, params: Sequence[DeviceArray], *states: Sequence[DeviceArray]) -> None:
+    def __init__(
+        self,
+        params: Sequence[DeviceArray],
+        *states: Sequence[DeviceArray],
+        weights: Sequence[DeviceArray] | None = None,
+    ) -> None:
         if any(len(arrays) != len(params) for arrays in states):
             counts = " and ".join(str(len(arrays)) for arrays in states)
             raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
@@ -245,9 +251,18 @@ class Table:
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"the optimizer kernels update float32 or float64 parameters, not {self.dtype}")
         self.arrays: tuple[list[DeviceArray], ...] = (list(params), *map(list, states))
+        self.grad_dtype: np.dtype[Any] = self.dtype
+        if weights is not None:
+            self.grad_dtype = np.dtype(weights[0].dtype if weights else np.float16)
+            if len(weights) != len(params) or self.dtype != np.float32 or self.grad_dtype.itemsize != 2:
+                raise TypeError(
+                    f"{len(params)} masters of {self.dtype} and {len(weights)} weights of {self.grad_dtype}: expected "
+                    "as many of both, float32, and float16 or bfloat16"
+                )
+            self.arrays += (list(weights),)
         for i, arrays in enumerate(zip(*self.arrays, strict=True)):
-            for array in arrays:
-                self._check_array(i, array, arrays[0].size)
+            for column, array in enumerate(arrays):
+                self._check_array(i, array, arrays[0].size, self.dtype if column <= len(states) else self.grad_dtype)
                 if not array.writeable:
                     raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
         self.states: int = len(states)
@@ -272,8 +287,9 @@ class Table:
                 f"{len(sizes)} gradients and float64 scalars of shape ({len(sizes)}, {columns})"
             )
         for i, (p, g) in enumerate(zip(self.arrays[0], grads, strict=True)):
-            if g.shape != p.shape or g.strides != p.strides or g.dtype != p.dtype or g.device != self.device:
-                self._check_array(i, g, sizes[i])
+            same = g.dtype == self.grad_dtype == p.dtype and g.shape == p.shape and g.strides == p.strides
+            if not same or g.device != self.device:
+                self._check_array(i, g, sizes[i], self.grad_dtype)
 
     def send(self, grads: Sequence[DeviceArray], scalars: np.ndarray, *more: np.ndarray) -> list[DeviceArray]:
         """The gradients' addresses, the scalars in the table's dtype with ``COLUMNS`` columns, and ``more``: on the
@@ -300,9 +316,9 @@ class Table:
             arguments = self.addresses, cut.device_sizes, addresses, cut.chunks, rows, cut.length
             step.launch(cut.count, *arguments, threads=cut.threads(WORDS[self.dtype.type].width))
 
-    def _check_array(self, i: int, array: DeviceArray, size: int) -> None:
-        if array.dtype != self.dtype:
-            raise TypeError(f"array {i} has dtype {array.dtype}, the table has {self.dtype}")
+    def _check_array(self, i: int, array: DeviceArray, size: int, dtype: np.dtype[Any]) -> None:
+        if array.dtype != dtype:
+            raise TypeError(f"array {i} has dtype {array.dtype}, the table has {dtype}")
         if array.size != size:
             raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
         if not array.contiguous:

@@ -8,8 +8,8 @@ name and meaning in Python for the simulator (``ptx_twins.py``):
   or a 1-D shared array. ``load_constant2`` to ``16``: for global memory that nothing writes during the kernel (a faster
   path).
 * ``store2(p, i, values)`` to ``store16``.
-* ``pointer_float32(address)``, ``_float64``, ``_uint64``: an int64 from a table of addresses as a pointer to global
-  memory.
+* ``pointer_float32(address)``, ``_float64``, ``_uint16``, ``_uint64``: an int64 from a table of addresses as a pointer
+  to global memory.
 * ``float16_to_float(bits)``, ``bfloat16_to_float(bits)``: uint16 bits to float32.
 * ``float_to_float16(x)``, ``float_to_bfloat16(x)``: float32 to uint16 bits, to nearest even; NaN stays NaN.
 * ``float_as_int(x)``, ``int_as_float(i)``: the bits of a float32 as int32, and back.
@@ -75,6 +75,7 @@ if TYPE_CHECKING or SIMULATED:
         pack_float16,
         pointer_float32,
         pointer_float64,
+        pointer_uint16,
         pointer_uint64,
         round_tf32,
         shared_address,
@@ -116,6 +117,7 @@ __all__ = [
     "pack_float16",
     "pointer_float32",
     "pointer_float64",
+    "pointer_uint16",
     "pointer_uint64",
     "round_tf32",
     "shared_address",

@@ -120,6 +120,7 @@ def _pointer(dtype: Any) -> Any:
 
 pointer_float32: Any = _pointer(types.float32)
 pointer_float64: Any = _pointer(types.float64)
+pointer_uint16: Any = _pointer(types.uint16)
 pointer_uint64: Any = _pointer(types.uint64)
 
 

@@ -69,6 +69,11 @@ def pointer_float64(address: Any) -> Pointer:
     return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.float64)
 
 
+def pointer_uint16(address: Any) -> Pointer:
+    """``address`` as a pointer to uint16."""
+    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.uint16)
+
+
 def pointer_uint64(address: Any) -> Pointer:
     """``address`` as a pointer to uint64."""
     return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.uint64)

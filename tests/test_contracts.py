@@ -92,6 +92,7 @@ CUDA_SUPPORT = {
     "matmul_operands": "a product as all engines take it",
     "matmul_simt": "matmul without tensor cores",
     "matmul_hopper": "matmul of half floats by TMA and wgmma",
+    "master_weights": "steps of half weights with float32 masters, for adamw",
     "matmul_tensor_core": "matmul of half floats and tf32",
     "matmul_tuning": "which engine was measured to be faster",
     "median": "the value of a rank, for reduce",

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from . import multi_tensor
+from . import elementwise, multi_tensor
 from .jit import kernel, parallel_kernel
 from .multi_tensor import GRAD, PARAM, STATE, run_of
 
@@ -76,12 +76,19 @@ def _step(tasks, runs, addresses, scalars, like):
 
 
 class Table(multi_tensor.Table):
-    """A ``multi_tensor.Table`` of parameters with their first and second moments."""
+    """A ``multi_tensor.Table`` of parameters with their first and second moments.
 
-    __slots__ = ()
+    With ``weights``, of a half dtype, the parameters are their float32 masters, and a step rounds these to the weights.
+    """
+
+    __slots__ = ("weights",)
 
     def __init__(
-        self, params: Sequence[np.ndarray], exp_avg: Sequence[np.ndarray], exp_avg_sq: Sequence[np.ndarray]
+        self,
+        params: Sequence[np.ndarray],
+        exp_avg: Sequence[np.ndarray],
+        exp_avg_sq: Sequence[np.ndarray],
+        weights: Sequence[np.ndarray] | None = None,
     ) -> None:
         if not len(params) == len(exp_avg) == len(exp_avg_sq):
             raise ValueError(
@@ -89,17 +96,35 @@ class Table(multi_tensor.Table):
                 "as many of each"
             )
         super().__init__(params, exp_avg, exp_avg_sq)
+        self.weights: list[np.ndarray] | None = None if weights is None else list(weights)
+        if self.weights is not None:
+            halves = {w.dtype.name for w in self.weights} or {"float16"}
+            if len(self.weights) != len(params) or self.dtype != np.float32 or not halves <= {"float16", "bfloat16"}:
+                raise TypeError(
+                    f"{len(params)} masters of {self.dtype} and {len(self.weights)} weights of {', '.join(halves)}: "
+                    "expected as many of both, float32, and float16 or bfloat16"
+                )
 
 
 def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
     """Update the table's parameters and moments in place.
 
-    grads:   one array for each parameter: the table's dtype, as many elements, C-contiguous
+    grads:   one array for each parameter: its dtype (that of the weights, if there are some), as many elements,
+             C-contiguous
     scalars: float64 (number of parameters, 7 or 8), columns ``SCALARS`` or ``L2_SCALARS``; a row is the same for all
              elements of a parameter
 
     Raises ValueError or TypeError, naming the position, before anything is changed.
     """
     coupled = scalars.ndim == 2 and scalars.shape[1] == len(L2_SCALARS)
+    weights = table.weights
+    if weights is not None:
+        for i, (g, w) in enumerate(zip(grads, weights)):
+            if g.dtype != w.dtype:
+                raise TypeError(f"array {i} has dtype {g.dtype}, the table has {w.dtype}")
+        grads = [elementwise.cast(g, np.dtype(np.float32)) for g in grads]
     scalars = table.bind(grads, scalars, len(L2_SCALARS) if coupled else len(SCALARS))
     _step(table.tasks, table.runs, table.addresses, scalars, table.like)
+    if weights is not None:
+        for w, p in zip(weights, table.arrays[0], strict=True):
+            elementwise.assign(w, p.reshape(w.shape))

@@ -35,6 +35,10 @@ class AdamW(MultiTensorOptimizer):
     parameter and are made at its first update, as views of one flat array for all parameters that
     are new then. A step bumps the parameters' versions.
 
+    With ``master_weights`` float16 and bfloat16 parameters have float32 moments and a float32 copy, the ``master``,
+    which is what is updated and saved; the parameter is the master rounded. Where the program changes a parameter, its
+    master begins anew from it.
+
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """
 
@@ -48,7 +52,11 @@ class AdamW(MultiTensorOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        *,
+        master_weights: bool = False,
     ) -> None:
+        if master_weights:
+            self.extra_arrays = ("master",)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @classmethod

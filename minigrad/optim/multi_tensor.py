@@ -13,6 +13,7 @@ from .. import cuda_graph
 from ..dtypes import float32, is_half
 from ..errors import located
 from ..grad_store import GradStore
+from ..tensor import Tensor
 from ..versions import bump
 from .optimizer import Optimizer, ParamState, Update
 
@@ -23,7 +24,9 @@ class MultiTensorOptimizer(Optimizer):
 
     float16 and bfloat16 parameters, with a state of the same dtype, are updated by way of float32 copies and rounded
     once in a step, as by PyTorch's fused optimizers. An update below half a unit in the last place is lost (for
-    bfloat16, below 1/512 of the weight): keep the weights in float32 where that matters.
+    bfloat16, below 1/512 of the weight): keep the weights in float32 where that matters, or use an optimizer with
+    ``master_weights``, which keeps a float32 copy of each half parameter, its ``master``, with float32 states; a step
+    updates these and rounds the master to the parameter, in one launch.
     """
 
     capturable = True
@@ -31,6 +34,7 @@ class MultiTensorOptimizer(Optimizer):
     """The kernel family: ``device.kernels.<family>`` has ``Table`` and ``step``."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self.master_weights: bool = bool(self.extra_arrays)
         self._tables: dict[Any, tuple[list[Any], list[ParamState], Any]] = {}
         super().__init__(params, defaults)
 
@@ -44,7 +48,8 @@ class MultiTensorOptimizer(Optimizer):
         batches: dict[Any, list[Update]] = {}
         for update in self._collect(grads):
             p = update.param
-            batches.setdefault((p.device, p.data.dtype, kinds_of[update.group]), []).append(update)
+            kinds = kinds_of[update.group] + self.extra_kinds(p)
+            batches.setdefault((p.device, p.data.dtype, kinds), []).append(update)
         graph = cuda_graph.current()
         with contextlib.nullcontext() if graph is None else graph.paused():
             prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
@@ -52,7 +57,7 @@ class MultiTensorOptimizer(Optimizer):
             kernels = batch[0].param.device.kernels
             family = getattr(kernels, self.family)
             scalars = self._scalars(batch, states) if graph is None else self._captured(graph, batch, states)
-            if is_half(batch[0].param.data.dtype):
+            if is_half(batch[0].param.data.dtype) and not self.master_weights:
                 _step_in_float32(kernels, family, batch, states, table, scalars)
             else:
                 family.step(table, [update.grad for update in batch], scalars)
@@ -70,13 +75,20 @@ class MultiTensorOptimizer(Optimizer):
     def _unchanged(self, batch: list[Update], arrays: list[Any], states: list[ParamState]) -> bool:
         """Whether parameters and states are still the ones that a graph updates."""
         now = zip(batch, arrays, states, strict=True)
-        return all(u.param.data is array and self.state.get(u.param._id) is state for u, array, state in now)
+        return all(
+            u.param.data is array
+            and self.state.get(u.param._id) is state
+            and (state.version is None or state.version == u.param._version.count)
+            for u, array, state in now
+        )
 
     def _prepare(self, batch: list[Update], kinds: tuple[str, ...]) -> tuple[list[ParamState], Any]:
         """The states and the kernel's table of addresses of these parameters, kept while their memory is the same."""
         ids = [update.param._id for update in batch]
         key = kinds, *ids
         params = [update.param.data for update in batch]
+        if "master" in kinds:
+            self._keep_masters(batch)
         known = self._tables.get(key)
         if known is not None:
             now = zip(params, known[0], map(self.state.get, ids), known[1], strict=True)
@@ -87,7 +99,10 @@ class MultiTensorOptimizer(Optimizer):
         self._make_states((update.param for update in batch), kinds)
         states = [self._state_of(update.param) for update in batch]
         family = getattr(batch[0].param.device.kernels, self.family)
-        if is_half(params[0].dtype):
+        if "master" in kinds:
+            columns = [[state.arrays[kind] for state in states] for kind in ("master", *self.state_arrays)]
+            table = family.Table(*columns, weights=params)
+        elif is_half(params[0].dtype):
             read_only = [i for i, p in enumerate(params) if not p.flags.writeable]
             if read_only:
                 raise located(ValueError(f"array {read_only[0]} is read-only, so it cannot be updated in place"))
@@ -98,6 +113,29 @@ class MultiTensorOptimizer(Optimizer):
             self._tables.clear()
         self._tables[key] = params, states, table
         return states, table
+
+    def dtype_of(self, p: Tensor, kind: str) -> Any:
+        """The dtype of an array of a parameter's state."""
+        return float32 if self.master_weights and is_half(p.data.dtype) else p.data.dtype
+
+    def extra_kinds(self, p: Tensor) -> tuple[str, ...]:
+        """Those of ``extra_arrays`` that the state of this parameter has."""
+        return self.extra_arrays if is_half(p.data.dtype) else ()
+
+    def _keep_masters(self, batch: list[Update]) -> None:
+        """Make the masters of new parameters, and make those anew whose parameter somebody else has changed."""
+        params = [update.param for update in batch]
+        new = {p._id for p in params if p._id not in self.state or "master" not in self.state[p._id].arrays}
+        self._make_states([p for p in params if p._id in new], ("master",))
+        for p in params:
+            made = p._id in new
+            if made or self.state[p._id].version != p._version.count:
+                state = self._state_of(p)
+                k, master = p.device.kernels, state.arrays["master"]
+                rounded = k.elementwise.cast(master, p.data.dtype)
+                if made or k.to_host(rounded).tobytes() != k.to_host(p.data).tobytes():
+                    k.elementwise.assign(master, p.data)
+                state.version = p._version.count
 
     def _scalars(self, batch: list[Update], states: list[ParamState]) -> np.ndarray:
         """float64 (number of parameters, number of scalars): each parameter's scalars for its coming update."""
@@ -116,6 +154,9 @@ def _count(batch: list[Update], states: list[ParamState], updates: int) -> None:
     for state in states:
         state.step += updates
     bump(update.param for update in batch)
+    if states and states[0].version is not None:  # of all, or of none: a batch has masters or has not
+        for update, state in zip(batch, states, strict=True):
+            state.version = update.param._version.count
 
 
 def _step_in_float32(

@@ -32,6 +32,7 @@ class ParamState:
     device: Device
     step: int = 0
     arrays: dict[str, Any] = field(default_factory=dict)
+    version: int | None = None  # the parameter's after its last update, where a master belongs to it
 
 
 class Update(NamedTuple):
@@ -56,6 +57,8 @@ class Optimizer(ABC):
 
     state_arrays: tuple[str, ...] = ()
     """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
+    extra_arrays: tuple[str, ...] = ()
+    """Names of arrays that the states of some parameters have beside these."""
     capturable: bool = False
     """Whether ``step`` may be part of a CUDA graph: all that differs from step to step is then computed by the host
     before each launch, and read by the kernels from the device."""
@@ -154,6 +157,14 @@ class Optimizer(ABC):
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
         return self.state_arrays
+
+    def dtype_of(self, p: Tensor, kind: str) -> Any:
+        """The dtype of an array of a parameter's state."""
+        return p.data.dtype
+
+    def extra_kinds(self, p: Tensor) -> tuple[str, ...]:
+        """Those of ``extra_arrays`` that the state of this parameter has."""
+        return ()
 
     @property
     def lr(self) -> float:
@@ -271,7 +282,7 @@ class Optimizer(ABC):
             lacking = kinds if state is None else tuple([kind for kind in kinds if kind not in state.arrays])
             if state is None or lacking:
                 device = p.device if state is None else state.device  # where the others are until the next update
-                new.setdefault((device, p.data.dtype, lacking), []).append(p)
+                new.setdefault((device, self.dtype_of(p, lacking[0] if lacking else ""), lacking), []).append(p)
         for (device, dtype, lacking), members in new.items():
             places = [-(-p.numel() // 4) * 4 for p in members]
             flats = {kind: device.kernels.zeros((sum(places),), dtype) for kind in lacking}
@@ -297,10 +308,11 @@ class Optimizer(ABC):
         if state.device is not p.device:
             host = state.device.kernels.to_host
             arrays = {name: kernels.from_host(host(array)) for name, array in arrays.items()}
-        if any(array.dtype != x.dtype for array in arrays.values()):
-            arrays = {name: array.astype(x.dtype) for name, array in arrays.items()}
+        wanted = {name: self.dtype_of(p, name) for name in arrays}
+        if any(array.dtype != wanted[name] for name, array in arrays.items()):
+            arrays = {name: kernels.elementwise.cast(array, wanted[name]) for name, array in arrays.items()}
         if arrays is not state.arrays:
-            state = ParamState(p.device, state.step, arrays)
+            state = ParamState(p.device, state.step, arrays, state.version)
         self.state[p._id] = state
         return state
 
@@ -316,7 +328,9 @@ class Optimizer(ABC):
         groups = []
         for group in self.param_groups:
             # An option that was changed since the last update may ask for arrays that the states do not have yet.
-            self._make_states([p for p in group["params"] if p.id in self.state], self.kinds_of(group))
+            for p in group["params"]:
+                if p.id in self.state:
+                    self._make_states([p], self.kinds_of(group))
             names = [self._names[p.id] for p in group["params"]]
             groups.append({**self.checked(options_of(group)), "params": names})
             for name, p in zip(names, group["params"], strict=True):
@@ -344,7 +358,7 @@ class Optimizer(ABC):
             group.update(self.checked(options_of(saved)))
         for name in meta["steps"]:
             self.state[params[name]._id] = ParamState(params[name].device)
-        for kind in self.state_arrays:
+        for kind in (*self.state_arrays, *self.extra_arrays):
             self._make_states([params[name] for name in meta["steps"] if f"{kind}.{name}" in arrays], (kind,))
         for name, step in meta["steps"].items():
             state = self.state[params[name]._id]

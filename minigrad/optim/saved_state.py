@@ -70,18 +70,21 @@ def _array_mismatches(
             problems.append(f"parameter {name!r}: its step is {step!r}, expected an integer >= 0")
         if name not in params:
             problems.append(f"there is a step count of {name!r}, which is no parameter here")
-        for kind in optimizer.state_arrays:
+        for kind in (*optimizer.state_arrays, *optimizer.extra_arrays):
             key = f"{kind}.{name}"
             expected.add(key)
             array = arrays.get(key)
             if array is None:
-                if kind in required.get(name, ()):
+                extra = optimizer.extra_kinds(params[name]) if name in params else ()
+                if kind in required.get(name, ()) or kind in extra:
                     problems.append(f"array {key!r} is missing")
-            elif name in params and (array.shape != params[name].shape or array.dtype != params[name].dtype):
-                problems.append(
-                    f"array {key!r} has shape {array.shape} and dtype {array.dtype}, "
-                    f"the parameter has {params[name].shape} and {params[name].dtype}"
-                )
+            elif name in params:
+                dtype = optimizer.dtype_of(params[name], kind)
+                if array.shape != params[name].shape or array.dtype != dtype:
+                    problems.append(
+                        f"array {key!r} has shape {array.shape} and dtype {array.dtype}, "
+                        f"the parameter has {params[name].shape} and {dtype}"
+                    )
     return problems + [f"array {key!r} belongs to no parameter" for key in arrays if key not in expected]
 
 

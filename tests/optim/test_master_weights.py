@@ -1,0 +1,99 @@
+"""AdamW with float32 masters of half parameters: a cast, the float32 step and a cast back, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad import nn
+from minigrad.grad_store import GradStore
+from minigrad.optim import AdamW
+
+HALVES = [mg.bfloat16, mg.float16]
+SHAPES = [(3, 5), (7,), (16,)]
+
+
+def drawn(half: Any, seed: int) -> list[mg.Tensor]:
+    rng = np.random.default_rng(seed)
+    return [mg.tensor(rng.standard_normal(shape).astype(np.float32)).to(half) for shape in SHAPES]
+
+
+def store(params: list[Any], grads: list[mg.Tensor]) -> GradStore:
+    return GradStore({p._id: g for p, g in zip(params, grads, strict=True)})
+
+
+def bits(tensors: Any) -> list[bytes]:
+    return [t.detach().numpy().tobytes() for t in tensors]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_step_is_the_float32_step_of_the_master_rounded_once(half: Any) -> None:
+    params = [nn.Parameter(x) for x in drawn(half, 0)]
+    wide = [nn.Parameter(p.detach().float()) for p in params]
+    optimizer = AdamW(params, lr=1e-3, weight_decay=0.1, master_weights=True)
+    reference = AdamW(wide, lr=1e-3, weight_decay=0.1)
+    for step in range(5):
+        grads = drawn(half, 1 + step)
+        optimizer.step(store(params, grads))
+        reference.step(store(wide, [g.float() for g in grads]))
+    assert bits(params) == bits(p.detach().to(half) for p in wide)
+    for p, q in zip(params, wide, strict=True):
+        state, expected = optimizer.state[p._id].arrays, reference.state[q._id].arrays
+        assert state["master"].tobytes() == q.detach().numpy().tobytes()
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert state[kind].dtype == np.float32 and state[kind].tobytes() == expected[kind].tobytes()
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_updates_below_half_a_unit_in_the_last_place_add_up(half: Any) -> None:
+    moved = {}
+    for master in (False, True):
+        p = nn.Parameter(mg.ones(4).to(half))
+        optimizer = AdamW([p], lr=1e-4, weight_decay=0.0, master_weights=master)
+        for _ in range(100):
+            optimizer.step(store([p], [mg.ones(4).to(half)]))
+        moved[master] = 1.0 - p.detach().float().numpy()
+    assert (moved[False] == 0).all()
+    np.testing.assert_allclose(moved[True], 0.01, atol=2.0**-8)  # 100 steps of lr, to a unit in the last place
+
+
+def test_float32_parameters_have_no_master() -> None:
+    params = [nn.Parameter(mg.ones(3)), nn.Parameter(mg.ones(3).to(mg.bfloat16))]
+    optimizer = AdamW(params, master_weights=True)
+    optimizer.step(store(params, [mg.ones(3), mg.ones(3).to(mg.bfloat16)]))
+    assert ["master" in optimizer.state[p._id].arrays for p in params] == [False, True]
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_and_states_without_masters_are_refused() -> None:
+    params = [nn.Parameter(x) for x in drawn(mg.bfloat16, 0)]
+    optimizer = AdamW(params, lr=1e-3, master_weights=True)
+    for step in range(2):
+        optimizer.step(store(params, drawn(mg.bfloat16, 1 + step)))
+    arrays, meta = optimizer.state_dict()
+    assert {a.dtype for a in arrays.values()} == {np.dtype(np.float32)} and "master.0" in arrays
+    others = [nn.Parameter(p.detach().clone()) for p in params]
+    resumed = AdamW(others, lr=1.0, master_weights=True)
+    with pytest.raises(ValueError, match=r"'master.0' is missing"):
+        resumed.load_state_dict({k: v for k, v in arrays.items() if k != "master.0"}, meta)
+    with pytest.raises(ValueError, match=r"'master.0' belongs to no parameter"):
+        AdamW(others).load_state_dict(arrays, meta)
+    resumed.load_state_dict(arrays, meta)
+    for step in range(2):
+        grads = drawn(mg.bfloat16, 9 + step)
+        optimizer.step(store(params, grads))
+        resumed.step(store(others, grads))
+    assert bits(params) == bits(others)
+
+
+def test_a_parameter_that_the_program_changes_is_its_own_master_again() -> None:
+    p = nn.Parameter(mg.zeros(4).to(mg.bfloat16))
+    optimizer = AdamW([p], lr=0.0, weight_decay=0.0, master_weights=True)
+    grad = mg.ones(4).to(mg.bfloat16)
+    optimizer.step(store([p], [grad]))
+    p.detach().copy_(mg.full((4,), 3.0).to(mg.bfloat16))
+    optimizer.step(store([p], [grad]))
+    assert p.detach().float().tolist() == [3.0] * 4
+    assert optimizer.state[p._id].arrays["master"].tolist() == [3.0] * 4
