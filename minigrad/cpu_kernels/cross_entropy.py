@@ -7,6 +7,7 @@ With p = softmax(x), lse = log(sum(exp(x))), class weights w (1 without), a = la
 
 Rows whose target is ``ignore_index`` have loss 0 and gradient 0 (0 also where the logits are NaN). Other rows treat NaN
 and infinities as PyTorch does. Backward computes the probabilities again from lse; nothing of size (N, C) is stored.
+``forward_backward`` is both in one pass, for losses whose gradient is known before.
 The reductions (mean divides by the sum of w_t) are the caller's.
 
 Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Inception architecture for computer vision"
@@ -108,6 +109,70 @@ def _backward(dlosses, x, targets, lse, ignore_index, smoothing, class_weight, d
         _backward_rows(dlosses[a:b], x[a:b], targets[a:b], lse[a:b], ignore_index, smoothing, class_weight, dx[a:b])
 
 
+@kernel
+def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse, dx):
+    """Forward and backward with one exponential for each logit; dx may be x."""
+    real = x.dtype.type
+    N, C = x.shape
+    weighted = class_weight.shape[0] > 0
+    share = real(smoothing) / real(C)
+    total_weight = real(C)
+    if weighted:
+        total_weight = real(0)
+        for j in range(C):
+            total_weight += class_weight[j]
+    for i in range(N):  # as in _forward_rows
+        lse[i] = row_max(x[i])
+    for i in range(N):
+        xi, dxi, m, target = x[i], dx[i], lse[i], targets[i]
+        kept = target != ignore_index
+        below = m - xi[target] if kept else real(0)
+        spread_below = real(0)
+        if smoothing > 0:
+            if weighted:
+                for j in range(C):
+                    spread_below += class_weight[j] * (m - xi[j])
+            else:
+                for j in range(C):
+                    spread_below += m - xi[j]
+        s = real(0)
+        for j in range(C):
+            e = exp_fast(xi[j] - m)
+            dxi[j] = e
+            s += e
+        log_s = real(math.log(s))
+        lse[i] = m + log_s
+        if not kept:
+            losses[i] = real(0)
+            dxi[:] = real(0)
+            continue
+        on_target = real(1) - real(smoothing)
+        if weighted:
+            on_target *= class_weight[target]
+        losses[i] = on_target * (below + log_s)
+        if smoothing > 0:
+            losses[i] += share * (spread_below + total_weight * log_s)
+        on_target *= dlosses[i]
+        spread = dlosses[i] * share
+        scale = (on_target + spread * total_weight) / s
+        if weighted and smoothing > 0:
+            for j in range(C):
+                dxi[j] = scale * dxi[j] - spread * class_weight[j]
+        else:
+            for j in range(C):
+                dxi[j] = scale * dxi[j] - spread
+        dxi[target] -= on_target
+
+
+@parallel_kernel
+def _fused(dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse, dx, rows):
+    for task in numba.prange((x.shape[0] + rows - 1) // rows):
+        a, b = task * rows, (task + 1) * rows
+        _fused_rows(
+            dlosses[a:b], x[a:b], targets[a:b], ignore_index, smoothing, class_weight, losses[a:b], lse[a:b], dx[a:b]
+        )
+
+
 def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
     """The first position whose target is neither in 0..classes - 1 nor ``ignore_index``, else -1; targets (N,) int64.
 
@@ -165,3 +230,33 @@ def backward(
     else:
         _backward(dlosses, logits, targets, lse, *options, dlogits, max(1, TASK_ELEMENTS // C))
     return dlogits
+
+
+def forward_backward(
+    dlosses: np.ndarray,
+    logits: np.ndarray,
+    targets: np.ndarray,
+    ignore_index: int,
+    label_smoothing: float,
+    class_weight: np.ndarray | None,
+    dlogits: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``forward`` and ``backward`` in one pass over the logits -> losses (N,), lse (N,), dlogits (N, C).
+
+    ``dlosses`` (N,) must be known before: 1 for the sum, 1 / N for the mean. ``dlogits`` (contiguous, of logits' shape
+    and dtype) receives the gradient; it may be ``logits``.
+    """
+    N, C = logits.shape
+    losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
+    logits, dlosses = np.ascontiguousarray(logits), np.ascontiguousarray(dlosses)
+    dx = np.empty((N, C), logits.dtype) if dlogits is None else dlogits
+    if dx.shape != logits.shape or dx.dtype != logits.dtype or not dx.flags.c_contiguous:
+        raise ValueError(
+            f"dlogits must be a contiguous {logits.dtype} array of shape {logits.shape}, got {dx.dtype} {dx.shape}"
+        )
+    arguments = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
+    if logits.size <= TASK_ELEMENTS:
+        _fused_rows(dlosses, logits, *arguments, losses, lse, dx)
+    else:
+        _fused(dlosses, logits, *arguments, losses, lse, dx, max(1, TASK_ELEMENTS // C))
+    return losses, lse, dx

@@ -23,6 +23,7 @@ import numpy as np
 
 from . import bfloat16_product, threads
 from .jit import inline
+from .product_epilogue import add_columns, finish_rows
 from .register_tile import (
     TILE_BYTES,
     TILE_ROWS,
@@ -57,9 +58,14 @@ PARALLEL_WORK, PARALLEL_WORK_THIN = 2_000_000, 125_000
 @inline
 def _multiply_packed(
     a, a_row, a_column, b, b_row, b_column, bias, has_bias, y, y_row, rows, columns, depth, depth_block,
-    packed_a, packed_b, small,
+    packed_a, packed_b, small, accumulate, epilogue, other, extra, row_sums, has_row_sums,
 ):  # fmt: skip
-    """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias): the loops of the module docstring."""
+    """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias): the loops of the module docstring.
+
+    With ``accumulate`` it is added to y. Finished rows go through the ``epilogue`` (``product_epilogue.py``) while they
+    are in the L1 cache; ``other`` and ``extra`` are as y. With ``has_row_sums``, ``row_sums`` gets the sums of the rows
+    of a, whose columns are contiguous.
+    """
     n = tile_columns(y)
     panels, row_tiles, zeros = pointer(packed_b), pointer(packed_a), pointer(small)
     edge = advance(zeros, n)
@@ -75,6 +81,8 @@ def _multiply_packed(
                 in_place = height // TILE_ROWS * TILE_ROWS if a_column == 1 else 0
                 rest = advance(a_block, in_place * a_row)
                 pack_row_tiles(rest, a_row, a_column, height - in_place, block_depth, row_tiles)
+                if has_row_sums and j == 0:
+                    add_columns(a_block, a_column, block_depth, height, edge, advance(row_sums, i), k > 0)
                 for tile_i in range(0, height, TILE_ROWS):
                     a_tile, tile_row, tile_column = advance(a_block, tile_i * a_row), a_row, 1
                     if tile_i >= in_place:
@@ -83,7 +91,7 @@ def _multiply_packed(
                     for tile_j in range(0, width, n):
                         panel = advance(panels, tile_j * block_depth)
                         target = advance(y, (i + tile_i) * y_row + j + tile_j)
-                        if k > 0:
+                        if k > 0 or accumulate:
                             start, start_row = target, y_row
                         elif has_bias:
                             start, start_row = advance(bias, j + tile_j), 0
@@ -97,6 +105,12 @@ def _multiply_packed(
                             multiply_tile(block_depth, a_tile, tile_row, tile_column, panel, zeros, 0, edge, n)
                             rows_inside, columns_inside = min(TILE_ROWS, height - tile_i), min(n, width - tile_j)
                             add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
+                    if epilogue and k + block_depth == depth:
+                        corner = (i + tile_i) * y_row + j
+                        finish_rows(
+                            epilogue, min(TILE_ROWS, height - tile_i), width, y_row,
+                            advance(y, corner), advance(other, corner), advance(extra, corner), small,
+                        )  # fmt: skip
 
 
 @inline
@@ -172,7 +186,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
         else:
             _multiply_packed(
                 a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row,
-                height, width, depth, depth_block, packed_a, packed_b, small,
+                height, width, depth, depth_block, packed_a, packed_b, small, False, 0, y_cell, y_cell, y_cell, False,
             )  # fmt: skip
     keep_alive(small)
     keep_alive(packed_a)

@@ -52,7 +52,7 @@ class ModelConfig(Protocol):
 
 
 class CausalLM(nn.Module):
-    """A model that predicts the next token. Families define ``forward`` and how they are stored."""
+    """A model that predicts the next token. Families define its features and how it is stored."""
 
     config: Any
     lm_head: nn.Linear | None  # None: the token embedding
@@ -112,6 +112,21 @@ class CausalLM(nn.Module):
     def _head(self) -> nn.Linear | nn.Embedding:
         return self.embedding if self.lm_head is None else self.lm_head
 
+    def forward(self, tokens: Tensor, caches: list[nn.KVCache] | None = None) -> Tensor:
+        """Token ids (B, T) -> logits of the next token (B, T, vocab_size).
+
+        ``caches`` (from ``new_caches``) makes the tokens continue those seen before. ValueError beyond block_size
+        tokens.
+        """
+        start = self._start(tokens, caches)
+        if caches and (logits := self._decoded(tokens, caches)) is not None:
+            return logits
+        return self._logits(self._features(tokens, start, caches))
+
+    def _features(self, tokens: Tensor, start: int, caches: list[nn.KVCache] | None) -> Tensor:
+        """Token ids (B, T), the first at position ``start`` -> what the head reads, (B, T, C)."""
+        raise located(NotImplementedError(f"{type(self).__name__} has no _features"))
+
     def _logits(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, vocab_size), by the head or the token embedding."""
         return F.linear(x, self._head.weight)
@@ -130,9 +145,23 @@ class CausalLM(nn.Module):
         raise located(NotImplementedError(f"{type(self).__name__} has no decode_arrays"))
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy (nats per token) of targets (B, T) given tokens (B, T)."""
-        logits = self(tokens)
-        return F.cross_entropy(logits.reshape(-1, self.config.vocab_size), targets.reshape(-1))
+        """Mean cross-entropy (nats per token) of targets (B, T) given tokens (B, T).
+
+        The logits never exist all at once (``F.linear_cross_entropy``), except for a model that has forward hooks or
+        another ``forward``, which are called.
+        """
+        cls = type(self)
+        if (
+            cls.forward is not CausalLM.forward
+            or cls._logits is not CausalLM._logits
+            or self._forward_hooks
+            or self._forward_pre_hooks
+            or "forward" in self.__dict__
+        ):
+            logits = self(tokens)
+            return F.cross_entropy(logits.reshape(-1, self.config.vocab_size), targets.reshape(-1))
+        features = self._features(tokens, self._start(tokens, None), None)
+        return F.linear_cross_entropy(features, self._head.weight, targets)
 
     def new_caches(self, batch: int, max_tokens: int | None = None) -> list[nn.KVCache]:
         """Empty key-value caches for ``batch`` sequences of up to ``max_tokens`` (default block_size), one a layer."""

@@ -104,18 +104,11 @@ class GPT2(CausalLM):
         """The token embedding."""
         return self.wte
 
-    def forward(self, tokens: Tensor, caches: list[nn.KVCache] | None = None) -> Tensor:
-        """Token ids (B, T) -> logits of the next token (B, T, vocab_size).
-
-        ``caches`` (from ``new_caches``) makes the tokens continue those seen before. ValueError beyond block_size
-        tokens.
-        """
-        start = self._start(tokens, caches)
-        if caches and (logits := self._decoded(tokens, caches)) is not None:
-            return logits
+    def _features(self, tokens: Tensor, start: int, caches: list[nn.KVCache] | None) -> Tensor:
         positions = arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C)
-        return self._logits(self.ln_f(self._through(self.h, x, caches)))
+        y: Tensor = self.ln_f(self._through(self.h, x, caches))
+        return y
 
     def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:
         """What ``decoding.py`` computes a token with; None if the blocks are not alike."""

@@ -190,17 +190,9 @@ class Llama(CausalLM):
         """The token embedding."""
         return self.embed_tokens
 
-    def forward(self, tokens: Tensor, caches: list[nn.KVCache] | None = None) -> Tensor:
-        """Token ids (B, T) -> logits of the next token (B, T, vocab_size).
-
-        ``caches`` (from ``new_caches``) makes the tokens continue those seen before. ValueError beyond block_size
-        tokens.
-        """
-        self._start(tokens, caches)
-        if caches and (logits := self._decoded(tokens, caches)) is not None:
-            return logits
-        x = self._through(self.layers, self.embed_tokens(tokens), caches)  # (B, T, C)
-        return self._logits(self.norm(x))
+    def _features(self, tokens: Tensor, start: int, caches: list[nn.KVCache] | None) -> Tensor:
+        y: Tensor = self.norm(self._through(self.layers, self.embed_tokens(tokens), caches))  # (B, T, C)
+        return y
 
     def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:
         """What ``decoding.py`` computes a token with; None if the blocks are not alike."""

@@ -12,13 +12,14 @@ from .. import hints as _hints
 from .. import shapes
 from ..creation import one_hot as one_hot
 from ..creation import where
-from ..dtypes import bool_
+from ..dtypes import bool_, is_floating
 from ..errors import located
-from ..mixed_precision import cast_inputs
-from ..ops import activation, attention, elementwise, matmul
+from ..mixed_precision import cast_inputs, is_autocast_enabled
+from ..ops import activation, attention, elementwise
 from ..ops import dropout as dropout_ops
 from ..ops import embedding as embedding_ops
 from ..ops import gelu as gelu_ops
+from ..ops import linear as linear_ops
 from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
@@ -30,6 +31,7 @@ from .losses import cross_entropy as cross_entropy
 from .losses import huber_loss as huber_loss
 from .losses import kl_div as kl_div
 from .losses import l1_loss as l1_loss
+from .losses import linear_cross_entropy as linear_cross_entropy
 from .losses import mse_loss as mse_loss
 from .losses import nll_loss as nll_loss
 from .losses import smooth_l1_loss as smooth_l1_loss
@@ -196,9 +198,21 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return (x1 * x2).sum(dim)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b: x (..., in), weight (out, in), bias (out,) or None -> (..., out)."""
-    sizes, of_weight = check_tensor("linear", x).data.shape, weight.data.shape
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+    """x W^T + b: x (..., in), weight (out, in), bias (out,) or None -> (..., out).
+
+    With a ``residual`` (..., out), ``residual + linear(x, weight, bias)`` in one operation.
+    """
+    _check_linear("linear", x, weight, bias)
+    if residual is None:
+        return linear_ops.Linear.apply(x, weight) if bias is None else linear_ops.Linear.apply(x, weight, bias)
+    if not _added(residual, x, weight):
+        return residual + linear(x, weight, bias)
+    return linear_ops.Linear.apply(x, weight, bias, residual)
+
+
+def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    sizes, of_weight = check_tensor(name, x).data.shape, weight.data.shape
     if (
         len(of_weight) != 2
         or not sizes
@@ -207,11 +221,55 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     ):
         raise located(
             ValueError(
-                f"linear: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
+                f"{name}: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
                 "expected x (..., in), weight (out, in), bias (out,)"
             )
         )
-    return matmul.Linear.apply(x, weight) if bias is None else matmul.Linear.apply(x, weight, bias)
+
+
+def _added(residual: Tensor, x: Tensor, weight: Tensor) -> bool:
+    """Whether a product with this weight adds the residual itself; else it would be rounded, promoted or broadcast."""
+    r, outputs = check_tensor("residual", residual).data, weight.data
+    return bool(
+        not is_autocast_enabled(x.device.type)
+        and is_floating(r.dtype)
+        and r.dtype == x.data.dtype == outputs.dtype
+        and r.shape == (*x.data.shape[:-1], outputs.shape[0])
+    )
+
+
+def feed_forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    approximate: str = "none",
+    *,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """``linear(gelu(linear(x, weight, bias), approximate), weight2, bias2, residual=residual)`` in one operation:
+    x (..., in), weight (hidden, in), weight2 (out, hidden) -> (..., out).
+
+    Kept for ``backward`` is the hidden layer before the GELU, not what comes after it.
+    """
+    if approximate not in ("none", "tanh"):
+        raise located(ValueError(f"feed_forward: approximate={approximate!r}; expected 'none' or 'tanh'"))
+    _check_linear("feed_forward", floating("feed_forward", x), weight, bias)
+    hidden = weight.data.shape[0]
+    if weight2.ndim != 2 or weight2.shape[1] != hidden or (bias2 is not None and bias2.shape != weight2.shape[:1]):
+        raise located(
+            ValueError(
+                f"feed_forward: weight2 {weight2.shape}, bias2 {None if bias2 is None else bias2.shape}; expected "
+                f"weight2 (out, {hidden}), as weight {weight.shape} gives {hidden} channels, and bias2 (out,)"
+            )
+        )
+    apply = linear_ops.FeedForward.apply
+    if residual is None:
+        return apply(x, weight, bias, weight2, bias2, approximate=approximate)
+    if not _added(residual, x, weight2):
+        return residual + apply(x, weight, bias, weight2, bias2, approximate=approximate)
+    return apply(x, weight, bias, weight2, bias2, residual, approximate=approximate)
 
 
 def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from .. import cuda_graph
-from ..dtypes import float32, float64
+from ..dtypes import float16, float32, float64
 from ..errors import located
+from ..mixed_precision import cast_inputs, is_autocast_enabled
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
+from ..ops import linear as linear_ops
 from ..tensor import Tensor
 from .checks import autocast_to_float32, check_reduction, check_tensor, floating, reduced
 
@@ -57,25 +59,12 @@ def cross_entropy(
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
-    labels = (target if target.ndim == 1 else target.reshape(-1)).long()
-    bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
-    if bad >= 0:
-        raise located(
-            IndexError(
-                f"cross_entropy: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
-                f"(ignore_index is {ignore_index})"
-            )
-        )
+    labels = _labels("cross_entropy", target, classes, ignore_index)
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
     divisor: Any = 1.0 if reduction == "sum" else None
     if reduction == "mean" and weight is None:
-        kept = k.comparison.ne(labels.data, ignore_index)
-        count = k.reduce.sum(kept, (0,), False, "int64")
-        if input.device.type == "cuda" and cuda_graph.current() is not None:  # each launch has its own count
-            divisor = k.elementwise.cast(count, float64 if input.dtype == float64 else float32)
-        else:
-            divisor = float(k.to_host(count))
+        divisor = _count(labels, ignore_index, input.dtype)
     losses = cross_entropy_ops.CrossEntropy.apply(
         floating("cross_entropy", logits), labels, options=options, divisor=divisor
     )
@@ -85,6 +74,75 @@ def cross_entropy(
         return losses
     counted = labels != ignore_index
     return losses.sum() / weight.detach().to(input.dtype)[labels.where(counted, 0)].where(counted, 0.0).sum()
+
+
+def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tensor:
+    """The target as int64 (N,); IndexError naming one that is out of range."""
+    labels = (target if target.ndim == 1 else target.reshape(-1)).long()
+    bad = target.device.kernels.cross_entropy.check_targets(labels.data, classes, ignore_index)
+    if bad >= 0:
+        raise located(
+            IndexError(
+                f"{name}: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
+                f"(ignore_index is {ignore_index})"
+            )
+        )
+    return labels
+
+
+def _captured(x: Tensor) -> bool:
+    """Whether operations on x become part of a CUDA graph, where the host sees no values."""
+    return x.device.type == "cuda" and cuda_graph.current() is not None
+
+
+def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
+    """How many labels count; in a CUDA graph, whose every launch has its own count, as an array."""
+    k = labels.device.kernels
+    count = k.reduce.sum(k.comparison.ne(labels.data, ignore_index), (0,), False, "int64")
+    if _captured(labels):
+        return k.elementwise.cast(count, float64 if dtype == float64 else float32)
+    return float(k.to_host(count))
+
+
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    """``cross_entropy(linear(input, linear_weight), target)`` of class indices without ever having all logits: input
+    (..., in), linear_weight (classes, in), target (...) of integers -> the mean or sum.
+
+    The logits, for a large vocabulary the largest arrays of a training step, are made, turned into their gradient and
+    used for those of input and linear_weight in chunks of 64 MiB, all in the forward pass (Hsu et al., "Liger Kernel",
+    2024). float16, whose gradients need the loss scale before they are rounded, and captured CUDA graphs, for which the
+    host cannot see the loss's gradient, take the two operations instead.
+
+    Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
+    """
+    check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
+    x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
+    if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
+        raise located(
+            TypeError(
+                f"linear_cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), or use "
+                "cross_entropy, which takes probabilities"
+            )
+        )
+    if not x.ndim or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
+        raise located(
+            ValueError(
+                f"linear_cross_entropy: input {x.shape}, linear_weight {weight.shape}, target {target.shape}; "
+                "expected (..., in), (classes, in), (...)"
+            )
+        )
+    mixed = is_autocast_enabled(x.device.type)
+    x, weight = cast_inputs("half", x, weight)
+    rows = x if x.ndim == 2 else x.reshape(target.numel(), x.shape[-1])
+    if rows.dtype == float16 or weight.dtype != rows.dtype or not len(rows) or _captured(x):
+        logits = linear_ops.Linear.apply(rows, weight)
+        return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
+    labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
+    divisor = 1.0 if reduction == "sum" else _count(labels, ignore_index, x.dtype)
+    loss = linear_ops.LinearCrossEntropy.apply(rows, weight, labels, ignore_index=ignore_index, divisor=divisor)
+    return loss if mixed else loss.to(x.dtype)
 
 
 def _check_class_weight(weight: Tensor | None, classes: int) -> None:

@@ -23,6 +23,26 @@ from .layers import Dropout, LayerNorm, Linear
 from .module import Module
 
 
+def as_built(module: Module) -> bool:
+    """Whether calling ``module`` does what its class in this library does, and nothing else.
+
+    Blocks then compute several of their modules in one fused operation. Not so for a module that was replaced by one of
+    another class (also a subclass), that has forward hooks, or whose ``forward`` was assigned: it is called.
+    """
+    own = module.__dict__
+    return (
+        _FORWARDS.get(type(module)) is type(module).forward
+        and not own["_forward_hooks"]
+        and not own["_forward_pre_hooks"]
+        and "forward" not in own
+    )
+
+
+def _drops(dropout: Module) -> bool:
+    """Whether this module does more than to return its input."""
+    return not as_built(dropout) or (dropout.training and dropout.p > 0)
+
+
 class KVCache:
     """Keys and values of the tokens seen so far, for one attention layer: two (B, nh, max_tokens, hs) tensors.
 
@@ -128,9 +148,15 @@ class SelfAttention(Module):
         self.c_proj = Linear(n_embd, n_embd, bias)
         self.resid_dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cache: KVCache | None = None,
+        attn_mask: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
         """(B, T, C) -> (B, T, C). With a cache (causal only, under no_grad), x continues the tokens that are in it: one
-        at a time, or any number into an empty cache.
+        at a time, or any number into an empty cache. A ``residual`` (B, T, C) is added to the result.
 
         ``attn_mask``, broadcastable to (B, nh, T, T), is as in ``F.scaled_dot_product_attention``: True where a token
         (row) may see another (column), or numbers that are added to the scores; causal attention stays causal besides.
@@ -159,8 +185,7 @@ class SelfAttention(Module):
                 y = F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
             else:
                 y = causal_attention(q, k, v, dropout, cache)
-        out: Tensor = self.resid_dropout(self.c_proj(y))
-        return out
+        return _project(self.c_proj, self.resid_dropout, y, residual)
 
     def _sizes(self, x: Tensor) -> tuple[int, ...]:
         C = self.c_proj.in_features
@@ -173,6 +198,14 @@ class SelfAttention(Module):
     def extra_repr(self) -> str:
         """Heads and options."""
         return f"n_head={self.n_head}, is_causal={self.is_causal}, dropout={self.dropout}"
+
+
+def _project(linear: Linear, dropout: Dropout, x: Tensor, residual: Tensor | None) -> Tensor:
+    """dropout(linear(x)), added to the residual."""
+    if residual is not None and as_built(linear) and not _drops(dropout):
+        return F.linear(x, linear.weight, linear.bias, residual=residual)
+    y: Tensor = dropout(linear(x))
+    return y if residual is None else residual + y
 
 
 def _causal_too(mask: Tensor, T: int) -> Tensor:
@@ -259,7 +292,10 @@ class GroupedQueryAttention(Module):
 
 
 class MLP(Module):
-    """Linear to ``hidden`` channels (4 C by default), GELU (tanh form), linear back: (B, T, C) -> (B, T, C)."""
+    """Linear to ``hidden`` channels (4 C by default), GELU (tanh form), linear back: (B, T, C) -> (B, T, C).
+
+    One operation (``F.feed_forward``) as long as the three modules are as built; see ``as_built``.
+    """
 
     c_fc: Linear
     gelu: GELU
@@ -274,10 +310,16 @@ class MLP(Module):
         self.c_proj = Linear(hidden, n_embd, bias)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        out: Tensor = self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
-        return out
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C). A ``residual`` (B, T, C) is added to the result."""
+        fc, gelu, proj, dropout = self.c_fc, self.gelu, self.c_proj, self.dropout
+        if not (as_built(fc) and as_built(gelu) and as_built(proj)):
+            return _project(proj, dropout, gelu(fc(x)), residual)
+        weights = fc.weight, fc.bias, proj.weight, proj.bias, gelu.approximate
+        if not _drops(dropout):
+            return F.feed_forward(x, *weights, residual=residual)
+        y: Tensor = dropout(F.feed_forward(x, *weights))
+        return y if residual is None else residual + y
 
 
 class SwiGLU(Module):
@@ -335,6 +377,14 @@ class Block(Module):
 
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
-        x = x + self.attn(self.ln_1(x), cache, attn_mask)
-        out: Tensor = x + self.mlp(self.ln_2(x))
+        attn, mlp = self.attn, self.mlp
+        y: Tensor = self.ln_1(x)
+        x = attn(y, cache, attn_mask, x) if as_built(attn) else x + attn(y, cache, attn_mask)
+        y = self.ln_2(x)
+        out: Tensor = mlp(y, x) if as_built(mlp) else x + mlp(y)
         return out
+
+
+_FORWARDS: dict[type[Module], Any] = {
+    kind: kind.forward for kind in (Linear, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP)
+}

@@ -151,3 +151,24 @@ def test_strided_inputs_and_thread_counts():
 )
 def test_check_targets(targets, position):
     assert cross_entropy.check_targets(np.array(targets, np.int64), 5, IGNORE) == position
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_pass_is_forward_and_backward(smoothing: float, weighted: bool, in_place: bool) -> None:
+    rng = np.random.default_rng(0)
+    logits, targets, dlosses = 3 * rng.standard_normal((40, 9)), rng.integers(0, 9, 40), rng.standard_normal(40)
+    targets[::7] = IGNORE
+    logits[3, 2], logits[4, targets[4]], logits[7] = -np.inf, np.nan, np.nan
+    options = IGNORE, smoothing, rng.random(9) if weighted else None
+    losses, lse = cross_entropy.forward(logits, targets, *options)
+    dlogits = cross_entropy.backward(dlosses, logits, targets, lse, *options)
+    target = logits.copy() if in_place else None
+    source = logits if target is None else target
+    found = cross_entropy.forward_backward(dlosses, source, targets, *options, dlogits=target)
+    for ours, parts in zip(found, (losses, lse, dlogits), strict=True):
+        np.testing.assert_allclose(ours, parts, rtol=1e-12, atol=1e-14)
+    assert target is None or found[2] is target
+    with pytest.raises(ValueError, match=r"dlogits must be a contiguous float64 array of shape \(40, 9\)"):
+        cross_entropy.forward_backward(dlosses, logits, targets, *options, dlogits=logits.T)

@@ -65,6 +65,40 @@ def thin_product():
 
 
 @case
+def linear_layer():
+    from minigrad.cpu_kernels import gelu, linear
+
+    x, w, b, r, dy = numbers(700, 70), numbers(161, 70), numbers(161), numbers(700, 161), numbers(700, 161, seed=1)
+    X, W, c, R, DY = wide(x, w, b, r, dy)
+    before = X @ W.T + c
+
+    def run() -> Arrays:
+        forward = linear.forward(x, w, b, r), *linear.forward_gelu(x, w, b, "tanh")
+        total = np.ones_like(w)
+        linear.add_weight_gradient(total, dy, x)
+        return *forward, *linear.backward_gelu(dy, w, x, "none"), *linear.backward(dy, x, w, (True,) * 3), total
+
+    of_gelu = gelu.backward(DY @ W, X, "none"), gelu.forward(X, "none")
+    plain = (before + R, gelu.forward(before, "tanh"), before, *of_gelu, DY @ W, DY.T @ X, DY.sum(0), DY.T @ X + 1)
+    return run, plain
+
+
+@case
+def cross_entropy_in_one_pass():
+    from minigrad.cpu_kernels import cross_entropy
+
+    x, targets = numbers(N, C), np.arange(N) % C
+    p = np.exp(wide(x)[0])
+    p /= p.sum(1, keepdims=True)
+    rows = np.arange(N)
+    dx = (p - (targets[:, None] == np.arange(C))) * 0.5
+    lse = np.log(np.exp(wide(x)[0]).sum(1))
+    one = np.full(N, 0.5, np.float32)
+    plain = -np.log(p[rows, targets]), lse, dx
+    return lambda: cross_entropy.forward_backward(one, x, targets, -100, 0.0, None), plain
+
+
+@case
 def attention():
     from minigrad.cpu_kernels import attention as kernel
 

@@ -315,3 +315,20 @@ def test_logits_that_are_no_numbers_are_not_sampled(bad: float) -> None:
     with pytest.raises(ValueError, match="the model's logits are NaN, inf"):
         sample(mg.tensor([[0.0, 1.0], [bad, 1.0]]), 1.0, None, None, None)
     assert sample(mg.tensor([[-np.inf, 1.0]]), 1.0, None, None, None).tolist() == [[1]]
+
+
+def test_the_loss_bypasses_neither_hooks_nor_another_forward(model: GPT2) -> None:
+    rng = np.random.default_rng(0)
+    tokens, targets = (mg.tensor(rng.integers(0, model.config.vocab_size, (2, 5))) for _ in range(2))
+    fused = model.loss(tokens, targets)
+    grads = fused.backward()
+    seen = []
+    with model.register_forward_hook(lambda module, args, logits: seen.append(logits.shape)):
+        plain = model.loss(tokens, targets)
+    assert seen == [(2, 5, model.config.vocab_size)]
+    assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
+    expected = plain.backward()
+    for parameter in model.parameters():
+        np.testing.assert_allclose(grads[parameter].numpy(), expected[parameter].numpy(), rtol=1e-3, atol=1e-5)
+    model.forward = lambda tokens: 0 * type(model).forward(model, tokens)
+    assert model.loss(tokens, targets).item() == pytest.approx(math.log(model.config.vocab_size), rel=1e-5)

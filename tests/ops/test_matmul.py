@@ -1,4 +1,4 @@
-"""Matrix products and linear layers."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from harness import CHECKS, Op, check_name, host
 
 import minigrad as mg
-import minigrad.nn.functional as F
 
 from harness import needs_torch, torch  # isort: skip
 
@@ -27,17 +26,6 @@ PRODUCTS = [
     ((70, 65), (65, 90)),
 ]
 EMPTY_PRODUCTS = [((3, 0), (0, 2)), ((0, 4), (4, 2)), ((3, 4), (4, 0)), ((0, 3, 4), (4, 2)), ((0,), (0,))]
-LAYERS = [
-    ((5, 3), (4, 3)),
-    ((3,), (4, 3)),
-    ((2, 5, 3), (4, 3)),
-    ((33, 65), (70, 65)),
-    ((0, 3), (4, 3)),
-    ((2, 0), (4, 0)),
-]
-
-SMALL_LAYERS = [*LAYERS[:3], ((9, 33), (20, 33)), *LAYERS[4:]]  # more results than a block has threads
-
 EINSUMS = [
     ("ij,jk->ik", [((3, 4), (4, 2)), ((3, 0), (0, 2))]),
     ("ij,jk", [((3, 4), (4, 2))]),
@@ -103,24 +91,6 @@ OPS = [
     named("dot", lambda a, b: a.dot(b), np.dot, [((5,), (5,)), ((0,), (0,))]),
     named("outer", lambda a, b: a.outer(b), np.outer, [((3,), (4,)), ((0,), (4,))]),
     *(einsum(equation, shapes) for equation, shapes in EINSUMS),
-    Op(
-        "linear",
-        F.linear,
-        lambda x, w: x @ w.T,
-        lambda x, w: torch.nn.functional.linear(x, w),
-        LAYERS,
-        rounding=64,
-        small_shapes=SMALL_LAYERS,
-    ),
-    Op(
-        "linear_bias",
-        F.linear,
-        lambda x, w, b: x @ w.T + b,
-        lambda x, w, b: torch.nn.functional.linear(x, w, b),
-        [(*shapes, shapes[1][:1]) for shapes in LAYERS],
-        rounding=64,
-        small_shapes=[(*shapes, shapes[1][:1]) for shapes in SMALL_LAYERS],
-    ),
 ]
 
 
@@ -137,18 +107,6 @@ def test_a_transposed_factor_is_no_copy_but_the_same(device):
     w = rng.standard_normal((3, 3))
     grad = ((x.T @ x) * mg.tensor(w, device=device)).sum().backward()[x]
     np.testing.assert_allclose(host(grad), host(x) @ (w + w.T), rtol=1e-12)
-
-
-def test_linear_equals_its_parts(device):
-    rng = np.random.default_rng(0)
-    x, w, b = (
-        mg.tensor(rng.standard_normal(shape), device=device, requires_grad=True) for shape in ((2, 5, 3), (4, 3), (4,))
-    )
-    fused, parts = F.linear(x, w, b), x @ w.T + b
-    np.testing.assert_allclose(host(fused), host(parts), rtol=1e-12)
-    one, two = fused.square().sum().backward(), parts.square().sum().backward()
-    for t in (x, w, b):
-        np.testing.assert_allclose(host(one[t]), host(two[t]), rtol=1e-12)
 
 
 def test_integers_and_promotion(device):
@@ -186,12 +144,6 @@ def test_shapes_that_do_not_fit_are_named(shapes, message, device):
 def test_numbers_have_no_matrix_product(device):
     with pytest.raises(TypeError, match=r"use \*"):
         mg.ones(2, 2, device=device) @ 2
-
-
-@pytest.mark.parametrize("shapes", [((5, 2), (4, 3)), ((5, 3), (3,)), ((5, 3), (4, 3), (3,)), ((), (4, 3))])
-def test_linear_names_its_shapes(shapes, device):
-    with pytest.raises(ValueError, match=r"linear: x \(.*weight \(.*expected x \(\.\.\., in\), weight \(out, in\)"):
-        F.linear(*(mg.ones(*shape, device=device) for shape in shapes))
 
 
 @needs_torch

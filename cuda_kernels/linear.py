@@ -1,0 +1,80 @@
+"""Linear layers: y = x W^T + b for x (N, K), W (M, K), with what usually follows, and their gradients.
+
+    forward         y = x W^T + b (+ residual)
+    forward_gelu    h = x W^T + b,  y = gelu(h)                               h is kept for backward
+    backward        dx = dy W,  dW = dy^T x,  db = sum of dy's rows
+    backward_gelu   dh = (dy W) gelu'(h),  g = gelu(h)                        the layer that follows the GELU
+
+What follows a product is its epilogue (``matmul.py``), but for the exact GELU ("none"), which is a pass of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import elementwise, gelu, matmul, reduce
+from .array import DeviceArray, ones
+from .matmul import HALVES
+
+
+def forward(
+    x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None = None, residual: DeviceArray | None = None
+) -> DeviceArray:
+    """x (N, K), weight (M, K), bias (M,), residual (N, M), all of one dtype -> residual + x W^T + b (N, M), new."""
+    if residual is None:
+        return matmul.matmul(x, weight.T, bias)
+    return matmul.matmul_residual(x, weight.T, residual, bias)
+
+
+def forward_gelu(
+    x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, approximate: str
+) -> tuple[DeviceArray, DeviceArray]:
+    """x (N, K), weight (M, K), bias (M,) -> gelu(h) and h = x W^T + b, both (N, M); ``approximate`` as in ``gelu``."""
+    if approximate == "tanh":
+        return matmul.matmul_gelu(x, weight.T, bias)
+    before = matmul.matmul(x, weight.T, bias)
+    return _gelu(before, approximate), before
+
+
+def backward(
+    dy: DeviceArray, x: DeviceArray | None, weight: DeviceArray | None, needs: tuple[bool, bool, bool]
+) -> tuple[DeviceArray | None, DeviceArray | None, DeviceArray | None]:
+    """dy (N, M), x (N, K), weight (M, K) -> dx, dW and db (M,), of which ``needs`` tells the wanted; others are None.
+
+    x may be None unless dW is wanted, weight unless dx is.
+    """
+    dx = matmul.matmul(dy, weight) if needs[0] and weight is not None else None
+    dweight = matmul.matmul(dy.T, x) if needs[1] and x is not None else None
+    if not needs[2]:
+        return dx, dweight, None
+    if dy.dtype.name in HALVES:  # sums of halves are products, which add in float32
+        row = ones((1, dy.shape[0]), dy.dtype, dy.device)
+        return dx, dweight, matmul.matmul(row, dy).reshape(dy.shape[1])
+    return dx, dweight, reduce.sum(dy, (0,), False)
+
+
+def add_weight_gradient(dweight: DeviceArray, dy: DeviceArray, x: DeviceArray) -> None:
+    """dW += dy^T x in one pass: dW (M, K) C-contiguous, dy (N, M), x (N, K), all of one floating dtype."""
+    matmul.add_matmul(dweight, dy.T, x)
+
+
+def backward_gelu(
+    dy: DeviceArray, weight: DeviceArray, before: DeviceArray, approximate: str
+) -> tuple[DeviceArray, DeviceArray]:
+    """For y = gelu(h) W^T: dy (N, M), weight (M, K), before = h (N, K) -> dh = (dy W) gelu'(h), and gelu(h).
+
+    gelu(h), which dW = dy^T gelu(h) needs, is computed again, so it need not be kept.
+    """
+    if approximate == "tanh":
+        return matmul.matmul_gelu_slope(dy, weight, before), _gelu(before, approximate)
+    dactivation = matmul.matmul(dy, weight)
+    if before.dtype.name not in HALVES:
+        return gelu.backward(dactivation, before, approximate), _gelu(before, approximate)
+    wide = (elementwise.cast(x, np.float32) for x in (dactivation, before))
+    return elementwise.cast(gelu.backward(*wide, approximate), before.dtype), _gelu(before, approximate)
+
+
+def _gelu(x: DeviceArray, approximate: str) -> DeviceArray:
+    if x.dtype.name not in HALVES:
+        return gelu.forward(x, approximate)
+    return elementwise.cast(gelu.forward(elementwise.cast(x, np.float32), approximate), x.dtype)

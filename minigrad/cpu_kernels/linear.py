@@ -1,0 +1,251 @@
+"""Linear layers: y = x W^T + b for x (N, K), W (M, K), with what usually follows, and their gradients.
+
+    forward         y = x W^T + b (+ residual)
+    forward_gelu    h = x W^T + b,  y = gelu(h)                               h is kept for backward
+    backward        dx = dy W,  dW = dy^T x,  db = sum of dy's rows           one launch for all three
+    backward_gelu   dh = (dy W) gelu'(h),  g = gelu(h)                        the layer that follows the GELU
+
+Contiguous float32 and float64 matrices run in one compiled function, with the loops of ``matmul.py``. What follows a
+product happens to rows that are still in the cache (``product_epilogue.py``); db is summed from the blocks of dy that
+dW reads. Other operands take the functions of ``matmul``, ``gelu`` and ``reduce`` one after the other.
+
+Each task takes a share of the rows or columns of dx and then of dW, so two threads wait for each other once. No
+element's sum is divided, so bits do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import bfloat16_product, gelu, reduce, threads
+from .matmul import (
+    COLUMN_BLOCK,
+    DEPTH_BLOCK,
+    FLOATS,
+    NO_BIAS,
+    PARALLEL_WORK,
+    PARALLEL_WORK_THIN,
+    ROW_BLOCK,
+    THIN_COLUMN_BLOCK,
+    THIN_ROWS,
+    _grid,
+    _multiply_packed,
+    _multiply_thin,
+    matmul,
+)
+from .product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
+from .register_tile import (
+    TILE_BYTES,
+    TILE_ROWS,
+    advance,
+    aligned_empty,
+    bound,
+    keep_alive,
+    pointer,
+    round_up,
+    tile_columns,
+)
+from .task_pool import task_kernel
+
+GELU, SLOPE = {"tanh": GELU_TANH, "none": GELU_ERF}, {"tanh": SLOPE_TANH, "none": SLOPE_ERF}
+
+
+@task_kernel
+def _products(
+    task, tasks, a, b, transposed, bias, has_bias, y, other, extra, epilogue, grid, c, z, sums, has_sums, accumulate,
+    sums_grid,
+):  # fmt: skip
+    """y = a @ b or a @ b^T, with bias and epilogue; z = or += a^T @ c, and sums = the column sums of a.
+
+    Each product is a grid of cells, of which a task takes its share; (0, 0) leaves a product out.
+    """
+    n = tile_columns(pointer(a))
+    depth_limit = max(a.shape[0] if sums_grid[0] else 0, a.shape[1] if grid[0] else 0)
+    column_limit = max(c.shape[1] if sums_grid[0] else 0, y.shape[1] if grid[0] else 0)
+    row_limit = max(a.shape[1] if sums_grid[0] else 0, a.shape[0] if grid[0] else 0)
+    depth_limit = min(depth_limit, DEPTH_BLOCK)
+    small = aligned_empty(max(n + TILE_ROWS * n, THIN_COLUMN_BLOCK), a)
+    packed_b = aligned_empty(depth_limit * min(round_up(column_limit, n), COLUMN_BLOCK), a)
+    packed_a = aligned_empty(depth_limit * min(round_up(row_limit, TILE_ROWS), ROW_BLOCK), a)
+    for product in range(2):
+        if product == 0:
+            row_parts, column_parts = grid
+            rows, columns, depth = y.shape[0], y.shape[1], a.shape[1]
+            a_row, a_column, b_row, b_column = depth, 1, columns, 1
+            if transposed:
+                b_row, b_column = 1, depth
+            left, right, target, finish, with_sums = pointer(a), pointer(b), pointer(y), epilogue, False
+        else:
+            row_parts, column_parts = sums_grid
+            rows, columns, depth = z.shape[0], z.shape[1], c.shape[0]
+            a_row, a_column, b_row, b_column = 1, rows, columns, 1
+            left, right, target, finish, with_sums = pointer(a), pointer(c), pointer(z), 0, has_sums
+        small[:n] = 0  # the zeros that tiles begin with; a thin product has its sums there
+        thin = product == 0 and rows <= THIN_ROWS
+        depth_blocks = (depth + DEPTH_BLOCK - 1) // DEPTH_BLOCK
+        depth_block = (depth + depth_blocks - 1) // max(depth_blocks, 1)
+        cells = row_parts * column_parts
+        for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
+            row_part, column_part = cell // column_parts, cell % column_parts
+            i = bound(row_part, row_parts, rows, TILE_ROWS)
+            j = bound(column_part, column_parts, columns, n)
+            height = bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
+            width = bound(column_part + 1, column_parts, columns, n) - j
+            a_cell, b_cell = advance(left, i * a_row), advance(right, j * b_column)
+            corner = i * columns + j
+            y_cell, bias_cell = advance(target, corner), advance(pointer(bias), j if has_bias else 0)
+            other_cell = advance(pointer(other), corner if finish else 0)
+            extra_cell = advance(pointer(extra), corner if finish else 0)
+            if thin:
+                _multiply_thin(
+                    a_cell, a_row, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, columns, 1,
+                    height, width, depth, small,
+                )  # fmt: skip
+                if finish:
+                    finish_rows(finish, height, width, columns, y_cell, other_cell, extra_cell, small)
+            else:
+                _multiply_packed(
+                    a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias and product == 0, y_cell,
+                    columns, height, width, depth, depth_block, packed_a, packed_b, small,
+                    accumulate and product == 1, finish, other_cell, extra_cell,
+                    advance(pointer(sums), i if with_sums else 0), with_sums and column_part == 0,
+                )  # fmt: skip
+    keep_alive(small)
+    keep_alive(packed_a)
+    keep_alive(packed_b)
+
+
+# ---------------------------------------------------------------- launchers
+
+NONE = (0, 0)
+EMPTY = {dtype.char: np.zeros((1, 1), dtype) for dtype in FLOATS}
+
+
+def _plain(*operands: np.ndarray) -> bool:
+    """Whether the compiled function takes these matrices: contiguous, of one floating dtype, no side very short."""
+    dtype = operands[0].dtype
+    if dtype not in FLOATS or (bfloat16_product.precision == "medium" and dtype.itemsize == 4):
+        return False
+    for x in operands:
+        if not x.flags.carray or x.dtype != dtype or x.size == 0:
+            return False
+    return True
+
+
+def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> tuple[tuple[int, int], int]:
+    """The grid of a product and the number of tasks, if ``work`` multiply-adds are to be done in one launch."""
+    if work < (PARALLEL_WORK_THIN if rows <= THIN_ROWS else PARALLEL_WORK):
+        return (1, 1), 1
+    count = threads.get_num_threads()
+    return _grid(1, rows, columns, TILE_BYTES // itemsize, count), count
+
+
+def _multiply(
+    x: np.ndarray,
+    weight: np.ndarray,
+    transposed: bool,
+    bias: np.ndarray | None,
+    other: np.ndarray | None,
+    extra: np.ndarray | None,
+    epilogue: int,
+) -> np.ndarray:
+    """x @ weight, or its transpose, with an epilogue."""
+    rows, depth = x.shape
+    columns = weight.shape[0] if transposed else weight.shape[1]
+    y = np.empty((rows, columns), x.dtype)
+    grid, count = _division(rows, columns, depth, y.itemsize, rows * columns * depth)
+    none, char = EMPTY, y.dtype.char
+    _products.launch(
+        y.dtype, count, x, weight, transposed, NO_BIAS[char] if bias is None else bias, bias is not None, y,
+        y if other is None else other, y if extra is None else extra, epilogue, grid,
+        none[char], none[char], NO_BIAS[char], False, False, NONE,
+    )  # fmt: skip
+    return y
+
+
+def forward(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, residual: np.ndarray | None = None
+) -> np.ndarray:
+    """x (N, K), weight (M, K), bias (M,), residual (N, M), all of one dtype -> residual + x W^T + b (N, M), new."""
+    others = [z for z in (bias, residual) if z is not None]
+    if weight.shape[0] > THIN_ROWS and _plain(x, weight, *others):
+        return _multiply(x, weight, True, bias, residual, None, 0 if residual is None else ADD)
+    y = matmul(x, weight.T, bias)
+    return y if residual is None else y + residual
+
+
+def forward_gelu(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, approximate: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """x (N, K), weight (M, K), bias (M,) -> gelu(h) and h = x W^T + b, both (N, M); ``approximate`` as in ``gelu``."""
+    if weight.shape[0] > THIN_ROWS and _plain(x, weight, *([] if bias is None else [bias])):
+        before = np.empty((x.shape[0], weight.shape[0]), x.dtype)
+        return _multiply(x, weight, True, bias, before, None, GELU[approximate]), before
+    before = matmul(x, weight.T, bias)
+    return gelu.forward(before, approximate), before
+
+
+def backward(
+    dy: np.ndarray, x: np.ndarray | None, weight: np.ndarray | None, needs: tuple[bool, bool, bool]
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """dy (N, M), x (N, K), weight (M, K) -> dx, dW and db (M,), of which ``needs`` tells the wanted; others are None.
+
+    x may be None unless dW is wanted, weight unless dx is.
+    """
+    of_x, of_weight, of_bias = needs
+    operands = [dy, *([weight] if of_x else []), *([x] if of_weight else [])]
+    rows, outputs = dy.shape
+    inputs = weight.shape[1] if weight is not None else x.shape[1] if x is not None else 0
+    if not of_weight or inputs <= THIN_ROWS or not _plain(*operands):
+        return _backward_apart(dy, x, weight, needs)
+    dtype = dy.dtype
+    none, no_bias = EMPTY[dtype.char], NO_BIAS[dtype.char]
+    work = rows * outputs * inputs * (2 if of_x else 1)
+    dweight = np.empty((outputs, inputs), dtype)
+    dbias = np.empty(outputs, dtype) if of_bias else None
+    sums_grid, count = _division(outputs, inputs, rows, dtype.itemsize, max(work, rows * outputs * inputs))
+    grid, dx = NONE, None
+    if of_x:
+        dx = np.empty((rows, inputs), dtype)
+        grid = (1, 1) if count == 1 else _grid(1, rows, inputs, TILE_BYTES // dtype.itemsize, count)
+    target = none if dx is None else dx
+    _products.launch(
+        dtype, count, dy, none if dx is None else weight, False, no_bias, False, target, target, target, 0, grid,
+        x, dweight, no_bias if dbias is None else dbias, of_bias, False, sums_grid,
+    )  # fmt: skip
+    return dx, dweight, dbias
+
+
+def add_weight_gradient(dweight: np.ndarray, dy: np.ndarray, x: np.ndarray) -> None:
+    """dW += dy^T x in one pass: dW (M, K) C-contiguous, dy (N, M), x (N, K), all of one floating dtype."""
+    if dweight.shape[1] <= THIN_ROWS or not _plain(dweight, dy, x):
+        dweight += matmul(dy.T, x)
+        return
+    (outputs, inputs), rows = dweight.shape, len(dy)
+    grid, count = _division(outputs, inputs, rows, dy.itemsize, rows * outputs * inputs)
+    none, no_bias = EMPTY[dy.dtype.char], NO_BIAS[dy.dtype.char]
+    _products.launch(
+        dy.dtype, count, dy, none, False, no_bias, False, none, none, none, 0, NONE,
+        x, dweight, no_bias, False, True, grid,
+    )  # fmt: skip
+
+
+def _backward_apart(
+    dy: np.ndarray, x: np.ndarray | None, weight: np.ndarray | None, needs: tuple[bool, bool, bool]
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    dx = matmul(dy, weight) if needs[0] and weight is not None else None
+    dweight = matmul(dy.T, x) if needs[1] and x is not None else None
+    return dx, dweight, reduce.sum(dy, (0,), False) if needs[2] else None
+
+
+def backward_gelu(
+    dy: np.ndarray, weight: np.ndarray, before: np.ndarray, approximate: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """For y = gelu(h) W^T: dy (N, M), weight (M, K), before = h (N, K) -> dh = (dy W) gelu'(h), and gelu(h).
+
+    gelu(h), which dW = dy^T gelu(h) needs, comes from the same exponential as its derivative, so it need not be kept.
+    """
+    if weight.shape[1] > THIN_ROWS and _plain(dy, weight, before):
+        activation = np.empty(before.shape, before.dtype)
+        return _multiply(dy, weight, False, None, before, activation, SLOPE[approximate]), activation
+    return gelu.backward(matmul(dy, weight), before, approximate), gelu.forward(before, approximate)

@@ -1,0 +1,83 @@
+"""What happens to rows of a product while they are in the L1 cache, and the column sums of an operand.
+
+For each element h of finished rows, in ``finish_rows``:
+
+    ADD                     y = h + other                                   a residual
+    GELU_TANH, GELU_ERF     other = h;  y = gelu(h)                         backward needs h
+    SLOPE_TANH, SLOPE_ERF   y = h gelu'(other);  extra = gelu(other)        one exponential for both
+
+A pass of its own over a matrix that has left the cache costs as much as a small product.
+"""
+
+from __future__ import annotations
+
+from .gelu import CUBIC, NORMAL_DENSITY, SLOPE
+from .jit import kernel
+from .register_tile import advance, not_inlined
+from .vector_math import exp_fast, normal_cdf, sigmoid_fast
+
+ADD, GELU_TANH, GELU_ERF, SLOPE_TANH, SLOPE_ERF = 1, 2, 3, 4, 5
+
+
+@kernel
+def finish_rows(epilogue, rows, columns, row, y, other, extra, like):
+    """The epilogue on y[:rows, :columns], rows ``row`` apart; ``like`` is any array of the dtype."""
+    not_inlined()
+    real = like.dtype.type
+    one, half, density = real(1), real(0.5), real(NORMAL_DENSITY)
+    slope, cubic, cubic3 = real(SLOPE), real(CUBIC), real(3 * CUBIC)
+    for r in range(rows):
+        y_row, other_row, extra_row = advance(y, r * row), advance(other, r * row), advance(extra, r * row)
+        if epilogue == ADD:
+            for j in range(columns):
+                y_row[j] += other_row[j]
+        elif epilogue == GELU_TANH:
+            for j in range(columns):
+                h = y_row[j]
+                other_row[j] = h
+                y_row[j] = h * sigmoid_fast(slope * h * (one + cubic * h * h))
+        elif epilogue == GELU_ERF:
+            for j in range(columns):
+                h = y_row[j]
+                other_row[j] = h
+                y_row[j] = h * normal_cdf(h, exp_fast(-half * h * h))
+        elif epilogue == SLOPE_TANH:
+            for j in range(columns):
+                h = other_row[j]
+                square = h * h
+                s = sigmoid_fast(slope * h * (one + cubic * square))
+                extra_row[j] = h * s
+                y_row[j] *= s + h * s * (one - s) * slope * (one + cubic3 * square)
+        elif epilogue == SLOPE_ERF:
+            for j in range(columns):
+                h = other_row[j]
+                gaussian = exp_fast(-half * h * h)
+                cdf = normal_cdf(h, gaussian)
+                extra_row[j] = h * cdf
+                y_row[j] *= cdf + h * density * gaussian
+
+
+@kernel
+def add_columns(x, x_row, rows, columns, part, total, accumulate):
+    """total (columns,) = or += the sums of the columns of x, whose rows are contiguous and ``x_row`` apart.
+
+    ``part`` has room for ``columns`` elements. Rows are added in order, four in one pass over the sums.
+    """
+    not_inlined()
+    for c in range(columns):
+        part[c] = x[c]
+    i = 1
+    while i + 4 <= rows:
+        a = advance(x, i * x_row)
+        b = advance(a, x_row)
+        d, e = advance(b, x_row), advance(b, 2 * x_row)
+        for c in range(columns):
+            part[c] = part[c] + a[c] + b[c] + d[c] + e[c]
+        i += 4
+    while i < rows:
+        a = advance(x, i * x_row)
+        for c in range(columns):
+            part[c] += a[c]
+        i += 1
+    for c in range(columns):
+        total[c] = total[c] + part[c] if accumulate else part[c]
