@@ -192,7 +192,8 @@ def forbidden_imports(source: str, path: str) -> list[str]:
         elif path.startswith("cuda_kernels/"):
             allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "cuda"}  # of cuda.bindings
             simulating = root == "greenlet" and path == "cuda_kernels/simulator.py"
-            compiling = path in ("cuda_kernels/language.py", "cuda_kernels/ptx_intrinsics.py")  # not when simulated
+            files = "language", "ptx_intrinsics", "hopper_intrinsics"  # which are not imported when simulated
+            compiling = path in [f"cuda_kernels/{file}.py" for file in files]
             if not (root in allowed or simulating or within(module, "minigrad.cuda_kernels")):
                 rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy, cuda and each other"
             elif root in ("cupy", "cuda", "greenlet") and not lazy:
