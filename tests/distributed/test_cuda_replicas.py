@@ -27,6 +27,7 @@ from minigrad.distributed import (
     DdpConfig,
     Fault,
     FaultPlan,
+    ReduceOp,
     ReplicaError,
     ReplicaMismatchError,
     ThreadCommunicator,
@@ -111,6 +112,21 @@ def test_cuda_large_arrays_are_combined_by_all_devices_in_turn(monkeypatch: pyte
     assert sorted(homes) == sorted(device.index for device in DEVICES)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_cuda_three_ranks_on_two_devices_get_the_bits_of_the_cpu(dtype: str) -> None:
+    def fn(comm: ThreadCommunicator) -> list[bytes]:
+        values = np.random.default_rng(comm.rank).standard_normal(40).astype(dtype)
+        results = []
+        for op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX):
+            t = Tensor(values, device=comm.device)
+            comm.all_reduce(t, op)
+            results.append(t.cpu().numpy().tobytes())
+        return results
+
+    got = run_threads(3, fn, timeout=60, devices=[*DEVICES, DEVICES[1]])
+    assert got == run_threads(3, fn, timeout=60)
+
+
 def test_cuda_threads_take_faults() -> None:
     def fn(comm: ThreadCommunicator) -> float:
         t = Tensor(np.ones(3), device=comm.device)
@@ -186,6 +202,18 @@ def test_cuda_setup_of_two_replicas_is_training_on_the_whole_batch(kinds: dict[s
         assert trainer.devices == DEVICES
         for model in trainer.models:
             assert_close(host(model), host(exact.models[0]))
+
+
+def test_cuda_each_replicas_thread_has_its_device_as_the_current_one() -> None:
+    seen = set()
+
+    def noting(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        seen.add((mg.cuda.current_device(), threading.current_thread().name))
+        return model.loss(x, y)
+
+    with Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
+        trainer.step(noting, *batch())
+    assert seen == {(device.index, f"replica-{rank}") for rank, device in enumerate(DEVICES)}
 
 
 def test_cuda_setup_of_one_replica_is_plain_training() -> None:
