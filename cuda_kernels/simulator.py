@@ -162,7 +162,11 @@ class SharedArray:
 
     def begin_bulk_copy(self, offset: int, n: int) -> None:
         """``begin_copy`` by a unit that no thread waits for: a barrier in memory counts its bytes."""
-        self._copied_by.update(dict.fromkeys(self.places(offset, n), self._block.current.number))
+        places = self.places(offset, n)
+        for i in places:
+            if i in self._copied_by:
+                raise SimulationError(f"shared element {i} is copied to while another copy to it is on its way")
+        self._copied_by.update(dict.fromkeys(places, self._block.current.number))
         self.values.view(np.uint8)[offset : offset + n] = POISON
 
     def end_bulk_copy(self, offset: int, data: np.ndarray) -> None:

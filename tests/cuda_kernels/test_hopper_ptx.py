@@ -96,6 +96,7 @@ def copied(
     arrivals: int = 1,
     barrier: bool = True,
     twice: bool = False,
+    copies: int = 1,
 ) -> np.ndarray:
     """What a thread reads of a box of 8 rows that thread 0 lets TMA copy."""
     x = array.from_host(np.arange(1, 513, dtype=np.float32).astype(bf16).reshape(1, 8, 64))
@@ -115,7 +116,8 @@ def copied(
         if t == 0:
             for _ in range(2 if twice else 1):
                 hopper_ptx.mbarrier_expect(full, nbytes)
-                hopper_ptx.tma_load(ring + offset, source, 0, 0, 0, full)
+                for _ in range(copies):
+                    hopper_ptx.tma_load(ring + offset, source, 0, 0, 0, full)
         if t == reader:
             if wait is not None:
                 hopper_ptx.mbarrier_wait(full, wait)
@@ -146,6 +148,7 @@ def test_a_box_is_there_when_its_barrier_was_waited_for() -> None:
         ({"reader": 999}, "the block ended before the copies"),
         ({"twice": True}, "which has had its 1 arrivals"),
         ({"wait": 2}, "expected 0 or 1"),
+        ({"copies": 2}, "while another copy to it is on its way"),
     ],
 )
 def test_mistakes_with_barriers_are_found(change: dict[str, Any], problem: str) -> None:

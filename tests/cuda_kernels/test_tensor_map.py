@@ -51,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_what_the_driver_is_asked(asked: list[dict[str, Any]]) -> None:
-    """The numbers are those of cuda.h: bfloat16 9, not interleaved 0, 128-byte swizzle 3, 256 bytes for L2 3, zeros 0."""
+    """Numbers of cuda.h: bfloat16 9, not interleaved 0, 128-byte swizzle 3, 256 bytes for L2 3, zeros outside 0."""
     assert MAP.encoded() == b"\x11" * 128
     assert asked == [
         {
