@@ -266,7 +266,7 @@ def _step(task, tasks, state, table, ends, eps, sizes, options, x, qkv, attended
                     xb[c] = row[c]
         return
     layer, part, width = (step - 1) // STEPS, (step - 1) % STEPS, (H + 2 * G) * D
-    total = vocab if layer == layers else width if part == 0 else F if part == 3 else C
+    total = vocab if layer == layers else F if part == 3 else C
     first, last = bound(task, tasks, total, UNIT), bound(task + 1, tasks, total, UNIT)  # rows of weights
     if layer == layers:
         _normalise(stream, B, C, ends[NORM], ends[NORM_BIAS], eps[2 * layers], rms, like, rows)
@@ -278,7 +278,7 @@ def _step(task, tasks, state, table, ends, eps, sizes, options, x, qkv, attended
         start = 0
         for i in range(3):
             count = (H if i == 0 else G) * D
-            low, high = max(first - start, 0), min(last - start, count)
+            low, high = bound(task, tasks, count, UNIT), bound(task + 1, tasks, count, UNIT)
             y = advance(pointer(qkv), start)
             _product(rows, C, B, C, w[Q + 2 * i], w[Q_BIAS + 2 * i], like, low, high, y, width, False)
             start += count

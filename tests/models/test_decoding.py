@@ -69,9 +69,10 @@ def test_the_kernel_computes_what_the_modules_do(name: str, B: int, prompt: int)
         np.testing.assert_allclose(found, want[:, prompt:], rtol=rtol, atol=rtol * abs(want).max())
 
 
-def test_bits_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_embd", [96, 54])
+def test_bits_do_not_depend_on_threads(n_embd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "PARALLEL_WORK", 0)
-    model, ids, before = gpt2(n_embd=96).float(), tokens(3, 10), mg.get_num_threads()
+    model, ids, before = gpt2(n_embd=n_embd).float(), tokens(3, 10), mg.get_num_threads()
     try:
         found = []
         for count in (1, min(2, before)):
