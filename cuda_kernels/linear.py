@@ -70,7 +70,7 @@ def backward_gelu(
     dactivation = matmul.matmul(dy, weight)
     if before.dtype.name not in HALVES:
         return gelu.backward(dactivation, before, approximate), _gelu(before, approximate)
-    wide = (elementwise.cast(x, np.float32) for x in (dactivation, before))
+    wide = elementwise.cast(dactivation, np.float32), elementwise.cast(before, np.float32)
     return elementwise.cast(gelu.backward(*wide, approximate), before.dtype), _gelu(before, approximate)
 
 

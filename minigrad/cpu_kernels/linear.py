@@ -193,7 +193,7 @@ def backward(
     x may be None unless dW is wanted, weight unless dx is.
     """
     of_x, of_weight, of_bias = needs
-    operands = [dy, *([weight] if of_x else []), *([x] if of_weight else [])]
+    operands = [z for z, wanted in ((dy, True), (weight, of_x), (x, of_weight)) if wanted and z is not None]
     rows, outputs = dy.shape
     inputs = weight.shape[1] if weight is not None else x.shape[1] if x is not None else 0
     if not of_weight or inputs <= THIN_ROWS or not _plain(*operands):
