@@ -135,7 +135,11 @@ def measure_all(
             )
         rate(report["entries"])
         save(report)
-        print(f"{part}: {name}: {result.get('error', 'measured')}", file=sys.stderr, flush=True)
+        print(
+            f"{part}: {name}: {result.get('error', 'skipped' if 'skipped' in result else 'measured')}",
+            file=sys.stderr,
+            flush=True,
+        )
     return report
 
 
@@ -190,10 +194,10 @@ def table(report: Result) -> str:
                 + (f", {entry['percent']:.0f} % of cuBLAS's rate" if "percent" in entry else "")
                 + (f", goals {', '.join(f'{goal:,}' for goal in entry['goals'].values())}" if "goals" in entry else "")
             )
-        if "products" in entry:
+        if "products" in entry and "skipped" not in entry:
             engines = [product["engine"] for product in entry["products"].values()]
             shares = ", ".join(f"{engine} {engines.count(engine)}" for engine in sorted(set(engines)))
-            lines.append(f"{entry['name']}: faster at the shapes measured: {shares or 'none was compared'}")
+            lines.append(f"{entry['name']}: faster at the shapes measured: {shares}")
     head = f"{'kernel':40}{'ms':>9}{'GB/s':>8}{'TFLOP/s':>9}{'%':>6}{'goal':>6}{'torch ms':>10}{'speed':>7}"
     lines += ["", head + f"{'error':>10}"]
     for entry in entries:
@@ -257,7 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     always = ("machine", "limits")
     word = options.only.lower()
-    every = [(e.part, e.name, e.goal) for e in entries() if e.part != "tune" or options.tune or options.rehearse]
+    tuning = options.tune or options.rehearse
+    every = [(e.part, e.name, None if options.rehearse else e.goal) for e in entries() if e.part != "tune" or tuning]
     chosen = [e for e in every if e[0] in always or word in f"{e[0]} {e[1]}".lower()]
     if all(part in always for part, _, _ in chosen):
         parser.error(

@@ -109,7 +109,8 @@ def train(name: str, preset: Preset, count: int, free: Callable[[], None]) -> It
     if issubclass(contender, TorchEager):
         torch = gpu_timing.torch_with_cuda()
         if torch is None:
-            raise RuntimeError("PyTorch with CUDA is not installed")
+            yield {"skipped": "PyTorch with CUDA is not installed"}
+            return
         out_of_memory, device_of = torch.OutOfMemoryError, torch.cuda
     while (found := _steps(preset, count, contender, out_of_memory, device_of)) is None:
         free()

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
+import time
 import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import libcuda, matmul_simt, matmul_tensor_core, memory, recording
+from . import launch, libcuda, matmul_simt, matmul_tensor_core, memory, recording
 from .array import DeviceArray, contiguous, empty
 from .language import SIMULATED
 from .matmul_operands import Merged, Product, batches
@@ -80,8 +82,15 @@ class CublasLtError(RuntimeError):
 # The library ----------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
 def library() -> ctypes.PyDLL:
+    """The library, to compute with. Raises OSError where it is not found, and in the simulator."""
+    if SIMULATED:
+        raise OSError('cuBLASLt computes on GPUs, not in the simulator: minigrad.cuda.set_gemm("numba")')
+    return find_library()
+
+
+@functools.cache
+def find_library() -> ctypes.PyDLL:
     """libcublasLt, where NVIDIA's own finder sees it: wheels, conda, CUDA_HOME, the system.
 
     Raises OSError with the command that installs it.
@@ -341,9 +350,25 @@ def _run(p: Product, batch: Merged, epilogue: int, tf32: bool) -> bool:
         graph = recording.current()
         if SIMULATED and graph is not None:
             graph.add(_start, call, plan, *settings)
-        else:
-            _start(call, plan, *settings)
+            return True
+        started = time.perf_counter_ns()
+        _start(call, plan, *settings)
+        if launch.DEBUG >= 2 and graph is None:
+            _report(call, started)
     return True
+
+
+def _report(call: Call, started: int) -> None:
+    """The line of MINIGRAD_DEBUG=2, as for our own kernels."""
+    M, N, K = call.sizes
+    name = f"cublaslt {call.operand} to {call.out}, {call.matrices} of ({M}, {K}) ({K}, {N})"
+    if SIMULATED:
+        print(f"minigrad: {name} in the simulator", file=sys.stderr)
+        return
+    memory.synchronize()
+    seconds = (time.perf_counter_ns() - started) * 1e-9
+    rate = 2e-12 * M * N * K * call.matrices / seconds
+    print(f"minigrad: {name} {seconds * 1e6:.1f} us, {rate:.2f} TFLOP/s", file=sys.stderr)
 
 
 def _start(

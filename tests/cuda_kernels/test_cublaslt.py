@@ -192,6 +192,15 @@ def test_plans_are_kept_and_follow_alignment(fake: FakeCublasLt) -> None:
     assert len(cublaslt._workspaces) == 1
 
 
+def test_debug_level_2_prints_a_line(
+    fake: FakeCublasLt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "DEBUG", 2)
+    matmul.matmul(stored(draw(3, 2, 5), "rows"), stored(draw(3, 5, 4), "rows"))
+    line = "minigrad: cublaslt float32 to float32, 3 of (2, 5) (5, 4) in the simulator\n"
+    assert capsys.readouterr().err == line
+
+
 def test_what_is_numbas_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers, and sums of nothing."""
     monkeypatch.delitem(matmul_engines.ENGINES, "cublaslt")
@@ -239,12 +248,11 @@ def test_a_captured_graph_repeats_the_products(fake: FakeCublasLt) -> None:
 
 def test_a_missing_library_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda", None)
-    cublaslt.library.cache_clear()
+    monkeypatch.setattr(cublaslt, "library", cublaslt.find_library)
+    cublaslt.find_library.cache_clear()
     choices.set_gemm("cublaslt")
     a = array.from_host(draw(2, 2))
-    with pytest.raises(
-        OSError, match="cuBLASLt is not found .*pip install nvidia-cublas-cu12, or .*MINIGRAD_GEMM=numba"
-    ):
+    with pytest.raises(OSError, match="cuBLASLt is not found .*pip install nvidia-cublas-cu12, .*MINIGRAD_GEMM=numba"):
         matmul.matmul(a, a)
     monkeypatch.setattr(libcuda, "driver", lambda: libcuda.Driver((13, 0), 1))
     with pytest.raises(OSError, match="pip install nvidia-cublas, or"):
@@ -252,6 +260,11 @@ def test_a_missing_library_is_an_error_with_the_command(monkeypatch: pytest.Monk
     mg.cuda.set_gemm("numba")
     assert mg.cuda.get_gemm() == "numba"
     matmul.matmul(a, a)
+
+
+def test_the_simulator_has_no_cublaslt() -> None:
+    with pytest.raises(OSError, match=r'cuBLASLt computes on GPUs, not in the simulator: .*set_gemm\("numba"\)'):
+        mg.cuda.set_gemm("cublaslt")
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,9 +325,9 @@ def test_a_file_of_somebody_else_is_refused() -> None:
 
 def test_the_real_library_takes_every_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Descriptors need no GPU: the installed library accepts all attributes, and says the same when asked."""
-    cublaslt.library.cache_clear()
+    cublaslt.find_library.cache_clear()
     try:
-        real = cublaslt.library()
+        real = cublaslt.find_library()
     except OSError as error:
         pytest.skip(str(error))
     seen: list[int] = []
