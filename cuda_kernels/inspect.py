@@ -188,6 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for capability in capabilities
         if (capability == k.capability if k.only else capability >= k.capability)
     ]
+    if not work:
+        parser.error(f"none of these kernels is for {' or '.join(options.arch)}")
     broken = 0
     with _pool(min(options.jobs, len(work)), options.later) as pool:
         for text, faults in pool.map(_described, work):

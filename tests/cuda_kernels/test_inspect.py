@@ -130,6 +130,8 @@ def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
 
 def test_arguments() -> None:
     assert inspect("no_such_kernel").returncode == 2
+    done = inspect("hopper_product", "--arch", "sm_80")
+    assert done.returncode == 2 and "none of these kernels is for sm_80" in done.stderr
     done = inspect("--arch", "hopper")
     assert done.returncode == 2 and "expected a name like sm_80" in done.stderr
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
