@@ -327,6 +327,12 @@ def _step(task, tasks, state, table, ends, eps, sizes, options, x, qkv, attended
 class Plan:
     """A model made ready: the table of addresses, the workspace, and how many tasks each step has."""
 
+    batch: int
+    room: int  # max_tokens of the cache
+    shape: tuple[int, ...]  # of the logits
+    dtype: np.dtype[Any]
+    state: np.ndarray  # position, address of the logits, tokens
+
     def __init__(self, model: Model) -> None:
         first = model.layers[0]
         B, G, room, D = first.cache[0].shape
