@@ -29,9 +29,8 @@ class _OfThread(threading.local):
         self.mode: Mode = Mode()
 
 
-of_thread: _OfThread = (
-    _OfThread()
-)  # every operation reads ``of_thread.mode``, once: that costs ten times what its attributes do
+# Every operation reads ``of_thread.mode``, once: that costs ten times what reading an attribute of it does.
+of_thread: _OfThread = _OfThread()
 
 
 def is_grad_enabled() -> bool:

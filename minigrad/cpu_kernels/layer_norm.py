@@ -127,11 +127,11 @@ def backward(
     dx = np.empty((N, C), x.dtype)
     weight = np.ones(C, x.dtype) if weight is None else np.ascontiguousarray(weight)
     dy, x = np.ascontiguousarray(dy), np.ascontiguousarray(x)
-    rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
-    if N <= rows:
+    if N <= BACKWARD_ROWS:
         dweight, dbias = np.empty(C, x.dtype), np.empty(C, x.dtype)
         _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias)
         return dx, dweight, dbias
+    rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     partial = np.empty((2, -(-N // rows), C), x.dtype)
     run = _backward_serial if x.size <= TASK_ELEMENTS else _backward
     run(dy, x, weight, mean, rstd, dx, partial[0], partial[1], rows)

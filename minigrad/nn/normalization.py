@@ -28,7 +28,8 @@ def layer_norm(
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
-    weight, bias = _affine("layer_norm", x, shape, weight, bias)
+    if weight is None or bias is None or weight.data.shape != shape or bias.data.shape != shape:
+        weight, bias = _affine("layer_norm", x, shape, weight, bias)
     return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
 
 

@@ -172,6 +172,7 @@ def test_lists() -> None:
 
 def test_deep_nesting() -> None:
     m: Module = nn.Linear(1, 1)
+    nn.Linear(1, 1).double()(mg.ones(1, 1, dtype="float64"))  # compiled now: that takes a deep stack too
     for _ in range(300):
         m = Sequential(m)
     [(weight, _), _] = m.named_parameters()
