@@ -107,9 +107,10 @@ class CapturedStep:
         named = trainer._named(self._params)
         count = trainer.config.grad_accum_steps
         for i, x in enumerate(inputs):
-            if count > 1 and (not isinstance(x, Tensor) or not x.ndim or x.shape[0] != count):
-                shape = getattr(x, "shape", type(x).__name__)
-                raise ValueError(f"input {i} is {shape}; with grad_accum_steps={count} its first dimension is {count}")
+            if count > 1 and isinstance(x, Tensor) and x.shape[:1] != (count,):
+                raise ValueError(
+                    f"input {i} is {x.shape}; with grad_accum_steps={count} its first dimension is {count}"
+                )
         if trainer._accumulator.current_step:
             raise ValueError("the window has micro-batches of other steps; call flush first")
         scaled = getattr(trainer, "scaler", None) is not None

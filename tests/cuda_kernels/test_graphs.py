@@ -136,6 +136,8 @@ def test_an_optimizer_whose_scalars_would_be_those_of_the_capture_refuses() -> N
 )
 def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(name: str, action: Callable[..., Any]) -> None:
     x = on_gpu(drawn(3))
+    assert (x * 2.0).sum().tolist() is not None  # what kernels keep for themselves is there now
+    gc.collect()
     before = cuda.memory_reserved()
     graph = cuda.Graph()
     with pytest.raises(CaptureError, match=rf"{name}\(\) during capture: .*\n  at .*test_graphs.py"), graph.capture():
@@ -144,6 +146,7 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(name: st
     with pytest.raises(CaptureError, match="nothing to launch"):
         graph.replay()
     del y
+    gc.collect()
     assert cuda.memory_reserved() == before
     assert (x * 2.0).sum().item() == pytest.approx(2 * drawn(3).sum(), rel=1e-6)
 
@@ -278,6 +281,22 @@ def test_new_shapes_are_captured_anew_and_the_oldest_graphs_go() -> None:
 
     eager = run(None)
     assert same_bits(eager, run(8)) and same_bits(eager, run(1))
+
+
+def test_activations_that_are_computed_again_are_so_in_each_launch() -> None:
+    def run(captured: bool) -> list[np.ndarray]:
+        model, trainer, _ = linear_trainer()
+        step = trainer.capture(lambda x: mg.checkpoint(model, x).pow(2).mean(), model.named_parameters())
+        for i in range(3):
+            x = on_gpu(drawn(2, 4, seed=i))
+            if captured:
+                step(x).result()
+            else:
+                loss = mg.checkpoint(model, x).pow(2).mean()
+                trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        return weights(model)
+
+    assert same_bits(run(False), run(True))
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one() -> None:

@@ -541,3 +541,50 @@ def test_repr_shows_step_configuration_and_optimizer() -> None:
     trainer.step([p], p.sum().backward(), 1.0)
     shown = repr(trainer)
     assert shown.startswith("SimpleTrainer(step 1, TrainingConfig(learning_rate=0.25,") and "AdamW(" in shown
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_captured_steps_on_the_cpu_are_the_eager_ones(count: int) -> None:
+    def run(captured: bool) -> tuple[list[TrainingMetrics | None], list[bytes]]:
+        minigrad.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=count), schedule=CosineAnnealing(0.1, 0.0, 1, 9))
+        step = trainer.capture(lambda x: model(x).pow(2).mean(), model.named_parameters())
+        found = []
+        for i in range(3):
+            x = minigrad.tensor(np.random.default_rng(i).standard_normal((count, 2, 3)).astype(np.float32))
+            if captured:
+                found.append(trainer.launch(x if count > 1 else x[0]).result())
+                continue
+            for k in range(count):
+                loss = model(x[k]).pow(2).mean()
+                metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            found.append(metrics)
+        assert step.graphs == 0
+        return found, [p.detach().numpy().tobytes() for p in model.parameters()]
+
+    assert run(False) == run(True)
+
+
+def test_a_captured_step_refuses_what_it_cannot_do() -> None:
+    model = nn.Linear(3, 1)
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    with pytest.raises(RuntimeError, match="no step was captured"):
+        trainer.launch(minigrad.ones(2, 3))
+    step = trainer.capture(lambda x: model(x).sum(), model.named_parameters())
+    with pytest.raises(ValueError, match=r"input 0 is \(3, 3\); with grad_accum_steps=2 its first dimension is 2"):
+        step(minigrad.ones(3, 3))
+    loss = model(minigrad.ones(1, 3)).sum()
+    trainer.step(model.named_parameters(), loss.backward(), loss.item())
+    with pytest.raises(ValueError, match="call flush first"):
+        step(minigrad.ones(2, 3))
+    trainer.flush(model.named_parameters())
+    with pytest.raises(TypeError, match="input 0 is a ndarray"):
+        step(np.ones((2, 3), np.float32))
+    loss = trainer.capture_forward_pass(lambda x: model(x).sum(), minigrad.ones(1, 3))
+    assert loss is None
+    with pytest.raises(RuntimeError, match="launch_backward_graph: there is no backward pass"):
+        trainer.launch_backward_graph()
+    trainer.capture_backward_pass(lambda loss: loss.backward())
+    assert trainer.launch_forward_graph(minigrad.ones(1, 3)).item() == model(minigrad.ones(1, 3)).sum().item()
+    assert trainer.launch_backward_graph()[model.weight].tolist() == [[1.0, 1.0, 1.0]]
