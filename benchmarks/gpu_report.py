@@ -7,9 +7,9 @@
 
 Kernels that move data are given in per cent of the driver's copy within the same card, kernels that multiply in per
 cent of cuBLAS's product of the same dtype, both measured in the same run. Beside them are the goal, the largest error
-against float64 (relative to the largest value), and PyTorch's time where it is installed. It takes about eight minutes;
-each part has a limit. The file is written after each entry, so it keeps what was measured whatever happens. An entry
-that fails is recorded with its error, and the next one goes on.
+against float64 (relative to the largest value), and PyTorch's time where it is installed. Each part has a limit, eight
+minutes in all, and three more for --tune. The file is written after each entry, so it keeps what was
+measured whatever happens. An entry that fails is recorded with its error, and the next one goes on.
 
 --tune also measures which engine multiplies the matrices of a GPT-2 faster, and remembers it for this card beside the
 compiled kernels: from then on products of about these sizes are that engine's (minigrad.cuda.set_gemm).
@@ -37,13 +37,13 @@ ANSWER = "entry "  # as in gpu_worker.py, which needs a GPU to be imported
 
 # Seconds that the entries of a part may take in all, a first compilation included.
 LIMITS: dict[str, float] = {
-    "machine": 30,
-    "limits": 45,
-    "host": 20,
-    "kernels": 150,
+    "machine": 15,
+    "limits": 30,
+    "host": 15,
+    "kernels": 210,
     "ladders": 30,
-    "compile": 40,
-    "training": 210,
+    "compile": 30,
+    "training": 150,
     "tune": 180,
 }
 REHEARSAL_FACTOR = 5  # the simulator's seconds

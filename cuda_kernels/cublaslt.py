@@ -98,7 +98,8 @@ def find_library() -> ctypes.PyDLL:
     try:
         from cuda import pathfinder
 
-        found = ctypes.PyDLL(str(pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path))
+        loaded = pathfinder.load_nvidia_dynamic_lib("cublasLt")
+        found = ctypes.PyDLL(str(loaded.abs_path), handle=loaded._handle_uint)
     except (ImportError, RuntimeError, OSError) as error:
         wheel = "nvidia-cublas" if _newest() >= (13, 0) else "nvidia-cublas-cu12"
         raise OSError(
