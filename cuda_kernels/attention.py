@@ -21,6 +21,7 @@ import numpy as np
 
 from . import attention_rows, flash, matmul_tensor_core
 from .array import DeviceArray, copy, empty
+from .strided_copy import copy_into
 
 SMALL = 1 << 18  # multiply-adds of all scores: below, a thread for each row is enough
 
@@ -97,6 +98,26 @@ def backward(
         arguments, rows = arguments[:-3], B * H * Tk
         keys.launch(-(-rows // 32), dk, dv, dy, q, k, v, lse, delta, rows, *arguments, threads=32)
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+
+
+def backward_packed(
+    dy: DeviceArray,
+    qkv: DeviceArray,
+    out: DeviceArray,
+    lse: DeviceArray,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    offset: int = 0,
+) -> DeviceArray:
+    """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
+    q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
+    dqkv = empty(qkv.shape, qkv.dtype, qkv.device)
+    grads = backward(dy, q, k, v, out, lse, causal, scale, dropout_p, seed, offset)
+    for i, grad in enumerate(grads):
+        copy_into(dqkv[:, :, i], grad.swapaxes(1, 2))
+    return dqkv
 
 
 def use_tiles(q: DeviceArray, k: DeviceArray) -> bool:

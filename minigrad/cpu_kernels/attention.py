@@ -199,14 +199,14 @@ def _forward(
 @task_kernel
 def _backward(
     task, tasks, dy, q, k, v, out, lse, dq, dk, dv, dy_strides, q_strides, k_strides, v_strides, out_strides,
-    causal, scale, dropout_p, seed, offset,
+    sizes, dq_row_step, dk_row_step, causal, scale, dropout_p, seed, offset,
 ):  # fmt: skip
     """Cells: (part, batch, key-value head); part p of P takes every P-th block of the queries of its head group.
 
-    dk and dv are (P, B, Tk, H, D): each part has its own sums, which the launcher adds in order.
+    dq is (B, Tq, Hq, D), dk and dv are (P, B, Tk, H, D): each part has its own sums, which the launcher adds in order.
+    They are given by their first elements; tokens are ``dq_row_step`` and ``dk_row_step`` elements apart.
     """
-    parts, B, Tk, H, D = dk.shape
-    Tq, Hq = dq.shape[1], dq.shape[2]
+    parts, B, Tk, H, D, Tq, Hq = sizes
     group = Hq // H
     n = tile_columns(pointer(q))
     width = round_up(D, n)
@@ -310,12 +310,12 @@ def _backward(
                         True, pointer(zeros), advance(pointer(dk_sums), target), width, width,
                     )  # fmt: skip
             for e in range(i_block, i_end):
-                dq_row = advance(pointer(dq), ((b * Tq + e) * Hq + h) * D)
+                target_row = advance(pointer(dq), (b * Tq + e) * dq_row_step + h * D)
                 row_sums = advance(pointer(dq_sums), (e - i_block) * width)
                 for c in range(D):
-                    dq_row[c] = row_sums[c] * real_scale
+                    target_row[c] = row_sums[c] * real_scale
         for j in range(Tk):
-            target = (((part * B + b) * Tk + j) * H + kv_head) * D
+            target = ((part * B + b) * Tk + j) * dk_row_step + kv_head * D
             dk_row, dv_row = advance(pointer(dk), target), advance(pointer(dv), target)
             dk_sum, dv_sum = advance(pointer(dk_sums), j * width), advance(pointer(dv_sums), j * width)
             for c in range(D):
@@ -419,15 +419,69 @@ def backward(
         dq[...] = 0
         dk, dv = np.zeros((2, B, Tk, H, D), q.dtype)
         return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
-    units = Hq // H * -(-Tq // QUERY_BLOCK)
-    parts = max(1, min(units, BACKWARD_CELLS // (B * H)))
+    parts = _parts(q, k)
     dk, dv = np.empty((parts, B, Tk, H, D), q.dtype), np.empty((parts, B, Tk, H, D), q.dtype)
+    grads = dq.reshape(-1), dk.reshape(-1), dv.reshape(-1)
+    _launch_backward(parts, dy, q, k, v, out, lse, grads, (Hq * D, H * D), (causal, scale, dropout_p, seed, offset))
+    dk, dv = (x[0] if parts == 1 else x.sum(axis=0) for x in (dk, dv))
+    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+
+
+def backward_packed(
+    dy: np.ndarray,
+    qkv: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    offset: int = 0,
+) -> np.ndarray:
+    """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
+    B, T, _, H, D = qkv.shape
+    q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
+    dqkv = np.empty((B, T, 3, H, D), qkv.dtype)
+    parts = _parts(q, k) if qkv.size else 0
+    options = causal, scale, dropout_p, seed, offset
+    if parts == 1:  # else dk and dv are sums of parts
+        flat = dqkv.reshape(-1)
+        grads = flat, flat[H * D :], flat[2 * H * D :]
+        _launch_backward(1, dy, q, k, v, out, lse, grads, (3 * H * D,) * 2, options)
+    else:
+        for i, grad in enumerate(backward(dy, q, k, v, out, lse, *options)):
+            dqkv[:, :, i] = grad.swapaxes(1, 2)
+    return dqkv
+
+
+def _parts(q: np.ndarray, k: np.ndarray) -> int:
+    """Into how many parts the queries of a head group are divided; depends on the shapes only."""
+    B, Hq, Tq, _ = q.shape
+    H = k.shape[1]
+    return max(1, min(Hq // H * -(-Tq // QUERY_BLOCK), BACKWARD_CELLS // (B * H)))
+
+
+def _launch_backward(
+    parts: int,
+    dy: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    grads: tuple[np.ndarray, np.ndarray, np.ndarray],
+    row_steps: tuple[int, int],
+    options: tuple[bool, float, float, int, int],
+) -> None:
+    """Run ``_backward``; ``grads`` and ``row_steps`` are its dq, dk, dv and their steps."""
+    B, Hq, Tq, D = q.shape
+    H, Tk = k.shape[1:3]
+    dtype = q.dtype
+    causal, scale, dropout_p, seed, offset = options
     (dy, dy_strides), (out, out_strides) = _operand(dy), _operand(out)
     (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
     _backward.launch(
-        q.dtype, min(threads.get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), dq, dk, dv,
-        dy_strides, q_strides, k_strides, v_strides, out_strides,
+        dtype, min(threads.get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
+        dy_strides, q_strides, k_strides, v_strides, out_strides, (parts, B, Tk, H, D, Tq, Hq), *row_steps,
         causal, float(scale), float(dropout_p), np.uint64(seed), np.uint64(offset),
     )  # fmt: skip
-    dk, dv = (x[0] if parts == 1 else x.sum(axis=0) for x in (dk, dv))
-    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)

@@ -53,12 +53,9 @@ class PackedAttention(Function):
 
     def backward(self, dy: Any) -> Any:
         qkv, y, lse = self.saved
-        dqkv = self.kernels.empty(qkv.shape, qkv.dtype)
         dy = dy.reshape(*self.heads[:2], *self.heads[3:]).swapaxes(1, 2)
-        grads = self.kernels.attention.backward(dy, *_parts(qkv, self.heads), y, lse, *self.options)
-        for part, grad in zip(_parts(dqkv, self.heads), grads):
-            self.kernels.elementwise.assign(part, grad)
-        return dqkv
+        dqkv = self.kernels.attention.backward_packed(dy, qkv.reshape(self.heads), y, lse, *self.options)
+        return dqkv if len(qkv.shape) == 5 else dqkv.reshape(qkv.shape)
 
 
 class CachedAttention(Function):
