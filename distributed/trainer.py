@@ -327,8 +327,8 @@ class Trainer:
 def _config_for(devices: Sequence[str | Device] | None) -> DdpConfig:
     """With ElChe where GPUs of different names will not be equally fast."""
     places = [Device(device) for device in devices or ()]
-    names = {cuda.get_device_name(place) for place in places if place.type == "cuda"}
-    return DdpConfig(max_anchor=None if len(names) > 1 else 0)
+    alike = len(set(places)) < 2 or {place.type for place in places} != {"cuda"}
+    return DdpConfig(max_anchor=0 if alike or len({cuda.get_device_name(place) for place in places}) < 2 else None)
 
 
 def _graph(head: Any) -> Module:
