@@ -144,9 +144,7 @@ class Training(TrainingRun):
         """One optimizer step, of ``grad_accum`` micro-batches, of which each rank has its part."""
         s, trainer, params = self.settings, self.trainer, list(self.model.named_parameters())
         self.model.train()
-        # Dropout's random numbers depend on the seed, the rank and the step alone: no checkpoint need hold them.
-        seed = {"seed": (s.seed + 1 + self.comm.rank) % 2**64, "offset": trainer.global_step << 20}
-        minigrad.default_generator.load_state_dict(seed)
+        self.seed()
         for i in range(s.grad_accum):
             x, y = self.batches.batch(trainer.global_step * s.grad_accum + i)
             if len(x):
@@ -155,6 +153,11 @@ class Training(TrainingRun):
                 metrics = trainer.step(params, GradStore(), 0.0, weight=0)
         assert metrics is not None  # the window is full after grad_accum micro-batches
         return metrics
+
+    def seed(self) -> None:
+        """Dropout's random numbers depend on the seed, the rank and the step alone: no checkpoint need hold them."""
+        seed = {"seed": (self.settings.seed + 1 + self.comm.rank) % 2**64, "offset": self.trainer.global_step << 20}
+        minigrad.default_generator.load_state_dict(seed)
 
     def interrupted(self, received: list[int]) -> int:
         """The signal that ends the training on all ranks, whichever got it, or 0."""

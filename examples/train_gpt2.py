@@ -14,6 +14,7 @@ that the model's own operations make up (MFU). Ctrl-C finishes the step, saves, 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import math
@@ -37,11 +38,13 @@ from minigrad.distributed import (
     BucketedTrainer,
     Communicator,
     SimpleTrainer,
+    TrainingMetrics,
     agree_on_settings,
     all_gather_bytes,
     init_process_group,
     load_distributed_checkpoint,
 )
+from minigrad.distributed.captured_step import CapturedStep
 from minigrad.serialization import CheckpointError
 
 COMMUNICATORS = ("auto", "nccl", "mpi", "none")
@@ -67,6 +70,11 @@ def main() -> int:
         "--communicator", default="auto", choices=COMMUNICATORS,
         help="what connects several ranks: nccl for GPUs, mpi for CPUs; auto chooses (default)",
     )  # fmt: skip
+    parser.add_argument(
+        "--graph", action=argparse.BooleanOptionalAction, default=None,
+        help="launch a step as one CUDA graph, in one process; on the CPU the same calls compute at once "
+        "(default: with --device cuda, unless blocks are checkpointed)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
     parser.add_argument(
         "--peak", type=float, default=None, metavar="TFLOPS", help="peak for MFU (default: known cards)"
@@ -76,8 +84,20 @@ def main() -> int:
     )
     parser.add_settings(GPT2Settings)
     flags = vars(parser.parse())
-    names = ["data", "tokenizer", "init_from", "out", "resume", "device", "communicator", "threads", "peak", "timeout"]
-    data, tokenizer, init, out, resume, device, communicator, threads, peak, timeout = map(flags.pop, names)
+    names = [
+        "data",
+        "tokenizer",
+        "init_from",
+        "out",
+        "resume",
+        "device",
+        "communicator",
+        "graph",
+        "threads",
+        "peak",
+        "timeout",
+    ]
+    data, tokenizer, init, out, resume, device, communicator, graph, threads, peak, timeout = map(flags.pop, names)
     for name, value in (("--timeout", timeout), ("--peak", peak)):
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{name} is {value:g}, expected a number above 0")
@@ -98,7 +118,7 @@ def main() -> int:
         else:
             run, shards = prepare_new(comm, own, Source(data, tokenizer, init), out, flags)
         agree_on_settings(comm, {"the tokens": shards.sha256, "the settings": run.settings})
-        with contextlib.closing(GPT2Training(comm, run, shards, peak)) as training:
+        with contextlib.closing(GPT2Training(comm, run, shards, peak, graph)) as training:
             return training.train_or_explain()
 
 
@@ -181,8 +201,19 @@ class GPT2Training(Training):
     script = "train_gpt2.py"
     settings: GPT2Settings
 
-    def __init__(self, comm: Communicator, run: Run, shards: Shards, peak: float | None = None) -> None:
+    def __init__(
+        self, comm: Communicator, run: Run, shards: Shards, peak: float | None = None, graph: bool | None = None
+    ) -> None:
+        blocks = run.settings.checkpoint_blocks  # whose second run is compared with the first by the host
+        if graph and (comm.world_size > 1 or blocks):
+            why = "--checkpoint-blocks compares results by the host" if blocks else "several ranks exchange gradients"
+            raise UsageError(f"--graph: a CUDA graph holds a step of one process, without the host; {why}")
         super().__init__(comm, run, shards)
+        if graph is None:
+            graph = run.model.device.type == "cuda" and comm.world_size == 1 and not blocks
+        self.captured: CapturedStep | None = None
+        if graph:
+            self.captured = self.trainer.capture(self.loss_of, self.model.named_parameters())
         self.flops: int = flops_per_token(run.model, run.settings.block_size)
         found = (1e12 * peak, "--peak") if peak else peak_flops(run.model.device, self.settings.dtype)
         self.peak: float = found[0] * comm.world_size
@@ -222,11 +253,34 @@ class GPT2Training(Training):
         device = self.model.device.type
         return super().how_to_resume() + (f" --device {device}" if device != "cpu" else "")
 
-    def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
+    def step(self) -> TrainingMetrics:
+        """One optimizer step; in one process by the captured graph, or by the same operations one by one."""
+        if self.comm.world_size > 1:
+            return super().step()
+        s, trainer = self.settings, self.trainer
+        self.model.train()
+        self.seed()
+        first = trainer.global_step * s.grad_accum
+        batches = [self.batches.batch(first + i) for i in range(s.grad_accum)]
+        if self.captured is not None:
+            x, y = (np.stack(each) if s.grad_accum > 1 else each[0] for each in zip(*batches))
+            metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
+        else:
+            for x, y in batches:
+                metrics = trainer.backward_and_step(self.loss(x, y), self.model.named_parameters())
+        assert metrics is not None  # the window is full, and bfloat16 leaves no step out
+        return metrics
+
+    def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of a batch, in the run's dtype."""
         trainer: SimpleTrainer = self.trainer
         with trainer.autocast(self.model.device.type) if isinstance(trainer, AmpTrainer) else contextlib.nullcontext():
-            return super().loss(x, y)
+            return self.model.loss(x, y)
+
+    def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
+        """The same for tokens on the host."""
+        device = self.model.device
+        return self.loss_of(minigrad.from_numpy(x).to(device=device), minigrad.from_numpy(y).to(device=device))
 
     def prompt(self) -> np.ndarray:
         """Samples begin a new text, or go on with the training's first token."""

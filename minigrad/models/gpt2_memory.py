@@ -8,6 +8,7 @@ import numpy as np
 
 from ..dtypes import float32, is_half
 from ..errors import located
+from ..ops.linear import CHUNK_BYTES
 from ..step_memory import MemoryReport
 from .gpt2 import GPT2Config
 
@@ -22,14 +23,15 @@ def gpt2_memory(
 
     With N = B T tokens, C channels, I within the MLP, V tokens in the vocabulary, and h bytes a number of ``dtype``:
 
-        LayerNorm         4 C + 8          its input in float32, mean, 1 / deviation; two a layer, and one at the end
-        Linear            h (2 C + I)      a layer; the projection after attention has attention's output: 0. Head: h C
-        PackedAttention   4 h C + 4 heads  a layer: queries, keys, values, the output, and the rows' log-sum-exp
-        Gelu              4 I              a layer, in float32
-        CrossEntropy      4 V + 12         the logits in float32, log-sum-exp, targets
+        LayerNorm            4 C + 8          its input in float32, mean, 1 / deviation; two a layer, and the last one
+        Linear               h C              a layer; the projection after attention has attention's output: 0
+        PackedAttention      4 h C + 4 heads  a layer: queries, keys, values, the output, the rows' log-sum-exp
+        FeedForward          h (C + I)        a layer: its input, and what GELU gets
+        LinearCrossEntropy   2 h C + 8        its input and the input's gradient, targets; and h V C, once: the weight's
 
-    times N each. With ``checkpoint_blocks`` a layer keeps 4 C + 4 instead. The temporary part is the gradient of the
-    logits in float32, 4 V N, which backward begins with, or a layer's activations that are computed again, if more.
+    times N each. With ``checkpoint_blocks`` a layer keeps 4 C + 4 instead. The temporary part is an estimate: of a
+    layer, the gradients of its output (in float32 and ``dtype``) and of what GELU got, and what GELU gave; or a chunk of
+    logits in float32 and ``dtype``, if that is more; and with ``checkpoint_blocks`` the layer's activations once more.
 
     Raises ValueError for another dtype, and for a head of its own (``tied=False``).
     """
@@ -46,18 +48,18 @@ def gpt2_memory(
     vectors = L * ((5 * C + inner + 2 * C) if config.bias else 0) + 2 * L * C + (C if config.bias else 0) + C
     layer = {
         "LayerNorm": 2 * N * (4 * C + 8),
-        "Linear": N * h * (2 * C + inner),
+        "Linear": N * h * C,
         "PackedAttention": N * (4 * h * C + 4 * heads),
-        "Gelu": N * 4 * inner,
+        "FeedForward": N * h * (C + inner),
     }
     activations = {name: L * size for name, size in layer.items()}
-    temporary = 4 * V * N
+    chunk = min(4 * V * N, CHUNK_BYTES) * (4 + h if is_half(kind) else 4) // 4
+    temporary = max(chunk, N * (4 * C + (h * C if is_half(kind) else 0) + 2 * h * inner))
     if config.checkpoint_blocks:
-        activations = {"checkpoint": L * N * (4 * C + 4), "LayerNorm": 0, "Linear": 0}
-        temporary = max(temporary, sum(layer.values()) - (4 * V + 12) * N)
+        activations = {"checkpoint": L * N * (4 * C + 4), "LayerNorm": 0}
+        temporary += sum(layer.values())
     activations["LayerNorm"] += N * (4 * C + 8)
-    activations["Linear"] += N * h * C
-    activations["CrossEntropy"] = N * (4 * V + 12)
+    activations["LinearCrossEntropy"] = N * (2 * h * C + 8) + h * V * C
     activations["Embedding"] = 8 * (N + T)
     weights = 4 * (matrices + vectors + config.block_size * C)
     return MemoryReport(
