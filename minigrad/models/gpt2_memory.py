@@ -30,8 +30,8 @@ def gpt2_memory(
         LinearCrossEntropy   2 h C + 8        its input and the input's gradient, targets; and h V C, once: the weight's
 
     times N each. With ``checkpoint_blocks`` a layer keeps 4 C + 4 instead. The temporary part is an estimate: of a
-    layer, the gradients of its output (in float32 and ``dtype``) and of what GELU got, and what GELU gave; or a chunk of
-    logits in float32 and ``dtype``, if that is more; and with ``checkpoint_blocks`` the layer's activations once more.
+    layer, the gradients of its output (in float32 and ``dtype``) and of what GELU got, and what GELU gave; or a chunk
+    of logits in float32 and ``dtype``, if more; and with ``checkpoint_blocks`` the layer's activations once more.
 
     Raises ValueError for another dtype, and for a head of its own (``tied=False``).
     """
