@@ -203,7 +203,7 @@ class Static:
     def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], device: Device) -> None:
         kernels = device.kernels
         self.inputs: list[Tensor] = [Tensor.wrap(kernels.empty(x.shape, x.dtype), device) for x in inputs]
-        self.graph = Graph(device)
+        self.graph: Graph = Graph(device)
         with self.graph.capture():
             self.outputs: Any = function(*self.inputs)
 

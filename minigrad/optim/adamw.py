@@ -56,7 +56,7 @@ class AdamW(MultiTensorOptimizer):
         master_weights: bool = False,
     ) -> None:
         if master_weights:
-            self.extra_arrays = ("master",)
+            self.extra_arrays: tuple[str, ...] = ("master",)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @classmethod
