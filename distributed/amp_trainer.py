@@ -166,8 +166,8 @@ class AmpTrainer(BucketedTrainer):
             return super()._update(named, parts, loss)
         grads = merged(parts)
         if self._recorder is not None:
-            (_, found), *_ = self.scaler.unscale_on_device(grads)
-            self._recorder.update(named, grads, found)
+            flags = self.scaler.unscale_on_device(grads)
+            self._recorder.update(named, grads, flags[0][1] if flags else None)
             return None
         finite = self.scaler.unscale_grads(grads)
         if not finite and not (self.scaler.adapts and self.scaler.get_scale() <= MIN_SCALE):

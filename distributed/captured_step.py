@@ -114,6 +114,7 @@ class CapturedStep:
         if trainer._accumulator.current_step:
             raise ValueError("the window has micro-batches of other steps; call flush first")
         scaled = getattr(trainer, "scaler", None) is not None
+        trainer._settle(but=self)
         self.settle(0 if scaled else AHEAD - 1)
         static = self._graphed.static(inputs)
         if static is None:

@@ -124,7 +124,7 @@ class SimpleTrainer:
         self._global_step = 0
         self._optimized: set[int] = set()
         self._recorder: CapturedStep | None = None  # of the graph that is captured now
-        self._captured: CapturedStep | None = None
+        self._captures: list[CapturedStep] = []
         self._passes: dict[str, CapturedPass] = {}
 
     def __repr__(self) -> str:
@@ -161,13 +161,13 @@ class SimpleTrainer:
         which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a
         trained parameter that the optimizer does not know, and for gradients of other tensors only.
         """
-        self._settle()
         loss = float(loss_value)
         self._check_loss(loss)
         return self._step(self._named(params), grads, loss)
 
     def flush(self, params: Params) -> TrainingMetrics | None:
         """Make a step of an unfinished window, averaged over the micro-batches it has; None if it has none."""
+        self._settle()
         named = self._named(params)
         return None if self._accumulator.current_step == 0 else self._finish(named)
 
@@ -190,6 +190,8 @@ class SimpleTrainer:
         self, named: Named, grads: GradStore, loss: float, weight: float = 1.0, hold: bool = False
     ) -> TrainingMetrics | None:
         """Add a micro-batch of this weight to the window, and finish that if it is full, unless told to ``hold`` it."""
+        if self._recorder is None:
+            self._settle()
         if not isinstance(grads, GradStore):
             raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
         if not grads.is_empty() and not any(p in grads for _, p in named):
@@ -287,14 +289,14 @@ class SimpleTrainer:
         if getattr(getattr(self, "_communicator", None), "world_size", 1) > 1:
             raise ValueError("capture works in one process; collectives cannot be part of the graph")
         self._settle()
-        self._captured = CapturedStep(self, loss_function, params, max_graphs)
-        return self._captured
+        self._captures.append(CapturedStep(self, loss_function, params, max_graphs))
+        return self._captures[-1]
 
     def launch(self, *inputs: Tensor) -> PendingMetrics:
         """A step of what ``capture`` was called with last. Raises RuntimeError before that."""
-        if self._captured is None:
+        if not self._captures:
             raise RuntimeError("launch: no step was captured; call capture(loss_function, params) first")
-        return self._captured(*inputs)
+        return self._captures[-1](*inputs)
 
     def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
         """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
@@ -302,7 +304,7 @@ class SimpleTrainer:
         Run the function once before, so that its kernels are loaded. With inputs on the CPU nothing is captured, and
         None returned: a launch then calls the function.
         """
-        self.clear_graphs()
+        self._close_passes()
         device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
         self._passes["forward"] = CapturedPass(function, inputs, device, None)
         return self._passes["forward"].outputs
@@ -330,11 +332,14 @@ class SimpleTrainer:
 
     def clear_graphs(self) -> None:
         """Forget all captures and free their memory."""
-        if self._captured is not None:
-            self._captured.clear()
+        for step in self._captures:
+            step.clear()
+        self._captures.clear()
+        self._close_passes()
+
+    def _close_passes(self) -> None:
         for one in self._passes.values():
             one.close()
-        self._captured = None
         self._passes.clear()
 
     def _pass(self, name: str, asked: str) -> CapturedPass:
@@ -346,10 +351,11 @@ class SimpleTrainer:
         """Scaled gradients overflowed: for a trainer that scales its losses."""
         raise NotImplementedError(f"{type(self).__name__} scales no losses")
 
-    def _settle(self) -> None:
+    def _settle(self, but: CapturedStep | None = None) -> None:
         """Wait for the results of captured steps."""
-        if self._captured is not None:
-            self._captured.settle()
+        for step in self._captures:
+            if step is not but:
+                step.settle()
 
     # ------------------------------------------------------------------ saving and resuming
 
