@@ -32,11 +32,12 @@ from train_char_gpt_ddp import TIMEOUT, Training, on_rank_0
 import minigrad
 from minigrad import Tensor
 from minigrad.data import DataError
-from minigrad.device import Device
+from minigrad.device import Device, DeviceError
 from minigrad.distributed import (
     AmpTrainer,
     BucketedTrainer,
     Communicator,
+    RendezvousError,
     SimpleTrainer,
     TrainingMetrics,
     agree_on_settings,
@@ -110,8 +111,7 @@ def main() -> int:
         raise UsageError(
             "--resume goes on with the run's own weights and tokens; leave out --init-from and --tokenizer"
         )
-    backend = {"auto": None, "none": "noop"}.get(communicator, communicator)
-    with init_process_group(backend, device=device, timeout=timeout) as comm:
+    with connected(communicator, device, timeout) as comm:
         own = comm.device if comm.world_size > 1 else choose_device(device)
         if resume:
             run, shards = prepare_resumed(comm, own, data, out, flags)
@@ -120,6 +120,14 @@ def main() -> int:
         agree_on_settings(comm, {"the tokens": shards.sha256, "the settings": run.settings})
         with contextlib.closing(GPT2Training(comm, run, shards, peak, graph)) as training:
             return training.train_or_explain()
+
+
+def connected(name: str, device: str, timeout: float) -> Communicator:
+    """What connects the ranks; UsageError for one that does not go with the device or the launcher."""
+    try:
+        return init_process_group({"auto": None, "none": "noop"}.get(name, name), device=device, timeout=timeout)
+    except (RendezvousError, DeviceError) as error:
+        raise UsageError(describe(error)) from error
 
 
 @dataclasses.dataclass(frozen=True)

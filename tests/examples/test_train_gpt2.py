@@ -255,6 +255,8 @@ def test_what_it_cannot_begin_with_is_refused(here: Here) -> None:
     here.refused("expected auto, gpt2, bytes, or a folder", "--tokenizer", "words", *TINY)
     here.refused("leave out --init-from and --tokenizer", "--resume", "--tokenizer", "bytes")
     here.refused("--peak is -1, expected a number above 0", "--peak", -1)
+    here.refused("unknown device 'gpu'", "--device", "gpu")
+    here.refused("backend 'nccl' serves CUDA devices", "--communicator", "nccl")
     here.refused("no.txt: No such file", *TINY, "--data", "no.txt")
     assert [path.name for path in here.folder.iterdir()] == []
 
