@@ -167,7 +167,10 @@ def tuned_shapes(s: Sizes) -> Iterator[tuple[tuple[int, int], tuple[int, int], s
 def tune(
     k: Any, word: str, s: Sizes, timer: Callable[[Sequence[Call]], float], most: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Measure the engines for each shape of a dtype, and remember the fastest one (``matmul_tuning.py``)."""
+    """Measure the engines for each shape of a dtype, and remember the fastest one (``matmul_tuning.py``).
+
+    With ``most`` only that many shapes, and nothing is remembered.
+    """
     rng, measured, errors = np.random.default_rng(0), {}, {}
     half = word in ("bfloat16", "float16")
     engines = {n: f for n, f in k.matmul_engines.ENGINES.items() if n != "hopper" or (half and no_hopper(k) is None)}
@@ -188,4 +191,5 @@ def tune(
     if not measured:
         yield {"skipped": f"only one engine could be measured, so nothing is remembered: {errors}"}
         return
-    yield {"file": str(k.matmul_tuning.write(k.memory.current_device(), measured))}
+    if most is None:  # a rehearsal's choice would be nobody's
+        yield {"file": str(k.matmul_tuning.write(k.memory.current_device(), measured))}
