@@ -49,12 +49,12 @@ class RandomBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        shards = [tokens] if isinstance(tokens, np.ndarray) else list(tokens)
-        if not shards:
+        rows = [tokens] if isinstance(tokens, np.ndarray) else list(tokens)
+        if not rows:
             raise DataError("there are no shards of tokens to train on")
         # A shard that is shorter than a window has none; that all are is an error, which names the longest.
-        long = [shard for shard in shards if len(shard) > block_size] or [max(shards, key=len)]
-        self._windows = [_windows(shard, batch_size, block_size, "training") for shard in long]
+        long = [row for row in rows if len(row) > block_size] or [max(rows, key=len)]
+        self._windows = [_windows(row, batch_size, block_size, "training") for row in long]
         self._ends = np.cumsum([len(windows) for windows in self._windows])
         if not 0 <= seed < 2**64:
             raise DataError(f"seed must be in [0, 2**64), got {seed}")
@@ -73,9 +73,9 @@ class RandomBatches:
         if len(self._windows) == 1:
             return _split(self._windows[0][starts])
         rows = np.empty((len(starts), self.block_size + 1), np.int64)
-        for row, start, shard in zip(rows, starts, np.searchsorted(self._ends, starts, side="right")):
-            windows = self._windows[shard]
-            row[:] = windows[start - (self._ends[shard] - len(windows))]
+        for row, start, i in zip(rows, starts, np.searchsorted(self._ends, starts, side="right")):
+            windows = self._windows[i]
+            row[:] = windows[start - (self._ends[i] - len(windows))]
         return _split(rows)
 
 
