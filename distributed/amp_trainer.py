@@ -167,8 +167,8 @@ class AmpTrainer(BucketedTrainer):
         grads = merged(parts)
         if self._recorder is not None:
             flags = self.scaler.unscale_on_device(grads)
-            self._recorder.update(named, grads, flags[0][1] if flags else None)
-            return None
+            self._recorder.overflow = flags[0][1] if flags else None
+            return super()._update(named, [grads], loss)
         finite = self.scaler.unscale_grads(grads)
         if not finite and not (self.scaler.adapts and self.scaler.get_scale() <= MIN_SCALE):
             self._overflowed()

@@ -94,6 +94,8 @@ class CapturedStep:
         self._stopped: Any = None  # int32 (1,) on the device: an error was found
         self._losses: list[Tensor] = []
         self._outputs: Tensor | None = None
+        self.overflow: Any = None
+        """While it is captured: the device's flag that says whether scaled gradients overflowed, or None."""
 
     def __call__(self, *inputs: Tensor) -> PendingMetrics:
         """One step; with ``grad_accum_steps`` n > 1 the inputs' first dimension is n, the window's micro-batches.
@@ -151,27 +153,39 @@ class CapturedStep:
 
     def _record(self, *inputs: Tensor) -> Tensor:
         """What is captured; the results of its launches."""
-        trainer = self._trainer
+        graph, trainer = cuda_graph.current(), self._trainer
+        assert graph is not None
         named = trainer._named(self._params)
-        trainer._recorder, self._losses, self._outputs = self, [], None
+        trainer._recorder, self._losses, self._outputs, self.overflow = self, [], None, None
+        graph.before(self._set_lr)
         try:
             for batch in self._batches(list(inputs)):
                 loss = self._function(*batch)
                 self._losses.append(loss.detach().reshape(1))
                 trainer._step(named, trainer._backward(loss), 0.0)
         finally:
-            trainer._recorder = None
+            graph.raw.allowed = trainer._recorder = self.overflow = None
             trainer._accumulator.reset()
             self._losses = []
         assert self._outputs is not None
+        graph.count(self._count)
+        optimizer, settings = trainer._optimizer, trainer.config
+        trained = [p.requires_grad for _, p in self._params]
+        graph.valid_while(
+            lambda: (
+                trainer._optimizer is optimizer
+                and trainer.config is settings
+                and [p.requires_grad for _, p in self._params] == trained
+            )
+        )
         return self._outputs
 
-    def update(self, named: Named, grads: GradStore, found: Any = None) -> None:
-        """Called by the trainer where it would clip and update: capture that. ``found``: the flag of an overflow."""
-        graph, trainer, kernels = cuda_graph.current(), self._trainer, self._device.kernels
+    def clip(self, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """What the trainer calls instead of its own clipping: capture that, and the decision on the update, which the
+        optimizer's kernels then follow. The norm is not known before a launch: NaN."""
+        graph, kernels = cuda_graph.current(), self._device.kernels
         assert graph is not None
-        limit = trainer.config.max_grad_norm
-        norm = clip_grad_norm_async(grads, math.inf if limit is None else limit, [p for _, p in named])
+        norm = clip_grad_norm_async(grads, max_norm, params)
         if norm.device is not self._device:
             raise ValueError("none of the parameters has a gradient, so nothing would be trained")
         results = kernels.empty((2 + len(self._losses),), np.float64)
@@ -184,25 +198,13 @@ class CapturedStep:
         allowed = kernels.empty((1,), np.int32)
         graph.raw.keep += [self._stopped, never]
         outside = never if graph.raw.outside_range is None else graph.raw.outside_range
-        overflow = never if found is None else found.reshape(1)
+        overflow = never if self.overflow is None else self.overflow.reshape(1)
         kernels.graphs.decide.launch(
             1, results, len(self._losses), norm.data.reshape(1), overflow, outside, self._stopped, allowed
         )
         graph.raw.allowed = allowed
-        graph.before(self._set_lr)
-        trainer._optimizer.step(grads)
-        graph.raw.allowed = None
-        graph.count(self._count)
-        optimizer, settings = trainer._optimizer, trainer.config
-        trained = [p.requires_grad for _, p in named]
-        graph.valid_while(
-            lambda: (
-                trainer._optimizer is optimizer
-                and trainer.config is settings
-                and [p.requires_grad for _, p in self._params] == trained
-            )
-        )
         self._outputs = Tensor.wrap(results, self._device)
+        return math.nan
 
     def _set_lr(self) -> None:
         trainer = self._trainer

@@ -223,19 +223,19 @@ class SimpleTrainer:
 
     def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics | None:
         """One optimizer step with the gradients of all ``parts``, which may still be on their way; None if left out."""
-        if self._recorder is not None:
-            self._recorder.update(named, merged(parts))
-            return None
         lr = None if self._schedule is None else self._schedule.get_lr(self._global_step)
         norm = self._apply(named, parts, lr)
+        if self._recorder is not None:
+            return None  # this was the capture; each launch counts as a step
         self._global_step += 1
         return TrainingMetrics(self._global_step, loss, norm, self._optimizer.lr)
 
     def _apply(self, named: Named, parts: Iterable[GradStore], lr: float | None) -> float | None:
         """Clip and update; returns the norm before clipping, or None if clipping is off."""
         grads, max_norm = merged(parts), self.config.max_grad_norm
+        clip = self._clip if self._recorder is None else self._recorder.clip
         try:
-            norm = self._clip(grads, math.inf if max_norm is None else max_norm, [p for _, p in named])
+            norm = clip(grads, math.inf if max_norm is None else max_norm, [p for _, p in named])
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self._global_step + 1}: {error}", error.norm) from error
         if lr is not None:
