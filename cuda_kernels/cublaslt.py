@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,6 +185,11 @@ class Call(NamedTuple):
 class Plan:
     """Descriptors and the algorithm of a call. ``supported`` is False where the library has none."""
 
+    description: ctypes.c_void_p
+    layouts: list[ctypes.c_void_p]
+    result: Heuristic
+    supported: bool
+
     def __init__(self, call: Call) -> None:
         M, N, _ = call.sizes
         made: list[tuple[str, ctypes.c_void_p]] = []
@@ -231,7 +237,7 @@ class Plan:
         return found.value > 0 and self.result.state == SUCCESS
 
 
-plan_of = functools.lru_cache(maxsize=PLANS)(Plan)
+plan_of: Callable[[Call], Plan] = functools.lru_cache(maxsize=PLANS)(Plan)
 
 
 def _scale(compute: int) -> int:

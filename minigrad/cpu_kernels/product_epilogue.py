@@ -11,6 +11,8 @@ A pass of its own over a matrix that has left the cache costs as much as a small
 
 from __future__ import annotations
 
+from typing import Any
+
 from .gelu import CUBIC, NORMAL_DENSITY, SLOPE
 from .jit import kernel
 from .register_tile import advance, not_inlined
@@ -20,7 +22,7 @@ ADD, GELU_TANH, GELU_ERF, SLOPE_TANH, SLOPE_ERF = 1, 2, 3, 4, 5
 
 
 @kernel
-def finish_rows(epilogue, rows, columns, row, y, other, extra, like):
+def finish_rows(epilogue: int, rows: int, columns: int, row: int, y: Any, other: Any, extra: Any, like: Any) -> None:
     """The epilogue on y[:rows, :columns], rows ``row`` apart; ``like`` is any array of the dtype."""
     not_inlined()
     real = like.dtype.type
@@ -58,7 +60,7 @@ def finish_rows(epilogue, rows, columns, row, y, other, extra, like):
 
 
 @kernel
-def add_columns(x, x_row, rows, columns, part, total, accumulate):
+def add_columns(x: Any, x_row: int, rows: int, columns: int, part: Any, total: Any, accumulate: bool) -> None:
     """total (columns,) = or += the sums of the columns of x, whose rows are contiguous and ``x_row`` apart.
 
     ``part`` has room for ``columns`` elements. Rows are added in order, four in one pass over the sums.
