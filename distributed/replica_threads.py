@@ -299,6 +299,7 @@ class ReplicaThreads:
                 len(c.count_history),
                 c.aborted,
                 [list(counts) for counts in c.count_history],
+                c.counts(),
             ),
         )
 

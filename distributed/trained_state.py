@@ -22,7 +22,8 @@ Arrays = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class RunReport:
     """How a run went; lists in order of rank, times in milliseconds. ``count_history`` are the batches that each
-    replica did before each average, ``aborted`` the averages that were given up because a replica was late."""
+    replica did before each average, ``counts`` what ElChe last wanted of each (1 with policy SYNC), ``aborted`` the
+    averages that were given up because a replica was late."""
 
     batches: list[int]
     compute_ms: list[float]
@@ -30,6 +31,7 @@ class RunReport:
     averages: int
     aborted: int
     count_history: list[list[int]]
+    counts: list[int]
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def report(policy: AveragingPolicy, state: TrainedState, losses: list[float], se
     first = ", ".join(f"{a}:{b}" for a, b in counts[:6])
     ratio = f", which is {fast / slow:.2f}:1" if slow else ""
     print(f"  per average    {first}, ... settled at {fast:.1f}:{slow:.1f}{ratio}")
+    print(f"  wanted         {run.counts[0]}:{run.counts[1]}, by what was measured")
     waited, computed = sum(run.waited_ms), sum(run.compute_ms)
     print(f"  waited         {run.waited_ms[0] / 1e3:.2f} s and {run.waited_ms[1] / 1e3:.2f} s")
     return 100 * waited / (waited + computed)

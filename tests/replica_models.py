@@ -82,7 +82,7 @@ class Failing(Net):
                 raise SystemExit(3)
             if self.how == "kill":
                 os.kill(os.getpid(), 9)
-            time.sleep(1.5)
+            time.sleep(2.5)
         return super().forward(x)
 
 

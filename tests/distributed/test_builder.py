@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from virtual_time import VirtualTime
 
 import minigrad
 from minigrad import Tensor, nn
@@ -619,13 +620,11 @@ def raises(error: BaseException) -> Any:
 @pytest.mark.parametrize("backend", AverageBackend)
 @pytest.mark.parametrize("error", [ValueError("bad row"), SystemExit("killed")])
 def test_death_a_replica_that_raises_leaves_the_survivors_state(policy, backend, error):
-    began = time.monotonic()
     handle = builder(
         policy=policy, backend=backend, replicas=3, num_epochs=1000, train_fn=failing(1, 5, raises(error))
     ).run()
     with pytest.warns(RuntimeWarning, match=f"replica 1: {type(error).__name__}: .*average of replica 0, 2"):
         state = handle.join()
-    assert time.monotonic() - began < 10
     assert state.failures == {1: error}
     handle.poll_metrics()
     assert handle.next_metrics() is None
@@ -652,11 +651,10 @@ def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
 @pytest.mark.parametrize("call", [1, 2])
 def test_death_in_the_midst_of_an_average(policy, call):
     comms = ThreadCommunicator.group(3, timeout=5.0, fault=FaultPlan([Fault("kill", rank=1, call=2 * call)]))
-    began = time.monotonic()
     handle = builder(policy=policy, replicas=3, num_epochs=1000, communicators=comms, anchor=1).run()
     with pytest.warns(RuntimeWarning, match="replica 1: RankKilledError"):
         state = handle.join()
-    assert time.monotonic() - began < 10 and list(state.failures) == [1]
+    assert list(state.failures) == [1]
     assert all(np.isfinite(array).all() for array in state.params.values())
 
 
@@ -669,11 +667,9 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
 
     original = replica_average.pack
     monkeypatch.setattr(replica_average, "pack", pack)
-    began = time.monotonic()
     handle = builder(policy=policy, backend=AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
     with handle._threads.changed:
         handle._threads.wait(lambda: False)
-    assert time.monotonic() - began < 10
     monkeypatch.undo()
     with pytest.warns(RuntimeWarning, match=r"\(replica 1: MemoryError: .*average of replica 0, 2$"):
         state = handle.join()
@@ -693,14 +689,11 @@ def test_death_of_a_replica_whose_words_never_arrive(policy):
 @pytest.mark.parametrize("policy", AveragingPolicy)
 def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
     release = threading.Event()
-    handle = builder(policy=policy, batch_timeout=0.5, train_fn=failing(0, 3, release.wait), num_epochs=1000).run()
-    began = time.monotonic()
+    handle = builder(policy=policy, batch_timeout=1.0, train_fn=failing(0, 3, release.wait), num_epochs=1000).run()
     try:
-        with pytest.warns(
-            RuntimeWarning, match=r"replica 0: ReplicaStuckError: replica 0 has not ended .* within 0.5 s"
-        ):
+        with pytest.warns(RuntimeWarning, match=r"replica 0: ReplicaStuckError: replica 0 has not ended .* within 1 s"):
             state = handle.join()
-        assert time.monotonic() - began < 5 and list(state.failures) == [0]
+        assert list(state.failures) == [0]
     finally:
         release.set()
 
@@ -769,19 +762,25 @@ def test_death_of_the_only_one_by_the_keyboard_is_passed_on():
 # ------------------------------------------------------------------ replicas that are not equally fast
 
 
-def test_slow_rank_counts_three_to_one_and_waits_less_than_in_lockstep():
+def test_slow_rank_counts_three_to_one_and_waits_less_than_in_lockstep(monkeypatch):
+    clock = VirtualTime(monkeypatch)
+
     def train_fn(model: Any, batch: Any) -> Tensor:
-        time.sleep(0.03 if is_replica(1) else 0.01)
+        clock.sleep(0.03 if is_replica(1) else 0.01)
         return loss_of(model, batch)
 
     waited = {}
     for policy in (SYNC, CADENCE):
+        began = clock.now
         state = builder(policy=policy, num_epochs=8, train_fn=train_fn, anchor=3).run().join()
         waited[policy] = sum(state.report.waited_ms) / sum(state.report.compute_ms)
+        assert (clock.now - began) * 1e3 == pytest.approx(state.report.compute_ms[1] + state.report.waited_ms[1])
         if policy is CADENCE:
-            fast, slow = (sum(counts[rank] for counts in state.report.count_history[1:-1]) for rank in (0, 1))
-            assert 2.1 < fast / slow < 3.8
-    assert waited[CADENCE] < 0.6 * waited[SYNC]
+            settled = state.report.count_history[1:-1]
+            fast, slow = (sum(counts[rank] for counts in settled) for rank in (0, 1))
+            assert len(settled) > 3 and 2.6 <= fast / slow <= 3.4
+            assert state.report.counts[0] == 3 * state.report.counts[1]
+    assert waited[SYNC] == pytest.approx(0.5) and waited[CADENCE] < 0.1
 
 
 # ------------------------------------------------------------------ prefetching

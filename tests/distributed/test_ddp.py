@@ -311,7 +311,7 @@ print("passed")
 @requires_mpi
 def test_sync_params_and_weighted_all_reduce_between_processes() -> None:
     here = Path(__file__).parent
-    result = run_ranks(2, PROCESSES, here, here.parent, timeout=60)
+    result = run_ranks(2, PROCESSES, here, here.parent, timeout=300)
     assert result.returncode == 0, result.text
     assert [result.lines(rank) for rank in range(2)] == [["passed"]] * 2
 

