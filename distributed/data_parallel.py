@@ -130,20 +130,23 @@ class DataParallelTrainer:
             seed = int(np.random.SeedSequence([self.seed, step, rank]).generate_state(1, np.uint64)[0])
             request = ReplicaStep(x[rank::n], y[rank::n], state, trained, loss, size, seed)
             try:
-                futures.append(replica.make_step(request))
+                future = replica.make_step(request)
             except Exception as refusal:
                 raise _forwarded(rank, refusal) from refusal
+            if not isinstance(future, Future):
+                raise TypeError(f"make_step of replica {rank} returned a {type(future).__name__}, expected a Future")
+            futures.append(future)
         wait(futures, self.timeout, "FIRST_EXCEPTION")
-        errors = {rank: _error(future) for rank, future in enumerate(futures) if future.done()}
+        done = [future.done() for future in futures]  # asked once: an answer after that is late
+        errors = {rank: _error(future) for rank, future in enumerate(futures) if done[rank]}
         failed = {rank: error for rank, error in errors.items() if error is not None}
         for rank, error in failed.items():
             if not isinstance(error, CancelledError | ReplicaDroppedReplyError):
                 raise _forwarded(rank, error) from error
         for rank, error in failed.items():
             raise _dropped(rank, str(error) or "it cancelled the step") from error
-        for rank, future in enumerate(futures):
-            if not future.done():
-                raise _dropped(rank, f"no answer within {self.timeout:g} s")
+        if not all(done):
+            raise _dropped(done.index(False), f"no answer within {self.timeout:g} s")
         return [future.result() for future in futures]
 
     def _check(self, rank: int, result: Any) -> None:
@@ -152,15 +155,19 @@ class DataParallelTrainer:
             raise TypeError(f"replica {rank} answered with a {type(result).__name__}, expected a ReplicaStepResult")
         step, known = self.global_step + 1, dict(self._named)
         for what, number in (("samples", result.samples), ("weight", _weight(result))):
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+            if not _is_number(number) or not 0 <= number < math.inf:
                 raise ValueError(f"replica {rank} answered with {what}={number!r}, expected a finite number >= 0")
         if not _weight(result):
             return
+        if not _is_number(result.loss):
+            raise TypeError(f"replica {rank} answered with loss={result.loss!r}, expected a number")
         if not math.isfinite(result.loss):
             raise NonFiniteLossError(
                 f"the loss of step {step} is {result.loss} on replica {rank}; no weight was changed", step
             )
         for name, grad in result.gradients.items():
+            if not isinstance(grad, np.ndarray):
+                raise TypeError(f"replica {rank}: the gradient of {name} is a {type(grad).__name__}, expected an array")
             p = known.get(name)
             if p is None or not p.requires_grad:
                 raise ValueError(f"replica {rank} has a gradient of {name!r}, which is no trained parameter")
@@ -244,6 +251,10 @@ class DataParallelTrainer:
 
 def _weight(result: ReplicaStepResult) -> float:
     return result.samples if result.weight is None else result.weight
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def _error(future: Future[ReplicaStepResult]) -> BaseException | None:

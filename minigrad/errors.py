@@ -12,7 +12,8 @@ import sys
 from typing import TypeVar
 
 E = TypeVar("E", bound=Exception)
-OURS = (__name__.partition(".")[0], "functools", "contextlib")  # the latter two call us back between our own frames
+OURS = (__name__.partition(".")[0], "functools", "contextlib", "threading", "concurrent")
+"""The latter four call us back: between our own frames, or in a thread that has no line of the user's."""
 
 
 def user_line() -> str | None:

