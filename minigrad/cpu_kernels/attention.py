@@ -320,6 +320,7 @@ def _backward(
             dk_sum, dv_sum = advance(pointer(dk_sums), j * width), advance(pointer(dv_sums), j * width)
             for c in range(D):
                 dk_row[c] = dk_sum[c] * real_scale
+            for c in range(D):  # not above: where the rows of dk and dv interleave, LLVM would not vectorise it
                 dv_row[c] = dv_sum[c]
     keep_alive(kt_panels)
     keep_alive(vt_panels)
