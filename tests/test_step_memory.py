@@ -79,7 +79,7 @@ def test_checkpointing_keeps_the_inputs_of_blocks() -> None:
 
 def test_gpt2_124m_fits_a_card_of_80_gigabytes() -> None:
     """The figures of docs/training.md."""
-    for checkpointing, kept, peak in ((False, 16.25, 18.90), (True, 2.70, 6.67)):
+    for checkpointing, kept, peak in ((False, 16.32, 18.97), (True, 2.77, 6.74)):
         report = gpt2_memory(GPT2Config(50304, checkpoint_blocks=checkpointing), 64, dtype=minigrad.bfloat16)
         assert round(report.kept / 2**30, 2) == kept
         assert round(report.peak / 2**30, 2) == peak

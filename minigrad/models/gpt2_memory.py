@@ -8,7 +8,7 @@ import numpy as np
 
 from ..dtypes import float32, is_half
 from ..errors import located
-from ..ops.linear import CHUNK_BYTES
+from ..ops.linear import CHUNK_BYTES, DEVICE_CHUNK_BYTES
 from ..step_memory import MemoryReport
 from .gpt2 import GPT2Config
 
@@ -27,7 +27,7 @@ def gpt2_memory(
         Linear               h C              a layer; the projection after attention has attention's output: 0
         PackedAttention      4 h C + 4 heads  a layer: queries, keys, values, the output, the rows' log-sum-exp
         FeedForward          h (C + I)        a layer: its input, and what GELU gets
-        LinearCrossEntropy   2 h C + 8        its input and the input's gradient, targets; and h V C, once: the weight's
+        LinearCrossEntropy   2 h C + 8        its input and the input's gradient, targets; and 4 V C, once: the weight's
 
     times N each. With ``checkpoint_blocks`` a layer keeps 4 C + 4 instead. The temporary part is an estimate: of a
     layer, the gradients of its output (in float32 and ``dtype``) and of what GELU got, and what GELU gave; or a chunk
@@ -53,13 +53,16 @@ def gpt2_memory(
         "FeedForward": N * h * (C + inner),
     }
     activations = {name: L * size for name, size in layer.items()}
-    chunk = min(4 * V * N, CHUNK_BYTES) * (4 + h if is_half(kind) else 4) // 4
+    if is_half(kind):
+        chunk = min(4 * V * N, DEVICE_CHUNK_BYTES) * (4 + h) // 4
+    else:
+        chunk = min(4 * V * N, CHUNK_BYTES)
     temporary = max(chunk, N * (4 * C + (h * C if is_half(kind) else 0) + 2 * h * inner))
     if config.checkpoint_blocks:
         activations = {"checkpoint": L * N * (4 * C + 4), "LayerNorm": 0}
         temporary += sum(layer.values())
     activations["LayerNorm"] += N * (4 * C + 8)
-    activations["LinearCrossEntropy"] = N * (2 * h * C + 8) + h * V * C
+    activations["LinearCrossEntropy"] = N * (2 * h * C + 8) + 4 * V * C
     activations["Embedding"] = 8 * (N + T)
     weights = 4 * (matrices + vectors + config.block_size * C)
     return MemoryReport(

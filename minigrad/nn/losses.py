@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import cuda_graph
-from ..dtypes import float16, float32, float64
+from ..dtypes import float32, float64
 from ..errors import located
 from ..mixed_precision import cast_inputs, is_autocast_enabled
 from ..ops import cross_entropy as cross_entropy_ops
@@ -111,9 +111,8 @@ def linear_cross_entropy(
     (..., in), linear_weight (classes, in), target (...) of integers -> the mean or sum.
 
     The logits, for a large vocabulary the largest arrays of a training step, are made, turned into their gradient and
-    used for those of input and linear_weight in chunks of 64 MiB, all in the forward pass (Hsu et al., "Liger Kernel",
-    2024). float16, whose gradients need the loss scale before they are rounded, and captured CUDA graphs, for which the
-    host cannot see the loss's gradient, take the two operations instead.
+    used for those of input and linear_weight in chunks of 64 MiB, on a GPU of 512 MiB, all in the forward pass (Hsu et
+    al., "Liger Kernel", 2024). No rows at all, and input and weight of different dtypes, take the two operations.
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """
@@ -136,7 +135,7 @@ def linear_cross_entropy(
     mixed = is_autocast_enabled(x.device.type)
     x, weight = cast_inputs("half", x, weight)
     rows = x if x.ndim == 2 else x.reshape(target.numel(), x.shape[-1])
-    if rows.dtype == float16 or weight.dtype != rows.dtype or not len(rows) or _captured(x):
+    if weight.dtype != rows.dtype or not len(rows):
         logits = linear_ops.Linear.apply(rows, weight)
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
     labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)

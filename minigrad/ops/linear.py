@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..autograd import Deferred, Function
-from ..dtypes import float32, is_half
+from ..dtypes import float16, float32, is_half
 
 CHUNK_BYTES = 64 << 20  # of logits that exist at a time
+DEVICE_CHUNK_BYTES = 512 << 20  # on a GPU, where each chunk reads and writes all of dW once more
+FLOAT16_FACTOR = 64.0  # dz of float16 are so many times as large: that of an improbable class stays a normal number
 
 
 def _rows(x: Any) -> Any:
@@ -93,38 +97,45 @@ class LinearCrossEntropy(Function):
 
     The logits z are made in chunks of rows. Where a gradient is wanted, forward turns each chunk into dz in place and
     uses it at once, so no more than a chunk of either exists, and backward only multiplies with the loss's gradient.
+    dW adds up in float32 at least. On the CPU dz is divided by ``divisor``; on a GPU backward does it, by values that
+    the host does not wait for, so that it can be captured, and float16 is rounded after the scale of the loss.
 
     Source: Hsu et al., "Liger Kernel" (2024), FusedLinearCrossEntropy.
     """
 
-    __slots__ = ("divisor", "ignore_index")
+    __slots__ = ("divisor", "ignore_index", "unit")
     widens = False  # half floats stay, where the products take them; the losses are float32
     ignore_index: int
-    divisor: float
+    divisor: Any  # a number, or on a GPU also a 0-d array
+    unit: float  # on a GPU: the gradient of each row's loss, as dz has it
 
-    def forward(self, x: Any, weight: Any, targets: Any, *, ignore_index: int, divisor: float) -> Any:
+    def forward(self, x: Any, weight: Any, targets: Any, *, ignore_index: int, divisor: Any) -> Any:
         self.ignore_index, self.divisor = ignore_index, divisor
         loss, *gradients = self.compute(x, weight, targets)
         if True in self.needs:
-            self.saved = (*gradients, x, weight, targets)
+            self.saved = (x, weight, targets, *gradients)
         return loss
 
     def compute(self, x: Any, weight: Any, targets: Any) -> tuple[Any, Any, Any]:
         """The loss, and its gradients of x and W, as far as they are wanted."""
         k, (of_x, of_weight, _) = self.kernels, self.needs
-        cast = k.elementwise.cast
+        cast, on_host = k.elementwise.cast, isinstance(x, np.ndarray)
         half = x.dtype if is_half(x.dtype) else None
         if half is not None and not k.matmul.takes_halves(x):
             x, weight, half = cast(x, float32), cast(weight, float32), None
         rows, classes = x.shape[0], weight.shape[0]
         real = float32 if half is not None else x.dtype
-        step = max(1, CHUNK_BYTES // max(1, classes * real.itemsize))
+        self.unit = FLOAT16_FACTOR if half == float16 else 1.0
+        of_loss = self.unit
+        if on_host:
+            of_loss = 1 / self.divisor if self.divisor else math.nan
+        step = max(1, (CHUNK_BYTES if on_host else DEVICE_CHUNK_BYTES) // max(1, classes * real.itemsize))
         if rows > step:
             step = -(-rows // -(-rows // step))  # chunks of like sizes
         options = (self.ignore_index, 0.0, None)
         losses: list[Any] = []
         dx: list[Any] = []
-        dweight = None
+        dweight = k.full(weight.shape, 0.0, real) if of_weight and half is not None else None
         for start in range(0, rows, step):
             part, labels = (x, targets) if rows <= step else (x[start : start + step], targets[start : start + step])
             logits = k.linear.forward(part, weight)
@@ -132,7 +143,7 @@ class LinearCrossEntropy(Function):
             if not (of_x or of_weight):
                 losses.append(k.cross_entropy.forward(logits, labels, *options)[0])
                 continue
-            dlosses = k.full((part.shape[0],), 1 / self.divisor if self.divisor else math.nan, real)
+            dlosses = k.full((part.shape[0],), of_loss, real)
             found, _, dlogits = k.cross_entropy.forward_backward(dlosses, logits, labels, *options, dlogits=logits)
             losses.append(found)
             del logits
@@ -148,15 +159,26 @@ class LinearCrossEntropy(Function):
         return k.elementwise.div(total, self.divisor), whole, dweight
 
     def backward(self, dloss: Any) -> Any:
-        dx, dweight, *inputs = self.saved
+        *inputs, dx, dweight = self.saved
+        k = self.kernels
+        if not isinstance(dloss, np.ndarray):
+            divisor = self.divisor  # 0 where no row counts, and dz is 0
+            divisor = max(divisor, 1.0) if isinstance(divisor, float) else k.elementwise.maximum(divisor, 1.0)
+            factor = k.elementwise.div(k.elementwise.div(dloss, self.unit), divisor)
+            return self._times(dx, factor), self._times(dweight, factor), None
         # The gradients are handed over and nobody need copy them; a second backward has them computed again.
         handed_over: Any = _Recomputed(inputs)
         self.saved = handed_over
-        k = self.kernels
-        factor = float(k.to_host(dloss))
+        factor = float(dloss)
         if factor != 1:
             k.grad_norm.scale_([x for x in (dx, dweight) if x is not None], factor)
         return dx, dweight, None
+
+    def _times(self, x: Any, factor: Any) -> Any:
+        if x is None:
+            return None
+        k = self.kernels
+        return k.elementwise.mul(x if x.dtype == factor.dtype else k.elementwise.cast(x, factor.dtype), factor)
 
 
 class _Recomputed(Deferred):
@@ -167,4 +189,4 @@ class _Recomputed(Deferred):
 
     def restore(self, node: Any) -> None:
         _, *gradients = node.compute(*self.inputs)
-        node.saved = (*gradients, *self.inputs)
+        node.saved = (*self.inputs, *gradients)

@@ -12,10 +12,11 @@ from harness import host
 
 import minigrad as mg
 from minigrad import nn
-from minigrad.cuda_kernels import simulated
+from minigrad.cuda_kernels import cross_entropy, simulated
 from minigrad.cuda_kernels.recording import CaptureError
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
+from minigrad.ops import linear as linear_ops
 from minigrad.optim import (
     SGD,
     AdaGrad,
@@ -218,6 +219,31 @@ def test_an_index_out_of_range_is_found_by_check() -> None:
     graph.replay()
     with pytest.raises(IndexError, match="out of range in a replay"):
         graph.check()
+    graph.check()
+
+
+@pytest.mark.parametrize("dtype", [mg.float32, mg.float16])
+def test_the_loss_in_chunks_is_captured_in_chunks(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch counts its own targets; all logits at once exist in none."""
+    monkeypatch.setattr(linear_ops, "DEVICE_CHUNK_BYTES", 4 * 4 * 2)
+    x, w = (on_gpu(drawn(4, 3)).to(dtype).requires_grad_(), on_gpu(drawn(4, 3, seed=1)).to(dtype).requires_grad_())
+    targets = on_gpu(np.array([0, 3, 1, 2]))
+
+    def step() -> list[mg.Tensor]:
+        loss = mg.nn.functional.linear_cross_entropy(x, w, targets)
+        grads = (loss.float() * 8).backward()
+        return [loss.detach(), grads[x], grads[w]]
+
+    graph = cuda.Graph()
+    with graph.capture():
+        monkeypatch.setattr(cross_entropy, "forward", None)  # that of whole logits
+        found = step()
+    for now in ([3, 3, -100, 1], [-100] * 4, [0, -100, -100, -100]):
+        targets.copy_(on_gpu(np.array(now)))
+        graph.replay()
+        launched = [host(t) for t in found]
+        assert same_bits(launched, [host(t) for t in step()])
+        assert np.isnan(launched[0]) == (max(now) < 0) and launched[2].any() == (max(now) >= 0)
     graph.check()
 
 

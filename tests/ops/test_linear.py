@@ -182,7 +182,8 @@ def test_feed_forward_names_its_shapes(device):
 def test_the_loss_in_chunks_is_the_loss(reduction, chunk, device, monkeypatch):
     """Rows in chunks of 1, 3 and all; some are ignored; a scaled loss scales the gradients, and twice is twice."""
     rows = 4 if simulated(device) else 7
-    monkeypatch.setattr(linear_ops, "CHUNK_BYTES", chunk * 6 * 8)
+    for limit in ("CHUNK_BYTES", "DEVICE_CHUNK_BYTES"):
+        monkeypatch.setattr(linear_ops, limit, chunk * 6 * 8)
     x, w = draw(device, (rows, 5), (6, 5))
     targets = mg.tensor(np.arange(rows) % 6, device=device)
     targets[1] = 2
@@ -238,6 +239,22 @@ def test_half_floats_and_autocast_give_the_loss_of_the_parts(device):
         assert float(loss) == pytest.approx(float(plain), rel=0.02)
         one, two = loss.backward()[w], plain.backward()[w]
         np.testing.assert_allclose(host(one), host(two), atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_half_floats_add_up_over_chunks_in_float32(dtype, device, monkeypatch):
+    """Against float64, of a scaled loss: chunks of one row are as exact as one rounding of each row's share."""
+    for limit in ("CHUNK_BYTES", "DEVICE_CHUNK_BYTES"):
+        monkeypatch.setattr(linear_ops, limit, 1)
+    rows, dtype = 12 if simulated(device) else 400, getattr(mg, dtype)
+    x = mg.ones(rows, 8, device=device).to(dtype).requires_grad_()
+    w = mg.zeros(8, 8, device=device).to(dtype).requires_grad_()
+    targets = mg.zeros(rows, dtype=mg.int64, device=device)
+    found = (F.linear_cross_entropy(x, w, targets).float() * 1024).backward()
+    expected = np.full((8, 8), 1024 / 8)
+    expected[0] = -1024 * 7 / 8  # each row adds as much: a sum in half floats would stop early
+    np.testing.assert_allclose(host(found[w].double()), expected, rtol=2e-3)
+    np.testing.assert_array_equal(host(found[x].double()), 0)
 
 
 def test_the_loss_names_wrong_targets(device):
