@@ -94,6 +94,15 @@ def _visible(i, k, width, Tk, causal):
     return max(0, min(width, min(Tk, i + 1 if causal else Tk) - k))
 
 
+@kernel
+def _column_numbers(count, like):
+    """0, 1, ... in ``like``'s dtype: comparing them selects in vectors of scores, which integers do not fit."""
+    columns = aligned_empty(count, like)
+    for j in range(count):
+        columns[j] = j
+    return columns
+
+
 @task_kernel
 def _forward(
     task, tasks, q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
@@ -110,6 +119,7 @@ def _forward(
     maxima, totals = np.empty(QUERY_BLOCK, q.dtype), np.empty(QUERY_BLOCK, q.dtype)
     shifts, decays = np.empty(TILE_ROWS, q.dtype), np.empty(TILE_ROWS, q.dtype)
     last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(n, q), aligned_empty(block, q)
+    columns = _column_numbers(block, q)
     zeros[:] = 0
     zero, lowest = q.dtype.type(0), -q.dtype.type(np.inf)
     smallest, real_scale = q.dtype.type(SMALLEST), q.dtype.type(scale)
@@ -130,7 +140,6 @@ def _forward(
                 rest = Tq % TILE_ROWS
                 pack_row_tiles(advance(queries, (Tq - rest) * q_strides[2]), q_strides[2], 1, rest, D, pointer(last))
             maxima[:] = lowest
-            totals[:] = 0
             for j_block in range(0, _visible(i_end - 1, 0, Tk, Tk, causal), KEY_BLOCK):
                 for i in range(i_block, i_end, TILE_ROWS):
                     i_last = min(i + TILE_ROWS, Tq) - 1
@@ -146,16 +155,17 @@ def _forward(
                     row_width = round_up(depth, ROW_TILES * n)
                     for e in range(i, i_last + 1):
                         row = advance(pointer(scores), (e - i) * block)
-                        visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
+                        visible = q.dtype.type(_visible(e, j_block, KEY_BLOCK, Tk, causal))
                         for j in range(row_width):
-                            row[j] = row[j] * real_scale if j < visible else lowest
+                            row[j] = row[j] * real_scale if columns[j] < visible else lowest
                     for e in range(i, i_last + 1):
                         row, maximum = advance(pointer(scores), (e - i) * block), maxima[e - i_block]
                         for j in range(row_width):
                             maximum = maxnum(maximum, row[j])
                         shift = maximum if maximum > lowest else zero  # -inf - -inf would be NaN
                         shifts[e - i] = shift
-                        decays[e - i] = _exp(maxima[e - i_block] - shift, smallest, zero)
+                        if j_block > 0:
+                            decays[e - i] = _exp(maxima[e - i_block] - shift, smallest, zero)
                         maxima[e - i_block] = maximum
                     for e in range(i, i_last + 1):
                         row, shift, total = advance(pointer(scores), (e - i) * block), shifts[e - i], zero
@@ -163,7 +173,7 @@ def _forward(
                             probability = _exp(row[j] - shift, smallest, zero)
                             row[j] = probability
                             total += probability
-                        totals[e - i_block] = totals[e - i_block] * decays[e - i] + total
+                        totals[e - i_block] = totals[e - i_block] * decays[e - i] + total if j_block > 0 else total
                     if j_block > 0:
                         for e in range(i, i_last + 1):
                             row_sums, decay = advance(pointer(sums), (e - i_block) * width), decays[e - i]
@@ -220,6 +230,7 @@ def _backward(
     dk_sums, dv_sums = aligned_empty(padded_Tk * width, q), aligned_empty(padded_Tk * width, q)
     last_q, last_dy = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_ROWS * D, q)
     zeros, keep, deltas = aligned_empty(n, q), aligned_empty(block, q), aligned_empty(QUERY_BLOCK, q)
+    columns = _column_numbers(block, q)
     zeros[:] = 0
     zero, real_scale = q.dtype.type(0), q.dtype.type(scale)
     query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
@@ -275,7 +286,7 @@ def _backward(
                     end = max(row_width, round_up(block_depth, n))
                     for e in range(i, i_last + 1):
                         p_row, ds_row = advance(p_tile, (e - i) * block), advance(ds_tile, (e - i) * block)
-                        visible = _visible(e, j_block, KEY_BLOCK, Tk, causal)
+                        visible = q.dtype.type(_visible(e, j_block, KEY_BLOCK, Tk, causal))
                         row_lse, delta = lse[b, h, e], deltas[e - i_block]
                         if dropout_p > 0:
                             start = ((b * Hq + h) * Tq + e) * Tk + j_block
@@ -284,8 +295,8 @@ def _backward(
                                 ds_row[j] *= keep[j]
                         for j in range(row_width):
                             probability = exp_fast(p_row[j] * real_scale - row_lse)
-                            p_row[j] = probability if j < visible else zero
-                            ds_row[j] = probability * (ds_row[j] - delta) if j < visible else zero
+                            p_row[j] = probability if columns[j] < visible else zero
+                            ds_row[j] = probability * (ds_row[j] - delta) if columns[j] < visible else zero
                         if dropout_p > 0:
                             for j in range(row_width):
                                 p_row[j] *= keep[j]
