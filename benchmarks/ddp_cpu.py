@@ -8,7 +8,8 @@ does meets all of them; what counts are ratios. PyTorch is left out where it is 
 
 Two tables. First the all-reduce of float32 buffers, beside a copy within memory of the same size. Then a whole training
 step (forward, backward, all-reduce, AdamW, no clipping) of the same GPT, where "alone" is the step without other ranks:
-what a trainer takes longer than that is the communication that nothing hides.
+what a trainer takes longer than that is the communication that nothing hides. In the turns of "Trainer.setup" all other
+ranks sleep, while rank 0 trains as many replicas, one thread each, on the sequences of all ranks.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from minigrad.distributed import (
     FusedDistributedOptimizer,
     FusedOptimizerConfig,
     SimpleTrainer,
+    Trainer,
     TrainingConfig,
     all_gather_bytes,
     init_process_group,
     mean_over_ranks,
 )
-from minigrad.optim import AdamWConfig
+from minigrad.optim import AdamW, AdamWConfig
 
 SIZES = {"4 KB": 4 * 2**10, "1 MB": 2**20, "25 MB": 25 * 2**20}
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -81,6 +83,14 @@ class Contest:
     def medians(self) -> dict[str, float]:
         """Milliseconds of each, averaged over the ranks."""
         mine = {name: 1e3 * statistics.median(values) for name, values in self.seconds.items()}
+        return mean_over_ranks(self.comm, mine)
+
+    def deviations(self) -> dict[str, float]:
+        """The median absolute deviation of each in milliseconds, averaged over the ranks."""
+        mine = {}
+        for name, values in self.seconds.items():
+            middle = statistics.median(values)
+            mine[name] = 1e3 * statistics.median(abs(value - middle) for value in values)
         return mean_over_ranks(self.comm, mine)
 
     def speed_against(self, name: str, other: str) -> float:
@@ -145,11 +155,24 @@ def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int) -> di
 
         return overlapped if isinstance(trainer, BucketedTrainer) else step
 
+    def replicas() -> Turn:
+        if comm.rank:
+            return lambda: None  # the barrier after it sleeps
+        trainer = Trainer.setup(
+            minigrad_gpt(preset),
+            lambda device: minigrad_gpt(preset),
+            lambda params: AdamW(params, lr=LR, weight_decay=WEIGHT_DECAY),
+            devices=["cpu"] * comm.world_size,
+        )
+        x, y = (minigrad.cat([t] * comm.world_size) for t in (tokens, targets))
+        return lambda: trainer.step(lambda model, x, y: model.loss(x, y), x, y)
+
     turns = {
         "alone": ours(SimpleTrainer(config)),
         "DistributedTrainer": ours(DistributedTrainer(config, comm)),
         "BucketedTrainer": ours(BucketedTrainer(config, comm)),
         "FusedDistributedOptimizer": ours(FusedDistributedOptimizer(fused, comm)),
+        "Trainer.setup": replicas(),
     }
     if dist is not None:
         import torch
@@ -172,11 +195,12 @@ def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int) -> di
         turns["torch DDP"] = theirs(DistributedDataParallel(torch_gpt(preset), gradient_as_bucket_view=True))
     contest = Contest(comm, turns, repeats=1)
     contest.play(rounds)
-    report: dict[str, Any] = {"milliseconds": contest.medians()}
+    report: dict[str, Any] = {"milliseconds": contest.medians(), "deviations": contest.deviations()}
     trainers = [name for name in turns if name.endswith(("Trainer", "Optimizer"))]
     report["hidden_share"] = mean_over_ranks(comm, {name: statistics.median(contest.hidden[name]) for name in trainers})
     if dist is not None:
-        report["speed_against_torch_ddp"] = {name: contest.speed_against(name, "torch DDP") for name in trainers}
+        all_of_ours = [*trainers, "Trainer.setup"]
+        report["speed_against_torch_ddp"] = {name: contest.speed_against(name, "torch DDP") for name in all_of_ours}
     return report
 
 
@@ -220,12 +244,14 @@ def show(report: dict[str, Any]) -> None:
         print(line + (f"   {ratio:.2f} times Gloo's speed" if ratio else ""))
     m, step = report["model"], report["step"]
     print(f"\nGPT of {report['parameters']:,} parameters, {m['batch_size']} x {m['block_size']} tokens per rank")
-    print(f"{'step, ms':>28}{'':>12}hidden   speed / torch DDP's")
+    print(f"{'step, ms':>28}{'median':>10}{'MAD':>8}{'hidden':>10}{'speed / torch DDP':>20}")
     for name, ms in step["milliseconds"].items():
         hidden = step["hidden_share"].get(name)
         ratio = step.get("speed_against_torch_ddp", {}).get(name)
-        columns = (f"{100 * hidden:9.0f} %" if hidden is not None else "") + (f"{ratio:12.2f}" if ratio else "")
-        print(f"{name:>28}{ms:10.1f}{columns}")
+        columns = (f"{100 * hidden:8.0f} %" if hidden is not None else f"{'':>10}") + (
+            f"{ratio:20.2f}" if ratio else ""
+        )
+        print(f"{name:>28}{ms:10.1f}{step['deviations'][name]:8.1f}{columns}".rstrip())
 
 
 def main() -> None:

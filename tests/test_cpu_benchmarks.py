@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import minigrad
+from minigrad.distributed import NoOpCommunicator
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -82,3 +84,42 @@ def test_each_part_of_a_profile_is_a_kernel_module(module):
         assert importlib.util.find_spec(f"minigrad.cpu_kernels.{name}")
         assert profile.part_of(name) != profile.OTHER
     assert profile.part_of("gelu") == profile.OTHER
+
+
+def test_speed_contenders_of_ddp_take_turns_and_what_counts_are_medians(module, monkeypatch):
+    ddp = module("ddp_cpu")
+    now, played = [0.0], []
+
+    def turn(name: str, *seconds: float) -> Any:
+        left = iter(seconds)
+
+        def play() -> None:
+            played.append(name)
+            now[0] += next(left)
+
+        return play
+
+    monkeypatch.setattr(ddp, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    turns = {"a": turn("a", 99.0, 1.0, 2.0, 6.0), "b": turn("b", 99.0, 2.0, 8.0, 12.0)}
+    contest = ddp.Contest(NoOpCommunicator(), turns, repeats=1)
+    contest.play(3)
+    assert "".join(played) == "baabbaab"  # the first of each is not counted
+    assert contest.medians() == {"a": 2000.0, "b": 8000.0} and contest.deviations() == {"a": 1000.0, "b": 4000.0}
+    assert contest.speed_against("a", "b") == 2.0
+
+
+def test_speed_a_step_of_each_trainer_is_timed_beside_pytorchs_ddp(module):
+    ddp = module("ddp_cpu")
+    comm = NoOpCommunicator()
+    dist = ddp.connect_torch(comm) if ddp.HAS_TORCH else None
+    try:
+        report = ddp.time_steps(comm, dist, tiny(module), rounds=2)
+    finally:
+        if dist is not None:
+            dist.destroy_process_group()
+    trainers = {"DistributedTrainer", "BucketedTrainer", "FusedDistributedOptimizer"}
+    contenders = {"alone", "Trainer.setup", *trainers, *(("torch alone", "torch DDP") if dist is not None else ())}
+    assert report["milliseconds"].keys() == report["deviations"].keys() == contenders
+    assert all(ms > 0 for ms in report["milliseconds"].values()) and report["hidden_share"].keys() == trainers
+    if dist is not None:
+        assert report["speed_against_torch_ddp"].keys() == {*trainers, "Trainer.setup"}
