@@ -18,21 +18,22 @@ import numba
 import numpy as np
 
 from .jit import kernel, parallel_kernel
-from .vector_math import exp_fast, normal_cdf, sigmoid_fast
+from .vector_math import exp2_fast, exp_nonpositive, normal_cdf
 
 CHUNK = 16384  # elements of one task
 SLOPE = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715
+EXPONENT = -SLOPE / math.log(2)  # e^-2u = 2^(EXPONENT (x + CUBIC x^3))
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
 
 
 @kernel
 def _forward_tanh(x, y):
     real = x.dtype.type
-    one, slope, cubic = real(1), real(SLOPE), real(CUBIC)
+    one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
     for i in range(x.shape[0]):
         xi = x[i]
-        y[i] = xi * sigmoid_fast(slope * xi * (one + cubic * xi * xi))
+        y[i] = xi / (one + exp2_fast(xi * (linear + cubic * (xi * xi))))
 
 
 @kernel
@@ -41,18 +42,19 @@ def _forward_erf(x, y):
     half = real(0.5)
     for i in range(x.shape[0]):
         xi = x[i]
-        y[i] = xi * normal_cdf(xi, exp_fast(-half * xi * xi))
+        y[i] = xi * normal_cdf(xi, exp_nonpositive(-half * xi * xi))
 
 
 @kernel
 def _backward_tanh(dy, x, dx):
     real = x.dtype.type
-    one, slope, cubic, cubic3 = real(1), real(SLOPE), real(CUBIC), real(3 * CUBIC)
+    one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
+    slope, slope3 = real(SLOPE), real(3 * SLOPE * CUBIC)
     for i in range(x.shape[0]):
         xi = x[i]
         square = xi * xi
-        s = sigmoid_fast(slope * xi * (one + cubic * square))
-        dx[i] = dy[i] * (s + xi * s * (one - s) * slope * (one + cubic3 * square))
+        s = one / (one + exp2_fast(xi * (linear + cubic * square)))
+        dx[i] = dy[i] * (s + xi * s * (one - s) * (slope + slope3 * square))
 
 
 @kernel
@@ -61,7 +63,7 @@ def _backward_erf(dy, x, dx):
     half, density = real(0.5), real(NORMAL_DENSITY)
     for i in range(x.shape[0]):
         xi = x[i]
-        gaussian = exp_fast(-half * xi * xi)
+        gaussian = exp_nonpositive(-half * xi * xi)
         dx[i] = dy[i] * (normal_cdf(xi, gaussian) + xi * density * gaussian)
 
 

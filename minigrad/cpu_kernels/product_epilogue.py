@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .gelu import CUBIC, NORMAL_DENSITY, SLOPE
+from .gelu import CUBIC, EXPONENT, NORMAL_DENSITY, SLOPE
 from .jit import kernel
 from .register_tile import advance, not_inlined
-from .vector_math import exp_fast, normal_cdf, sigmoid_fast
+from .vector_math import exp2_fast, exp_nonpositive, normal_cdf
 
 ADD, GELU_TANH, GELU_ERF, SLOPE_TANH, SLOPE_ERF = 1, 2, 3, 4, 5
 
@@ -25,38 +25,70 @@ ADD, GELU_TANH, GELU_ERF, SLOPE_TANH, SLOPE_ERF = 1, 2, 3, 4, 5
 def finish_rows(epilogue: int, rows: int, columns: int, row: int, y: Any, other: Any, extra: Any, like: Any) -> None:
     """The epilogue on y[:rows, :columns], rows ``row`` apart; ``like`` is any array of the dtype."""
     not_inlined()
-    real = like.dtype.type
-    one, half, density = real(1), real(0.5), real(NORMAL_DENSITY)
-    slope, cubic, cubic3 = real(SLOPE), real(CUBIC), real(3 * CUBIC)
     for r in range(rows):
         y_row, other_row, extra_row = advance(y, r * row), advance(other, r * row), advance(extra, r * row)
         if epilogue == ADD:
             for j in range(columns):
                 y_row[j] += other_row[j]
         elif epilogue == GELU_TANH:
-            for j in range(columns):
-                h = y_row[j]
-                other_row[j] = h
-                y_row[j] = h * sigmoid_fast(slope * h * (one + cubic * h * h))
+            _gelu_tanh(columns, y_row, other_row, like)
         elif epilogue == GELU_ERF:
-            for j in range(columns):
-                h = y_row[j]
-                other_row[j] = h
-                y_row[j] = h * normal_cdf(h, exp_fast(-half * h * h))
+            _gelu_erf(columns, y_row, other_row, like)
         elif epilogue == SLOPE_TANH:
-            for j in range(columns):
-                h = other_row[j]
-                square = h * h
-                s = sigmoid_fast(slope * h * (one + cubic * square))
-                extra_row[j] = h * s
-                y_row[j] *= s + h * s * (one - s) * slope * (one + cubic3 * square)
+            _slope_tanh(columns, y_row, other_row, extra_row, like)
         elif epilogue == SLOPE_ERF:
-            for j in range(columns):
-                h = other_row[j]
-                gaussian = exp_fast(-half * h * h)
-                cdf = normal_cdf(h, gaussian)
-                extra_row[j] = h * cdf
-                y_row[j] *= cdf + h * density * gaussian
+            _slope_erf(columns, y_row, other_row, extra_row, like)
+
+
+# Functions of their own: in one with the others the processor's registers would hold the constants of all of them.
+
+
+@kernel
+def _gelu_tanh(columns, y, other, like):
+    not_inlined()
+    real = like.dtype.type
+    one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
+    for j in range(columns):
+        h = y[j]
+        other[j] = h
+        y[j] = h / (one + exp2_fast(h * (linear + cubic * (h * h))))
+
+
+@kernel
+def _gelu_erf(columns, y, other, like):
+    not_inlined()
+    half = like.dtype.type(0.5)
+    for j in range(columns):
+        h = y[j]
+        other[j] = h
+        y[j] = h * normal_cdf(h, exp_nonpositive(-half * h * h))
+
+
+@kernel
+def _slope_tanh(columns, y, other, extra, like):
+    not_inlined()
+    real = like.dtype.type
+    one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
+    slope, slope3 = real(SLOPE), real(3 * SLOPE * CUBIC)
+    for j in range(columns):
+        h = other[j]
+        square = h * h
+        s = one / (one + exp2_fast(h * (linear + cubic * square)))
+        extra[j] = h * s
+        y[j] *= s + h * s * (one - s) * (slope + slope3 * square)
+
+
+@kernel
+def _slope_erf(columns, y, other, extra, like):
+    not_inlined()
+    real = like.dtype.type
+    half, density = real(0.5), real(NORMAL_DENSITY)
+    for j in range(columns):
+        h = other[j]
+        gaussian = exp_nonpositive(-half * h * h)
+        cdf = normal_cdf(h, gaussian)
+        extra[j] = h * cdf
+        y[j] *= cdf + h * density * gaussian
 
 
 @kernel

@@ -7,26 +7,39 @@ import pytest
 
 from minigrad.cpu_kernels import vector_math
 from minigrad.cpu_kernels.jit import kernel
-from minigrad.cpu_kernels.vector_math import erf_fast, exp_fast, maxnum, normal_cdf, sigmoid_fast, tanh_fast
+from minigrad.cpu_kernels.vector_math import (
+    erf_fast,
+    exp2_fast,
+    exp_fast,
+    exp_nonpositive,
+    maxnum,
+    normal_cdf,
+    sigmoid_fast,
+    tanh_fast,
+)
 
 
 @kernel
 def _all_functions(x, out):
-    """Rows of out: exp, sigmoid, tanh, erf, normal_cdf (one kernel, so that the test compiles once per precision)."""
+    """Rows of out, as named below (one kernel, so that the test compiles once per precision)."""
     exp_row, sigmoid_row, tanh_row, erf_row, cdf_row = out[0], out[1], out[2], out[3], out[4]
+    exp2_row, negative_row = out[5], out[6]
     half = x.dtype.type(0.5)
     for i in range(x.shape[0]):
         exp_row[i] = exp_fast(x[i])
         sigmoid_row[i] = sigmoid_fast(x[i])
         tanh_row[i] = tanh_fast(x[i])
         erf_row[i] = erf_fast(x[i])
-        cdf_row[i] = normal_cdf(x[i], exp_fast(-half * x[i] * x[i]))
+        cdf_row[i] = normal_cdf(x[i], exp_nonpositive(-half * x[i] * x[i]))
+        exp2_row[i] = exp2_fast(x[i])
+        negative_row[i] = exp_nonpositive(-abs(x[i]))
 
 
 def evaluate(x):
-    out = np.full((5, x.size), np.nan, x.dtype)
+    names = ("exp", "sigmoid", "tanh", "erf", "cdf", "exp2", "exp of -|x|")
+    out = np.full((len(names), x.size), np.nan, x.dtype)
     _all_functions(x, out)
-    return dict(zip(("exp", "sigmoid", "tanh", "erf", "cdf"), out, strict=True))
+    return dict(zip(names, out, strict=True))
 
 
 def reference(x):
@@ -38,6 +51,8 @@ def reference(x):
             "tanh": np.tanh(x),
             "erf": np.array([math.erf(v) for v in x]),
             "cdf": np.array([0.5 * math.erfc(-math.sqrt(0.5) * v) for v in x]),
+            "exp2": np.exp2(x),
+            "exp of -|x|": np.exp(-np.abs(x)),
         }
 
 
@@ -69,6 +84,10 @@ def test_float32_error_bounds(sample):
     assert np.abs(y["sigmoid"] - exact["sigmoid"]).max() <= 1e-7
     assert np.abs(y["erf"] - exact["erf"]).max() <= 2e-7
     np.testing.assert_allclose(y["cdf"], exact["cdf"], rtol=0, atol=3e-7)
+    assert ulps(y["exp2"], exact["exp2"]) <= 2  # up to 2^95, down to 2^-110
+    normal = np.abs(sample) < 87.3
+    assert ulps(y["exp of -|x|"][normal], exact["exp of -|x|"][normal]) <= 2
+    assert (y["exp of -|x|"][~normal] < 2**-125).all()
     tail = (sample < 0) & (sample > -12)  # exp(-72) is still a normal number
     np.testing.assert_allclose(y["cdf"][tail], exact["cdf"][tail], rtol=1e-5, atol=0)
 
@@ -81,6 +100,15 @@ def test_exp_underflows_gradually_and_exactly_to_zero():
     np.testing.assert_array_equal(evaluate(x)["exp"][4:], 0)
 
 
+def test_powers_of_one_factor_end_in_zero_and_infinity():
+    y = evaluate(np.array([-1e30, -127.0, -126.6, -126.0, 127.0, 127.4, 127.6, 128.0, 1e30], np.float32))["exp2"]
+    np.testing.assert_array_equal(y[[0, 1, 2, 3, 4, 6, 7, 8]], [0, 0, 0, 2**-126, 2**127, np.inf, np.inf, np.inf])
+    assert y[5] == pytest.approx(2**127.4, rel=1e-5)
+    y = evaluate(np.array([0.0, 87.0, 88.1, 1e30, np.inf], np.float32))["exp of -|x|"]
+    np.testing.assert_array_equal(y[[0, 2, 3, 4]], [1, 0, 0, 0])
+    assert y[1] == pytest.approx(math.exp(-87.0), rel=2e-7)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_special_values(dtype):
     y = evaluate(np.array([np.nan, np.inf, -np.inf, 0.0, 1e4, -1e4], dtype))
@@ -89,6 +117,8 @@ def test_special_values(dtype):
     np.testing.assert_array_equal(y["tanh"], np.array([np.nan, 1, -1, 0, 1, -1], dtype))
     np.testing.assert_array_equal(y["erf"], np.array([np.nan, 1, -1, 0, 1, -1], dtype))
     np.testing.assert_array_equal(y["cdf"][[0, 1, 2, 4, 5]], np.array([np.nan, 1, 0, 1, 0], dtype))
+    np.testing.assert_array_equal(y["exp2"], np.array([np.nan, np.inf, 0, 1, np.inf, 0], dtype))
+    np.testing.assert_array_equal(y["exp of -|x|"], np.array([np.nan, 0, 0, 1, 0, 0], dtype))
     assert y["cdf"][3] == pytest.approx(0.5, abs=2e-7)
 
 
@@ -123,6 +153,8 @@ def test_plain_python_semantics():
     assert vector_math.exp_fast(1000.0) == math.inf
     assert vector_math.exp_fast(-1000.0) == 0.0
     assert math.isnan(vector_math.exp_fast(math.nan))
+    assert vector_math.exp2_fast(2000.0) == math.inf and vector_math.exp2_fast(-3.0) == 0.125
+    assert vector_math.exp_nonpositive(-1.0) == math.exp(-1.0)
     assert vector_math.sigmoid_fast(-1000.0) == 0.0
     assert vector_math.tanh_fast(0.5) == math.tanh(0.5)
     assert vector_math.erf_fast(0.5) == math.erf(0.5)
