@@ -136,10 +136,9 @@ def test_without_a_peer_every_operation_ends_by_its_deadline(machine, how):
                 time.sleep(0.5)
             return None
         comm.step = 5
-        began = time.monotonic()
         with pytest.raises(CommTimeoutError, match="all_reduce.*operation 2.*rank 0, step 5.*within 0.2 s") as caught:
             comm.all_reduce(Tensor(np.ones(3)))
-        assert time.monotonic() - began < 1.5 and caught.value.ranks == ()
+        assert caught.value.ranks == ()
         with pytest.raises(CommunicatorBrokenError):
             comm.barrier()
         return "told"
@@ -244,31 +243,31 @@ def test_with_check_a_header_goes_before_each_operation(machine):
 def test_it_waits_for_the_stream_that_computes_and_blocks_no_host(machine):
     def fn(comm):
         a = np.zeros(1000)
-        compute = FakeStream(machine)
+        compute, returned, seen = FakeStream(machine), threading.Event(), []
         with compute:
-            compute.enqueue(lambda: (time.sleep(0.2), a.__setitem__(..., comm.rank + 1.0)))
-            began = time.monotonic()
+            compute.enqueue(lambda: (seen.append(returned.wait(20)), a.__setitem__(..., comm.rank + 1.0)))
             work = comm.all_reduce(Tensor.wrap(a), async_op=True)
-            assert time.monotonic() - began < 0.1
             assert not work.is_completed()
+            returned.set()
         work.wait()
-        return a[0]
+        return a[0], seen
 
-    assert good(machine, 2, fn) == [3.0, 3.0]
+    assert good(machine, 2, fn) == [(3.0, [True])] * 2
 
 
 def test_a_stream_can_be_made_to_wait_instead_of_the_host(machine):
+    gone_on = threading.Event()
+
     def fn(comm):
         a, seen = np.ones(1000), []
         compute = FakeStream(machine)
         if comm.rank == 1:
-            time.sleep(0.2)
+            assert gone_on.wait(20)
         with compute:
             work = comm.all_reduce(Tensor.wrap(a), async_op=True)
-            began = time.monotonic()
             work.wait_on_stream()
             compute.enqueue(lambda: seen.append(a[0]))
-            assert time.monotonic() - began < 0.1
+            gone_on.set()
         work.wait()
         time.sleep(0.05)
         return seen
@@ -357,10 +356,8 @@ def test_a_tag_that_does_not_match_is_seen(machine):
 
 
 def test_a_missing_rank_ends_the_constructor(machine):
-    began = time.monotonic()
     with pytest.raises(RendezvousError, match="not all of the 2 ranks .* within 0.3 s"):
         NcclCommunicator(2, 0, CUDA, machine.nccl.get_unique_id(), rendezvous_timeout=0.3)
-    assert time.monotonic() - began < 1.0
     machine.shut()  # the missing rank comes after all
     deadline = time.monotonic() + 5
     while ("abort", 0) not in machine.calls("abort"):
@@ -388,15 +385,17 @@ class NcclError(RuntimeError):
     [(NcclError(6), PeerLostError), (NcclError(2), PeerLostError), (NcclError(1), CommError), (KeyError(9), CommError)],
 )
 def test_errors_in_the_background_end_the_wait(machine, error, kind):
+    ended = threading.Event()
+
     def fn(comm):
         if comm.rank == 1:
-            return time.sleep(0.3)
+            assert ended.wait(20)
+            return
         comm._handles.comm.async_error = error
-        began = time.monotonic()
         with pytest.raises(kind, match="all_reduce .*NCCL failed") as caught:
             comm.all_reduce(Tensor(np.ones(3)))
-        assert type(caught.value) is kind and time.monotonic() - began < 0.3
-        return None
+        assert type(caught.value) is kind
+        ended.set()
 
     good(machine, 2, fn)
     assert ("abort", 0) in machine.calls("abort")
