@@ -248,10 +248,9 @@ def show(report: dict[str, Any]) -> None:
     for name, ms in step["milliseconds"].items():
         hidden = step["hidden_share"].get(name)
         ratio = step.get("speed_against_torch_ddp", {}).get(name)
-        columns = (f"{100 * hidden:8.0f} %" if hidden is not None else f"{'':>10}") + (
-            f"{ratio:20.2f}" if ratio else ""
-        )
-        print(f"{name:>28}{ms:10.1f}{step['deviations'][name]:8.1f}{columns}".rstrip())
+        share = f"{100 * hidden:8.0f} %" if hidden is not None else f"{'':>10}"
+        line = f"{name:>28}{ms:10.1f}{step['deviations'][name]:8.1f}{share}"
+        print(line + f"{ratio:20.2f}" if ratio else line.rstrip())
 
 
 def main() -> None:
