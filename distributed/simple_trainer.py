@@ -237,7 +237,9 @@ class SimpleTrainer:
         try:
             norm = clip(grads, math.inf if max_norm is None else max_norm, [p for _, p in named])
         except NonFiniteGradientError as error:
-            raise NonFiniteGradientError(f"step {self._global_step + 1}: {error}", error.norm) from error
+            where = "".join(f", parameter {name}" for name, p in named if p._id == error.first)
+            text = f"step {self._global_step + 1}{where}: {error}"
+            raise NonFiniteGradientError(text, error.norm, error.first) from error
         if lr is not None:
             self._optimizer.set_lr(lr)
         self._optimizer.step(grads)

@@ -23,11 +23,15 @@ EPSILON = 1e-6  # of PyTorch: the clipped norm is max_norm * norm / (norm + 1e-6
 
 
 class NonFiniteGradientError(RuntimeError):
-    """The norm of the gradients is infinite or NaN; no gradient was changed. ``norm`` is that norm."""
+    """The norm of the gradients is infinite or NaN; no gradient was changed.
 
-    def __init__(self, message: str, norm: float) -> None:
+    ``norm`` is that norm, ``first`` the number of the first tensor whose gradient is not finite, where that is known.
+    """
+
+    def __init__(self, message: str, norm: float, first: int | None = None) -> None:
         super().__init__(message)
         self.norm = norm
+        self.first: int | None = first
 
 
 def grad_norm(grads: GradStore, params: Iterable[Tensor | TensorId] | None = None) -> float:
@@ -201,7 +205,8 @@ def _non_finite(norm: float, chosen: list[tuple[int, Tensor]]) -> NonFiniteGradi
     if bad:
         number, grad = bad[0]
         where += f", the first is that of tensor {number} of shape {grad.shape}"
-    return NonFiniteGradientError(f"the gradient norm is {norm}{where}; nothing was changed", norm)
+    first = bad[0][0] if bad else None
+    return NonFiniteGradientError(f"the gradient norm is {norm}{where}; nothing was changed", norm, first)
 
 
 def _check_positive(name: str, value: float) -> None:

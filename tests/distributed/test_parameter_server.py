@@ -73,7 +73,7 @@ def test_parameter_server_refuses_a_version_from_the_future() -> None:
         (np.ones((1, 3), np.float32), ValueError, r"has shape \(1, 3\), expected \(3,\)"),
         (np.ones(3), TypeError, "worker 5: the gradient of weights has dtype float64, expected float32"),
         ({"weights": ONES}, TypeError, "the gradient is a dict, expected one array"),
-        (np.array([1, np.nan, 1], np.float32), NonFiniteGradientError, "worker 5: step 1: the gradient norm is nan"),
+        (np.array([1, np.nan, 1], np.float32), NonFiniteGradientError, "worker 5: step 1, parameter weights: "),
     ],
 )
 def test_parameter_server_length_error(gradient: Any, error: type[Exception], match: str) -> None:

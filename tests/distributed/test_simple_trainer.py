@@ -302,7 +302,7 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(bad, m
     before = state_bits(trainer, params)
     grads = make_grads(params, 1)
     grads[params[1]].data[2] = bad
-    with pytest.raises(NonFiniteGradientError, match=r"step 2: the gradient norm is .* of shape \(4,\)"):
+    with pytest.raises(NonFiniteGradientError, match=r"step 2, parameter \S+: the gradient norm is .* of shape \(4,\)"):
         trainer.step(params, grads, 1.0)
     assert state_bits(trainer, params) == before
     metrics = trainer.step(params, make_grads(params, 1), 1.0)

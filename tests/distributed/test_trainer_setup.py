@@ -523,7 +523,7 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(limit: float | None) ->
             extra = (model.gain * 0.0).sqrt() if model is trainer.models[1] else 0.0
             return model.loss(x, y) + extra
 
-        with pytest.raises(NonFiniteGradientError, match="step 1"):
+        with pytest.raises(NonFiniteGradientError, match="^step 1, parameter gain: the gradient norm is (nan|inf)"):
             trainer.step(steep, *batch(0))
         assert bits(trainer.models[0]) == before
         assert made(trainer.step(loss_of, *batch(0))).step == 1
