@@ -29,12 +29,13 @@ from turns import conditions
 
 # Parts by the module of cpu_kernels; what is named nowhere is "elementwise, norm, softmax, loss".
 PARTS = {
-    "matrix product": ("matmul", "bfloat16_product"),
+    "matrix product": ("matmul", "linear", "bfloat16_product"),
     "attention": ("attention",),
     "optimizer and clipping": ("adamw", "grad_norm", "multi_tensor"),
 }
 OTHER = "elementwise, norm, softmax, loss"
-SUPPORT = ("jit", "memory", "pointers", "register_tile", "storage", "task_pool", "threads", "vector_math")
+SUPPORT = ("heap", "jit", "memory", "pointers", "poison", "product_epilogue", "product_loops", "register_tile")
+SUPPORT += ("storage", "task_pool", "threads", "vector_math")
 
 
 class Clock:

@@ -38,6 +38,7 @@ KERNEL_SUPPORT = {
     "pointers": "arrays as addresses, for multi_tensor and grad_norm",
     "multi_tensor": "many tensors in one launch, for the optimizers",
     "register_tile": "the innermost tile of a product, shared by matmul and attention",
+    "product_loops": "the blocks of a product around the register tile, for matmul and linear",
     "product_epilogue": "what happens to rows of a product in the cache, for matmul and linear",
     "decode": "a token through a whole model in one call, used by minigrad.models",
     "bfloat16_product": "the product with operands rounded to bfloat16, called by matmul",
@@ -54,7 +55,7 @@ KERNEL_SUPPORT = {
 
 # Those of them that a GPU has no use for.
 CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers", "register_tile", "poison"}
-CPU_ONLY |= {"bfloat16_product", "heap", "product_epilogue"}
+CPU_ONLY |= {"bfloat16_product", "heap", "product_epilogue", "product_loops"}
 # A GPU's step between the products is a launch of its own: the modules' kernels are the way there.
 CPU_ONLY |= {"decode"}
 

@@ -5,9 +5,9 @@
     backward        dx = dy W,  dW = dy^T x,  db = sum of dy's rows           one launch for all three
     backward_gelu   dh = (dy W) gelu'(h),  g = gelu(h)                        the layer that follows the GELU
 
-Contiguous float32 and float64 matrices run in one compiled function, with the loops of ``matmul.py``. What follows a
-product happens to rows that are still in the cache (``product_epilogue.py``); db is summed from the blocks of dy that
-dW reads. Other operands take the functions of ``matmul``, ``gelu`` and ``reduce`` one after the other.
+Contiguous float32 and float64 matrices run in one compiled function, with the loops of ``product_loops.py``. What
+follows a product happens to rows that are still in the cache (``product_epilogue.py``); db is summed from the blocks of
+dy that dW reads. Other operands take the functions of ``matmul``, ``gelu`` and ``reduce`` one after the other.
 
 Each task takes a share of the rows or columns of dx and then of dW, so two threads wait for each other once. No
 element's sum is divided, so bits do not depend on the number of threads.
@@ -18,22 +18,20 @@ from __future__ import annotations
 import numpy as np
 
 from . import bfloat16_product, gelu, reduce, threads
-from .matmul import (
+from .matmul import FLOATS, NO_BIAS, matmul
+from .product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
+from .product_loops import (
     COLUMN_BLOCK,
     DEPTH_BLOCK,
-    FLOATS,
-    NO_BIAS,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
     ROW_BLOCK,
     THIN_COLUMN_BLOCK,
     THIN_ROWS,
-    _grid,
-    _multiply_packed,
-    _multiply_thin,
-    matmul,
+    grid_of,
+    multiply_packed,
+    multiply_thin,
 )
-from .product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
 from .register_tile import (
     TILE_BYTES,
     TILE_ROWS,
@@ -97,14 +95,14 @@ def _products(
             other_cell = advance(pointer(other), corner if finish else 0)
             extra_cell = advance(pointer(extra), corner if finish else 0)
             if thin:
-                _multiply_thin(
+                multiply_thin(
                     a_cell, a_row, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, columns, 1,
                     height, width, depth, small,
                 )  # fmt: skip
                 if finish:
                     finish_rows(finish, height, width, columns, y_cell, other_cell, extra_cell, small)
             else:
-                _multiply_packed(
+                multiply_packed(
                     a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias and product == 0, y_cell,
                     columns, height, width, depth, depth_block, packed_a, packed_b, small,
                     accumulate and product == 1, finish, other_cell, extra_cell,
@@ -137,7 +135,7 @@ def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> 
     if work < (PARALLEL_WORK_THIN if rows <= THIN_ROWS else PARALLEL_WORK):
         return (1, 1), 1
     count = threads.get_num_threads()
-    return _grid(1, rows, columns, TILE_BYTES // itemsize, count), count
+    return grid_of(1, rows, columns, TILE_BYTES // itemsize, count), count
 
 
 def _multiply(
@@ -207,7 +205,7 @@ def backward(
     grid, dx = NONE, None
     if of_x:
         dx = np.empty((rows, inputs), dtype)
-        grid = (1, 1) if count == 1 else _grid(1, rows, inputs, TILE_BYTES // dtype.itemsize, count)
+        grid = (1, 1) if count == 1 else grid_of(1, rows, inputs, TILE_BYTES // dtype.itemsize, count)
     target = none if dx is None else dx
     _products.launch(
         dtype, count, dy, none if dx is None else weight, False, no_bias, False, target, target, target, 0, grid,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.cpu_kernels import matmul as kernel
-from minigrad.cpu_kernels import register_tile, threads
+from minigrad.cpu_kernels import product_loops, register_tile, threads
 from minigrad.cpu_kernels.matmul import matmul
 
 DTYPES = [np.float32, np.float64]
@@ -83,9 +82,9 @@ def test_any_shape_and_strides(m, n, k, layout_a, layout_b, dtype, has_bias):
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
-        (kernel.ROW_BLOCK + 1, kernel.COLUMN_BLOCK + 1, kernel.DEPTH_BLOCK + 1),
-        (2 * kernel.ROW_BLOCK, 2 * kernel.COLUMN_BLOCK, 2 * kernel.DEPTH_BLOCK),
-        (2, 2 * kernel.THIN_COLUMN_BLOCK + 5, 600),
+        (product_loops.ROW_BLOCK + 1, product_loops.COLUMN_BLOCK + 1, product_loops.DEPTH_BLOCK + 1),
+        (2 * product_loops.ROW_BLOCK, 2 * product_loops.COLUMN_BLOCK, 2 * product_loops.DEPTH_BLOCK),
+        (2, 2 * product_loops.THIN_COLUMN_BLOCK + 5, 600),
         (900, 2, 600),
         (1, 5000, 300),
         (5000, 1, 300),

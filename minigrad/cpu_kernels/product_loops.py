@@ -1,0 +1,158 @@
+"""The loops of a matrix product around the register tile, for ``matmul`` and ``linear``.
+
+Three nested blocks keep each operand in the cache level from which the register tile (``register_tile.py``) reads it:
+
+    for columns of y in blocks of COLUMN_BLOCK:          # y, b
+        for k in blocks of DEPTH_BLOCK:                  # pack b[k block, columns] into panels: stays in L2
+            for rows of y in blocks of ROW_BLOCK:        # pack a[rows, k block] if it is transposed
+                for each row tile, for each panel:       # the row tile of a stays in L1, panels stream from L2
+                    multiply_tile                        # y tile (+)= a tile @ panel
+
+Few rows (decoding one token) do not repay packing b: ``multiply_thin`` reads b once, in place.
+
+Parallel work is a grid over rows and columns; k is never divided between threads, so each element is summed in an order
+that depends on the shapes only and the result does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from .jit import inline
+from .product_epilogue import add_columns, finish_rows
+from .register_tile import (
+    TILE_ROWS,
+    add_edge,
+    advance,
+    multiply_tile,
+    pack_panels,
+    pack_row_tiles,
+    pointer,
+    tile_columns,
+)
+
+DEPTH_BLOCK = 512
+COLUMN_BLOCK = 256
+ROW_BLOCK = 8 * TILE_ROWS
+THIN_ROWS = 2
+THIN_COLUMN_BLOCK = 512
+# Below this many multiply-adds a launch on the pool (3 to 5 us, and b packed by each thread) costs more than the second
+# core saves. A thin product, which waits for memory, does about a sixteenth as many in the same time.
+PARALLEL_WORK, PARALLEL_WORK_THIN = 2_000_000, 125_000
+
+
+@inline
+def multiply_packed(
+    a: Any, a_row: int, a_column: int, b: Any, b_row: int, b_column: int, bias: Any, has_bias: bool, y: Any, y_row: int,
+    rows: int, columns: int, depth: int, depth_block: int, packed_a: Any, packed_b: Any, small: Any,
+    accumulate: bool, epilogue: int, other: Any, extra: Any, row_sums: Any, has_row_sums: bool,
+) -> None:  # fmt: skip
+    """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias): the loops of the module docstring.
+
+    With ``accumulate`` it is added to y. Finished rows go through the ``epilogue`` (``product_epilogue.py``) while they
+    are in the L1 cache; ``other`` and ``extra`` are as y. With ``has_row_sums``, ``row_sums`` gets the sums of the rows
+    of a, whose columns are contiguous.
+    """
+    n = tile_columns(y)
+    panels, row_tiles, zeros = pointer(packed_b), pointer(packed_a), pointer(small)
+    edge = advance(zeros, n)
+    for j in range(0, columns, COLUMN_BLOCK):
+        width = min(COLUMN_BLOCK, columns - j)
+        for k in range(0, depth, depth_block):
+            block_depth = min(depth_block, depth - k)
+            pack_panels(advance(b, k * b_row + j * b_column), b_row, b_column, block_depth, width, panels)
+            for i in range(0, rows, ROW_BLOCK):
+                height = min(ROW_BLOCK, rows - i)
+                a_block = advance(a, i * a_row + k * a_column)
+                # Full tiles of contiguous rows are read where they are.
+                in_place = height // TILE_ROWS * TILE_ROWS if a_column == 1 else 0
+                rest = advance(a_block, in_place * a_row)
+                pack_row_tiles(rest, a_row, a_column, height - in_place, block_depth, row_tiles)
+                if has_row_sums and j == 0:
+                    add_columns(a_block, a_column, block_depth, height, edge, advance(row_sums, i), k > 0)
+                for tile_i in range(0, height, TILE_ROWS):
+                    a_tile, tile_row, tile_column = advance(a_block, tile_i * a_row), a_row, 1
+                    if tile_i >= in_place:
+                        a_tile = advance(row_tiles, (tile_i - in_place) * block_depth)
+                        tile_row, tile_column = 1, TILE_ROWS
+                    for tile_j in range(0, width, n):
+                        panel = advance(panels, tile_j * block_depth)
+                        target = advance(y, (i + tile_i) * y_row + j + tile_j)
+                        if k > 0 or accumulate:
+                            start, start_row = target, y_row
+                        elif has_bias:
+                            start, start_row = advance(bias, j + tile_j), 0
+                        else:
+                            start, start_row = zeros, 0
+                        if tile_i + TILE_ROWS <= height and tile_j + n <= width:
+                            multiply_tile(
+                                block_depth, a_tile, tile_row, tile_column, panel, start, start_row, target, y_row
+                            )
+                        else:
+                            multiply_tile(block_depth, a_tile, tile_row, tile_column, panel, zeros, 0, edge, n)
+                            rows_inside, columns_inside = min(TILE_ROWS, height - tile_i), min(n, width - tile_j)
+                            add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
+                    if epilogue and k + block_depth == depth:
+                        corner = (i + tile_i) * y_row + j
+                        finish_rows(
+                            epilogue, min(TILE_ROWS, height - tile_i), width, y_row,
+                            advance(y, corner), advance(other, corner), advance(extra, corner), small,
+                        )  # fmt: skip
+
+
+@inline
+def multiply_thin(
+    a: Any, a_row: int, b: Any, b_row: int, b_column: int, bias: Any, has_bias: bool, y: Any, y_row: int, y_column: int,
+    rows: int, columns: int, depth: int, sums: Any,
+) -> None:  # fmt: skip
+    """The same for a few contiguous rows of a, reading b once in its own order: its rows or columns are contiguous."""
+    if b_row == 1:
+        for j in range(0, columns, 4):  # four columns at a time; the last of them may be the same column again
+            j1, j2, j3 = min(j + 1, columns - 1), min(j + 2, columns - 1), min(j + 3, columns - 1)
+            b0, b1 = advance(b, j * b_column), advance(b, j1 * b_column)
+            b2, b3 = advance(b, j2 * b_column), advance(b, j3 * b_column)
+            for i in range(rows):
+                a_vector, target = advance(a, i * a_row), advance(y, i * y_row)
+                s0 = s1 = s2 = s3 = sums.dtype.type(0)
+                for k in range(depth):
+                    s0 += a_vector[k] * b0[k]
+                    s1 += a_vector[k] * b1[k]
+                    s2 += a_vector[k] * b2[k]
+                    s3 += a_vector[k] * b3[k]
+                target[j * y_column] = s0 + bias[j] if has_bias else s0
+                target[j1 * y_column] = s1 + bias[j1] if has_bias else s1
+                target[j2 * y_column] = s2 + bias[j2] if has_bias else s2
+                target[j3 * y_column] = s3 + bias[j3] if has_bias else s3
+        return
+    for j in range(0, columns, THIN_COLUMN_BLOCK):
+        width = min(THIN_COLUMN_BLOCK, columns - j)
+        for i in range(rows):
+            for c in range(width):
+                sums[c] = bias[j + c] if has_bias else 0
+            for k in range(depth):
+                factor = a[i * a_row + k]
+                b_vector = advance(b, k * b_row + j)
+                for c in range(width):
+                    sums[c] += factor * b_vector[c]
+            for c in range(width):
+                y[i * y_row + (j + c) * y_column] = sums[c]
+
+
+@lru_cache(maxsize=4096)
+def grid_of(batch: int, rows: int, columns: int, tile_width: int, thread_count: int) -> tuple[int, int]:
+    """Into how many row and column parts each matrix is divided: the fastest of the divisors of the thread count.
+
+    Costs are in steps of k: a tile takes TILE_ROWS of them (two multiply-adds per cycle), packing a panel about 4 (each
+    cell packs the columns of b that it needs), touching a row tile about 1.
+    """
+    row_tiles, panels = -(-rows // TILE_ROWS), -(-columns // tile_width)
+
+    def cost(parts: tuple[int, int]) -> int:
+        cell_rows, cell_panels = -(-row_tiles // parts[0]), -(-panels // parts[1])
+        cells_per_thread = -(-batch * parts[0] * parts[1] // thread_count)
+        return cells_per_thread * (cell_rows * cell_panels * TILE_ROWS + 4 * cell_panels + cell_rows)
+
+    divisors = [d for d in range(1, thread_count + 1) if thread_count % d == 0]
+    choices = [(r, c) for r in divisors for c in divisors if r <= row_tiles and c <= panels and r * c <= thread_count]
+    return min(choices, key=cost)
