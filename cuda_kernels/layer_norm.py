@@ -36,9 +36,12 @@ def forward(
 def add_forward(
     x: DeviceArray, residual: DeviceArray, weight: DeviceArray, bias: DeviceArray, eps: float
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
-    """h = x + residual and its norm in one pass: y (N, C), h (N, C), mean (N,), rstd (N,)."""
+    """h = x + residual and its norm in one pass: y (N, C), h (N, C), mean (N,), rstd (N,).
+
+    The residual is of x's dtype, or half floats to a float32 x.
+    """
     inputs = contiguous(x), contiguous(residual), contiguous(weight), contiguous(bias)
-    return norm.forward(_ADD[x.dtype], *inputs, eps)
+    return norm.forward(_ADD[x.dtype, residual.dtype.name], *inputs, eps)
 
 
 def backward(

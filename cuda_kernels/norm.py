@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import ptx
 from .array import DeviceArray, empty
 from .fold import fold
-from .language import cuda, math
+from .language import cuda, device_function, math
 from .launch import Kernel, kernel
 from .rows import aligned, ceil_div, row_sum, row_sums, row_threads, row_tile
+from .tensor_core_epilogue import conversions
 
 PARTS = 1024  # at most
 PART_ROWS = 4  # at least
@@ -35,14 +37,41 @@ class Norm(NamedTuple):
     weight_sums: Kernel
 
 
-def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual: bool) -> Kernel:
-    pointer = f"{real.__name__}*"
+def _half_read(word: str, accesses: int) -> Any:
+    """``read`` of a float32 tile, from a row of half floats."""
+    widen = conversions(word)[0]
+
+    @device_function
+    def read(x, base, C, vectors, values, padding):
+        if vectors:
+            for k in range(accesses):
+                j = (k * cuda.blockDim.x + cuda.threadIdx.x) * 4
+                for lane in range(4):
+                    values[4 * k + lane] = padding
+                if j < C:
+                    v = ptx.load4(x, base + j)
+                    values[4 * k], values[4 * k + 1] = widen(v[0]), widen(v[1])
+                    values[4 * k + 2], values[4 * k + 3] = widen(v[2]), widen(v[3])
+        else:
+            for k in range(4 * accesses):
+                j = k * cuda.blockDim.x + cuda.threadIdx.x
+                values[k] = widen(x[base + j]) if j < C else padding
+
+    return read
+
+
+def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual: str = "") -> Kernel:
+    """``residual``: its dtype, or "" without."""
+    word = real.__name__
     tile = row_tile(real, accesses)
     count, read, write, inside = tile.values, tile.read, tile.write, tile.inside
+    added, half = bool(residual), residual not in ("", word)
+    read_residual = _half_read(residual, accesses) if half else read
 
     @kernel(
-        *(pointer,) * 8, "int64", "int64", real.__name__, "int32", "int32", threads=1024 if accesses > 1 else 128,
-        registers=64, vector_loads=True, name=f"{label}_rows_{count}_{real.__name__}",
+        f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
+        threads=1024 if accesses > 1 else 128, registers=64, vector_loads=True,
+        name=f"{label}_rows_{count}_{word}" + (f"_{residual}" if half else ""),
     )  # fmt: skip
     def forward_rows(x, r, weight, bias, y, h, mean, rstd, N, C, eps, vectors, affine):
         """h = x + r with a residual r, and y = norm(h)."""
@@ -53,8 +82,8 @@ def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual:
         stop = C if row < N else 0
         scale = real(1) / real(C)
         read(x, row * C, stop, vectors, values, real(0))
-        if residual:
-            read(r, row * C, stop, vectors, others, real(0))
+        if added:
+            read_residual(r, row * C, stop, vectors, others, real(0))
             for k in range(count):
                 values[k] += others[k]
             write(h, row * C, stop, vectors, values)
@@ -88,10 +117,14 @@ def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual:
     return forward_rows
 
 
-def _forward_long(label: str, real: Any, centred: bool, residual: bool) -> Kernel:
+def _forward_long(label: str, real: Any, centred: bool, residual: str = "") -> Kernel:
+    word = real.__name__
+    added, half = bool(residual), residual not in ("", word)
+    widen = conversions(residual if half else "float32")[0]
+
     @kernel(
-        *(f"{real.__name__}*",) * 8, "int64", "int64", real.__name__, "int32", "int32",
-        threads=1024, registers=40, name=f"{label}_long_{real.__name__}",
+        f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
+        threads=1024, registers=40, name=f"{label}_long_{word}" + (f"_{residual}" if half else ""),
     )  # fmt: skip
     def forward_long(x, r, weight, bias, y, h, mean, rstd, N, C, eps, vectors, affine):
         """A block for each row, which is read from memory once and then from the cache."""
@@ -102,19 +135,19 @@ def _forward_long(label: str, real: Any, centred: bool, residual: bool) -> Kerne
         m, total = real(0), real(0)
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
             value = x[base + j]
-            if residual:
-                value += r[base + j]
+            if added:
+                value += widen(r[base + j])
                 h[base + j] = value
             total += value
         if centred:
             m = row_sum(total, partial) * scale
         squares = real(0)
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
-            value = (h[base + j] if residual else x[base + j]) - m
+            value = (h[base + j] if added else x[base + j]) - m
             squares += value * value
         factor = real(1) / math.sqrt(row_sum(squares, partial) * scale + eps)
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
-            value = ((h[base + j] if residual else x[base + j]) - m) * factor
+            value = ((h[base + j] if added else x[base + j]) - m) * factor
             if affine:
                 value *= weight[j]
                 if centred:
@@ -247,9 +280,9 @@ def norm_kernels(label: str, centred: bool) -> dict[Any, Norm]:
     """All kernels of a normalisation by dtype; their names begin with ``label``."""
     return {
         np.dtype(real): Norm(
-            _forward_rows(label, real, 1, centred, False),
-            _forward_rows(label, real, 4, centred, False),
-            _forward_long(label, real, centred, False),
+            _forward_rows(label, real, 1, centred),
+            _forward_rows(label, real, 4, centred),
+            _forward_long(label, real, centred),
             _backward_rows(label, real, 1, centred),
             _backward_rows(label, real, 2, centred),
             _backward_long(label, real, centred),
@@ -260,15 +293,17 @@ def norm_kernels(label: str, centred: bool) -> dict[Any, Norm]:
 
 
 def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kernel, Kernel]]:
-    """``short``, ``rows`` and ``long`` of the forward pass that adds a residual first."""
+    """``short``, ``rows`` and ``long`` of the forward pass that adds a residual first, by its dtype and that of x."""
     return {
-        np.dtype(real): (
-            _forward_rows(label, real, 1, centred, True),
-            _forward_rows(label, real, 4, centred, True),
-            _forward_long(label, real, centred, True),
+        (np.dtype(real), residual): (
+            _forward_rows(label, real, 1, centred, residual),
+            _forward_rows(label, real, 4, centred, residual),
+            _forward_long(label, real, centred, residual),
         )
-        for real in (np.float32, np.float64)
-    }
+        for real, residual in (
+            (np.float32, "float32"), (np.float32, "bfloat16"), (np.float32, "float16"), (np.float64, "float64"),
+        )
+    }  # fmt: skip
 
 
 def forward(

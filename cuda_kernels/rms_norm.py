@@ -29,9 +29,12 @@ def forward(x: DeviceArray, weight: DeviceArray, eps: float) -> tuple[DeviceArra
 def add_forward(
     x: DeviceArray, residual: DeviceArray, weight: DeviceArray, eps: float
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-    """h = x + residual and its norm in one pass: y (N, C), h (N, C), rstd (N,)."""
+    """h = x + residual and its norm in one pass: y (N, C), h (N, C), rstd (N,).
+
+    The residual is of x's dtype, or half floats to a float32 x.
+    """
     inputs = contiguous(x), contiguous(residual), contiguous(weight)
-    y, h, _, rstd = norm.forward(_ADD[x.dtype], *inputs, None, eps)
+    y, h, _, rstd = norm.forward(_ADD[x.dtype, residual.dtype.name], *inputs, None, eps)
     return y, h, rstd
 
 

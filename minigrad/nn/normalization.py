@@ -5,6 +5,7 @@ for a bfloat16 x are usual), the result is of x's.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from .. import shapes
 from ..autograd import no_grad
@@ -31,6 +32,25 @@ def layer_norm(
     if weight is None or bias is None or weight.data.shape != shape or bias.data.shape != shape:
         weight, bias = _affine("layer_norm", x, shape, weight, bias)
     return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
+
+
+def add_layer_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """h = x + y and its layer norm over the last dimension, on a GPU: x and y (..., C), weight and bias (C,).
+
+    One pass computes both of a float32 x, and of y in float32 or a half dtype.
+    """
+    one_pass = (
+        x.dtype == weight.dtype == bias.dtype == float32
+        and (y.dtype == float32 or is_half(y.dtype))
+        and x.shape == y.shape
+        and x.numel()
+    )
+    if not one_pass:
+        h = x + y
+        return h, layer_norm(h, weight.shape, weight, bias, eps)
+    made: list[Any] = []
+    h = layer_norm_ops.AddForNorm.apply(x, y, weight=weight.data, bias=bias.data, eps=eps, made=made)
+    return h, layer_norm_ops.LayerNorm.apply(h, weight, bias, eps=eps, made=made)
 
 
 def rms_norm(

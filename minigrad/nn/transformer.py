@@ -14,6 +14,7 @@ from ..autograd import is_grad_enabled
 from ..creation import arange, empty, ones, where
 from ..dtypes import bool_, float32, float64
 from ..errors import located
+from ..mixed_precision import is_autocast_enabled
 from ..ops.attention import CachedAttention
 from ..tensor import Tensor
 from . import functional as F
@@ -21,6 +22,7 @@ from .activation_modules import GELU
 from .checks import check_tensor
 from .layers import Dropout, LayerNorm, Linear
 from .module import Module
+from .normalization import add_layer_norm
 
 
 def as_built(module: Module) -> bool:
@@ -379,12 +381,17 @@ class Block(Module):
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
         attn, mlp = self.attn, self.mlp
         y: Tensor = self.ln_1(x)
-        x = attn(y, cache, attn_mask, x) if as_built(attn) else x + attn(y, cache, attn_mask)
-        y = self.ln_2(x)
+        autocasting = x.device.type == "cuda" and is_autocast_enabled("cuda")
+        if autocasting and as_built(self.ln_2) and self.ln_2.bias is not None:
+            # The stream is float32, so the product before, which is rounded, cannot add it.
+            x, y = add_layer_norm(x, attn(y, cache, attn_mask), self.ln_2.weight, self.ln_2.bias, self.ln_2.eps)
+        else:
+            x = attn(y, cache, attn_mask, x) if as_built(attn) else x + attn(y, cache, attn_mask)
+            y = self.ln_2(x)
         out: Tensor = mlp(y, x) if as_built(mlp) else x + mlp(y)
         return out
 
 
 _FORWARDS: dict[type[Module], Any] = {
-    kind: kind.forward for kind in (Linear, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP)
+    kind: kind.forward for kind in (Linear, LayerNorm, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP)
 }

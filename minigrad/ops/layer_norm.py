@@ -19,14 +19,15 @@ class LayerNorm(Function):
     promotes = True
     shape: Any
 
-    def forward(self, x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+    def forward(self, x: Any, weight: Any, bias: Any, *, eps: float, made: Any = None) -> Any:
+        """``made``: what ``AddForNorm`` has computed of this x already."""
         self.shape = x.shape
         w, b, rows = weight, bias, x
         if weight.ndim > 1:
             w, b = (self.kernels.contiguous(array).reshape(-1) for array in (weight, bias))
         if x.ndim != 2 or weight.ndim != 1:
             rows = self.kernels.contiguous(x).reshape(math.prod(x.shape[: x.ndim - weight.ndim]), w.size)
-        y, mean, rstd = self.kernels.layer_norm.forward(rows, w, b, eps)
+        y, mean, rstd = made or self.kernels.layer_norm.forward(rows, w, b, eps)
         self.saved = (rows, w, mean, rstd, weight.shape)
         return y if rows is x else y.reshape(x.shape)
 
@@ -38,3 +39,22 @@ class LayerNorm(Function):
         if len(shape) > 1:
             dw, db = dw.reshape(shape), db.reshape(shape)
         return dx if self.shape == rows.shape else dx.reshape(self.shape), dw, db
+
+
+class AddForNorm(Function):
+    """h = x + y, whose layer norm the same pass computes for the ``LayerNorm`` of h: ``made`` receives it.
+
+    x is float32, y of its shape, float32 or half floats, weight and bias (C,). For backends with ``add_forward``.
+    """
+
+    __slots__ = ()
+    widens = False
+
+    def forward(self, x: Any, y: Any, *, weight: Any, bias: Any, eps: float, made: list[Any]) -> Any:
+        rows = [self.kernels.contiguous(array).reshape(-1, weight.size) for array in (x, y)]
+        norm, h, mean, rstd = self.kernels.layer_norm.add_forward(*rows, weight, bias, eps)
+        made += norm, mean, rstd
+        return h.reshape(x.shape)
+
+    def backward(self, dh: Any) -> Any:
+        return dh, dh

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from harness import host
 
 import minigrad
-from minigrad import Tensor, autocast, bfloat16, float32, nn
+from minigrad import Tensor, autocast, bfloat16, float16, float32, nn
+from minigrad.cuda_kernels import layer_norm
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, TrainingConfig
 from minigrad.optim import SGD
 
@@ -59,3 +63,27 @@ def test_the_trainer_leaves_out_steps_that_overflow() -> None:
         made.append(trainer.backward_and_step(loss, net.named_parameters()) is not None)
         assert made[-1] is not bool((host(net.last.weight) == before).all())
     assert (made, trainer.loss_scale, trainer.global_step) == ([True, False, True], 32768.0, 2)
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16])
+def test_a_block_adds_and_normalises_in_one_pass(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits are those of a block whose norm has a hook, and is called apart."""
+    minigrad.manual_seed(0)
+    block = nn.Block(4, 1, hidden=4).to(device="cuda")
+    x = minigrad.randn(1, 2, 4).to("cuda").requires_grad_()
+    fused, calls = layer_norm.add_forward, []
+    monkeypatch.setattr(layer_norm, "add_forward", lambda *arguments: calls.append(1) or fused(*arguments))
+
+    def run() -> list[np.ndarray]:
+        with autocast("cuda", dtype):
+            y = block(x)
+        grads = y.float().square().sum().backward()
+        return [host(t) for t in (y.detach(), grads[x], *(grads[p] for p in block.parameters()))]
+
+    together = run()
+    assert calls == [1]
+    block.ln_2.register_forward_hook(lambda *_: None)
+    apart = run()
+    assert calls == [1]
+    for one, two in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(one, two)

@@ -28,6 +28,7 @@ from minigrad.cuda_kernels import (
     softmax,
 )
 from minigrad.cuda_kernels.array import from_host, to_host
+from minigrad.dtypes import as_dtype
 
 
 @pytest.fixture(params=[None, 5], ids=["ordered", "shuffled"])
@@ -156,6 +157,21 @@ def test_norms_and_their_sums_with_a_residual(N, C, order):
     y, rstd = cpu_rms_norm.forward(h, w, 1e-5)
     same(rms_norm.add_forward(dx, dr, dw, 1e-5), (y, h, rstd), rtol=1e-4)
     same(rms_norm.backward(ddy, from_host(h), dw, from_host(rstd)), cpu_rms_norm.backward(dy, h, w, rstd), 1e-4, 5e-5)
+
+
+@pytest.mark.parametrize(
+    ("N", "C", "half"),
+    [(5, 12, "bfloat16"), (5, 12, "float16"), (2, 133, "bfloat16"), (1, 516, "float16"), (1, 16400, "bfloat16")],
+)
+def test_norms_with_a_residual_of_half_floats(N, C, half):
+    """h is the sum of x and the widened residual, rounded once; rows in a warp, in a block, and too long for one."""
+    x, r, w = normal(N, C), normal(N, C, seed=1).astype(as_dtype(half)), normal(C, seed=2)
+    h = x + r.astype("f4")
+    inputs = [from_host(a) for a in (x, r, w)]
+    y, mean, rstd = cpu_layer_norm.forward(h, w, w, 1e-5)
+    same(layer_norm.add_forward(*inputs, inputs[2], 1e-5), (y, h, mean, rstd), rtol=1e-4, atol=2e-5)
+    y, rstd = cpu_rms_norm.forward(h, w, 1e-5)
+    same(rms_norm.add_forward(*inputs, 1e-5), (y, h, rstd), rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (7, 6, 1), (2, 4, 40), (90, 2, 7)], ids=str)
