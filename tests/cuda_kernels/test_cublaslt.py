@@ -54,6 +54,7 @@ def check(y: Any, expected: np.ndarray) -> None:
 def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(choices, "_gemm", None)
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("MINIGRAD_GEMM", raising=False)
     matmul_tuning._table.cache_clear()
     yield
     matmul_tuning._table.cache_clear()
