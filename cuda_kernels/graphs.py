@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -141,8 +142,9 @@ class Graph:
         with memory.on_device(self.device):
             self._stream, self._side, self._launched = Stream(self.device), Stream(self.device), Event()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # the driver may be gone before
+            self.close()
 
     def close(self) -> None:
         """Destroy the graph, once the device is done with it, and give its memory back."""

@@ -10,6 +10,7 @@ import collections
 import ctypes
 import functools
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -47,7 +48,9 @@ class Memory:
         if counted:
             count(device, counted)
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # of the interpreter: modules may be empty, nothing can be imported, and all memory goes anyway
+            return
         if self.counted:
             _usage(self.device).now -= self.counted
         if self.bytes is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -178,3 +181,15 @@ def test_a_stream_within_itself_leaves_the_device_as_it_was() -> None:
             assert memory.current_device() == 1
         assert memory.current_device() == 0
     assert memory.current_device() == 0
+
+
+def test_memory_that_lives_to_the_end_of_the_interpreter_goes_in_silence() -> None:
+    """Modules are emptied then, with what an array's end would need."""
+    program = """
+import builtins, minigrad
+from minigrad.cuda_kernels import memory
+memory.late = minigrad.ones(5).to("cuda").data
+builtins.late = memory
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
