@@ -243,8 +243,7 @@ def _backward(
         pack_panels(keys, 1, k_strides[2], D, Tk, pointer(kt_panels))
         pack_panels(values, 1, v_strides[2], D, Tk, pointer(vt_panels))
         pack_panels(keys, k_strides[2], 1, Tk, D, pointer(k_panels))
-        dk_sums[:] = 0
-        dv_sums[:] = 0
+        summed = 0  # the keys before this one have sums
         for unit in range(part, group * query_blocks, parts):
             h, i_block = kv_head * group + unit // query_blocks, unit % query_blocks * QUERY_BLOCK
             i_end = min(Tq, i_block + QUERY_BLOCK)
@@ -313,18 +312,21 @@ def _backward(
                     _multiply_row_tile(
                         rows - first, advance(pointer(p), corner), 1, block,
                         advance(pointer(dy_panels), first * n), n * rows,
-                        True, pointer(zeros), advance(pointer(dv_sums), target), width, width,
+                        j_block + j < summed, pointer(zeros), advance(pointer(dv_sums), target), width, width,
                     )  # fmt: skip
                     _multiply_row_tile(
                         rows - first, advance(pointer(ds), corner), 1, block,
                         advance(pointer(q_panels), first * n), n * rows,
-                        True, pointer(zeros), advance(pointer(dk_sums), target), width, width,
+                        j_block + j < summed, pointer(zeros), advance(pointer(dk_sums), target), width, width,
                     )  # fmt: skip
+            summed = max(summed, round_up(_visible(i_end - 1, 0, Tk, Tk, causal), TILE_ROWS))
             for e in range(i_block, i_end):
                 target_row = advance(pointer(dq), (b * Tq + e) * dq_row_step + h * D)
                 row_sums = advance(pointer(dq_sums), (e - i_block) * width)
                 for c in range(D):
                     target_row[c] = row_sums[c] * real_scale
+        dk_sums[summed * width :] = 0
+        dv_sums[summed * width :] = 0
         for j in range(Tk):
             target = ((part * B + b) * Tk + j) * dk_row_step + kv_head * D
             dk_row, dv_row = advance(pointer(dk), target), advance(pointer(dv), target)
@@ -353,10 +355,24 @@ def _backward(
 
 def _operand(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
     """The first element of x (B, H, T, D) and its strides in elements; copied if the rows are not contiguous."""
-    if (x.strides[-1] != x.itemsize and x.shape[-1] > 1) or not x.flags.aligned:
+    b, h, t, d = x.strides
+    size = x.itemsize
+    if (d != size and x.shape[-1] > 1) or not x.flags.aligned:
         x = np.array(x, order="C")
-    b, h, t, _ = x.strides
-    return first_element(x), (b // x.itemsize, h // x.itemsize, t // x.itemsize)
+        b, h, t, d = x.strides
+    return first_element(x), (b // size, h // size, t // size)
+
+
+def _options(
+    causal: bool, scale: float, dropout_p: float, seed: int, offset: int
+) -> tuple[bool, float, float, np.uint64, np.uint64]:
+    """The last arguments of ``forward`` and ``backward`` in the types that the kernels are compiled for."""
+    if dropout_p == 0:
+        return causal, float(scale), 0.0, _NO_SEED, _NO_SEED
+    return causal, float(scale), float(dropout_p), np.uint64(seed), np.uint64(offset)
+
+
+_NO_SEED = np.uint64(0)
 
 
 def takes_halves(x: np.ndarray) -> bool:
@@ -401,7 +417,7 @@ def forward(
     (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
     _forward.launch(
         q.dtype, min(thread_count, B * H * splits), q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
-        causal, float(scale), float(dropout_p), np.uint64(seed), np.uint64(offset), splits,
+        *_options(causal, scale, dropout_p, seed, offset), splits,
     )  # fmt: skip
     return out.swapaxes(1, 2), lse
 
@@ -431,10 +447,12 @@ def backward(
         dq[...] = 0
         dk, dv = np.zeros((2, B, Tk, H, D), q.dtype)
         return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
-    parts = _parts(q, k)
+    parts = _parts(B, Hq, H, Tq)
     dk, dv = np.empty((parts, B, Tk, H, D), q.dtype), np.empty((parts, B, Tk, H, D), q.dtype)
     grads = dq.reshape(-1), dk.reshape(-1), dv.reshape(-1)
-    _launch_backward(parts, dy, q, k, v, out, lse, grads, (Hq * D, H * D), (causal, scale, dropout_p, seed, offset))
+    operands = _operand(q), _operand(k), _operand(v)
+    options = _options(causal, scale, dropout_p, seed, offset)
+    _launch_backward((parts, B, Tk, H, D, Tq, Hq), dy, operands, out, lse, grads, (Hq * D, H * D), options)
     dk, dv = (x[0] if parts == 1 else x.sum(axis=0) for x in (dk, dv))
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
 
@@ -452,48 +470,47 @@ def backward_packed(
 ) -> np.ndarray:
     """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
     B, T, _, H, D = qkv.shape
-    q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
     dqkv = np.empty((B, T, 3, H, D), qkv.dtype)
-    parts = _parts(q, k) if qkv.size else 0
-    options = causal, scale, dropout_p, seed, offset
-    if parts == 1:  # else dk and dv are sums of parts
-        flat = dqkv.reshape(-1)
-        grads = flat, flat[H * D :], flat[2 * H * D :]
-        _launch_backward(1, dy, q, k, v, out, lse, grads, (3 * H * D,) * 2, options)
+    if qkv.size and _parts(B, H, H, T) == 1:  # else dk and dv are sums of parts
+        row = 3 * H * D
+        steps = T * row, D, row
+        q, k, v = _thirds(qkv if qkv.flags.carray else np.array(qkv, order="C"), H * D)
+        operands = (q, steps), (k, steps), (v, steps)
+        options = _options(causal, scale, dropout_p, seed, offset)
+        _launch_backward((1, B, T, H, D, T, H), dy, operands, out, lse, _thirds(dqkv, H * D), (row, row), options)
     else:
-        for i, grad in enumerate(backward(dy, q, k, v, out, lse, *options)):
+        thirds = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
+        for i, grad in enumerate(backward(dy, *thirds, out, lse, causal, scale, dropout_p, seed, offset)):
             dqkv[:, :, i] = grad.swapaxes(1, 2)
     return dqkv
 
 
-def _parts(q: np.ndarray, k: np.ndarray) -> int:
+def _thirds(x: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where q, k and v, ``size`` elements each, begin in the first row of a contiguous array."""
+    flat = x.reshape(-1)
+    return flat, flat[size:], flat[2 * size :]
+
+
+def _parts(B: int, Hq: int, H: int, Tq: int) -> int:
     """Into how many parts the queries of a head group are divided; depends on the shapes only."""
-    B, Hq, Tq, _ = q.shape
-    H = k.shape[1]
     return max(1, min(Hq // H * -(-Tq // QUERY_BLOCK), BACKWARD_CELLS // (B * H)))
 
 
 def _launch_backward(
-    parts: int,
+    sizes: tuple[int, ...],
     dy: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    operands: tuple[tuple[np.ndarray, tuple[int, int, int]], ...],
     out: np.ndarray,
     lse: np.ndarray,
     grads: tuple[np.ndarray, np.ndarray, np.ndarray],
     row_steps: tuple[int, int],
-    options: tuple[bool, float, float, int, int],
+    options: tuple[bool, float, float, np.uint64, np.uint64],
 ) -> None:
-    """Run ``_backward``; ``grads`` and ``row_steps`` are its dq, dk, dv and their steps."""
-    B, Hq, Tq, D = q.shape
-    H, Tk = k.shape[1:3]
-    dtype = q.dtype
-    causal, scale, dropout_p, seed, offset = options
+    """Run ``_backward``; ``operands`` are q, k and v, ``grads`` and ``row_steps`` its dq, dk, dv and their steps."""
+    parts, B, _, H, *_ = sizes
+    (q, q_strides), (k, k_strides), (v, v_strides) = operands
     (dy, dy_strides), (out, out_strides) = _operand(dy), _operand(out)
-    (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
     _backward.launch(
-        dtype, min(threads.get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
-        dy_strides, q_strides, k_strides, v_strides, out_strides, (parts, B, Tk, H, D, Tq, Hq), *row_steps,
-        causal, float(scale), float(dropout_p), np.uint64(seed), np.uint64(offset),
+        q.dtype, min(threads.get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
+        dy_strides, q_strides, k_strides, v_strides, out_strides, sizes, *row_steps, *options,
     )  # fmt: skip
