@@ -23,7 +23,7 @@ import numpy as np
 
 from .jit import kernel, parallel_kernel
 from .softmax import row_max
-from .vector_math import exp_fast
+from .vector_math import exp_nonpositive
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 
@@ -41,7 +41,7 @@ def _forward_rows(x, targets, ignore_index, smoothing, class_weight, losses, lse
         m = lse[i]
         s = real(0)
         for j in range(C):
-            s += exp_fast(xi[j] - m)
+            s += exp_nonpositive(xi[j] - m)
         log_s = real(math.log(s))
         lse[i] = m + log_s
         target = targets[i]
@@ -95,10 +95,10 @@ def _backward_rows(dlosses, x, targets, lse, ignore_index, smoothing, class_weig
         log_sum = lse[i]
         if weighted and smoothing > 0:
             for j in range(C):
-                dxi[j] = scale * exp_fast(xi[j] - log_sum) - spread * class_weight[j]
+                dxi[j] = scale * exp_nonpositive(xi[j] - log_sum) - spread * class_weight[j]
         else:
             for j in range(C):
-                dxi[j] = scale * exp_fast(xi[j] - log_sum) - spread
+                dxi[j] = scale * exp_nonpositive(xi[j] - log_sum) - spread
         dxi[target] -= on_target
 
 
@@ -110,8 +110,11 @@ def _backward(dlosses, x, targets, lse, ignore_index, smoothing, class_weight, d
 
 
 @kernel
-def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse, dx):
-    """Forward and backward with one exponential for each logit; dx may be x."""
+def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse):
+    """Forward and backward with one exponential for each logit; x receives its gradient.
+
+    One array, not two that may be the same: their loops would check for overlap when they run, and be scalar then.
+    """
     real = x.dtype.type
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
@@ -124,7 +127,7 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
     for i in range(N):  # as in _forward_rows
         lse[i] = row_max(x[i])
     for i in range(N):
-        xi, dxi, m, target = x[i], dx[i], lse[i], targets[i]
+        xi, m, target = x[i], lse[i], targets[i]
         kept = target != ignore_index
         below = m - xi[target] if kept else real(0)
         spread_below = real(0)
@@ -137,14 +140,14 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
                     spread_below += m - xi[j]
         s = real(0)
         for j in range(C):
-            e = exp_fast(xi[j] - m)
-            dxi[j] = e
+            e = exp_nonpositive(xi[j] - m)
+            xi[j] = e
             s += e
         log_s = real(math.log(s))
         lse[i] = m + log_s
         if not kept:
             losses[i] = real(0)
-            dxi[:] = real(0)
+            xi[:] = real(0)
             continue
         on_target = real(1) - real(smoothing)
         if weighted:
@@ -157,20 +160,18 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
         scale = (on_target + spread * total_weight) / s
         if weighted and smoothing > 0:
             for j in range(C):
-                dxi[j] = scale * dxi[j] - spread * class_weight[j]
+                xi[j] = scale * xi[j] - spread * class_weight[j]
         else:
             for j in range(C):
-                dxi[j] = scale * dxi[j] - spread
-        dxi[target] -= on_target
+                xi[j] = scale * xi[j] - spread
+        xi[target] -= on_target
 
 
 @parallel_kernel
-def _fused(dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse, dx, rows):
+def _fused(dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse, rows):
     for task in numba.prange((x.shape[0] + rows - 1) // rows):
         a, b = task * rows, (task + 1) * rows
-        _fused_rows(
-            dlosses[a:b], x[a:b], targets[a:b], ignore_index, smoothing, class_weight, losses[a:b], lse[a:b], dx[a:b]
-        )
+        _fused_rows(dlosses[a:b], x[a:b], targets[a:b], ignore_index, smoothing, class_weight, losses[a:b], lse[a:b])
 
 
 def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
@@ -248,15 +249,17 @@ def forward_backward(
     """
     N, C = logits.shape
     losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
-    logits, dlosses = np.ascontiguousarray(logits), np.ascontiguousarray(dlosses)
+    dlosses = np.ascontiguousarray(dlosses)
     dx = np.empty((N, C), logits.dtype) if dlogits is None else dlogits
     if dx.shape != logits.shape or dx.dtype != logits.dtype or not dx.flags.c_contiguous:
         raise ValueError(
             f"dlogits must be a contiguous {logits.dtype} array of shape {logits.shape}, got {dx.dtype} {dx.shape}"
         )
+    if dx is not logits:
+        np.copyto(dx, logits)
     arguments = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
-    if logits.size <= TASK_ELEMENTS:
-        _fused_rows(dlosses, logits, *arguments, losses, lse, dx)
+    if dx.size <= TASK_ELEMENTS:
+        _fused_rows(dlosses, dx, *arguments, losses, lse)
     else:
-        _fused(dlosses, logits, *arguments, losses, lse, dx, max(1, TASK_ELEMENTS // C))
+        _fused(dlosses, dx, *arguments, losses, lse, max(1, TASK_ELEMENTS // C))
     return losses, lse, dx

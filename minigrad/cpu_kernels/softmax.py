@@ -20,7 +20,7 @@ import numpy as np
 from . import threads
 from .jit import kernel, parallel_kernel
 from .task_pool import task_kernel
-from .vector_math import exp_fast, maxnum
+from .vector_math import exp_nonpositive, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
@@ -45,7 +45,7 @@ def _forward_rows(x, y, log):
         s = real(0)
         for j in range(C):
             centred = xi[j] - m
-            e = exp_fast(centred)
+            e = exp_nonpositive(centred)
             yi[j] = centred if log else e
             s += e
         if log:
@@ -69,7 +69,7 @@ def _backward_rows(dy, y, dx, log):
             for j in range(C):
                 total += dyi[j]
             for j in range(C):
-                dxi[j] = dyi[j] - exp_fast(yi[j]) * total
+                dxi[j] = dyi[j] - exp_nonpositive(yi[j]) * total
         else:
             for j in range(C):
                 total += dyi[j] * yi[j]
@@ -110,7 +110,7 @@ def _forward_columns(task, tasks, x, y, log):
             xc, yc = x[i, c, a:b], y[i, c, a:b]
             for j in range(b - a):
                 centred = xc[j] - m[j]
-                e = exp_fast(centred)
+                e = exp_nonpositive(centred)
                 yc[j] = centred if log else e
                 s[j] += e
         for j in range(b - a):
@@ -148,7 +148,7 @@ def _backward_columns(task, tasks, dy, y, dx, log):
             dyc, yc, dxc = dy[i, c, a:b], y[i, c, a:b], dx[i, c, a:b]
             if log:
                 for j in range(b - a):
-                    dxc[j] = dyc[j] - exp_fast(yc[j]) * total[j]
+                    dxc[j] = dyc[j] - exp_nonpositive(yc[j]) * total[j]
             else:
                 for j in range(b - a):
                     dxc[j] = yc[j] * (dyc[j] - total[j])
