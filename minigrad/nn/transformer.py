@@ -381,13 +381,14 @@ class Block(Module):
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
         attn, mlp = self.attn, self.mlp
         y: Tensor = self.ln_1(x)
-        autocasting = x.device.type == "cuda" and is_autocast_enabled("cuda")
-        if autocasting and as_built(self.ln_2) and self.ln_2.bias is not None:
+        ln_2 = self.ln_2
+        weight, bias = (ln_2.weight, ln_2.bias) if as_built(ln_2) else (None, None)
+        if x.device.type == "cuda" and is_autocast_enabled("cuda") and weight is not None and bias is not None:
             # The stream is float32, so the product before, which is rounded, cannot add it.
-            x, y = add_layer_norm(x, attn(y, cache, attn_mask), self.ln_2.weight, self.ln_2.bias, self.ln_2.eps)
+            x, y = add_layer_norm(x, attn(y, cache, attn_mask), weight, bias, ln_2.eps)
         else:
             x = attn(y, cache, attn_mask, x) if as_built(attn) else x + attn(y, cache, attn_mask)
-            y = self.ln_2(x)
+            y = ln_2(x)
         out: Tensor = mlp(y, x) if as_built(mlp) else x + mlp(y)
         return out
 

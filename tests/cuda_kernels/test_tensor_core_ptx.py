@@ -196,3 +196,41 @@ def test_conversions() -> None:
     assert ptx.round_tf32(np.float32(-1 - 2**-11)).view(np.float32) == -1 - 2**-10
     assert ptx.round_tf32(np.float32(1 + 2**-12)).view(np.float32) == 1
     assert np.isinf(ptx.round_tf32(np.float32(np.inf)).view(np.float32))
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+@pytest.mark.parametrize("kind", ["load", "load_constant"])
+def test_vector_accesses(kind: str, width: int) -> None:
+    """n neighbours at once; an address that is no multiple of the access is an error, as on a GPU."""
+    dtype = {2: np.float64, 4: np.float32, 8: np.uint16, 16: np.uint8}[width]
+    load, store = getattr(ptx, f"{kind}{width}"), getattr(ptx, f"store{width}")
+    x, y = np.arange(4 * width).astype(dtype), np.zeros(4 * width, dtype)
+
+    def move(start: int) -> Any:
+        def kernel(x: Any, y: Any) -> None:
+            store(y, width * cuda.threadIdx.x, load(x, start + width * cuda.threadIdx.x)[::-1])
+
+        return kernel
+
+    run(move(width), x, y, threads=3)
+    expected = np.concatenate([x[width * i : width * (i + 1)][::-1] for i in (1, 2, 3)])
+    np.testing.assert_array_equal(y[: 3 * width], expected)
+    assert not y[3 * width :].any()
+    with pytest.raises(SimulationError):
+        run(move(1), x, y, threads=1)
+
+
+def test_approximations_bits_and_atomics() -> None:
+    for x in (-3.5, 0.0, 0.7, 127.0):
+        assert ptx.exp2_approx(x) == pytest.approx(2.0**x, rel=1e-6)
+        assert ptx.tanh_approx(x) == pytest.approx(np.tanh(x), rel=1e-6)
+        assert ptx.int_as_float(ptx.float_as_int(x)) == np.float32(x)
+    assert ptx.float_as_int(1.0) == 0x3F800000
+
+    def extremes(x: Any) -> None:
+        ptx.atomic_max(x, 0, np.int32(cuda.threadIdx.x))
+        ptx.atomic_min(x, 1, -np.int32(cuda.threadIdx.x))
+
+    x = np.array([-5, 5], np.int32)
+    run(extremes, x)
+    np.testing.assert_array_equal(x, [31, -31])
