@@ -40,15 +40,13 @@ from .register_tile import (
     tile_columns,
 )
 from .task_pool import task_kernel
-from .vector_math import exp_fast, maxnum
+from .vector_math import exp_nonpositive, maxnum
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
 QUERY_BLOCK = 8 * TILE_ROWS
 KEY_BLOCK = 64 * TILE_ROWS
 # The loops over a row of scores cover whole groups of 2 tiles: LLVM takes 4 vectors at a time and the rest one by one.
 ROW_TILES = 2
-# The logarithm of the smallest normal float32. Beside a row's largest exponential, 1, smaller ones are nothing.
-SMALLEST = -87.0
 # With fewer cells than these (per thread in the forward pass, in total in the backward pass) heads are divided further.
 FORWARD_CELLS, BACKWARD_CELLS = 4, 32
 
@@ -79,13 +77,6 @@ def _row_tile(x, x_row, i, rows, last):
     if i + TILE_ROWS <= rows:
         return advance(x, i * x_row), x_row, 1
     return last, 1, TILE_ROWS
-
-
-@inline
-def _exp(s, smallest, zero):
-    """e^s, but 0 below e^smallest: a masked score is -inf, whose exponential passes through slow subnormal numbers."""
-    probability = exp_fast(smallest if s < smallest else s)
-    return zero if s < smallest else probability
 
 
 @inline
@@ -122,7 +113,7 @@ def _forward(
     columns = _column_numbers(block, q)
     zeros[:] = 0
     zero, lowest = q.dtype.type(0), -q.dtype.type(np.inf)
-    smallest, real_scale = q.dtype.type(SMALLEST), q.dtype.type(scale)
+    real_scale = q.dtype.type(scale)
     query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
 
     cells = B * H * splits
@@ -165,12 +156,12 @@ def _forward(
                         shift = maximum if maximum > lowest else zero  # -inf - -inf would be NaN
                         shifts[e - i] = shift
                         if j_block > 0:
-                            decays[e - i] = _exp(maxima[e - i_block] - shift, smallest, zero)
+                            decays[e - i] = exp_nonpositive(maxima[e - i_block] - shift)
                         maxima[e - i_block] = maximum
                     for e in range(i, i_last + 1):
                         row, shift, total = advance(pointer(scores), (e - i) * block), shifts[e - i], zero
                         for j in range(row_width):
-                            probability = _exp(row[j] - shift, smallest, zero)
+                            probability = exp_nonpositive(row[j] - shift)
                             row[j] = probability
                             total += probability
                         totals[e - i_block] = totals[e - i_block] * decays[e - i] + total if j_block > 0 else total
@@ -293,7 +284,9 @@ def _backward(
                             for j in range(row_width):
                                 ds_row[j] *= keep[j]
                         for j in range(row_width):
-                            probability = exp_fast(p_row[j] * real_scale - row_lse)
+                            exponent = p_row[j] * real_scale - row_lse
+                            # Rounding may leave it above 0.
+                            probability = exp_nonpositive(zero if exponent > zero else exponent)
                             p_row[j] = probability if columns[j] < visible else zero
                             ds_row[j] = probability * (ds_row[j] - delta) if columns[j] < visible else zero
                         if dropout_p > 0:
