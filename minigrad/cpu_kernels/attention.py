@@ -43,7 +43,7 @@ from .task_pool import task_kernel
 from .vector_math import exp_nonpositive, maxnum
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
-QUERY_BLOCK = 8 * TILE_ROWS
+QUERY_BLOCK = -(-64 // TILE_ROWS) * TILE_ROWS
 KEY_BLOCK = 64 * TILE_ROWS
 # The loops over a row of scores cover whole groups of 2 tiles: LLVM takes 4 vectors at a time and the rest one by one.
 ROW_TILES = 2
