@@ -22,7 +22,7 @@ import numba
 import numpy as np
 
 from .jit import kernel, parallel_kernel
-from .softmax import row_max
+from .softmax import SUM_BLOCK, row_max
 from .vector_math import exp_nonpositive
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
@@ -40,8 +40,11 @@ def _forward_rows(x, targets, ignore_index, smoothing, class_weight, losses, lse
         xi = x[i]
         m = lse[i]
         s = real(0)
-        for j in range(C):
-            s += exp_nonpositive(xi[j] - m)
+        for start in range(0, C, SUM_BLOCK):
+            block, part = xi[start : start + SUM_BLOCK], real(0)
+            for j in range(block.shape[0]):
+                part += exp_nonpositive(block[j] - m)
+            s += part
         log_s = real(math.log(s))
         lse[i] = m + log_s
         target = targets[i]
@@ -139,10 +142,13 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
                 for j in range(C):
                     spread_below += m - xi[j]
         s = real(0)
-        for j in range(C):
-            e = exp_nonpositive(xi[j] - m)
-            xi[j] = e
-            s += e
+        for start in range(0, C, SUM_BLOCK):
+            block, part = xi[start : start + SUM_BLOCK], real(0)
+            for j in range(block.shape[0]):
+                e = exp_nonpositive(block[j] - m)
+                block[j] = e
+                part += e
+            s += part
         log_s = real(math.log(s))
         lse[i] = m + log_s
         if not kept:

@@ -23,6 +23,7 @@ from .task_pool import task_kernel
 from .vector_math import exp_nonpositive, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
+SUM_BLOCK = 1024  # elements added on their own: in one long sum the small ones, of which there are many, would be lost
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
 
 
@@ -43,11 +44,14 @@ def _forward_rows(x, y, log):
         xi, yi = x[i], y[i]
         m = row_max(xi)
         s = real(0)
-        for j in range(C):
-            centred = xi[j] - m
-            e = exp_nonpositive(centred)
-            yi[j] = centred if log else e
-            s += e
+        for start in range(0, C, SUM_BLOCK):
+            xb, yb, part = xi[start : start + SUM_BLOCK], yi[start : start + SUM_BLOCK], real(0)
+            for j in range(xb.shape[0]):
+                centred = xb[j] - m
+                e = exp_nonpositive(centred)
+                yb[j] = centred if log else e
+                part += e
+            s += part
         if log:
             log_s = real(math.log(s))
             for j in range(C):  # by way of memory: in one expression fastmath would round m + log_s first

@@ -172,3 +172,15 @@ def test_one_pass_is_forward_and_backward(smoothing: float, weighted: bool, in_p
     assert target is None or found[2] is target
     with pytest.raises(ValueError, match=r"dlogits must be a contiguous float64 array of shape \(40, 9\)"):
         cross_entropy.forward_backward(dlosses, logits, targets, *options, dlogits=logits.T)
+
+
+def test_the_sum_of_a_long_row_keeps_its_many_small_terms() -> None:
+    logits = 5 * np.random.default_rng(0).standard_normal((2, 200_000), np.float32)
+    targets, ones = logits.argmax(1), np.ones(2, np.float32)
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
+    exact = np.log(np.exp(shifted).sum(1))
+    for losses in (
+        cross_entropy.forward(logits, targets, IGNORE, 0.0, None)[0],
+        cross_entropy.forward_backward(ones, logits, targets, IGNORE, 0.0, None)[0],
+    ):
+        np.testing.assert_allclose(losses, exact, rtol=0, atol=1e-6)
