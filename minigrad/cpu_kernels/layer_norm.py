@@ -82,21 +82,30 @@ def _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias):
 
 
 @kernel
-def _backward_serial(dy, x, weight, mean, rstd, dx, partial_dweight, partial_dbias, rows):
-    for chunk in range(partial_dweight.shape[0]):
+def _add_chunks(partial, dweight, dbias):
+    for c in range(partial.shape[1]):
+        for part, total in ((partial[0, c], dweight), (partial[1, c], dbias)):
+            if c == 0:
+                total[:] = part
+            else:
+                for j in range(total.shape[0]):
+                    total[j] += part[j]
+
+
+@kernel
+def _backward_serial(dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
+    for chunk in range(partial.shape[1]):
         a, b = chunk * rows, (chunk + 1) * rows
-        _backward_rows(
-            dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial_dweight[chunk], partial_dbias[chunk]
-        )
+        _backward_rows(dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk])
+    _add_chunks(partial, dweight, dbias)
 
 
 @parallel_kernel
-def _backward(dy, x, weight, mean, rstd, dx, partial_dweight, partial_dbias, rows):
-    for chunk in numba.prange(partial_dweight.shape[0]):
+def _backward(dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
+    for chunk in numba.prange(partial.shape[1]):
         a, b = chunk * rows, (chunk + 1) * rows
-        _backward_rows(
-            dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial_dweight[chunk], partial_dbias[chunk]
-        )
+        _backward_rows(dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk])
+    _add_chunks(partial, dweight, dbias)
 
 
 def forward(
@@ -125,15 +134,14 @@ def backward(
     """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
     N, C = x.shape
     dx = np.empty((N, C), x.dtype)
+    dweight, dbias = np.empty(C, x.dtype), np.empty(C, x.dtype)
     weight = np.ones(C, x.dtype) if weight is None else np.ascontiguousarray(weight)
     dy, x = np.ascontiguousarray(dy), np.ascontiguousarray(x)
     if N <= BACKWARD_ROWS:
-        dweight, dbias = np.empty(C, x.dtype), np.empty(C, x.dtype)
         _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias)
         return dx, dweight, dbias
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     partial = np.empty((2, -(-N // rows), C), x.dtype)
     run = _backward_serial if x.size <= TASK_ELEMENTS else _backward
-    run(dy, x, weight, mean, rstd, dx, partial[0], partial[1], rows)
-    # Rows are added in order: NumPy's pairwise order is for the last axis.
-    return dx, np.add.reduce(partial[0], axis=0), np.add.reduce(partial[1], axis=0)
+    run(dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows)
+    return dx, dweight, dbias
