@@ -147,6 +147,17 @@ def test_scores_of_any_size(scale, causal):
     np.testing.assert_allclose(actual_lse, lse, rtol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1e4, 1e6])
+def test_gradients_of_huge_scores(size):
+    """The rounding of a score of 1e10 is itself a large exponent, yet a probability is never above 1."""
+    _, q, k, v = operands(2, 2, 2, 40, 40, 3, np.float32)
+    *_, dq, dk, dv = run(np.ones_like(v), q * np.float32(size), k * np.float32(size), v, True, 0.3)
+    assert np.isfinite(dq).all()
+    assert np.isfinite(dk).all()
+    assert dv.min() >= 0
+    assert dv.max() <= 40 * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_infinity_and_nan(dtype):
     q, k, v = np.ones((3, 1, 1, 700, 4), dtype)
