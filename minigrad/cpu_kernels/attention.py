@@ -467,13 +467,13 @@ def backward_packed(
     if qkv.size and _parts(B, H, H, T) == 1:  # else dk and dv are sums of parts
         row = 3 * H * D
         steps = T * row, D, row
-        q, k, v = _thirds(qkv if qkv.flags.carray else np.array(qkv, order="C"), H * D)
-        operands = (q, steps), (k, steps), (v, steps)
+        first_q, first_k, first_v = _thirds(qkv if qkv.flags.carray else np.array(qkv, order="C"), H * D)
+        operands = (first_q, steps), (first_k, steps), (first_v, steps)
         options = _options(causal, scale, dropout_p, seed, offset)
         _launch_backward((1, B, T, H, D, T, H), dy, operands, out, lse, _thirds(dqkv, H * D), (row, row), options)
     else:
-        thirds = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
-        for i, grad in enumerate(backward(dy, *thirds, out, lse, causal, scale, dropout_p, seed, offset)):
+        q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
+        for i, grad in enumerate(backward(dy, q, k, v, out, lse, causal, scale, dropout_p, seed, offset)):
             dqkv[:, :, i] = grad.swapaxes(1, 2)
     return dqkv
 
