@@ -1,12 +1,13 @@
 """``python -m minigrad.cuda_kernels.inspect [kernel ...]``: what the kernels become, without a GPU.
 
-Each kernel (default: all; a word selects those whose name contains it) is compiled for the architectures of ``--arch``
-(default: sm_80 and sm_90), assembled by ``ptxas`` and read back by ``nvdisasm``. A line for each shows registers,
-shared memory, spills, 128-bit loads, tensor-core instructions (matrix products, LDSM: loads of their operands from
-shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions. The exit status is 1 if a kernel
-breaks its budget: more registers than it states, a spill, local memory, float64 arithmetic in a kernel without float64
-arguments, no 128-bit load or none of the ``instructions`` where it states them, or a loss that the assembler warns of
-(asynchronous products, wgmma, that it lets wait for one another).
+Each kernel (default: all; a word selects those whose name contains it, a Python file its own) is compiled for the
+architectures of ``--arch`` (default: sm_80 and sm_90), assembled by ``ptxas`` and read back by ``nvdisasm``. A
+line for each shows registers, shared memory, spills, 128-bit loads, tensor-core instructions (matrix products, LDSM:
+loads of their operands from shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions;
+``--sass`` adds a line that counts every instruction. The exit status is 1 if a kernel breaks its budget: more registers
+than it states, a spill, local memory, float64 arithmetic in a kernel without float64 arguments, no 128-bit load or none
+of the ``instructions`` where it states them, or a loss that the assembler warns of (asynchronous products, wgmma, that
+it lets wait for one another).
 
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
@@ -98,12 +99,18 @@ class Report:
         )
 
 
-def load_all(later: bool = False) -> dict[str, Kernel]:
-    """Import all kernel families; the kernels by name, with ``later`` also those that are made when first used."""
+def load_all(later: bool = False, files: Sequence[str] = ()) -> dict[str, Kernel]:
+    """Import all kernel families and ``files``; the kernels by name, with ``later`` also those made when first used."""
     package = importlib.import_module(__package__ or "minigrad.cuda_kernels")
     for module in pkgutil.iter_modules(package.__path__):
         if module.name not in ("inspect", "ptx_intrinsics", "ptx_twins", "hopper_intrinsics", "hopper_twins"):
             importlib.import_module(f"{package.__name__}.{module.name}")
+    for path in files:
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is no Python file")
+        sys.path.insert(0, str(Path(path).resolve().parent))  # where it may import from, as a script may
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
     for make in LATER.values() if later else ():
         make()
     return KERNELS
@@ -160,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m minigrad.cuda_kernels.inspect", description=__doc__.split("\n\n")[1]
     )
-    parser.add_argument("kernels", nargs="*", help="words of kernel names, e.g. softmax (default: all kernels)")
+    parser.add_argument("kernels", nargs="*", help="words of kernel names, or Python files (default: all kernels)")
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"], metavar="sm_NN", help="architectures")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
     parser.add_argument("--later", action="store_true", help="also kernels that are made when first used")
@@ -174,11 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if match is None:
             parser.error(f"--arch {arch}: expected a name like sm_80")
         capabilities.append((int(match.group(1)), int(match.group(2))))
-    chosen = [
-        k
-        for name, k in load_all(options.later).items()
-        if not options.kernels or any(w in name for w in options.kernels)
-    ]
+    if importlib.util.find_spec("numba_cuda") is None:
+        parser.error('numba_cuda is not installed: pip install "minigrad-cuda[inspect]"')
+    files = [word for word in options.kernels if word.endswith(".py")]
+    for path in files:
+        if not Path(path).is_file():
+            parser.error(f"there is no file {path}")
+    words = [f"{Path(word).stem}." if word in files else word for word in options.kernels]
+    chosen = [k for name, k in load_all(options.later, files).items() if not words or any(w in name for w in words)]
     if not chosen:
         parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
     tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
@@ -191,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not work:
         parser.error(f"none of these kernels is for {' or '.join(options.arch)}")
     broken = 0
-    with _pool(min(options.jobs, len(work)), options.later) as pool:
+    with _pool(min(options.jobs, len(work)), options.later, files) as pool:
         for text, faults in pool.map(_described, work):
             print(text, flush=True)
             broken += faults
@@ -199,9 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if broken else 0
 
 
-def _pool(jobs: int, later: bool) -> ProcessPoolExecutor:
+def _pool(jobs: int, later: bool, files: Sequence[str]) -> ProcessPoolExecutor:
     """Processes that know all kernels."""
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=load_all, initargs=(later,))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, context, initializer=load_all, initargs=(later, files))
 
 
 def _described(work: tuple[str, tuple[int, int], bool]) -> tuple[str, int]:

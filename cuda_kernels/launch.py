@@ -95,6 +95,14 @@ class Kernel:
     def __str__(self) -> str:
         return f"{self.name}({', '.join(self.signature)})"
 
+    def __call__(self, *_: Any) -> None:
+        """No way to start a kernel: TypeError that shows the way."""
+        raise TypeError(f"kernel {self} is started with .launch(grid, *arguments)")
+
+    def __getitem__(self, _: Any) -> None:
+        """As in Numba, ``kernel[blocks, threads]``: TypeError that shows this project's way."""
+        raise TypeError(f"kernel {self} is started with .launch(grid, *arguments), with {self.threads} threads a block")
+
     def launch(self, grid: Grid, *args: Any, threads: int | tuple[int, ...] | None = None) -> None:
         """Start the kernel on ``grid`` blocks (x, or up to three sizes), as part of the current stream.
 
@@ -134,7 +142,10 @@ class Kernel:
         stream = memory.current_stream()
         settings = (function, x, y, z, width, height, depth, self.shared_bytes, stream, self._arguments, None)
         with self._lock:  # all threads share the buffer, which the driver copies before it returns
-            self._packing.pack_into(self._buffer, self._start, *values)
+            try:
+                self._packing.pack_into(self._buffer, self._start, *values)
+            except struct.error:
+                raise self._misfit(args) from None
             status = _cu_launch_kernel(*settings)
             if status == libcuda.INVALID_CONTEXT:  # the thread has not used the device yet
                 memory.set_device(device)
@@ -165,7 +176,10 @@ class Kernel:
             elif isinstance(a, TensorMap):
                 values.append(a)
             else:
-                struct.pack(signatures.packing((word,)), a)  # raises where a GPU's launch would
+                try:
+                    struct.pack(signatures.packing((word,)), a)  # raises where a GPU's launch would
+                except struct.error:
+                    raise self._misfit(args) from None
                 values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
         if math.prod(threads) > math.prod(self.threads) or threads[2] > 64 or max(grid[1:]) > 65535 or grid[0] >= 2**31:
             raise simulator.SimulationError(f"{self._call(args, grid)} with blocks of {threads}: a GPU refuses that")
@@ -218,8 +232,9 @@ class Kernel:
         return f"{self.name}({shown}) on a grid of {grid}"
 
     def _misfit(self, args: tuple[Any, ...]) -> TypeError:
-        found = ", ".join(a.words[0] if isinstance(a, DeviceArray) else repr(a) for a in args)
-        return TypeError(f"kernel {self} was launched with ({found})")
+        found = ", ".join(a.words[0] if isinstance(a, DeviceArray) else _shown(a) for a in args)
+        pointers = "a pointer takes a DeviceArray: from_host(array), or a tensor's .data"
+        return TypeError(f"kernel {self} was launched with ({found}); {pointers}")
 
 
 def kernel(
@@ -288,8 +303,15 @@ def kernel(
 def _three(sizes: Grid) -> tuple[int, int, int]:
     if isinstance(sizes, int):
         return sizes, 1, 1
+    if not isinstance(sizes, tuple | list):
+        raise TypeError(f"a grid or block of {sizes!r}: expected an integer, or up to three")
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
+
+
+def _shown(a: Any) -> str:
+    """A number as it is, and of anything else the type: an array's numbers would fill the screen."""
+    return repr(a) if isinstance(a, int | float | np.number) else type(a).__name__
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -191,7 +191,13 @@ _simulated = _Simulated()
 @functools.cache
 def _questions() -> tuple[Callable[[], int], Callable[[], Any]]:
     """CuPy's functions that every launch asks for device and stream; an import statement costs more than they do."""
-    import cupy
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        raise libcuda.CudaError(
+            f'{error}: pip install "minigrad-cuda[cuda12]" or [cuda13] where there is a GPU; without one, '
+            "NUMBA_ENABLE_CUDASIM=1 in the environment, before the first import, runs kernels in the simulator"
+        ) from None
 
     return cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
 

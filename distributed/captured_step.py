@@ -142,6 +142,9 @@ class CapturedStep:
         trainer, metrics = self._trainer, None
         for batch in self._batches([x.to(device=self._device) for x in inputs]):
             loss = self._function(*batch)
+            if not isinstance(loss, Tensor):
+                kind = type(loss).__name__
+                raise TypeError(f"the function of a captured step returned {kind}; expected the loss, a tensor")
             metrics = trainer.step(named, trainer._backward(loss), loss.item())
         return metrics
 

@@ -54,7 +54,9 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         found = None
     if dtype is None or found is None or found not in SUPPORTED:  # to NumPy, None equals float64
         name = repr(dtype) if found is None or dtype is None else str(found)
-        raise located(TypeError(f"unsupported dtype {name}: expected one of {', '.join(str(d) for d in SUPPORTED)}"))
+        device = "" if found is not None or not isinstance(dtype, str) else "; devices are 'cpu', 'cuda' and 'cuda:N'"
+        known = ", ".join(str(d) for d in SUPPORTED)
+        raise located(TypeError(f"unsupported dtype {name}: expected one of {known}{device}"))
     return found
 
 

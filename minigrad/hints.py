@@ -70,7 +70,8 @@ def missing(kind: str, name: str, names: list[str], owner: str | None = None) ->
     message = f"{owner or kind} has no attribute {name!r}"
     hint = HINTS[kind].get(name)
     if hint is None and not name.startswith("_"):
-        places = [p for p in ELSEWHERE if kind in ("minigrad", *ELSEWHERE) and p != kind and p in sys.modules]
+        elsewhere = ELSEWHERE if kind in ("minigrad", *ELSEWHERE) else ELSEWHERE[1:2] if kind == "Tensor" else ()
+        places = [p for p in elsewhere if p != kind and p in sys.modules]  # of a tensor, the functions of nn
         found = next((place for place in places if callable(vars(sys.modules[place]).get(name))), None)
         lower = {n.lower(): n for n in names if not n.startswith("_")}
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.75)

@@ -43,6 +43,9 @@ class Prefetcher(Iterator[Any]):
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise located(ValueError(f"Prefetcher: depth is {depth!r}, expected an integer >= 1"))
         self._device = None if device is None else Device(device)
+        if not hasattr(batches, "__iter__"):
+            hint = "; give it (batches.batch(step) for step in range(n))" if hasattr(batches, "batch") else ""
+            raise located(TypeError(f"Prefetcher: {type(batches).__name__} is not iterable{hint}"))
         source = iter(batches)
         state = getattr(batches, "state_dict", None)
         self._state = None if state is None else state()

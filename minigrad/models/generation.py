@@ -47,7 +47,7 @@ def stream(
     if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
         raise located(ValueError(f"generate: top_k={top_k}; expected an integer of at least 1"))
     if top_p is not None and not 0 < top_p <= 1:
-        raise located(ValueError(f"generate: top_p={top_p}; expected a probability above 0"))
+        raise located(ValueError(f"generate: top_p={top_p}; expected a probability above 0, at most 1"))
     if max_new_tokens < 0:
         raise located(ValueError(f"generate: max_new_tokens={max_new_tokens}; expected 0 or more"))
     ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]

@@ -63,6 +63,9 @@ class HubConfig:
             raise located(
                 self.error(f"layer_types = {show(kinds)} is not supported, only 'full_attention' of every layer")
             )
+        layers = self.values.get("num_hidden_layers")
+        if kinds is not None and type(layers) is int and len(kinds) != layers:
+            raise located(self.error(f"layer_types has {len(kinds)} entries, but num_hidden_layers is {layers}"))
 
     def error(self, fault: str) -> CheckpointError:
         """A `CheckpointError` that names the file."""

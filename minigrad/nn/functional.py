@@ -287,6 +287,12 @@ def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -
         )
     if weight.ndim != 2:
         raise located(ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)"))
+    if indices.device is not weight.device:
+        raise located(
+            RuntimeError(
+                f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
+            )
+        )
     indices = indices.long()
     bad = weight.device.kernels.embedding.check_indices(indices.data, weight.shape[0])
     if bad >= 0:

@@ -46,8 +46,15 @@ def test_arguments_that_do_not_fit() -> None:
     for arguments in [(x, y, 4, 1.0), (x, x, 4), (x, x, 4, 1.0, 2), (x, 4, 4, 1.0), (x, x, x, 1.0)]:
         with pytest.raises(TypeError, match=r"kernel test_launch.scale\(float32\*, float32\*, int64, float32\) was"):
             scale.launch(1, *arguments)
-    with pytest.raises(struct.error):
+    with pytest.raises(TypeError, match=r"was launched with \(float32\*, float32\*, 4.5, 1.0\)"):
         scale.launch(1, x, x, 4.5, 1.0)
+    with pytest.raises(TypeError, match=r"\(ndarray, float32\*, 4, 1.0\); a pointer takes a DeviceArray"):
+        scale.launch(1, np.zeros(4, np.float32), x, 4, 1.0)
+    with pytest.raises(TypeError, match="a grid or block of 1.5"):
+        scale.launch(1.5, x, x, 4, 1.0)  # type: ignore[arg-type]
+    for start in (lambda: scale(x, x, 4, 1.0), lambda: scale[1, 64](x, x, 4, 1.0)):  # type: ignore[func-returns-value]
+        with pytest.raises(TypeError, match=r"is started with .launch\(grid, \*arguments\)"):
+            start()
 
 
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="test_gpu.py tests what the driver refuses")

@@ -286,6 +286,7 @@ def test_rope_of_old_and_new_files(fields: Any, base: float, scaling: Any, tmp_p
             {"layer_types": "full_attention"},
             "layer_types = 'full_attention' is not supported, only 'full_attention' of",
         ),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries, but num_hidden_layers is 1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"hidden_size": None}, "hidden_size is None, expected a positive integer"),
         ({"hidden_size": 4.0}, "hidden_size is 4.0"),
