@@ -10,6 +10,7 @@ from minigrad import cuda_kernels
 if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
+import minigrad
 from minigrad import bfloat16
 from minigrad.cuda_kernels import array, embedding, simulator
 
@@ -51,3 +52,8 @@ def test_indices_are_checked_and_layouts_refused():
     assert embedding.check_indices(indices[:1], 3) == -1
     with pytest.raises(ValueError, match="expected a C-contiguous array"):
         embedding.backward_into(array.empty((1, 3), np.float32), indices[:1, :1], array.empty((3, 2), np.float32).T)
+
+
+def test_indices_on_another_device_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="embedding: indices on cpu, weight on cuda:0; move them to one"):
+        minigrad.nn.functional.embedding(minigrad.tensor([1]), minigrad.ones(3, 2, device="cuda"))

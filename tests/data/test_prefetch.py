@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minigrad import Tensor
-from minigrad.data import EpochBatches, Prefetcher
+from minigrad.data import EpochBatches, Prefetcher, RandomBatches
 from minigrad.data.prefetch import to_device
 from minigrad.device import Device
 
@@ -151,3 +151,8 @@ def test_depth_is_checked(depth: Any) -> None:
 def test_what_cannot_be_iterated_over_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="not iterable"):
         Prefetcher(3)  # type: ignore[arg-type]
+
+
+def test_batches_of_a_step_are_not_iterated() -> None:
+    with pytest.raises(TypeError, match=r"RandomBatches is not iterable; give it \(batches.batch\(step\) for"):
+        Prefetcher(RandomBatches(np.arange(100), 2, 4, seed=1))  # type: ignore[arg-type]
