@@ -8,8 +8,8 @@
     6 vectors      the same reads, four elements at a time
 
 What a step gains is what it no longer reads: a multiply-add takes 2 reads of device memory in the first two steps; then
-2, 1 + 1/4, 1/2 and 1/8 reads of shared memory. ``tiled_product.py`` is the next step: larger tiles, the next slices on their
-way while these are multiplied, and any strides.
+2, 1 + 1/4, 1/2 and 1/8 reads of shared memory. ``tiled_product.py`` is the next step: larger tiles, the next slices on
+their way while these are multiplied, and any strides.
 """
 
 from __future__ import annotations
