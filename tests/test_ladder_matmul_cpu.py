@@ -41,8 +41,9 @@ def test_a_rung_is_the_product(ladder, rung):
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_rung_adds_to_y(ladder, rung):
     random = np.random.default_rng(1)
-    a, b = random.standard_normal((64, 600), np.float32), random.standard_normal((600, 288), np.float32)
-    y = np.ones((64, 288), np.float32)
+    M, K, N = 9 * ladder.TILE_ROWS, 600, 288  # whole tiles, of 32 or 16 columns: only ``multiply`` pads
+    a, b = random.standard_normal((M, K), np.float32), random.standard_normal((K, N), np.float32)
+    y = np.ones((M, N), np.float32)
     ladder.RUNGS[rung](a, b, y)
     np.testing.assert_allclose(y, 1 + a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
