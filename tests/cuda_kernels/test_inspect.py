@@ -32,12 +32,13 @@ def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python("-m", "minigrad.cuda_kernels.inspect", *arguments)
 
 
-def test_every_kernel_keeps_its_budget() -> None:
-    done = inspect("--arch", "sm_80", "sm_90")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_every_kernel_keeps_its_budget(arch: str) -> None:
+    done = inspect("--arch", arch)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("kernels, 0 over budget")
     hopper = [line for line in done.stdout.splitlines() if line.startswith("hopper_product.")]
-    assert len(hopper) == 8
+    assert len(hopper) == (8 if arch == "sm_90" else 0)
     for line in hopper:  # 4 steps of 16 along k; a box of each operand, or one for 64 of its rows
         boxes = {"kk": 1 + 1, "ko": 1 + 4, "ok": 2 + 1, "oo": 2 + 4}[line.split()[0][-2:]]
         assert " sm_90a " in line and re.search(rf" MMA +4 .* TMA +{boxes} ", line), line
