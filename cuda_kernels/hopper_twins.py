@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from . import memory, simulator
-from .simulator import Condition, SharedArray, SimulationError
+from .simulated_memory import WARP, SharedArray, SimulationError
+from .simulator import Condition
 from .tensor_map import SWIZZLED_ROW, TensorMap
 
 # Barriers: section 9.7.13.15, "mbarrier" ------------------------------------------------------------------------------
@@ -323,8 +324,8 @@ def wgmma(dtype: str, columns: int, kinds: str) -> Callable[[Any, Any, Any], Sum
 def wgmma_commit() -> None:
     """What was begun since the last one is a group (9.7.15.6.2)."""
     brought, _ = simulator.collective("wgmma_commit", None)
-    if simulator.WARP not in brought:
-        brought[simulator.WARP] = True
+    if WARP not in brought:
+        brought[WARP] = True
         reading = _reading()
         reading.groups.append([])
         reading.sums.append([])
@@ -333,8 +334,8 @@ def wgmma_commit() -> None:
 def _wait(groups: int) -> None:
     """9.7.15.6.3: all but the last ``groups`` groups have ended."""
     brought, _ = simulator.collective("wgmma_wait", None)
-    if simulator.WARP not in brought:
-        brought[simulator.WARP] = True
+    if WARP not in brought:
+        brought[WARP] = True
         reading = _reading()
         ended = max(0, len(reading.groups) - 1 - groups)
         for sums in (s for group in reading.sums[:ended] for s in group):

@@ -1,7 +1,8 @@
 """What kernels are written in: ``from .language import cuda, device_function, libdevice, math``.
 
-The names are Numba's where a GPU computes, and those of ``simulator.py`` where the simulator does. A kernel's source is
-the same for both. ``ptx`` (vector loads, conversions of half floats) is imported beside it: ``from . import ptx``.
+The names are Numba's where a GPU computes, and those of ``simulated_cuda.py`` where the simulator does. A kernel's
+source is the same for both. ``ptx`` (vector loads, conversions of half floats) is imported beside it:
+``from . import ptx``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import simulated, simulator
+from . import simulated, simulated_cuda
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,7 +22,7 @@ math: Any
 libdevice: Any
 
 if SIMULATED:
-    cuda, math, libdevice = simulator.cuda, simulator.math, simulator.libdevice
+    cuda, math, libdevice = simulated_cuda.cuda, simulated_cuda.math, simulated_cuda.libdevice
 else:
     cuda = importlib.import_module("numba.cuda")
     libdevice = importlib.import_module("numba.cuda.libdevice")

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from . import compiler, libcuda, memory, recording, signatures, simulator, tensor_map
+from . import compiler, libcuda, memory, recording, signatures, simulated_memory, simulator, tensor_map
 from .array import DeviceArray
 from .language import SIMULATED
 from .tensor_map import TensorMap
@@ -172,7 +172,7 @@ class Kernel:
         values: list[Any] = []
         for word, a in zip(self.signature, args, strict=True):
             if isinstance(a, DeviceArray):
-                values.append(simulator.pointer(a.memory.bytes, a.pointer, signatures.storage(word)))
+                values.append(simulated_memory.pointer(a.memory.bytes, a.pointer, signatures.storage(word)))
             elif isinstance(a, TensorMap):
                 values.append(a)
             else:
@@ -182,10 +182,12 @@ class Kernel:
                     raise self._misfit(args) from None
                 values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
         if math.prod(threads) > math.prod(self.threads) or threads[2] > 64 or max(grid[1:]) > 65535 or grid[0] >= 2**31:
-            raise simulator.SimulationError(f"{self._call(args, grid)} with blocks of {threads}: a GPU refuses that")
+            raise simulated_memory.SimulationError(
+                f"{self._call(args, grid)} with blocks of {threads}: a GPU refuses that"
+            )
         graph = recording.current()
         if graph is not None:  # which keeps addresses, as on a GPU, and no memory
-            kept = [v.first if isinstance(v, simulator.Pointer) else v for v in values]
+            kept = [v.first if isinstance(v, simulated_memory.Pointer) else v for v in values]
             graph.add(self._simulate_again, grid, threads, kept, self._call(args, grid))
             return
         if DEBUG >= 2:
@@ -197,7 +199,7 @@ class Kernel:
     ) -> None:
         """A launch that a graph recorded: ``kept`` are numbers, and addresses for pointers."""
         values = [
-            simulator.pointer(memory.simulated_bytes(value), value, signatures.storage(word))
+            simulated_memory.pointer(memory.simulated_bytes(value), value, signatures.storage(word))
             if word.endswith("*")
             else value
             for word, value in zip(self.signature, kept, strict=True)
@@ -209,8 +211,8 @@ class Kernel:
     ) -> None:
         try:
             simulator.run(self.function, grid, threads, self.shared_bytes, tuple(values))
-        except simulator.SimulationError as error:
-            raise simulator.SimulationError(f"{call}: {error}") from error
+        except simulated_memory.SimulationError as error:
+            raise simulated_memory.SimulationError(f"{call}: {error}") from error
 
     def _report(self, grid: tuple[int, int, int], args: tuple[Any, ...], started: int) -> None:
         from . import limits  # measured by kernels, which are launched from here

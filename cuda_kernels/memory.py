@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from . import libcuda, recording, simulator
+from . import libcuda, recording, simulated_memory
 from .language import SIMULATED
 
 ALIGNMENT = 256  # bytes, as of the driver's own allocations
@@ -115,7 +115,7 @@ def new_simulated(nbytes: int, device: int) -> np.ndarray:
     """New bytes of the simulator's memory, which has their address from now on. Raises OutOfMemoryError."""
     if _usage(device).now + nbytes > SIMULATED_BYTES:
         raise _out_of_memory(nbytes, device)
-    raw = np.full(nbytes + ALIGNMENT, simulator.POISON, np.uint8)
+    raw = np.full(nbytes + ALIGNMENT, simulated_memory.POISON, np.uint8)
     raw = raw[-raw.ctypes.data % ALIGNMENT :][:nbytes]
     _simulated_bytes[raw.ctypes.data] = raw
     bisect.insort(_simulated_pointers, raw.ctypes.data)
@@ -138,7 +138,7 @@ def simulated_bytes(address: int) -> np.ndarray:
     if raw is None:  # nothing is there, or another thread has changed the list meanwhile
         raw = _bytes_at(address, list(_simulated_pointers))
     if raw is None:
-        raise simulator.SimulationError(f"address {address:#x} lies in no device memory")
+        raise simulated_memory.SimulationError(f"address {address:#x} lies in no device memory")
     return raw
 
 
@@ -460,4 +460,4 @@ def _simulated_clear(target: int, nbytes: int) -> None:
 def _within(address: int, nbytes: int) -> None:
     raw = simulated_bytes(address)
     if address + nbytes > raw.ctypes.data + raw.nbytes:
-        raise simulator.SimulationError(f"{nbytes} bytes from {address:#x} on leave their memory")
+        raise simulated_memory.SimulationError(f"{nbytes} bytes from {address:#x} on leave their memory")

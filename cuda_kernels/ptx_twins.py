@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from . import memory, simulator
-from .simulator import Pointer, SharedArray, SimulationError
+from . import memory, simulated_memory, simulator
+from .simulated_memory import WARP, Pointer, SharedArray, SimulationError
 
 
 def _loader(n: int) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -61,22 +61,22 @@ store16: Storer = _storer(16)
 
 def pointer_float32(address: Any) -> Pointer:
     """``address`` as a pointer to float32."""
-    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.float32)
+    return simulated_memory.pointer(memory.simulated_bytes(int(address)), int(address), np.float32)
 
 
 def pointer_float64(address: Any) -> Pointer:
     """``address`` as a pointer to float64."""
-    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.float64)
+    return simulated_memory.pointer(memory.simulated_bytes(int(address)), int(address), np.float64)
 
 
 def pointer_uint16(address: Any) -> Pointer:
     """``address`` as a pointer to uint16."""
-    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.uint16)
+    return simulated_memory.pointer(memory.simulated_bytes(int(address)), int(address), np.uint16)
 
 
 def pointer_uint64(address: Any) -> Pointer:
     """``address`` as a pointer to uint64."""
-    return simulator.pointer(memory.simulated_bytes(int(address)), int(address), np.uint64)
+    return simulated_memory.pointer(memory.simulated_bytes(int(address)), int(address), np.uint64)
 
 
 def float16_to_float(bits: Any) -> np.float32:
@@ -228,9 +228,9 @@ def _mma(name: str, depth: int, dtype: Any) -> Callable[[Any, Any, Any], tuple[n
         if (len(a), len(b), len(c)) != (4, 2, 4):
             raise SimulationError(f"{name} of {len(a)}, {len(b)} and {len(c)} registers; expected 4, 2 and 4")
         lanes, lane = simulator.collective(name, (a, b, c))
-        if simulator.WARP not in lanes:  # the first lane to go on computes for all
-            lanes[simulator.WARP] = product(lanes)
-        return tuple(lanes[simulator.WARP][lane])
+        if WARP not in lanes:  # the first lane to go on computes for all
+            lanes[WARP] = product(lanes)
+        return tuple(lanes[WARP][lane])
 
     return mma
 

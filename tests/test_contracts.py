@@ -113,6 +113,8 @@ CUDA_SUPPORT = {
     "scan": "cumulative sums and products, for reduce",
     "sharing": "device memory shared with other libraries",
     "signatures": "the words of a kernel's signature",
+    "simulated_cuda": "the names of numba.cuda, math and libdevice in the simulator",
+    "simulated_memory": "memory in the simulator",
     "simulator": "the programming model on the CPU",
     "sorting": "sorting of rows, for indexing",
     "streams": "streams and events",

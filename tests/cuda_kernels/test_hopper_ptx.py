@@ -14,9 +14,9 @@ from minigrad import cuda_kernels
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-from minigrad.cuda_kernels import array, hopper_ptx, hopper_twins, ptx, simulator
+from minigrad.cuda_kernels import array, hopper_ptx, hopper_twins, ptx, simulated_memory, simulator
 from minigrad.cuda_kernels.language import cuda
-from minigrad.cuda_kernels.simulator import SimulationError
+from minigrad.cuda_kernels.simulated_memory import SimulationError
 from minigrad.cuda_kernels.tensor_map import TensorMap
 
 RNG = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def run(function: Any, *args: Any, threads: int = 128) -> None:
 
 
 def pointer(x: np.ndarray) -> Any:
-    return simulator.pointer(x.view(np.uint8).reshape(-1), x.ctypes.data, x.dtype)
+    return simulated_memory.pointer(x.view(np.uint8).reshape(-1), x.ctypes.data, x.dtype)
 
 
 def map_of(x: Any, rows: int, depth: int = 1) -> TensorMap:

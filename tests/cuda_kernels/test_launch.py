@@ -17,7 +17,7 @@ from minigrad import cuda_kernels
 if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
-from minigrad.cuda_kernels import array, launch, libcuda, memory, simulator
+from minigrad.cuda_kernels import array, launch, libcuda, memory, simulated_memory
 from minigrad.cuda_kernels.language import cuda
 from minigrad.cuda_kernels.launch import Kernel, kernel
 
@@ -61,7 +61,7 @@ def test_arguments_that_do_not_fit() -> None:
 @pytest.mark.parametrize(("grid", "threads"), [((1, 65536), 8), ((1, 1, 65536), 8), (2**31, 8), (1, 65), (1, (8, 9))])
 def test_the_simulator_refuses_what_a_gpu_refuses(grid: Any, threads: Any) -> None:
     x = array.zeros(4, np.float32)
-    with pytest.raises(simulator.SimulationError, match="a GPU refuses that"):
+    with pytest.raises(simulated_memory.SimulationError, match="a GPU refuses that"):
         scale.launch(grid, x, x, 4, 1.0, threads=threads)
 
 

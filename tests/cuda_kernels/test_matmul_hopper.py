@@ -19,6 +19,7 @@ from minigrad.cuda_kernels import (
     matmul_hopper,
     memory,
     simulated,
+    simulated_memory,
     simulator,
     tensor_map,
 )
@@ -320,7 +321,7 @@ def small() -> None:
 def test_a_forgotten_step_is_found(name: str, replacement: Any, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_ptx, name, replacement)
-    with pytest.raises(simulator.SimulationError, match=problem):
+    with pytest.raises(simulated_memory.SimulationError, match=problem):
         small()
 
 
@@ -330,7 +331,8 @@ def test_a_wrong_phase_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = hopper_ptx.mbarrier_wait
     monkeypatch.setattr(hopper_ptx, "mbarrier_wait", lambda address, parity: right(address, parity ^ 1))
     with pytest.raises(
-        simulator.SimulationError, match=r"before the copy .* has arrived|block ended before the copies|cannot go on"
+        simulated_memory.SimulationError,
+        match=r"before the copy .* has arrived|block ended before the copies|cannot go on",
     ):
         small()
 
@@ -348,7 +350,7 @@ def test_a_wrong_descriptor_gives_a_wrong_product(bit: int, monkeypatch: pytest.
     broken = hopper_product._tiles("bfloat16", "float32", 128, "oo")
     monkeypatch.setattr(matmul_hopper, "tiles_of", lambda *_: broken)
     a, b = draw(16, 16), draw(16, 80)
-    with pytest.raises((AssertionError, simulator.SimulationError)):
+    with pytest.raises((AssertionError, simulated_memory.SimulationError)):
         check(multiply(stored(a, "columns"), stored(b, "rows")), product(a, b))
 
 

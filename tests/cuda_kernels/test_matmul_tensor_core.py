@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 import minigrad
-from minigrad.cuda_kernels import array, launch, matmul, matmul_tensor_core, memory, ptx, simulated, simulator
+from minigrad.cuda_kernels import (
+    array,
+    launch,
+    matmul,
+    matmul_tensor_core,
+    memory,
+    ptx,
+    simulated,
+    simulated_cuda,
+    simulated_memory,
+    simulator,
+)
 from minigrad.cuda_kernels.matmul_operands import Product, broadcast
 from minigrad.cuda_kernels.product import BIAS
 
@@ -260,7 +271,7 @@ def test_no_bank_conflicts(dtype: Any, layout: str, side: int, monkeypatch: pyte
 
     def record(places: dict[int, list[int]], original: Any) -> Any:
         def instruction(address: Any, *rest: Any) -> Any:
-            places.setdefault(simulator._now.block.current.number, []).append(int(address) // 16 % 8)
+            places.setdefault(simulator.block().current.number, []).append(int(address) // 16 % 8)
             return original(address, *rest)
 
         return instruction
@@ -285,6 +296,6 @@ def test_without_a_wait_or_a_barrier_it_fails(broken: str, monkeypatch: pytest.M
     if broken == "wait":
         monkeypatch.setattr(ptx, "cp_async_wait1", ptx.cp_async_wait2)
     else:
-        monkeypatch.setattr(type(simulator.cuda), "syncthreads", staticmethod(lambda: None))
-    with pytest.raises(simulator.SimulationError, match="has waited for its asynchronous copy|race: thread"):
+        monkeypatch.setattr(type(simulated_cuda.cuda), "syncthreads", staticmethod(lambda: None))
+    with pytest.raises(simulated_memory.SimulationError, match="has waited for its asynchronous copy|race: thread"):
         multiply(stored(draw(64, 96)), stored(draw(96, 64)))

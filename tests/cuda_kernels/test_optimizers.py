@@ -452,17 +452,17 @@ def test_what_is_sent_is_aligned() -> None:
 
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="a GPU does not check addresses")
 def test_the_simulator_knows_which_addresses_are_in_use() -> None:
-    from minigrad.cuda_kernels import ptx, simulator
+    from minigrad.cuda_kernels import ptx, simulated_memory
 
     x = from_host(np.arange(6, dtype=np.float64))
     p = ptx.pointer_float64(x.pointer + 16)
     assert (p[0], p[3]) == (2.0, 5.0)
-    with pytest.raises(simulator.SimulationError, match="outside the memory"):
+    with pytest.raises(simulated_memory.SimulationError, match="outside the memory"):
         p[4]
-    with pytest.raises(simulator.SimulationError, match="not aligned"):
+    with pytest.raises(simulated_memory.SimulationError, match="not aligned"):
         ptx.pointer_float64(x.pointer + 4)
     address = x.pointer
     del x, p
     for nowhere in (address, 4096):
-        with pytest.raises(simulator.SimulationError, match="no device memory"):
+        with pytest.raises(simulated_memory.SimulationError, match="no device memory"):
             ptx.pointer_float32(nowhere)

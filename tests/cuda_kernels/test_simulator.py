@@ -14,15 +14,15 @@ from minigrad import cuda_kernels
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-from minigrad.cuda_kernels import ptx, simulator
+from minigrad.cuda_kernels import ptx, simulated_memory, simulator
 from minigrad.cuda_kernels.collective import block_max, block_sum, warp_max, warp_sum
 from minigrad.cuda_kernels.language import FULL_WARP, cuda
-from minigrad.cuda_kernels.simulator import SimulationError
+from minigrad.cuda_kernels.simulated_memory import SimulationError
 
 
 def run(function: Any, *arrays: np.ndarray, grid: Any = (1, 1, 1), threads: Any = (64, 1, 1), shared: int = 0) -> None:
     """Run ``function`` on pointers to NumPy arrays."""
-    pointers = [simulator.pointer(x.reshape(-1).view(np.uint8), x.ctypes.data, x.dtype) for x in arrays]
+    pointers = [simulated_memory.pointer(x.reshape(-1).view(np.uint8), x.ctypes.data, x.dtype) for x in arrays]
     simulator.run(function, grid, threads, shared, tuple(pointers))
 
 

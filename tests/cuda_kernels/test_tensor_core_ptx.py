@@ -13,9 +13,9 @@ from minigrad import cuda_kernels
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-from minigrad.cuda_kernels import ptx, simulator
+from minigrad.cuda_kernels import ptx, simulated_memory, simulator
 from minigrad.cuda_kernels.language import cuda
-from minigrad.cuda_kernels.simulator import SimulationError
+from minigrad.cuda_kernels.simulated_memory import SimulationError
 
 RNG = np.random.default_rng(0)
 
@@ -28,7 +28,7 @@ def run(function: Any, *arrays: np.ndarray, threads: int = 32, seed: int | None 
         start = -room.ctypes.data % 16
         aligned.append(room[start : start + x.nbytes])
         aligned[-1][:] = x.reshape(-1).view(np.uint8)
-    pointers = [simulator.pointer(a, a.ctypes.data, x.dtype) for a, x in zip(aligned, arrays, strict=True)]
+    pointers = [simulated_memory.pointer(a, a.ctypes.data, x.dtype) for a, x in zip(aligned, arrays, strict=True)]
     simulator.order(seed)
     try:
         simulator.run(function, (1, 1, 1), (threads, 1, 1), 0, tuple(pointers))
