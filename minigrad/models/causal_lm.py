@@ -14,6 +14,7 @@ from ..creation import cat
 from ..device import CPU, Device
 from ..errors import located
 from ..nn import functional as F
+from ..nn.transformer import add_norm, adds_with_norm, as_built
 from ..recompute import checkpoint
 from ..tensor import Tensor
 from . import generation, pretrained
@@ -99,14 +100,18 @@ class CausalLM(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def _through(self, blocks: nn.ModuleList, x: Tensor, caches: list[nn.KVCache] | None) -> Tensor:
-        """(B, T, C) through all blocks, which are recomputed in backward if the configuration says so."""
+    def _through(self, blocks: nn.ModuleList, norm: nn.Module, x: Tensor, caches: list[nn.KVCache] | None) -> Tensor:
+        """(B, T, C) through all blocks, which are recomputed in backward if the configuration says so, and the norm."""
+        again = self.config.checkpoint_blocks and not caches
+        if not again and adds_with_norm(x) and all(as_built(block) for block in blocks):
+            branch = None
+            for i, block in enumerate(blocks):
+                x, branch = block.branches(x, branch, caches[i] if caches else None)
+            return add_norm(x, branch, norm)[1]
         for i, block in enumerate(blocks):
-            if self.config.checkpoint_blocks and not caches:
-                x = checkpoint(block, x)
-            else:
-                x = block(x, caches[i] if caches else None)
-        return x
+            x = checkpoint(block, x) if again else block(x, caches[i] if caches else None)
+        y: Tensor = norm(x)
+        return y
 
     @property
     def _head(self) -> nn.Linear | nn.Embedding:

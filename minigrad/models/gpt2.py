@@ -107,8 +107,7 @@ class GPT2(CausalLM):
     def _features(self, tokens: Tensor, start: int, caches: list[nn.KVCache] | None) -> Tensor:
         positions = arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C)
-        y: Tensor = self.ln_f(self._through(self.h, x, caches))
-        return y
+        return self._through(self.h, self.ln_f, x, caches)
 
     def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:
         """What ``decoding.py`` computes a token with; None if the blocks are not alike."""

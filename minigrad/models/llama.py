@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import nn
 from ..errors import located
+from ..nn.transformer import add_norm, register_as_built
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .decoding import arrays
@@ -122,6 +123,7 @@ class LlamaConfig:
         return tuple((frequencies if self.rope_scaling is None else self.rope_scaling.scale(frequencies)).tolist())
 
 
+@register_as_built
 class LlamaBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): (B, T, C) -> (B, T, C)."""
 
@@ -148,9 +150,14 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor, cache: nn.KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        x = x + self.self_attn(self.input_layernorm(x), cache)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        x, branch = self.branches(x, None, cache)
+        return x + branch
+
+    def branches(self, x: Tensor, branch: Tensor | None, cache: nn.KVCache | None = None) -> tuple[Tensor, Tensor]:
+        """``forward`` of x + branch, in two parts: the stream, and the MLP's branch; as those of ``nn.Block``."""
+        x, y = add_norm(x, branch, self.input_layernorm)
+        x, y = add_norm(x, self.self_attn(y, cache), self.post_attention_layernorm)
+        return x, self.mlp(y)
 
 
 class Llama(CausalLM):
@@ -191,8 +198,7 @@ class Llama(CausalLM):
         return self.embed_tokens
 
     def _features(self, tokens: Tensor, start: int, caches: list[nn.KVCache] | None) -> Tensor:
-        y: Tensor = self.norm(self._through(self.layers, self.embed_tokens(tokens), caches))  # (B, T, C)
-        return y
+        return self._through(self.layers, self.norm, self.embed_tokens(tokens), caches)  # (B, T, C)
 
     def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:
         """What ``decoding.py`` computes a token with; None if the blocks are not alike."""

@@ -39,18 +39,35 @@ def add_layer_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: floa
 
     One pass computes both of a float32 x, and of y in float32 or a half dtype.
     """
-    one_pass = (
-        x.dtype == weight.dtype == bias.dtype == float32
-        and (y.dtype == float32 or is_half(y.dtype))
-        and x.shape == y.shape
-        and x.numel()
-    )
-    if not one_pass:
+    if not _one_pass(x, y, weight, bias):
         h = x + y
         return h, layer_norm(h, weight.shape, weight, bias, eps)
     made: list[Any] = []
-    h = layer_norm_ops.AddForNorm.apply(x, y, weight=weight.data, bias=bias.data, eps=eps, made=made)
+    options: dict[str, Any] = {"family": "layer_norm", "affine": (weight.data, bias.data), "eps": eps, "made": made}
+    h = layer_norm_ops.AddForNorm.apply(x, y, **options)
     return h, layer_norm_ops.LayerNorm.apply(h, weight, bias, eps=eps, made=made)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float | None) -> tuple[Tensor, Tensor]:
+    """h = x + y and its ``rms_norm`` over the last dimension, as ``add_layer_norm``."""
+    if not _one_pass(x, y, weight):
+        h = x + y
+        return h, rms_norm(h, weight.shape, weight, eps)
+    eps = float(finfo(float32).eps) if eps is None else eps
+    made: list[Any] = []
+    h = layer_norm_ops.AddForNorm.apply(x, y, family="rms_norm", affine=(weight.data,), eps=eps, made=made)
+    return h, rms_norm_ops.RMSNorm.apply(h, weight, eps=eps, made=made)
+
+
+def _one_pass(x: Tensor, y: Tensor, *affine: Tensor) -> bool:
+    """Whether one kernel adds y to x and normalises the rows."""
+    return (
+        x.dtype == float32
+        and (y.dtype == float32 or is_half(y.dtype))
+        and x.shape == y.shape
+        and all(p.dtype == float32 and p.shape == x.shape[-1:] for p in affine)
+        and x.numel() > 0
+    )
 
 
 def rms_norm(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty, ones, where
@@ -20,9 +20,11 @@ from ..tensor import Tensor
 from . import functional as F
 from .activation_modules import GELU
 from .checks import check_tensor
-from .layers import Dropout, LayerNorm, Linear
+from .layers import Dropout, LayerNorm, Linear, RMSNorm
 from .module import Module
-from .normalization import add_layer_norm
+from .normalization import add_layer_norm, add_rms_norm
+
+M = TypeVar("M", bound=Module)
 
 
 def as_built(module: Module) -> bool:
@@ -43,6 +45,29 @@ def as_built(module: Module) -> bool:
 def _drops(dropout: Module) -> bool:
     """Whether this module does more than to return its input."""
     return not as_built(dropout) or (dropout.training and dropout.p > 0)
+
+
+def adds_with_norm(x: Tensor) -> bool:
+    """Whether a stream x gets a branch added and its norm taken in one pass: in float32 on a GPU under autocast, where
+    the product before, whose result is rounded, cannot add it.
+    """
+    return x.device.type == "cuda" and x.dtype == float32 and is_autocast_enabled("cuda")
+
+
+def add_norm(x: Tensor, branch: Tensor | None, norm: Module) -> tuple[Tensor, Tensor]:
+    """x + branch (x if it is None) and the norm of that: (..., C) each -> (..., C), (..., C).
+
+    One pass for a norm that is as built, with weights, where ``adds_with_norm``; the bits are the same.
+    """
+    if branch is None:
+        return x, norm(x)
+    if adds_with_norm(x) and as_built(norm):
+        if isinstance(norm, LayerNorm) and norm.weight is not None and norm.bias is not None:
+            return add_layer_norm(x, branch, norm.weight, norm.bias, norm.eps)
+        if isinstance(norm, RMSNorm) and norm.weight is not None:
+            return add_rms_norm(x, branch, norm.weight, norm.eps)
+    x = x + branch
+    return x, norm(x)
 
 
 class KVCache:
@@ -379,20 +404,34 @@ class Block(Module):
 
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
+        if adds_with_norm(x):
+            x, branch = self.branches(x, None, cache, attn_mask)
+            return x + branch
         attn, mlp = self.attn, self.mlp
         y: Tensor = self.ln_1(x)
-        ln_2 = self.ln_2
-        weight, bias = (ln_2.weight, ln_2.bias) if as_built(ln_2) else (None, None)
-        if x.device.type == "cuda" and is_autocast_enabled("cuda") and weight is not None and bias is not None:
-            # The stream is float32, so the product before, which is rounded, cannot add it.
-            x, y = add_layer_norm(x, attn(y, cache, attn_mask), weight, bias, ln_2.eps)
-        else:
-            x = attn(y, cache, attn_mask, x) if as_built(attn) else x + attn(y, cache, attn_mask)
-            y = ln_2(x)
+        x = attn(y, cache, attn_mask, x) if as_built(attn) else x + attn(y, cache, attn_mask)
+        y = self.ln_2(x)
         out: Tensor = mlp(y, x) if as_built(mlp) else x + mlp(y)
         return out
 
+    def branches(
+        self, x: Tensor, branch: Tensor | None, cache: KVCache | None = None, attn_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``forward`` of x + branch, in two parts that the next block, or the norm after the last one, adds: the stream
+        and the MLP's branch, (B, T, C) each. See ``add_norm``.
+        """
+        x, y = add_norm(x, branch, self.ln_1)
+        x, y = add_norm(x, self.attn(y, cache, attn_mask), self.ln_2)
+        return x, self.mlp(y)
+
+
+def register_as_built(kind: type[M]) -> type[M]:
+    """Let ``as_built`` know a class by the ``forward`` that it has now."""
+    _FORWARDS[kind] = kind.forward
+    return kind
+
 
 _FORWARDS: dict[type[Module], Any] = {
-    kind: kind.forward for kind in (Linear, LayerNorm, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP)
+    kind: kind.forward
+    for kind in (Linear, LayerNorm, RMSNorm, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP, Block)
 }

@@ -42,18 +42,19 @@ class LayerNorm(Function):
 
 
 class AddForNorm(Function):
-    """h = x + y, whose layer norm the same pass computes for the ``LayerNorm`` of h: ``made`` receives it.
+    """h = x + y, whose norm the same pass computes for the ``LayerNorm`` or ``RMSNorm`` of h: ``made`` receives it.
 
-    x is float32, y of its shape, float32 or half floats, weight and bias (C,). For backends with ``add_forward``.
+    x is float32, y of its shape, float32 or half floats, ``affine`` weight and bias (C,), or the weight. ``family`` is
+    "layer_norm" or "rms_norm". For backends with ``add_forward``.
     """
 
     __slots__ = ()
     widens = False
 
-    def forward(self, x: Any, y: Any, *, weight: Any, bias: Any, eps: float, made: list[Any]) -> Any:
-        rows = [self.kernels.contiguous(array).reshape(-1, weight.size) for array in (x, y)]
-        norm, h, mean, rstd = self.kernels.layer_norm.add_forward(*rows, weight, bias, eps)
-        made += norm, mean, rstd
+    def forward(self, x: Any, y: Any, *, family: str, affine: tuple[Any, ...], eps: float, made: list[Any]) -> Any:
+        rows = [self.kernels.contiguous(array).reshape(-1, affine[0].size) for array in (x, y)]
+        norm, h, *statistics = getattr(self.kernels, family).add_forward(*rows, *affine, eps)
+        made += norm, *statistics
         return h.reshape(x.shape)
 
     def backward(self, dh: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from harness import host
 
 import minigrad
 from minigrad import Tensor, autocast, bfloat16, float16, float32, nn
-from minigrad.cuda_kernels import layer_norm
+from minigrad.cuda_kernels import layer_norm, rms_norm
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, TrainingConfig
+from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import SGD
 
 
@@ -65,20 +67,29 @@ def test_the_trainer_leaves_out_steps_that_overflow() -> None:
     assert (made, trainer.loss_scale, trainer.global_step) == ([True, False, True], 32768.0, 2)
 
 
-@pytest.mark.parametrize("dtype", [bfloat16, float16])
-def test_a_block_adds_and_normalises_in_one_pass(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def count_passes(monkeypatch: pytest.MonkeyPatch, family: Any) -> list[int]:
+    """A list that grows by one with each pass that adds and normalises."""
+    fused, calls = family.add_forward, []
+    monkeypatch.setattr(family, "add_forward", lambda *arguments: calls.append(1) or fused(*arguments))
+    return calls
+
+
+def bits(parameters: Any, x: Tensor, y: Tensor) -> list[np.ndarray]:
+    grads = y.float().square().sum().backward()
+    return [host(t) for t in (y.detach(), *(grads[t] for t in (x, *parameters) if t.requires_grad))]
+
+
+def test_a_block_adds_and_normalises_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bits are those of a block whose norm has a hook, and is called apart."""
     minigrad.manual_seed(0)
     block = nn.Block(4, 1, hidden=4).to(device="cuda")
     x = minigrad.randn(1, 2, 4).to("cuda").requires_grad_()
-    fused, calls = layer_norm.add_forward, []
-    monkeypatch.setattr(layer_norm, "add_forward", lambda *arguments: calls.append(1) or fused(*arguments))
+    calls = count_passes(monkeypatch, layer_norm)
 
     def run() -> list[np.ndarray]:
-        with autocast("cuda", dtype):
+        with autocast("cuda", float16):
             y = block(x)
-        grads = y.float().square().sum().backward()
-        return [host(t) for t in (y.detach(), grads[x], *(grads[p] for p in block.parameters()))]
+        return bits(block.parameters(), x, y)
 
     together = run()
     assert calls == [1]
@@ -87,3 +98,54 @@ def test_a_block_adds_and_normalises_in_one_pass(dtype: Any, monkeypatch: pytest
     assert calls == [1]
     for one, two in zip(together, apart, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_model_adds_and_normalises_in_one_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both additions of each block. The bits are those of blocks that are called, by a hook or to be recomputed, whose
+    last addition is apart, and those of norms that are called, so that all are."""
+    minigrad.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 5, "block_size": 4, "n_layer": 2, "n_head": 1, "n_embd": 4, "n_inner": 4}
+    model: Any = GPT2(GPT2Config(**sizes)) if kind == "gpt2" else Llama(LlamaConfig(**sizes, n_kv_head=1))
+    blocks, norm = (model.h, model.ln_f) if kind == "gpt2" else (model.layers, model.norm)
+    model.to(device="cuda")
+    x = minigrad.randn(1, 2, 4).to("cuda").requires_grad_()
+    calls = count_passes(monkeypatch, layer_norm if kind == "gpt2" else rms_norm)
+
+    def run() -> list[np.ndarray]:
+        calls.clear()
+        with autocast("cuda", bfloat16):
+            y = model._through(blocks, norm, x, None)
+        return bits([*blocks.parameters(), *norm.parameters()], x, y) if minigrad.is_grad_enabled() else [host(y)]
+
+    together = run()
+    assert len(calls) == 4 and all(array.any() for array in together)
+    found = []
+    if kind == "gpt2":
+        model.config = dataclasses.replace(model.config, checkpoint_blocks=True)
+        found.append(run())
+        assert len(calls) == 4  # two forward, two in backward
+        model.config = dataclasses.replace(model.config, checkpoint_blocks=False)
+    blocks[1].register_forward_hook(lambda *_: None)
+    with minigrad.no_grad():
+        found.append(run())
+    assert len(calls) == 2
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.register_forward_hook(lambda *_: None)
+    found.append(run())
+    assert not calls
+    for other in found:
+        for one, two in zip(together, other):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_a_cache_under_autocast_gives_the_same_logits() -> None:
+    minigrad.manual_seed(0)
+    model = GPT2(GPT2Config(vocab_size=5, block_size=4, n_layer=2, n_head=1, n_embd=4, n_inner=4)).to(device="cuda")
+    tokens = minigrad.tensor([[1, 3, 2]], device="cuda")
+    with minigrad.no_grad(), autocast("cuda", bfloat16):
+        whole, caches = host(model(tokens)), model.new_caches(1)
+        first, last = model(tokens[:, :2], caches), model(tokens[:, 2:], caches)
+    found = np.concatenate([host(first), host(last)], 1)
+    np.testing.assert_allclose(found.astype(np.float32), whole.astype(np.float32), atol=2.0**-7)
