@@ -23,6 +23,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from .jit import inline, kernel, parallel_kernel
@@ -76,14 +77,46 @@ def _emit_entry(context: Any, module: Any, frame_type: Any, argument_types: Any)
     address, packed = (builder.load(cgutils.gep_inbounds(builder, source, 0, i)) for i in range(2))
     parameter_types = (types.int64, types.int64, *argument_types)
     values = (task, tasks, *cgutils.unpack_tuple(builder, packed))
+    status = _emit_call(context, builder, address, parameter_types, values)
+    builder.ret(builder.zext(cgutils.is_not_null(builder, status), INT64))
+    return entry
 
+
+def _emit_call(context: Any, builder: Any, address: Any, parameter_types: Any, values: Any) -> Any:
+    """Call the machine code of a kernel; the status, 0 unless it failed."""
     convention = context.call_conv
     kernel_type = convention.get_function_type(types.none, parameter_types)
     result, exception = (cgutils.alloca_once(builder, pointer.pointee) for pointer in kernel_type.args[:2])
     flat = convention._get_arg_packer(parameter_types).as_arguments(builder, values)
-    status = builder.call(builder.inttoptr(address, kernel_type.as_pointer()), [result, exception, *flat])
-    builder.ret(builder.zext(cgutils.is_not_null(builder, status), INT64))
-    return entry
+    return builder.call(builder.inttoptr(address, kernel_type.as_pointer()), [result, exception, *flat])
+
+
+def _without_literals(argument: Any) -> Any:
+    """The type of an argument that is a constant, or a tuple with some, as the kernel knows it."""
+    if isinstance(argument, types.BaseTuple):
+        return types.BaseTuple.from_types(tuple(map(_without_literals, argument.types)))
+    return types.unliteral(argument)
+
+
+@intrinsic
+def call_at(_: Any, address: Any, callee: Any, arguments: Any) -> Any:
+    """In a kernel: call another one, ``callee``, at its ``compiled_address`` for these arguments' types. 1: it failed.
+
+    A plain call would link and optimise a copy of it anew: compile time, and perhaps other bits.
+    """
+    given = tuple(map(_without_literals, arguments.types))
+    if given not in callee.dispatcher.overloads:
+        raise TypingError(f"{callee.dispatcher.__name__} was not compiled for {given}")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        unpacked = cgutils.unpack_tuple(builder, values[2])
+        cast = [
+            context.cast(builder, value, a, b) for value, a, b in zip(unpacked, arguments.types, given, strict=True)
+        ]
+        status = _emit_call(context, builder, values[0], given, cast)
+        return builder.zext(cgutils.is_not_null(builder, status), INT64)
+
+    return types.int64(types.int64, callee, arguments), generate
 
 
 @kernel
@@ -163,7 +196,7 @@ class TaskKernel:
     """A kernel ``fn(task, tasks, *arguments)``; what it writes must not depend on how many tasks share the work."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self._kernel = kernel(fn)
+        self.kernel = kernel(fn)
         self._addresses: dict[Hashable, int] = {}
         self.__doc__ = fn.__doc__
 
@@ -173,16 +206,16 @@ class TaskKernel:
         ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types.
         """
         if tasks == 1:
-            self._kernel(0, 1, *arguments)
+            self.kernel(0, 1, *arguments)
             return
         frame = np.empty(FRAME_BYTES, np.uint8)
         entry = _prepare(frame, self._address(key, arguments), arguments)
         if _run(entry, frame, tasks):
-            raise MemoryError(f"{self._kernel.__name__}: no memory for the kernel's workspace")
+            raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
     def bind(self, key: Hashable, *arguments: Any) -> BoundKernel:
         """The kernel with arguments that stay, for `BoundKernel.run`."""
-        return BoundKernel(self._kernel.__name__, self._address(key, arguments), arguments)
+        return BoundKernel(self.kernel.__name__, self._address(key, arguments), arguments)
 
     def _address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
         address = self._addresses.get(key)
@@ -191,10 +224,14 @@ class TaskKernel:
         return address
 
     def _compile(self, arguments: tuple[Any, ...]) -> int:
-        signature = (types.int64, types.int64, *map(numba.typeof, arguments))
-        self._kernel.compile(signature)
-        compiled = self._kernel.overloads[signature]
-        return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+        return compiled_address(self.kernel, types.int64, types.int64, *map(numba.typeof, arguments))
+
+
+def compiled_address(kernel: Any, *argument_types: Any) -> int:
+    """Where the machine code of a kernel for arguments of these Numba types is."""
+    kernel.compile(argument_types)
+    compiled = kernel.overloads[argument_types]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
 def task_kernel(fn: Callable[..., Any]) -> TaskKernel:
