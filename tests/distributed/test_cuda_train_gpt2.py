@@ -1,0 +1,103 @@
+"""``examples/train_gpt2.py`` on two GPUs, which are the simulator's, over a fake NCCL (``fake_nccl``)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import example_scripts
+import numpy as np
+import pytest
+from fake_nccl import FakeMachine
+from nccl_programs import RECORD, copies_to_host
+
+from minigrad import cuda_kernels
+from minigrad.device import Device
+from minigrad.distributed import NcclCommunicator, nccl
+from minigrad.distributed.thread import drawing_from, generators_for
+
+if not cuda_kernels.simulated():
+    pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
+
+STEPS = 2
+FLAGS = (
+    "--preset tiny --batch-size 2 --grad-accum 1 --block-size 4 --n-layer 1 --n-head 1 --n-embd 8 --vocab-size 257 "
+    f"--steps {STEPS} --dropout 0 --warmup 1 --eval-every 9 --eval-batches 1 --sample-every 0 --save-every 9 --peak 1 "
+    "--data text.txt --tokenizer bytes --dtype float32"
+).split()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    machine = FakeMachine()
+    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
+    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
+    yield machine
+    machine.shut()
+
+
+def test_two_cuda_ranks_train_as_one_process(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both have the weights of one process on the CPU, which has the same batches whole; the gradients stay on the
+    devices."""
+    (tmp_path / "text.txt").write_text("def f(x):\n    return x\n\n\n" * 40, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    script = example_scripts.load("train_gpt2.py", monkeypatch, *FLAGS, "--out", "alone")
+    assert script.main() == 0
+    wanted = importlib.import_module("minigrad.serialization").load_checkpoint("alone").tensors["model"]
+
+    comms = NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100)
+    own = threading.local()
+    losses: list[list[float]] = [[], []]
+    found: list[Any] = [None, None]
+    staged: list[list[int]] = [[], []]
+    step = script.GPT2Training.step
+
+    def counted(training: Any) -> Any:
+        before = len(seen)
+        metrics = step(training)
+        mine = [size for thread, size in seen[before:] if thread == threading.get_ident()]
+        if training.trainer.global_step > 1:  # the first one compares all weights
+            staged[training.rank] += mine
+        losses[training.rank].append(metrics.loss)
+        found[training.rank] = {name: p.detach().cpu().numpy() for name, p in training.model.named_parameters()}
+        return metrics
+
+    def rank(number: int) -> None:
+        own.comm = comms[number]
+        comms[number].device.activate()
+        with drawing_from(generators[number]):
+            try:
+                codes[number] = script.main()
+            except BaseException as error:
+                codes[number] = error
+
+    monkeypatch.setattr(script, "init_process_group", lambda *_, **__: own.comm)
+    monkeypatch.setattr(
+        sys.modules["train_char_gpt"], "interrupts", lambda: contextlib.nullcontext([])
+    )  # main thread's
+    monkeypatch.setattr(script.GPT2Training, "step", counted)
+    monkeypatch.setattr(sys, "argv", ["train_gpt2.py", *FLAGS, "--device", "cuda", "--out", "two"])
+    codes: list[Any] = [None, None]
+    generators = generators_for(2)
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
+    with copies_to_host() as seen:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+    assert codes == [0, 0]
+    assert "all 2 ranks hold the same weights, bit for bit" in capsys.readouterr().out
+    reduced = [count for name, rank, _, _, count, *_ in machine.calls("allReduce") if rank == 0]
+    assert sum(reduced) >= STEPS * sum(array.size for array in wanted.values()), "the gradients went by NCCL"
+    assert all(sizes and max(sizes) < RECORD for sizes in staged), staged
+    assert losses[0] == losses[1]
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+        np.testing.assert_allclose(found[0][name], array, rtol=2e-4, atol=2e-5, err_msg=name)
