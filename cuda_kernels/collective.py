@@ -39,27 +39,32 @@ def warp_max(x: Any) -> Any:
 
 @device_function
 def block_sum(x: Any, partial: Any) -> Any:
-    """The sum over the block's threads, whose number is a multiple of 32; ``partial`` is shared and holds 32."""
+    """The sum over the block's threads, a multiple of 32; ``partial`` is shared and holds 32.
+
+    In a block (32, n) each warp, which is a row of it, has its own sum.
+    """
     x = warp_sum(x)
-    if cuda.threadIdx.x % 32 == 0:
-        partial[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    total = partial[0]
-    for warp in range(1, cuda.blockDim.x // 32):
-        total += partial[warp]
-    cuda.syncthreads()  # partial may be used again
-    return total
+    if cuda.blockDim.x > 32:
+        if cuda.threadIdx.x % 32 == 0:
+            partial[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        x = partial[0]
+        for warp in range(1, cuda.blockDim.x // 32):
+            x += partial[warp]
+        cuda.syncthreads()  # partial may be used again
+    return x
 
 
 @device_function
 def block_max(x: Any, partial: Any) -> Any:
     """The largest over the block's threads, NaN if one is; as ``block_sum``."""
     x = warp_max(x)
-    if cuda.threadIdx.x % 32 == 0:
-        partial[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    largest = partial[0]
-    for warp in range(1, cuda.blockDim.x // 32):
-        largest = larger(largest, partial[warp])
-    cuda.syncthreads()
-    return largest
+    if cuda.blockDim.x > 32:
+        if cuda.threadIdx.x % 32 == 0:
+            partial[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        x = partial[0]
+        for warp in range(1, cuda.blockDim.x // 32):
+            x = larger(x, partial[warp])
+        cuda.syncthreads()
+    return x

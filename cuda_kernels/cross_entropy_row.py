@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import ptx
-from .collective import larger
+from .collective import block_sum, larger
 from .language import FULL_WARP, cuda, device_function, math
 from .pair_fold import add_exponentials
-from .rows import row_sum
 
 
 @device_function
@@ -99,7 +98,7 @@ def row_passes(real: Any, cached: bool) -> Passes:
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
             gap = m - x[base + j] + log_s
             total += w[j] * gap if weighted else gap
-        return row_sum(total, partial)
+        return block_sum(total, partial)
 
     @device_function
     def gradient4(v: Any, lse: Any, scale: Any, spread: Any, at: Any, on_target: Any) -> Any:

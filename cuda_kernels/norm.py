@@ -14,10 +14,11 @@ import numpy as np
 
 from . import ptx
 from .array import DeviceArray, empty
+from .collective import block_sum
 from .fold import fold
 from .language import cuda, device_function, math
 from .launch import Kernel, kernel
-from .rows import aligned, ceil_div, row_sum, row_sums, row_threads, row_tile
+from .rows import aligned, ceil_div, row_sums, row_threads, row_tile
 from .tensor_core_epilogue import conversions
 
 PARTS = 1024  # at most
@@ -91,7 +92,7 @@ def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual:
             total = real(0)
             for k in range(count):
                 total += values[k]
-            m = row_sum(total, partial) * scale
+            m = block_sum(total, partial) * scale
             for k in range(count):
                 values[k] = values[k] - m if inside(k, stop, vectors) else real(0)
             if row < N and cuda.threadIdx.x == 0:
@@ -99,7 +100,7 @@ def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual:
         squares = real(0)
         for k in range(count):
             squares += values[k] * values[k]
-        factor = real(1) / math.sqrt(row_sum(squares, partial) * scale + eps)
+        factor = real(1) / math.sqrt(block_sum(squares, partial) * scale + eps)
         if row < N and cuda.threadIdx.x == 0:
             rstd[row] = factor
         for k in range(count):
@@ -140,12 +141,12 @@ def _forward_long(label: str, real: Any, centred: bool, residual: str = "") -> K
                 h[base + j] = value
             total += value
         if centred:
-            m = row_sum(total, partial) * scale
+            m = block_sum(total, partial) * scale
         squares = real(0)
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
             value = (h[base + j] if added else x[base + j]) - m
             squares += value * value
-        factor = real(1) / math.sqrt(row_sum(squares, partial) * scale + eps)
+        factor = real(1) / math.sqrt(block_sum(squares, partial) * scale + eps)
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
             value = ((h[base + j] if added else x[base + j]) - m) * factor
             if affine:
@@ -206,7 +207,7 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
                 total, total_xhat = row_sums(total, total_xhat, shared)
                 total *= scale
             else:
-                total, total_xhat = real(0), row_sum(total_xhat, shared)
+                total, total_xhat = real(0), block_sum(total_xhat, shared)
             total_xhat *= scale
             for k in range(count):
                 slopes[k] = factor * (slopes[k] - total - xhat[k] * total_xhat)

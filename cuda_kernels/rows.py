@@ -11,23 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import ptx
-from .collective import larger, warp_max, warp_sum
+from .collective import warp_sum
 from .language import cuda, device_function
-
-
-@device_function
-def row_sum(x: Any, partial: Any) -> Any:
-    """The sum over the threads of a row; ``partial`` is shared and holds 32. In a fixed order."""
-    x = warp_sum(x)
-    if cuda.blockDim.x > 32:
-        if cuda.threadIdx.x % 32 == 0:
-            partial[cuda.threadIdx.x // 32] = x
-        cuda.syncthreads()
-        x = partial[0]
-        for warp in range(1, cuda.blockDim.x // 32):
-            x += partial[warp]
-        cuda.syncthreads()  # partial may be used again
-    return x
 
 
 @device_function
@@ -45,21 +30,6 @@ def row_sums(x: Any, y: Any, partial: Any) -> Any:
             y += partial[32 + warp]
         cuda.syncthreads()
     return x, y
-
-
-@device_function
-def row_max(x: Any, partial: Any) -> Any:
-    """The largest over the threads of a row, NaN if one is; as ``row_sum``."""
-    x = warp_max(x)
-    if cuda.blockDim.x > 32:
-        if cuda.threadIdx.x % 32 == 0:
-            partial[cuda.threadIdx.x // 32] = x
-        cuda.syncthreads()
-        x = partial[0]
-        for warp in range(1, cuda.blockDim.x // 32):
-            x = larger(x, partial[warp])
-        cuda.syncthreads()
-    return x
 
 
 @device_function

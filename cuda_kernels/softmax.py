@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .array import DeviceArray, contiguous, empty
-from .collective import larger
+from .collective import block_max, block_sum, larger
 from .fold import THREADS
 from .language import cuda, math
 from .launch import Kernel, kernel
 from .pair_fold import add_exponentials
-from .rows import aligned, ceil_div, power_of_two, quotient, row_max, row_sum, row_threads, row_tile
+from .rows import aligned, ceil_div, power_of_two, quotient, row_threads, row_tile
 
 
 class Softmax(NamedTuple):
@@ -53,7 +53,7 @@ def _forward_rows(real: Any, accesses: int) -> Kernel:
         m = values[0]
         for k in range(1, count):
             m = larger(m, values[k])
-        m = row_max(m, partial)
+        m = block_max(m, partial)
         s = real(0)
         for k in range(count):
             values[k] -= m
@@ -61,7 +61,7 @@ def _forward_rows(real: Any, accesses: int) -> Kernel:
             s += e
             if not log:
                 values[k] = e
-        s = row_sum(s, partial)
+        s = block_sum(s, partial)
         if log:
             s = math.log(s)
             for k in range(count):
@@ -96,7 +96,7 @@ def _backward_rows(real: Any, accesses: int) -> Kernel:
         total = real(0)
         for k in range(count):
             total += slopes[k] if log else slopes[k] * values[k]
-        total = row_sum(total, partial)
+        total = block_sum(total, partial)
         for k in range(count):
             if log:
                 slopes[k] -= math.exp(values[k]) * total
