@@ -39,7 +39,9 @@ class Decoder:
         self._hooks = [table[kind] for table in tables[1:] for kind in ("_forward_pre_hooks", "_forward_hooks")]
         self._tables = [table[kind] for table in tables for kind in ("_modules", "_parameters")]
         self._entries = [*chain.from_iterable(map(_values, self._tables))]
-        self._drops = [table for table in tables if "dropout" in table or "p" in table]
+        self._drops = [
+            table for table in tables if "p" in table or ("dropout" in table and "dropout" not in table["_modules"])
+        ]
         self._cached = [tensor for cache in caches for tensor in cache.tensors]
         self._tensors = [*model.parameters(), *self._cached]
         self._arrays = [*map(_data, self._tensors)]

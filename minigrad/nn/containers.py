@@ -21,7 +21,7 @@ class ModuleList(Module):
 
     def append(self, module: Module) -> ModuleList:
         """Add a module at the end; returns the list."""
-        self._modules[str(len(self._modules))] = self._checked(module)
+        setattr(self, str(len(self)), self._checked(module))
         return self
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
@@ -34,8 +34,10 @@ class ModuleList(Module):
         """Add a module before the one at ``index``; the numbers of those behind it grow by one."""
         entries = list(self._modules.items())
         entries.insert(index, ("0", self._checked(module)))
-        self._modules.clear()
-        self._modules.update((str(i) if name.isdecimal() else name, m) for i, (name, m) in enumerate(entries))
+        for name in list(self._modules):
+            delattr(self, name)
+        for i, (name, child) in enumerate(entries):
+            setattr(self, str(i) if name.isdecimal() else name, child)
 
     def _checked(self, module: Any) -> Module:
         if not isinstance(module, Module):
@@ -44,7 +46,7 @@ class ModuleList(Module):
         return module
 
     def __setitem__(self, index: int, module: Module) -> None:
-        self._modules[list(self._modules)[index]] = self._checked(module)
+        setattr(self, list(self._modules)[index], self._checked(module))
 
     @overload
     def __getitem__(self, index: int) -> Module: ...
@@ -77,7 +79,7 @@ class NamedValues(Module, Generic[T]):
         return self._table[key]
 
     def __delitem__(self, key: str) -> None:
-        del self._table[key]
+        self.pop(key)
 
     def __contains__(self, key: object) -> bool:
         return key in self._table
@@ -102,11 +104,14 @@ class NamedValues(Module, Generic[T]):
 
     def pop(self, key: str) -> T:
         """Remove a value and return it."""
-        return self._table.pop(key)
+        value = self._table[key]
+        delattr(self, key)
+        return value
 
     def clear(self) -> None:
         """Remove all."""
-        self._table.clear()
+        for key in list(self._table):
+            delattr(self, key)
 
     def _checked_key(self, key: Any) -> str:
         if not isinstance(key, str) or not key or "." in key or (key not in self._table and hasattr(self, key)):
@@ -130,7 +135,7 @@ class ModuleDict(NamedValues[Module]):
     def __setitem__(self, key: str, module: Module) -> None:
         if not isinstance(module, Module):
             raise located(TypeError(f"ModuleDict holds Modules, not {type(module).__name__}"))
-        self._modules[self._checked_key(key)] = module
+        setattr(self, self._checked_key(key), module)
 
     @property
     def _table(self) -> dict[str, Module]:
@@ -152,7 +157,7 @@ class Sequential(ModuleList):
                 raise located(
                     KeyError(f"Sequential: {name!r} is no name; expected one without dots that is no attribute")
                 )
-            self._modules[name] = self._checked(module)
+            setattr(self, name, self._checked(module))
 
     def _of(self, entries: list[tuple[str, Module]]) -> Sequential:
         return Sequential(dict(entries))  # with the names that they have here, as in PyTorch

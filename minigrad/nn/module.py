@@ -32,7 +32,7 @@ class Parameter(Tensor):
 
 
 class Module:
-    """A layer or model: Parameters, buffers and child Modules found by attribute name.
+    """A layer or model: Parameters, buffers and child Modules, which are attributes.
 
     Subclasses call ``super().__init__()``, assign parameters and children as attributes, and define ``forward``.
     A parameter reachable by several names (tied weights) is one parameter: it is listed, counted, saved and trained
@@ -43,6 +43,7 @@ class Module:
     _modules: dict[str, Module]
 
     def __init__(self) -> None:
+        # The tables list attributes by kind, in order; reading one takes no look at them.
         self.__dict__.update(_parameters={}, _buffers={}, _modules={}, _transient=set(), training=True)
         self.__dict__.update(_forward_pre_hooks={}, _forward_hooks={})
 
@@ -79,12 +80,12 @@ class Module:
     # ------------------------------------------------------------------ attributes
 
     def __setattr__(self, name: str, value: Any) -> None:
-        tables = self.__dict__
-        if "_parameters" not in tables:
+        own = self.__dict__
+        if "_parameters" not in own:
             raise located(AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}"))
         if isinstance(value, Parameter):
-            home = tables["_parameters"]
-        elif name in tables["_parameters"]:
+            table = own["_parameters"]
+        elif name in own["_parameters"]:
             if value is not None:
                 raise located(
                     TypeError(
@@ -92,42 +93,40 @@ class Module:
                         "expected an nn.Parameter or None (to set its values: with no_grad(): parameter.copy_(values))"
                     )
                 )
-            home = tables["_parameters"]
+            table = own["_parameters"]
         elif isinstance(value, Module):
-            home = tables["_modules"]
-        elif name in tables["_buffers"] and (value is None or isinstance(value, Tensor)):
-            home = tables["_buffers"]
+            table = own["_modules"]
+        elif name in own["_buffers"] and (value is None or isinstance(value, Tensor)):
+            table = own["_buffers"]
         else:
-            home = tables
-        for table in (tables["_parameters"], tables["_buffers"], tables["_modules"], tables):
-            if table is not home:
-                table.pop(name, None)
-        home[name] = value  # keeps its place in the order if it had one
+            table = None
+        self._write_attribute(name, value, table)
 
-    def __getattr__(self, name: str) -> Any:  # only called when the instance's dict has no such name
-        tables = self.__dict__
-        if "_modules" in tables:  # else before super().__init__()
-            for table in (tables["_parameters"], tables["_modules"], tables["_buffers"]):
-                if name in table:
-                    return table[name]
-        raise hints.missing("Module", name, dir(self), type(self).__name__)
-
-    def __dir__(self) -> list[str]:
-        tables = (self.__dict__.get(table, {}) for table in ("_parameters", "_buffers", "_modules"))
-        return sorted({*super().__dir__(), *(name for table in tables for name in table)})
+    def _write_attribute(self, name: str, value: Any, table: dict[str, Any] | None) -> None:
+        """Set an attribute and its entry in the table of its kind; no other code writes to the tables."""
+        own = self.__dict__
+        for other in (own["_parameters"], own["_buffers"], own["_modules"]):
+            if other is not table:
+                other.pop(name, None)
+        if table is not None:
+            table[name] = value  # keeps its place in the order if it had one
+        own[name] = value
 
     def __delattr__(self, name: str) -> None:
-        for table in (self._parameters, self._buffers, self._modules, self.__dict__):
-            if name in table:
-                del table[name]
-                return
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        own = self.__dict__
+        if name not in own:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self._write_attribute(name, None, None)
+        del own[name]
+
+    def __getattr__(self, name: str) -> Any:  # only called when there is no such name
+        raise hints.missing("Module", name, dir(self), type(self).__name__)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Keep a tensor that is not trained but belongs to the module; saved in ``state_dict`` if persistent."""
         if "." in name or not name or hasattr(self, name):
             raise located(ValueError(f"register_buffer: {name!r} is taken or no attribute name"))
-        self._buffers[name] = tensor
+        self._write_attribute(name, tensor, self._buffers)
         (self._transient.discard if persistent else self._transient.add)(name)
 
     # ------------------------------------------------------------------ walking the tree

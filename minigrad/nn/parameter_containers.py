@@ -20,7 +20,7 @@ class ParameterList(Module):
 
     def append(self, value: Tensor) -> ParameterList:
         """Add a parameter at the end; returns the list."""
-        self._parameters[str(len(self._parameters))] = _parameter(self, value)
+        setattr(self, str(len(self)), _parameter(self, value))
         return self
 
     def extend(self, values: Iterable[Tensor]) -> ParameterList:
@@ -33,7 +33,7 @@ class ParameterList(Module):
         return list(self)[index]
 
     def __setitem__(self, index: int, value: Tensor) -> None:
-        self._parameters[list(self._parameters)[index]] = _parameter(self, value)
+        setattr(self, list(self._parameters)[index], _parameter(self, value))
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self._parameters.values())
@@ -55,7 +55,7 @@ class ParameterDict(NamedValues[Parameter]):
             self[key] = value
 
     def __setitem__(self, key: str, value: Tensor) -> None:
-        self._parameters[self._checked_key(key)] = _parameter(self, value)
+        setattr(self, self._checked_key(key), _parameter(self, value))
 
     @property
     def _table(self) -> dict[str, Parameter]:

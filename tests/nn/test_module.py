@@ -392,3 +392,49 @@ def test_dir_and_misspelt_names() -> None:
     for owner in (model, mg, nn, mg.optim, mg.optim.SGD(model.parameters())):
         with pytest.raises(AttributeError, match="has no attribute 'qqq'\n"):
             owner.qqq  # noqa: B018
+
+
+def test_tables_and_attributes_hold_the_same_whatever_is_done() -> None:
+    m = Module()
+    m.a, m.b, m.plain = Parameter(mg.ones(1)), nn.Linear(1, 1), 3
+    m.register_buffer("c", mg.ones(1))
+    m.register_buffer("d", None)
+    m.seq, m.params = Sequential(nn.ReLU(), Buffers(), Tied()), nn.ParameterList([mg.ones(1), mg.ones(2)])
+    m.by_name = nn.ModuleDict({"x": nn.ReLU(), "y": nn.Tanh(), "z": nn.GELU()})
+    m.values = nn.ParameterDict({"u": mg.ones(1), "v": mg.ones(2), "w": mg.ones(3)})
+
+    def replace() -> None:
+        m.a, m.b, m.c, m.d, m.plain = None, Parameter(mg.ones(2)), nn.Tanh(), mg.ones(2), Parameter(mg.ones(1))
+
+    def restore() -> None:
+        m.a = Parameter(mg.ones(1))
+        del m.b, m.c, m.d, m.plain
+        m.b, m.plain = nn.ReLU(), 4
+        m.register_buffer("c", mg.zeros(1))
+
+    def lists() -> None:
+        m.seq.append(nn.ReLU()).insert(1, nn.Tanh())
+        m.seq[0], m.params[0] = nn.GELU(), mg.zeros(1)
+        m.params.append(mg.ones(3))
+
+    def dictionaries() -> None:
+        m.by_name["x"], m.values["u"] = nn.Linear(1, 1), mg.zeros(1)
+        del m.by_name["y"], m.values["v"]
+        m.by_name.pop("z"), m.values.pop("w")
+        m.by_name.update({"t": nn.ReLU()})
+        m.values.update({"t": mg.ones(1)})
+
+    def clear() -> None:
+        m.by_name.clear()
+        m.values.clear()
+
+    changes = [replace, restore, lists, dictionaries, m.double, lambda: m.load_state_dict(m.state_dict()), clear]
+    for change in [lambda: None, *changes]:
+        change()
+        for module in [*m.modules(), *copy.deepcopy(m).modules()]:
+            own = vars(module)
+            listed = [(n, v) for kind in ("_parameters", "_buffers", "_modules") for n, v in own[kind].items()]
+            assert len(dict(listed)) == len(listed)
+            assert all(own[name] is value and getattr(module, name) is value for name, value in listed)
+            unlisted = [value for name, value in own.items() if name not in dict(listed)]
+            assert not any(isinstance(value, Module | Parameter) for value in unlisted)
