@@ -91,10 +91,12 @@ def _emit_call(context: Any, builder: Any, address: Any, parameter_types: Any, v
     return builder.call(builder.inttoptr(address, kernel_type.as_pointer()), [result, exception, *flat])
 
 
-def _without_literals(argument: Any) -> Any:
-    """The type of an argument that is a constant, or a tuple with some, as the kernel knows it."""
+def _passed_as(argument: Any) -> Any:
+    """The type as which a kernel knows an argument that is a constant, a tuple with some, or a read-only array."""
     if isinstance(argument, types.BaseTuple):
-        return types.BaseTuple.from_types(tuple(map(_without_literals, argument.types)))
+        return types.BaseTuple.from_types(tuple(map(_passed_as, argument.types)))
+    if isinstance(argument, types.Array):
+        return types.Array(argument.dtype, argument.ndim, argument.layout)
     return types.unliteral(argument)
 
 
@@ -104,14 +106,14 @@ def call_at(_: Any, address: Any, callee: Any, arguments: Any) -> Any:
 
     A plain call would link and optimise a copy of it anew: compile time, and perhaps other bits.
     """
-    given = tuple(map(_without_literals, arguments.types))
+    given = tuple(map(_passed_as, arguments.types))
     if given not in callee.dispatcher.overloads:
         raise TypingError(f"{callee.dispatcher.__name__} was not compiled for {given}")
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        unpacked = cgutils.unpack_tuple(builder, values[2])
         cast = [
-            context.cast(builder, value, a, b) for value, a, b in zip(unpacked, arguments.types, given, strict=True)
+            value if isinstance(after, types.Array) else context.cast(builder, value, before, after)
+            for value, before, after in zip(cgutils.unpack_tuple(builder, values[2]), arguments.types, given)
         ]
         status = _emit_call(context, builder, values[0], given, cast)
         return builder.zext(cgutils.is_not_null(builder, status), INT64)
@@ -196,7 +198,7 @@ class TaskKernel:
     """A kernel ``fn(task, tasks, *arguments)``; what it writes must not depend on how many tasks share the work."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self.kernel = kernel(fn)
+        self.kernel: Any = kernel(fn)
         self._addresses: dict[Hashable, int] = {}
         self.__doc__ = fn.__doc__
 
