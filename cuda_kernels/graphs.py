@@ -125,7 +125,8 @@ class _Block:
 class Graph:
     """What one stream of a device is given between the beginning and the end of ``capture``.
 
-    ``keep`` holds what the nodes need beside the pool; it lives as long as the graph.
+    ``keep`` holds what the nodes need beside the pool; it lives as long as the graph. ``launched`` is the event after
+    the last launch.
     """
 
     def __init__(self, device: int | None = None) -> None:
@@ -140,7 +141,8 @@ class Graph:
         self._executable: Any = None
         self._captured = False
         with memory.on_device(self.device):
-            self._stream, self._side, self._launched = Stream(self.device), Stream(self.device), Event()
+            self._stream, self._side = Stream(self.device), Stream(self.device)
+            self.launched: Event = Event()
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not ending():  # the driver may be gone before
@@ -150,7 +152,7 @@ class Graph:
         """Destroy the graph, once the device is done with it, and give its memory back."""
         if self._executable is not None:
             with recording.outside():
-                self._launched.synchronize()
+                self.launched.synchronize()
             libcuda.call("cuGraphExecDestroy", self._executable)
             self._executable = None
         self._nodes.clear()
@@ -214,6 +216,14 @@ class Graph:
         """A node of the simulator's."""
         self._nodes.append((function, arguments))
 
+    def capture_call(self, function: Callable[[], None]) -> None:
+        """Capture what ``function()`` gives the current stream, and others that wait for it, by other libraries' calls:
+        it is called now, or in the simulator by each launch."""
+        if SIMULATED:
+            self.add(function)
+        else:
+            function()
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """What is within is done at once, on a stream of its own, and no part of the graph."""
@@ -224,6 +234,11 @@ class Graph:
                 self._side.synchronize()
         finally:
             recording.begin(self)
+
+    def write_beside(self, target: DeviceArray, numbers: np.ndarray) -> None:
+        """Copy the numbers to ``target`` now, whatever other streams do: loading a kernel might wait for them."""
+        with recording.outside(), memory.on_device(self.device), self._side:
+            memory.copy_in(target.pointer, numbers)
 
     def number(self, numbers: np.ndarray) -> DeviceArray:
         """Where the numbers are on the device during each launch; ``Varying`` ones are computed anew before it."""
@@ -272,7 +287,7 @@ class Graph:
                     function(*arguments)
                 return
             libcuda.call("cuGraphLaunch", self._executable, ctypes.c_void_p(memory.current_stream()))
-            self._launched.record()
+            self.launched.record()
 
     def __repr__(self) -> str:
         state = "captured" if self._captured else "empty"
@@ -292,22 +307,44 @@ def sizes_if(found: Any, sizes: Any, allowed: Any, n: Any) -> None:
         found[i] = sizes[i] if allowed[0] != 0 else 0
 
 
-LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED = 1, 2, 3, 4, 5  # why an update is left out
+LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED, APART = 1, 2, 3, 4, 5, 6  # why an update is left out
 
 
-@kernel("float64*", "int64", "float64*", "int32*", "int32*", "int32*", "int32*", threads=32, registers=32)
-def decide(results: Any, losses: Any, norm: Any, overflow: Any, outside: Any, stopped: Any, allowed: Any) -> None:
-    """``allowed``: whether an update may be made, ``results``: 0 or why not, the norm, and the losses, which are there.
+@kernel(
+    "float64*", "int64", "int64", "int64", "float64*", "int32*", "int32*", "int32*", "int32*", threads=32, registers=64
+)
+def decide(
+    results: Any,
+    ranks: Any,
+    losses: Any,
+    marks: Any,
+    norm: Any,
+    overflow: Any,
+    outside: Any,
+    stopped: Any,
+    allowed: Any,
+) -> None:
+    """``allowed``: whether an update may be made, ``results``: 0 or why not, the norm, and then, which are there, this
+    rank's marks, and each rank's losses and marks, which must be the same.
 
     ``stopped`` is set by all reasons but an overflow, and nothing is allowed while it is.
     """
     if cuda.threadIdx.x == 0:
         code = 0
-        for i in range(losses):
-            loss = results[2 + i]
-            if loss - loss != np.float64(0):
-                code = LOSS
-        if outside[0] != 0:
+        apart = False
+        place = 2 + marks
+        for _ in range(ranks):
+            for i in range(losses):
+                if results[place + i] - results[place + i] != np.float64(0):
+                    code = LOSS
+            place += losses
+            for i in range(marks):
+                if results[place + i] != results[2 + i]:
+                    apart = True
+            place += marks
+        if apart:
+            code = APART
+        elif outside[0] != 0:
             code = RANGE
         elif code == 0 and overflow[0] != 0:
             code = OVERFLOW

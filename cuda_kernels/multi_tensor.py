@@ -187,8 +187,9 @@ class Upload:
 
 
 def _wait(events: Sequence[Event]) -> None:
-    for event in events:
-        event.synchronize()
+    for event in events:  # perhaps within a capture, which does not mind, but Event.synchronize would
+        if event.handle is not None:
+            event.handle.synchronize()
 
 
 class Cut:

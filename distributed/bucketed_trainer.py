@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minigrad.engine import BackwardHook
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.optim import GradAccumulator
@@ -10,7 +12,7 @@ from minigrad.tensor import Tensor
 
 from .buckets import GradientBucketManager
 from .distributed_trainer import DistributedTrainer
-from .params import Params
+from .params import Named, Params
 from .simple_trainer import TrainingMetrics
 
 
@@ -34,8 +36,12 @@ class BucketedTrainer(DistributedTrainer):
         last = self._accumulator.current_step + 1 >= self.config.grad_accum_steps and not self._holding
         if self._communicator.world_size == 1 or not last:
             return self.step(params, self._backward(loss), loss.item(), weight)
+        self._settle()
         named = self._agree(params, weight)
-        weight /= self._weight_unit
+        return self._overlap(named, loss, loss.item, weight / self._weight_unit)
+
+    def _overlap(self, named: Named, loss: Tensor, value: Callable[[], float], weight: float) -> TrainingMetrics | None:
+        """``backward`` of a window's last micro-batch, whose buckets are sent meanwhile, and the end of the window."""
         buckets = self._bucket_manager(named)
         with self._dropping_on_error(buckets):
             self._backward(loss, _Filler(buckets, self._accumulator, weight))
@@ -43,8 +49,15 @@ class BucketedTrainer(DistributedTrainer):
                 earlier = self._accumulator.pop(p)
                 if earlier is not None:
                     buckets.mark_grad_ready(p.id, earlier)
-            self._accumulator.add(GradStore(), loss.item(), weight=weight)
+            self._accumulator.add(GradStore(), value(), weight=weight)
         return self._reduce_and_update(named, buckets, 0.0)
+
+    def _record_micro_batch(self, named: Named, loss: Tensor) -> None:
+        last = self._accumulator.current_step + 1 >= self.config.grad_accum_steps
+        if self._communicator.world_size == 1 or not last:
+            super()._record_micro_batch(named, loss)
+        else:
+            self._overlap(named, loss, float, 1.0)
 
     def _backward(self, loss: Tensor, hook: BackwardHook | None = None) -> GradStore:
         return loss.backward(hook=hook)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
+from minigrad import cuda, cuda_graph
 from minigrad.device import CPU, Device
 from minigrad.dtypes import SUPPORTED, bool_, is_floating
 from minigrad.tensor import Tensor
@@ -36,6 +37,9 @@ class Communicator(ABC):
     CommTimeoutError, PeerLostError or CollectiveMismatchError for what goes wrong between ranks, and
     CommunicatorBrokenError for every call after one of these, and after ``close``.
     """
+
+    captures: ClassVar[bool] = False
+    """Whether its collectives can be part of a CUDA graph: whether the GPU makes them without the host."""
 
     def __init__(self, world_size: int, rank: int, device: Device = CPU, timeout: float = DEFAULT_TIMEOUT) -> None:
         if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
@@ -218,6 +222,11 @@ class Communicator(ABC):
         tag: int = 0,
     ) -> Call:
         self._check_usable(name)
+        if not self.captures and cuda_graph.recorded() is not None:
+            raise cuda.CaptureError(
+                f"{name}() during capture: {type(self).__name__} exchanges data by the host, and a graph's launch "
+                "could not do that again; capture collectives of NcclCommunicator"
+            )
         self._sequence += 1
         return Call(name, self._sequence, self.step, send, recv, op, peer, tag)
 

@@ -134,6 +134,7 @@ class DistributedTrainer(SimpleTrainer):
 
     def flush(self, params: Params) -> TrainingMetrics | None:
         """Make a step of the ranks' unfinished windows; None if no rank has one. A collective of all ranks."""
+        self._settle()
         named = self._agree(params)
         return super().flush(named) if self._communicator.world_size == 1 else self._finish(named)
 
@@ -171,6 +172,8 @@ class DistributedTrainer(SimpleTrainer):
 
         None if no rank has a window.
         """
+        if self._recorder is not None:
+            return self._reduce_in_graph(named, buckets)
         trained, accumulator = _trained(named), self._accumulator
         weight, count = accumulator.weight, accumulator.current_step
         _, loss = accumulator.flush() or (None, 0.0)
@@ -191,6 +194,16 @@ class DistributedTrainer(SimpleTrainer):
             absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
             parts = _reduced(buckets, absent, self._communicator.world_size / total)
             return self._update(named, parts, mean_loss)
+        finally:
+            buckets.reset()
+
+    def _reduce_in_graph(self, named: Named, buckets: GradientBucketManager) -> TrainingMetrics | None:
+        """The same as part of a graph, whose ranks have windows of the same weight."""
+        ranks, weight = self._communicator.world_size, self._accumulator.weight
+        self._accumulator.reset()
+        try:
+            absent = [p for p in _trained(named) if not buckets.is_ready(p.id)]
+            return self._update(named, _reduced(buckets, absent, ranks / (ranks * weight)), 0.0)
         finally:
             buckets.reset()
 
@@ -276,6 +289,29 @@ class DistributedTrainer(SimpleTrainer):
             "the global step": self._global_step,
             "the unit of weights": self._weight_unit,
         }
+
+    # ------------------------------------------------------------------ CUDA graphs
+
+    def _check_capture(self) -> None:
+        comm, kind = self._communicator, type(self)
+        own = DistributedTrainer._local_norm, DistributedTrainer._non_finite
+        if (kind._local_norm, kind._non_finite) != own:
+            super()._check_capture()
+        if comm.world_size > 1 and not comm.captures:
+            raise ValueError(
+                f"{type(comm).__name__} exchanges data by the host, which a graph cannot hold; capture on "
+                f"{comm.world_size} ranks needs NcclCommunicator"
+            )
+
+    def _prepared(self, params: Params) -> Named:
+        named = self._agree(params)
+        if self._communicator.world_size > 1:
+            self._communicator._check_usable("a captured step")
+            self._bucket_manager(named)
+        return named
+
+    def _captured_memory(self) -> Any:
+        return self._buckets
 
     # ------------------------------------------------------------------ saving and resuming
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import cuda, cuda_graph
 from minigrad.device import Device, DeviceError
 
 from . import call_header
@@ -33,6 +35,7 @@ from .calls import Call, Work
 from .comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
 from .communicator import Communicator
 from .deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
+from .nccl_capture import CapturedWork
 from .nccl_launch import Handles, Launch
 
 ID_BYTES = 128
@@ -90,12 +93,18 @@ class NcclCommunicator(Communicator):
     A rank that is gone is mostly noticed by the deadline, because NCCL tells of lost network connections only, and
     CommTimeoutError names it only for messages.
 
+    Collectives can be captured in a CUDA graph (NCCL 2.9 and later), which each rank must do alike, and launch alike;
+    headers are left out there, and ``wait`` makes the captured stream wait. One eager operation must come before, for
+    NCCL's connections. ``wait_for`` waits for a launch with the deadline. ``close`` closes these graphs first.
+
     Do not have operations of two communicators of one GPU under way at once: NCCL may deadlock (until the deadline).
     Call ``close``: a process that ends without it aborts, which the other ranks see as a lost peer.
 
     Raises, besides what every communicator does, DeviceError if CuPy, NCCL or the GPU is missing, and CommError for
     what NCCL and CUDA report of themselves.
     """
+
+    captures = True
 
     def __init__(
         self,
@@ -164,6 +173,7 @@ class NcclCommunicator(Communicator):
         self.check = check
         self._under_way: deque[Launch] = deque()
         self._collecting: Launch | None = None
+        self._graphs: weakref.WeakSet[cuda_graph.Graph] = weakref.WeakSet()
         self._thread = CallThread(f"NCCL rank {self._rank} of {self._world_size}")
         self._ender = CallThread("end of NCCL")  # made now, because a process that is ending starts no more threads
         job = self._thread.submit(lambda: self._connect(connect))
@@ -188,14 +198,17 @@ class NcclCommunicator(Communicator):
         """In the communicator's thread: everything that CUDA and NCCL give."""
         cupy, nccl = _load()
         cupy.cuda.Device(self._device.index).use()
-        stream, side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        stream, side, captured = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
         stream.use()
         one = cupy.zeros(1, np.uint8)
-        return Handles(cupy, nccl, connect(), stream, side, one, self._world_size)
+        return Handles(cupy, nccl, connect(), stream, side, captured, one, self._world_size)
 
     # ------------------------------------------------------------------ starting
 
     def _start(self, call: Call) -> Work:
+        graph = cuda_graph.recorded()
+        if graph is not None:
+            return self._capture(call, graph)
         self._drop_finished()
         cuda = self._handles.cupy.cuda
         with cuda.Device(self._device.index):
@@ -210,6 +223,35 @@ class NcclCommunicator(Communicator):
             launch.add(call, ready)
             self._submit(launch)
         return NcclWork(self, call, launch)
+
+    def _capture(self, call: Call, graph: cuda_graph.Graph) -> Work:
+        """Make a collective part of a graph: a branch on a stream of its own, which ``wait`` joins."""
+        if call.name in ("send", "recv", "all_to_all"):
+            raise cuda.CaptureError(
+                f"{call.name}() during capture: messages cannot be part of a graph, only collectives"
+            )
+        captured = CapturedWork(self, call)
+        self._graphs.add(graph)
+        graph.raw.keep.append(captured)
+        graph.raw.capture_call(captured.begin)
+        return captured
+
+    def wait_for(self, event: Any, check: Callable[[], None] = lambda: None) -> None:
+        """Block the host until ``event`` (of ``minigrad.cuda``), which follows the launch of a graph with collectives,
+        has happened; then call ``check``.
+
+        Raises, and aborts, as ``Work.wait``: CommTimeoutError after ``timeout`` seconds, and what ``check`` raises.
+        """
+        if self._error is not None:
+            self._check_usable("the launch of a graph")
+        call = Call("the launch of a graph", self._sequence, self.step)
+        deadline = time.monotonic() + self.timeout
+        try:
+            self._await(lambda seconds: bool(event.query()), lambda: None, call, deadline, self.timeout, str(call))
+            check()
+        except Exception as error:
+            failure = self._broken(error, call)
+            raise failure from (None if failure is error else error)
 
     def _flush(self) -> None:
         """Start the sends and receives that were collected."""
@@ -237,27 +279,41 @@ class NcclCommunicator(Communicator):
         began = time.monotonic()
         try:
             with self._handles.cupy.cuda.Device(self._device.index):
-                self._await(launch, call, deadline, seconds)
+                self._await(launch.over, lambda: launch.compare(self._handles, self._rank), call, deadline, seconds)
                 launch.compare(self._handles, self._rank)
                 launch.settle(self._handles)
         except Exception as error:
-            failure = self._fail(self._translated(error, call))
-            self._abort()
+            failure = self._broken(error, call)
             raise failure from (None if failure is error else error)
         self._under_way.remove(launch)
         self.stats.busy_s += launch.seconds
         self.stats.waited_s += min(time.monotonic() - began, launch.seconds)
 
-    def _await(self, launch: Launch, call: Call, deadline: float, seconds: float) -> None:
+    def _broken(self, error: Exception, call: Call) -> CommError:
+        """Abort because of the error; what to raise."""
+        failure = self._fail(self._translated(error, call))
+        self._abort()
+        return failure
+
+    def _await(
+        self,
+        over: Callable[[float], bool],
+        look: Callable[[], None],
+        call: Call,
+        deadline: float,
+        seconds: float,
+        words: str | None = None,
+    ) -> None:
+        """Block until ``over``, which may block for so many seconds, says so; now and then ``look``."""
         nap, peek = 0.0, time.monotonic() + _PEEK_SECONDS
-        while not launch.over(min(remaining(deadline), _PEEK_SECONDS)):
+        while not over(min(remaining(deadline), _PEEK_SECONDS)):
             now = time.monotonic()
             if now >= min(peek, deadline):
                 peek = now + _PEEK_SECONDS
-                launch.compare(self._handles, self._rank)
+                look()
                 self._check_async()
             if now >= deadline:
-                raise self._expired(call, seconds)
+                raise self._expired(call, seconds, words)
             time.sleep(nap)
             nap = min(nap + 1e-6, _LONGEST_NAP)
 
@@ -278,12 +334,13 @@ class NcclCommunicator(Communicator):
             if error.args != (_IN_PROGRESS,):
                 raise
 
-    def _expired(self, call: Call, seconds: float) -> CommTimeoutError:
+    def _expired(self, call: Call, seconds: float, words: str | None = None) -> CommTimeoutError:
+        words = call_header.read(call_header.pack(call)).call if words is None else words
         first = self._under_way[0].calls[0] if self._under_way else call
         behind = "" if first is call else f"; the first operation that is not over is {first} ({first.sequence})"
         peer = call.peer if call.name in ("send", "recv") else None
         return CommTimeoutError(
-            f"{call_header.read(call_header.pack(call)).call} was not over within {seconds:g} s{behind}. "
+            f"{words} was not over within {seconds:g} s{behind}. "
             + ("Another rank" if peer is None else f"Rank {peer}")
             + " is stalled or gone, or never made the call"
             + ("; NCCL cannot tell which one" if peer is None else ""),
@@ -312,10 +369,7 @@ class NcclCommunicator(Communicator):
         call = self._call("split")
         job = self._thread.submit(lambda: self._handles.comm.commSplit(-1 if color is None else color, key))
         if not job.wait(self.timeout) or job.error is not None:
-            error = job.error or self._expired(call, self.timeout)
-            failure = self._fail(self._translated(error, call))
-            self._abort()
-            raise failure from job.error
+            raise self._broken(job.error or self._expired(call, self.timeout), call) from job.error
         comm = job.result
         if comm is None:
             return None
@@ -329,6 +383,9 @@ class NcclCommunicator(Communicator):
         try:
             if self._error is None:
                 self._sync()
+                for graph in list(self._graphs):
+                    self.wait_for(graph.raw.launched)
+                self._close_graphs()
         finally:
             self._end("abort" if self._error is not None else "destroy")
             self._thread.stop()
@@ -340,8 +397,18 @@ class NcclCommunicator(Communicator):
     def _end(self, how: str) -> None:
         comm, self._handles.comm = self._handles.comm, None
         if comm is not None:  # both may wait for peers that are gone
-            self._ender.submit(getattr(comm, how)).wait(END_SECONDS)
+            if how == "abort":
+                for graph in list(self._graphs):
+                    graph.stop()
+            ended = self._ender.submit(getattr(comm, how))
+            self._thread.submit(self._close_graphs)  # an abort waits for that, and that for their kernels to end
+            ended.wait(END_SECONDS)
             self._ender.stop()
+
+    def _close_graphs(self) -> None:
+        """Destroy the graphs that hold collectives: NCCL's communicator must outlive them."""
+        for graph in list(self._graphs):
+            graph.close()
 
 
 class NcclWork(Work):

@@ -34,8 +34,9 @@ _UINT8 = DTYPES[dtypes.uint8]
 class Handles:
     """What CUDA and NCCL gave to one communicator.
 
-    ``stream`` carries the operations, ``side`` copies headers to the host while ``stream`` may be stuck. ``one`` is a
-    byte on the device. ``comm`` is CuPy's NcclCommunicator, None once it was aborted or destroyed.
+    ``stream`` carries the operations, ``side`` copies headers to the host while ``stream`` may be stuck, ``captured``
+    carries what becomes part of a graph. ``one`` is a byte on the device. ``comm`` is CuPy's NcclCommunicator, None
+    once it was aborted or destroyed.
     """
 
     cupy: Any
@@ -43,6 +44,7 @@ class Handles:
     comm: Any
     stream: Any
     side: Any
+    captured: Any
     one: Any
     world_size: int
 
@@ -87,13 +89,13 @@ class Launch:
                 for call in self.calls:
                     if check and call.name != "all_to_all":
                         self._pass_header(handles, comm, call)
-                    _enqueue(handles, comm, call)
+                    enqueue(handles, comm, call, stream.ptr)
             finally:
                 handles.nccl.groupEnd()
         else:
             if check:
                 self._gather_headers(handles, comm)
-            _enqueue(handles, comm, self.calls[0])
+            enqueue(handles, comm, self.calls[0], stream.ptr)
         end.record(stream)
         self.end = end
 
@@ -157,8 +159,8 @@ class Launch:
         self.calls, self.ready, self._headers, self._kept = [], [], [], []
 
 
-def _enqueue(handles: Handles, comm: Any, call: Call) -> None:
-    stream = handles.stream.ptr
+def enqueue(handles: Handles, comm: Any, call: Call, stream: int) -> None:
+    """One call of NCCL, on the stream with this handle."""
     if call.name == "barrier":  # NCCL discards operations on nothing, so a barrier moves a byte
         comm.allReduce(_pointer(handles.one), _pointer(handles.one), 1, _UINT8, OPS[ReduceOp.MAX], stream)
         return

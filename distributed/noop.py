@@ -15,6 +15,8 @@ class NoOpCommunicator(Communicator):
     It takes tensors of any device. ``send`` and ``recv`` have nobody to talk to and raise ValueError.
     """
 
+    captures = True
+
     def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         super().__init__(1, 0, CPU, timeout)
 

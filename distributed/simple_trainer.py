@@ -180,8 +180,9 @@ class SimpleTrainer:
             raise self._loss_error(loss, self._global_step + 1)
 
     @staticmethod
-    def _loss_error(loss: float, step: int) -> NonFiniteLossError:
-        return NonFiniteLossError(f"the loss of step {step} is {loss}; no weight was changed", step)
+    def _loss_error(loss: float, step: int, rank: int | None = None) -> NonFiniteLossError:
+        where = "" if rank is None else f" on rank {rank}"
+        return NonFiniteLossError(f"the loss of step {step} is {loss}{where}; no weight was changed", step)
 
     def _backward(self, loss: Tensor, hook: BackwardHook | None = None) -> GradStore:
         return loss.backward(hook=hook)
@@ -286,13 +287,38 @@ class SimpleTrainer:
         a tensor of one element; what it does in Python happens in the capture only. The ``max_graphs`` combinations of
         shapes used last are kept. ``global_step`` counts launches.
 
-        Raises ValueError for more than one process, and for parameters on several devices.
+        On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
+        part of the graph. All ranks call the step alike, with inputs of the same shapes, whose micro-batches count
+        alike; the first call for some shapes and the capture compare them. A loss or gradient that is not finite on one
+        rank is an error of all.
+
+        Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
         """
-        if getattr(getattr(self, "_communicator", None), "world_size", 1) > 1:
-            raise ValueError("capture works in one process; collectives cannot be part of the graph")
+        self._check_capture()
         self._settle()
         self._captures.append(CapturedStep(self, loss_function, params, max_graphs))
         return self._captures[-1]
+
+    def _check_capture(self) -> None:
+        """ValueError where steps cannot be captured."""
+        ranks = getattr(getattr(self, "_communicator", None), "world_size", 1)
+        if ranks > 1:
+            raise ValueError(
+                f"{type(self).__name__} on {ranks} ranks exchanges values by the host in each step, which a graph "
+                "cannot hold; capture with DistributedTrainer, BucketedTrainer or AmpTrainer, or on one rank"
+            )
+
+    def _prepared(self, params: Params) -> Named:
+        """The parameters of a captured step, when everything is there that a graph uses."""
+        return self._named(params)
+
+    def _record_micro_batch(self, named: Named, loss: Tensor) -> None:
+        """Capture a micro-batch, and the end of its window."""
+        self._step(named, self._backward(loss), 0.0)
+
+    def _captured_memory(self) -> Any:
+        """What a graph uses besides parameters and states: with another one, it is of no use."""
+        return None
 
     def launch(self, *inputs: Tensor) -> PendingMetrics:
         """A step of what ``capture`` was called with last. Raises RuntimeError before that."""

@@ -55,6 +55,8 @@ class Graph:
         self._before: list[Callable[[], None]] = []
         self._counts: list[Callable[[int], None]] = []
         self._valid: list[Callable[[], bool]] = []
+        self.stopped: Any = None
+        """int32 (1,) of the device, or None: what ``stop`` sets."""
         self._draws: dict[random.Generator, tuple[Any, int]] = {}
 
     def __repr__(self) -> str:
@@ -137,6 +139,11 @@ class Graph:
             self.device.kernels.memory.clear(flag.pointer, flag.nbytes)
             raise located(IndexError("an index or a class target was out of range in a replay of the graph"))
 
+    def stop(self) -> None:
+        """Set ``stopped`` beside what the device does now: what is under way and looks at it leaves its updates out."""
+        if self.stopped is not None:
+            self.raw.write_beside(self.stopped, np.ones(1, np.int32))
+
     @property
     def pool_bytes(self) -> int:
         """Bytes of the memory that only this graph uses."""
@@ -161,6 +168,12 @@ _thread = _Thread()
 def current() -> Graph | None:
     """The graph that the calling thread captures, or None."""
     return _thread.graph
+
+
+def recorded() -> Graph | None:
+    """The graph that what the calling thread does now becomes a part of, or None: also while the capture is paused."""
+    graph = _thread.graph
+    return graph if graph is not None and graph._graphs.recording.current() is not None else None
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ class FakeStream:
     def wait_event(self, event: FakeEvent) -> None:
         assert event.recorded, "the stream is to wait for an event that was never recorded"
         self.machine.note("wait_event", self.ptr, event.number)
-        self.enqueue(lambda: event.happened.wait(30))
+        self.enqueue(lambda: event.happened.wait(self.machine.patience))
 
     def use(self) -> FakeStream:
         self.machine.local.stream = self
@@ -117,6 +117,7 @@ class FakeMachine:
     """Stands for the modules ``cupy`` and ``cupy.cuda.nccl``, shared by the ranks' threads."""
 
     def __init__(self) -> None:
+        self.patience = 30.0  # seconds after which a stream gives up waiting for another one
         self.local = threading.local()
         self.lock = threading.Lock()
         self.log: list[tuple[str, str, tuple[Any, ...]]] = []  # (thread, call, arguments)

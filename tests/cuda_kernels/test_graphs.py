@@ -12,7 +12,7 @@ from harness import host
 
 import minigrad as mg
 from minigrad import nn
-from minigrad.cuda_kernels import cross_entropy, simulated
+from minigrad.cuda_kernels import cross_entropy, graphs, multi_tensor, simulated
 from minigrad.cuda_kernels.recording import CaptureError
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
@@ -150,6 +150,41 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(name: st
     gc.collect()
     assert cuda.memory_reserved() == before
     assert (x * 2.0).sum().item() == pytest.approx(2 * drawn(3).sum(), rel=1e-6)
+
+
+def test_what_waits_for_copies_may_become_garbage_within_a_capture() -> None:
+    uploads = [multi_tensor.Upload(8, 0)]
+    with cuda.Graph().capture():
+        uploads.clear()  # an error of its finalizer is one of the test's
+
+
+def test_the_device_updates_only_where_all_ranks_launched_the_same_step() -> None:
+    """Two ranks, each with two losses and a mark, after this rank's mark."""
+    stopped, zero = on_gpu(np.zeros(1, np.int32)), on_gpu(np.zeros(1, np.int32))
+
+    def decided(own: float, *rows: float, norm: float = 1.0, outside: int = 0, overflow: int = 0) -> tuple[int, int]:
+        results = on_gpu(np.array([np.nan, np.nan, own, *rows]))
+        flags = [on_gpu(np.array([x], np.int32)).data for x in (overflow, outside)]
+        allowed = on_gpu(np.full(1, 7, np.int32))
+        graphs.decide.launch(
+            1, results.data, 2, 2, 1, on_gpu(np.array([norm])).data, *flags, stopped.data, allowed.data
+        )
+        return int(results[0].item()), int(allowed.item())
+
+    same = (5.0, 0.1, 0.2, 5.0, 0.3, 0.4, 5.0)
+    assert decided(*same) == (0, 1)
+    assert decided(*same, overflow=1) == (graphs.OVERFLOW, 0) and not stopped.item()
+    for code, values, flags in (
+        (graphs.APART, (5.0, 0.1, 0.2, 5.0, 0.3, 0.4, 6.0), {}),
+        (graphs.APART, (6.0, *same[1:]), {}),  # what an earlier step left there
+        (graphs.APART, (5.0, 0.1, 0.2, 5.0, np.nan, 0.4, np.nan), {"outside": 1}),
+        (graphs.LOSS, (5.0, 0.1, 0.2, 5.0, 0.3, np.inf, 5.0), {}),
+        (graphs.RANGE, same, {"outside": 1, "norm": np.nan}),
+        (graphs.GRADIENT, same, {"norm": np.nan}),
+    ):
+        assert decided(*values, **flags) == (code, 0)
+        assert stopped.item() == 1 and decided(*same) == (graphs.STOPPED, 0)
+        stopped.copy_(zero)
 
 
 def test_captures_are_neither_nested_nor_repeated() -> None:

@@ -1,0 +1,353 @@
+"""Captured steps on two ranks, whose collectives are part of the graph: the simulator's devices and a fake NCCL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_nccl import FakeMachine
+
+import minigrad as mg
+from minigrad import Tensor, cuda_kernels, nn
+from minigrad.device import Device
+from minigrad.distributed import (
+    AmpTrainer,
+    BucketedTrainer,
+    CollectiveMismatchError,
+    CommTimeoutError,
+    Communicator,
+    CommunicatorBrokenError,
+    DistributedTrainer,
+    FusedDistributedOptimizer,
+    MixedPrecisionConfig,
+    NcclCommunicator,
+    NonFiniteLossError,
+    TrainingConfig,
+    nccl,
+    run_threads,
+)
+from minigrad.optim import CosineAnnealing, LossScaleStrategy
+
+if not cuda_kernels.simulated():
+    pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
+
+STEPS = 4
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    machine = FakeMachine()
+    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
+    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
+    yield machine
+    machine.shut()
+
+
+def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
+    """What ``fn`` returns, or raises, on each of two devices, in threads."""
+    comms = NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100)
+    out: list[Any] = [None, None]
+
+    def rank(number: int) -> None:
+        try:
+            with comms[number] as comm:
+                comm.device.activate()
+                out[number] = fn(comm)
+        except BaseException as error:
+            out[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    return out
+
+
+def good(fn: Callable[[Communicator], Any]) -> list[Any]:
+    out = on_both(fn)
+    for value in out:
+        if isinstance(value, BaseException):
+            raise value
+    return out
+
+
+class Net(nn.Module):
+    """Has a parameter without a gradient."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        rng = np.random.default_rng(0)
+        for name, shape in (("a", (3, 4)), ("b", (4, 2)), ("unused", (2,))):
+            setattr(self, name, nn.Parameter(Tensor(rng.standard_normal(shape).astype(np.float32))))
+        self.to(device=device)
+
+    def loss(self, x: Tensor) -> Tensor:
+        return ((x @ self.a).relu() @ self.b).square().mean()
+
+
+def weights(model: nn.Module) -> list[bytes]:
+    return [p.detach().cpu().numpy().tobytes() for p in model.parameters()]
+
+
+def rows(comm: Communicator, step: int, count: int = 1) -> Tensor:
+    shape = (2, 3) if count == 1 else (count, 2, 3)
+    return Tensor(np.random.default_rng([comm.rank, step]).standard_normal(shape).astype(np.float32))
+
+
+def trainer_of(kind: str, comm: Communicator, count: int = 1) -> DistributedTrainer:
+    config = TrainingConfig(max_grad_norm=0.5, grad_accum_steps=count)
+    schedule = CosineAnnealing(1e-1, 1e-2, 1, 10)
+    if kind == "scaled":
+        scale = LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
+        return AmpTrainer(config, MixedPrecisionConfig(loss_scale=scale), comm, schedule=schedule, bucket_size_bytes=40)
+    made = DistributedTrainer if kind == "distributed" else BucketedTrainer
+    return made(config, comm, None, schedule, bucket_size_bytes=40)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("distributed", 2), ("bucketed", 2), ("scaled", 1)])
+def test_cuda_captured_steps_of_ranks_are_the_eager_ones(machine: FakeMachine, kind: str, count: int) -> None:
+    """To the bit: metrics, weights, moments and counts; with a scale, steps that overflow on one rank are left out."""
+
+    def train(comm: Communicator, captured: bool) -> Any:
+        model = Net(comm.device)
+        trainer = trainer_of(kind, comm, count)
+        named, found = [*model.named_parameters()], []
+        step = trainer.capture(model.loss, named)
+        for i in range(STEPS):
+            x = rows(comm, i, count)
+            if kind == "scaled" and i == 2 and comm.rank:
+                x = x * 1e3
+            if captured:
+                found.append(step(x))
+                continue
+            for k in range(count):
+                loss = model.loss((x[k] if count > 1 else x).to(device=comm.device))
+                metrics = trainer.step(named, trainer._backward(loss), loss.item())
+            found.append(metrics)
+        metrics = [m.result() for m in found] if captured else found
+        assert step.graphs == captured
+        arrays, meta = trainer.state_dict(named)
+        return metrics, weights(model), {name: array.tobytes() for name, array in arrays.items()}, meta
+
+    eager, launched = (good(lambda comm, captured=captured: train(comm, captured)) for captured in (False, True))
+    assert eager[0] == launched[0] == launched[1]
+    assert (None in eager[0][0]) == (kind == "scaled") and eager[0][1] != weights(Net(Device("cuda")))
+
+
+def test_cuda_collectives_of_a_graph_are_made_by_its_launches(machine: FakeMachine) -> None:
+    """All ranks' values of now, without the host; an operation overlaps until its ``wait``."""
+
+    def fn(comm: Communicator) -> Any:
+        x, out = Tensor(np.zeros(3, np.float32), device=comm.device), []
+        everyone = mg.zeros(6, device=comm.device)
+        graph = mg.cuda.Graph(comm.device)
+        with graph.capture():
+            y = x * 2.0
+            work = comm.all_reduce(y, async_op=True)
+            z = x + 1.0
+            assert not work.is_completed()
+            work.wait()
+            y = y + z
+            comm.all_gather(y, everyone)
+        assert all(rank != comm.rank for _, rank, *_ in machine.calls("allReduce", "allGather"))
+        for i in range(2):
+            x.copy_(Tensor(np.full(3, comm.rank + i, np.float32), device=comm.device))
+            graph.replay()
+            out.append(everyone.cpu().numpy()[::3].tolist())
+        return out
+
+    # 2 (0 + 1) + rank + 1, then 2 (1 + 2) + rank + 2
+    assert good(fn) == [[[3.0, 4.0], [8.0, 9.0]]] * 2
+    calls = machine.calls("allReduce", "allGather", "destroy")
+    assert [name for name, *_ in calls].count("allReduce") == 4
+
+
+def test_cuda_loss_that_is_not_finite_on_one_rank_stops_all(machine: FakeMachine) -> None:
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        trainer = trainer_of("bucketed", comm)
+        step = trainer.capture(model.loss, model.named_parameters())
+        for i in range(2):
+            step(rows(comm, i)).result()
+        before = weights(model)
+        with pytest.raises(NonFiniteLossError, match="the loss of step 3 is inf on rank 1"):
+            step(rows(comm, 2) * (1e30 if comm.rank else 1.0)).result()
+        assert weights(model) == before
+        return step(rows(comm, 3)).result().step
+
+    assert good(fn) == [3, 3]
+
+
+def test_cuda_ranks_whose_inputs_or_steps_differ_are_told(machine: FakeMachine) -> None:
+    def shapes(comm: Communicator) -> None:
+        model = Net(comm.device)
+        step = trainer_of("bucketed", comm).capture(model.loss, model.named_parameters())
+        with pytest.raises(CollectiveMismatchError, match=r"inputs of a captured step is 'float32 \(2, 3\)' on rank 1"):
+            step(rows(comm, 0)[: 1 + comm.rank])
+
+    def rates(comm: Communicator) -> None:
+        model = Net(comm.device)
+        trainer = BucketedTrainer(TrainingConfig(), comm)
+        step = trainer.capture(model.loss, model.named_parameters())
+        for i in range(2):
+            step(rows(comm, i)).result()
+        trainer.optimizer.set_lr(0.1 * (1 + comm.rank))
+        with pytest.raises(CollectiveMismatchError, match=r"'learning rate': 0.[12].* on rank [01]"):
+            step(rows(comm, 2)).result()
+
+    good(shapes)
+    good(rates)
+
+
+@pytest.mark.parametrize("what", ["shapes", "capture"])
+def test_cuda_rank_that_launches_alone_changes_no_weight(machine: FakeMachine, what: str) -> None:
+    """While rank 0 launches its graph, rank 1 makes an eager step for new shapes, or captures anew."""
+
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        trainer = trainer_of("bucketed", comm)
+        step = trainer.capture(model.loss, model.named_parameters())
+        for i in range(3):
+            step(rows(comm, i)).result()
+        before, comm.timeout, machine.patience = weights(model), 0.3, 0.5
+        if comm.rank and what == "capture":
+            trainer.config = trainer.config.with_max_grad_norm(0.25)
+        with pytest.raises(CollectiveMismatchError if comm.rank == 0 else CommTimeoutError):
+            step(rows(comm, 3)[: 1 if comm.rank and what == "shapes" else 2]).result()
+        with pytest.raises(CommunicatorBrokenError):
+            step(rows(comm, 4))
+        return trainer.global_step, weights(model) == before
+
+    assert good(fn) == [(3, True)] * 2
+
+
+def test_cuda_ranks_that_go_on_differently_after_an_error_are_told(machine: FakeMachine) -> None:
+    """Rank 0 has seen that a step failed and makes it again, when rank 1 launches the one after it."""
+
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        trainer = trainer_of("bucketed", comm)
+        step = trainer.capture(model.loss, model.named_parameters())
+        for i in range(2):
+            step(rows(comm, i)).result()
+        before = weights(model)
+        pending = step(rows(comm, 2) * 1e30)
+        if comm.rank == 0:
+            with pytest.raises(NonFiniteLossError):
+                pending.result()
+        pending = step(rows(comm, 3))
+        with pytest.raises(CollectiveMismatchError, match="same step of the same graph, and no weight was changed"):
+            pending.result()
+        return trainer.global_step, weights(model) == before
+
+    assert good(fn) == [(2, True)] * 2
+
+
+def test_cuda_capture_that_fails_on_one_rank_is_an_error_of_all(machine: FakeMachine) -> None:
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        calls = []
+
+        def loss(x: Tensor) -> Tensor:
+            calls.append(x)
+            if comm.rank and len(calls) == 2:
+                raise ZeroDivisionError
+            return model.loss(x)
+
+        trainer = trainer_of("bucketed", comm)
+        step = trainer.capture(loss, model.named_parameters())
+        step(rows(comm, 0)).result()
+        before, comm.timeout = weights(model), 0.3
+        with pytest.raises(ZeroDivisionError if comm.rank else CommTimeoutError):
+            step(rows(comm, 1))
+        return trainer.global_step, step.graphs, weights(model) == before
+
+    assert good(fn) == [(1, 0, True)] * 2
+
+
+def test_cuda_ranks_that_capture_different_gradients_keep_no_graph(machine: FakeMachine) -> None:
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        odd = []
+        step = trainer_of("bucketed", comm).capture(
+            lambda x: model.loss(x) + (model.unused.sum() if odd else 0.0), model.named_parameters()
+        )
+        step(rows(comm, 0)).result()
+        odd += [1] * comm.rank
+        with pytest.raises(CollectiveMismatchError, match=r"the parameters with a gradient is .*'unused'.* on rank 1"):
+            step(rows(comm, 1))
+        found = step.graphs
+        odd.clear()
+        return found, [step(rows(comm, i)).result().step for i in range(1, 3)], weights(model)
+
+    out = good(fn)
+    assert out[0] == out[1] and out[0][:2] == (0, [2, 3])
+
+
+def test_cuda_close_does_not_wait_for_a_launch_for_ever(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(comm: Communicator) -> None:
+        graph, x = mg.cuda.Graph(comm.device), mg.zeros(1, device=comm.device)
+        with graph.capture():
+            comm.all_reduce(x)
+        graph.replay()
+        monkeypatch.setattr(graph.raw.launched, "query", lambda: False)
+        comm.timeout = 0.05
+        with pytest.raises(CommTimeoutError, match="the launch of a graph was not over within 0.05 s"):
+            comm.close()
+
+    good(fn)
+    assert len(machine.calls("abort")) == 2 and not machine.calls("destroy")
+
+
+def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step does not count: the device, told to stop, has left out its update."""
+    from minigrad.distributed import captured_step
+
+    monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
+
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        trainer = trainer_of("bucketed", comm)
+        step = trainer.capture(model.loss, model.named_parameters())
+        for i in range(2):
+            step(rows(comm, i)).result()
+        pending = step(rows(comm, 2))
+        comm.timeout = 0.05
+        monkeypatch.setattr(step._launched[0].event, "query", lambda: False)
+        with pytest.raises(CommTimeoutError, match="the launch of a graph was not over within 0.05 s"):
+            pending.result()
+        with pytest.raises(CommTimeoutError):
+            pending.result()
+        with pytest.raises(CommunicatorBrokenError):
+            step(rows(comm, 3))
+        return trainer.global_step, int(step._stopped)
+
+    assert good(fn) == [(2, 1)] * 2
+    assert len(machine.calls("abort")) == 2
+
+
+def test_cuda_captures_that_cannot_be_are_refused(machine: FakeMachine) -> None:
+    def fn(comm: Communicator) -> None:
+        model = Net(comm.device)
+        fused = FusedDistributedOptimizer(None, comm)
+        with pytest.raises(ValueError, match="FusedDistributedOptimizer on 2 ranks exchanges values by the host"):
+            fused.capture(model.loss, model.named_parameters())
+        graph = mg.cuda.Graph(comm.device)
+        with pytest.raises(mg.cuda.CaptureError, match=r"send\(\) during capture"), graph.capture():
+            comm.send(model.a.detach(), 1 - comm.rank)
+
+    good(fn)
+
+    def by_host(comm: Communicator) -> None:
+        model = Net(comm.device)
+        with pytest.raises(ValueError, match="ThreadCommunicator exchanges data by the host.*needs NcclCommunicator"):
+            trainer_of("bucketed", comm).capture(model.loss, model.named_parameters())
+        graph = mg.cuda.Graph(comm.device)
+        with pytest.raises(mg.cuda.CaptureError, match=r"all_reduce\(\) during capture"), graph.capture():
+            comm.all_reduce(model.a.detach())
+
+    run_threads(2, by_host, devices=[Device("cuda:0"), Device("cuda:1")])
