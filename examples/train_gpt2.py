@@ -73,8 +73,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--graph", action=argparse.BooleanOptionalAction, default=None,
-        help="launch a step as one CUDA graph, in one process; on the CPU the same calls compute at once "
-        "(default: with --device cuda, unless blocks are checkpointed)",
+        help="launch a step as one CUDA graph; on the CPU the same calls compute at once "
+        "(default: with --device cuda in one process, unless blocks are checkpointed)",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
     parser.add_argument(
@@ -213,9 +213,14 @@ class GPT2Training(Training):
         self, comm: Communicator, run: Run, shards: Shards, peak: float | None = None, graph: bool | None = None
     ) -> None:
         blocks = run.settings.checkpoint_blocks  # whose second run is compared with the first by the host
-        if graph and (comm.world_size > 1 or blocks):
-            why = "--checkpoint-blocks compares results by the host" if blocks else "several ranks exchange gradients"
-            raise UsageError(f"--graph: a CUDA graph holds a step of one process, without the host; {why}")
+        if graph and blocks:
+            raise UsageError(
+                "--graph: a CUDA graph works without the host, by which --checkpoint-blocks compares results"
+            )
+        if graph and comm.world_size > 1 and not comm.captures:
+            raise UsageError(f"--graph: on several ranks a CUDA graph needs NCCL, not {type(comm).__name__}")
+        if graph and run.settings.batch_size % comm.world_size:
+            raise UsageError(f"--graph: the ranks need equal parts, but {comm.world_size} do not divide --batch-size")
         super().__init__(comm, run, shards)
         if graph is None:
             graph = run.model.device.type == "cuda" and comm.world_size == 1 and not blocks
@@ -262,8 +267,8 @@ class GPT2Training(Training):
         return super().how_to_resume() + (f" --device {device}" if device != "cpu" else "")
 
     def step(self) -> TrainingMetrics:
-        """One optimizer step; in one process by the captured graph, or by the same operations one by one."""
-        if self.comm.world_size > 1:
+        """One optimizer step; by the captured graph, or by the same operations one by one."""
+        if self.captured is None and self.comm.world_size > 1:
             return super().step()
         s, trainer = self.settings, self.trainer
         self.model.train()

@@ -24,7 +24,7 @@ from minigrad.distributed.thread import drawing_from, generators_for
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-STEPS = 2
+STEPS = 3
 FLAGS = (
     "--preset tiny --batch-size 2 --grad-accum 1 --block-size 4 --n-layer 1 --n-head 1 --n-embd 8 --vocab-size 257 "
     f"--steps {STEPS} --dropout 0 --warmup 1 --eval-every 9 --eval-batches 1 --sample-every 0 --save-every 9 --peak 1 "
@@ -41,8 +41,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     machine.shut()
 
 
+@pytest.mark.parametrize("graph", ["--no-graph", "--graph"])
 def test_two_cuda_ranks_train_as_one_process(
-    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: FakeMachine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    graph: str,
 ) -> None:
     """Both have the weights of one process on the CPU, which has the same batches whole; the gradients stay on the
     devices."""
@@ -66,6 +71,8 @@ def test_two_cuda_ranks_train_as_one_process(
         if training.trainer.global_step > 1:  # the first one compares all weights
             staged[training.rank] += mine
         losses[training.rank].append(metrics.loss)
+        if graph == "--graph":
+            assert training.captured.graphs == (training.trainer.global_step > 1)
         found[training.rank] = {name: p.detach().cpu().numpy() for name, p in training.model.named_parameters()}
         return metrics
 
@@ -83,7 +90,7 @@ def test_two_cuda_ranks_train_as_one_process(
         sys.modules["train_char_gpt"], "interrupts", lambda: contextlib.nullcontext([])
     )  # main thread's
     monkeypatch.setattr(script.GPT2Training, "step", counted)
-    monkeypatch.setattr(sys, "argv", ["train_gpt2.py", *FLAGS, "--device", "cuda", "--out", "two"])
+    monkeypatch.setattr(sys, "argv", ["train_gpt2.py", *FLAGS, graph, "--device", "cuda", "--out", "two"])
     codes: list[Any] = [None, None]
     generators = generators_for(2)
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]

@@ -205,7 +205,19 @@ def test_captured_steps_are_the_same_steps(trained: Path, here: Here) -> None:
     for file, arrays in one.items():
         for name, array in arrays.items():
             np.testing.assert_array_equal(two[file][name], array, err_msg=name)
-    here.refused("--graph: a CUDA graph holds a step of one process", *TINY, "--graph", "--checkpoint-blocks")
+    here.refused("--graph: a CUDA graph works without the host", *TINY, "--graph", "--checkpoint-blocks")
+
+
+@pytest.mark.parametrize(
+    ("captures", "batch_size", "message"), [(False, 4, "needs NCCL"), (True, 3, "2 do not divide --batch-size")]
+)
+def test_graphs_of_several_ranks_are_refused(
+    monkeypatch: pytest.MonkeyPatch, captures: bool, batch_size: int, message: str
+) -> None:
+    script, of = load(TRAIN, monkeypatch), types.SimpleNamespace
+    settings = of(settings=of(checkpoint_blocks=False, batch_size=batch_size))
+    with pytest.raises(sys.modules["command_line"].UsageError, match=message):
+        script.GPT2Training(of(world_size=2, captures=captures), settings, None, graph=True)
 
 
 def test_it_begins_with_published_weights(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
