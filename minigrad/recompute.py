@@ -7,6 +7,7 @@ the function runs again, the second graph is matched with the first node by node
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,6 +67,17 @@ def _tensors(value: Any) -> Iterator[TensorCore]:
         yield from _tensors(list(value.values()))
 
 
+@contextlib.contextmanager
+def _detecting(anomaly: bool) -> Iterator[None]:
+    """Anomaly detection as it was in the first run: with it, other operations may be fused."""
+    mode = of_thread.mode
+    before, mode.anomaly = mode.anomaly, anomaly
+    try:
+        yield
+    finally:
+        mode.anomaly = before
+
+
 def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", type(fn).__name__)
 
@@ -91,7 +103,7 @@ class _Recomputation(Deferred):
         start: int,
     ) -> None:
         self.fn, self.inputs, self.kwargs, self.draws = fn, inputs, kwargs, draws
-        self.autocast = of_thread.mode.autocast
+        self.autocast, self.anomaly = of_thread.mode.autocast, of_thread.mode.anomaly
         # Weak, because the nodes refer to this object: a graph goes with its last tensor, without the collector.
         self.roots = [None if node is None else weakref.ref(node) for node in self._nodes_of(outputs, start)]
         self.sums = _row_sums(outputs)
@@ -126,7 +138,7 @@ class _Recomputation(Deferred):
                     )
                 )
         start = next_id()
-        with enable_grad(), autocasting(self.autocast), replaying(self.draws) as left:
+        with enable_grad(), autocasting(self.autocast), _detecting(self.anomaly), replaying(self.draws) as left:
             outputs = list(_tensors(self.fn(*self.inputs, **self.kwargs)))
             if next(left, None) is not None:
                 raise _mismatch(_name(self.fn), "fewer random draws")

@@ -58,6 +58,8 @@ CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers",
 CPU_ONLY |= {"bfloat16_product", "heap", "product_epilogue", "product_loops"}
 # A GPU's step between the products is a launch of its own: the modules' kernels are the way there.
 CPU_ONLY |= {"decode"}
+# It saves what threads wait for each other, and passes over memory between cores: nn.Block asks for it on the CPU only.
+CPU_ONLY |= {"transformer_block"}
 
 # CUDA kernel files that no CPU kernel file of the same name stands beside. ladder_*.py need no word: they are the steps
 # towards a fast kernel, to read and to measure.

@@ -32,6 +32,7 @@ from . import (
     sgd,
     softmax,
     threads,
+    transformer_block,
     trigonometry,
 )
 from .storage import (
@@ -96,6 +97,7 @@ __all__ = [
     "softmax",
     "threads",
     "to_host",
+    "transformer_block",
     "trigonometry",
     "zeros",
 ]

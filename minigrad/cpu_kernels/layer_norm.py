@@ -15,13 +15,17 @@ Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
+from numba.core import types
 
-from .jit import kernel, parallel_kernel
+from . import threads
+from .jit import kernel
+from .task_pool import call_at, compiled_address, task_kernel
 
-TASK_ELEMENTS = 16384  # forward: rows of about this many elements are one task
+TASK_ELEMENTS = 16384  # fewer are one task
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sums of dweight and dbias
 BACKWARD_ROWS = 16  # at least, in each chunk
 
@@ -48,11 +52,10 @@ def _forward_rows(x, weight, bias, eps, y, mean, rstd):
         rstd[i] = r
 
 
-@parallel_kernel
-def _forward(x, weight, bias, eps, y, mean, rstd, rows):
-    for task in numba.prange((x.shape[0] + rows - 1) // rows):
-        a, b = task * rows, (task + 1) * rows
-        _forward_rows(x[a:b], weight, bias, eps, y[a:b], mean[a:b], rstd[a:b])
+@task_kernel
+def _forward(task, tasks, address, x, weight, bias, eps, y, mean, rstd):
+    a, b = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
+    call_at(address, _forward_rows, (x[a:b], weight, bias, eps, y[a:b], mean[a:b], rstd[a:b]))
 
 
 @kernel
@@ -92,20 +95,36 @@ def _add_chunks(partial, dweight, dbias):
                     total[j] += part[j]
 
 
-@kernel
-def _backward_serial(dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
-    for chunk in range(partial.shape[1]):
+@task_kernel
+def _backward(task, tasks, address, dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
+    """The task's share of the chunks; a single task adds them, too."""
+    chunks = partial.shape[1]
+    for chunk in range(task * chunks // tasks, (task + 1) * chunks // tasks):
         a, b = chunk * rows, (chunk + 1) * rows
-        _backward_rows(dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk])
-    _add_chunks(partial, dweight, dbias)
+        call_at(
+            address, _backward_rows,
+            (dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk]),
+        )  # fmt: skip
+    if tasks == 1:
+        _add_chunks(partial, dweight, dbias)
 
 
-@parallel_kernel
-def _backward(dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
-    for chunk in numba.prange(partial.shape[1]):
-        a, b = chunk * rows, (chunk + 1) * rows
-        _backward_rows(dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk])
-    _add_chunks(partial, dweight, dbias)
+# ---------------------------------------------------------------- launchers
+
+_ADDRESSES: dict[Any, tuple[int, int]] = {}
+
+
+def _row_addresses(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Of `_forward_rows` and `_backward_rows`. All call this one machine code of theirs: a copy that is linked into
+    another kernel is optimised once more, and may round otherwise."""
+    found = _ADDRESSES.get(dtype)
+    if found is None:
+        vector, matrix = (types.Array(numba.from_dtype(dtype), n, "C") for n in (1, 2))
+        found = _ADDRESSES[dtype] = (
+            compiled_address(_forward_rows, matrix, vector, vector, types.float64, matrix, vector, vector),
+            compiled_address(_backward_rows, *[matrix] * 2, *[vector] * 3, matrix, vector, vector),
+        )
+    return found
 
 
 def forward(
@@ -124,7 +143,8 @@ def forward(
     if x.size <= TASK_ELEMENTS:
         _forward_rows(x, weight, bias, float(eps), y, mean, rstd)
     else:
-        _forward(x, weight, bias, float(eps), y, mean, rstd, max(1, TASK_ELEMENTS // C))
+        tasks = min(N, threads.get_num_threads())
+        _forward.launch(x.dtype, tasks, _row_addresses(x.dtype)[0], x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
 
@@ -142,6 +162,10 @@ def backward(
         return dx, dweight, dbias
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     partial = np.empty((2, -(-N // rows), C), x.dtype)
-    run = _backward_serial if x.size <= TASK_ELEMENTS else _backward
-    run(dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows)
+    tasks = 1 if x.size <= TASK_ELEMENTS else threads.get_num_threads()
+    _backward.launch(
+        x.dtype, tasks, _row_addresses(x.dtype)[1], dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
+    )
+    if tasks > 1:
+        _add_chunks(partial, dweight, dbias)
     return dx, dweight, dbias

@@ -6,16 +6,19 @@ Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty, ones, where
 from ..dtypes import bool_, float32, float64
 from ..errors import located
+from ..grad_mode import of_thread
 from ..mixed_precision import is_autocast_enabled
 from ..ops.attention import CachedAttention
+from ..ops.transformer_block import TransformerBlock
 from ..tensor import Tensor
 from . import functional as F
 from .activation_modules import GELU
@@ -404,6 +407,11 @@ class Block(Module):
 
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
+        if cache is None and attn_mask is None and (weights := _as_one(self, x)) is not None:
+            attn, eps = self.attn, (self.ln_1.eps, self.ln_2.eps)
+            scale = 1 / math.sqrt(x.shape[2] // attn.n_head)
+            options = attn.n_head, eps, attn.is_causal, self.mlp.gelu.approximate, scale
+            return TransformerBlock.apply(x, *weights, options=options)
         if adds_with_norm(x):
             x, branch = self.branches(x, None, cache, attn_mask)
             return x + branch
@@ -423,6 +431,63 @@ class Block(Module):
         x, y = add_norm(x, branch, self.ln_1)
         x, y = add_norm(x, self.attn(y, cache, attn_mask), self.ln_2)
         return x, self.mlp(y)
+
+
+def _as_one(block: Block, x: Tensor) -> list[Tensor | None] | None:
+    """Weights and biases of a block that can be one operation, ``TransformerBlock``, with the same bits (but for the
+    gradient of an x with other uses: the sum has another order), and is faster so; else None, and its operations run
+    one by one.
+
+    So it is on the CPU, in float32 or float64, if all modules are as built and none drops anything, for the gradients
+    and sizes that the operation takes; not within autocast, ``detect_anomaly`` or ``one_by_one``, which tell operations
+    apart.
+    """
+    mode = of_thread.mode
+    if mode.autocast is not None or mode.anomaly or _apart or not isinstance(x, Tensor) or x.device.type != "cpu":
+        return None
+    ln_1, attn, ln_2, mlp = block.ln_1, block.attn, block.ln_2, block.mlp
+    if type(attn) not in (SelfAttention, CausalSelfAttention) or type(mlp) is not MLP:
+        return None
+    layers = ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj
+    kinds = [LayerNorm, Linear, Linear, LayerNorm, Linear, Linear]
+    gelu = mlp.gelu
+    if (
+        list(map(type, layers)) != kinds
+        or type(gelu) is not GELU
+        or not all(map(as_built, (*layers, attn, mlp, gelu)))
+        or _drops(attn.resid_dropout)
+        or _drops(mlp.dropout)
+        or (attn.training and attn.dropout)
+        or gelu.approximate not in ("none", "tanh")
+    ):
+        return None
+    weights: list[Tensor | None] = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    if mode.enabled and not _takes_gradients(x, weights):
+        return None
+    arrays = tuple([None if tensor is None else tensor.data for tensor in weights])
+    return weights if x.device.kernels.transformer_block.takes(x.data, arrays, attn.n_head) else None
+
+
+def _takes_gradients(x: Tensor, weights: list[Tensor | None]) -> bool:
+    """Whether the wanted gradients are none, or of x or the first norm too, and of a matrix wherever of its bias."""
+    wanted = [tensor is not None and tensor.requires_grad for tensor in weights]
+    if not (x.requires_grad or wanted[0]):
+        return True not in wanted
+    return not any(wanted[i + 1] and not wanted[i] for i in (2, 4, 8, 10))
+
+
+@contextlib.contextmanager
+def one_by_one() -> Iterator[None]:
+    """Within it each operation of a ``Block`` is one of its own, in all threads: to count or time them."""
+    global _apart
+    before, _apart = _apart, True
+    try:
+        yield
+    finally:
+        _apart = before
+
+
+_apart = False
 
 
 def register_as_built(kind: type[M]) -> type[M]:

@@ -136,6 +136,49 @@ def layer_norm():
 
 
 @case
+def transformer_block():
+    from minigrad.cpu_kernels import attention, layer_norm, linear
+    from minigrad.cpu_kernels import transformer_block as kernel
+
+    sequences, tokens, channels, inner, heads = 28, 16, 24, 40, 3
+    pairs = [(channels,), (3 * channels, channels), (channels, channels), (channels,)]
+    pairs += [(inner, channels), (channels, inner)]
+    weights = tuple(numbers(*shape, seed=2) for pair in pairs for shape in (pair, pair[:1]))
+    x, dy = (numbers(sequences, tokens, channels, seed=seed) for seed in (3, 4))
+    options = heads, (1e-3, 1e-3), True, "tanh", 0.3
+
+    def run() -> Arrays:
+        y, kept = kernel.forward(x, weights, options, True)
+        (alone, _), grads = (
+            kernel.forward(x, weights, options, False),
+            kernel.backward(dy, x, weights[::2], kept, options, (True,) * 13),
+        )
+        return y, alone, *grads
+
+    X, DY, n1, b1, wqkv, bqkv, wo, bo, n2, b2, w, b, v, c = wide(x, dy, *weights)  # one by one, in float64
+    X, DY = X.reshape(-1, channels), DY.reshape(-1, channels)
+    normed, *stats = layer_norm.forward(X, n1, b1, 1e-3)
+    qkv = linear.forward(normed, wqkv, bqkv).reshape(sequences, tokens, 3, heads, -1)
+    a, lse = attention.forward(*(qkv[:, :, i].swapaxes(1, 2) for i in range(3)), True, 0.3)
+    merged = a.swapaxes(1, 2).reshape(-1, channels)
+    X2 = linear.forward(merged, wo, bo, X)
+    normed_2, *stats_2 = layer_norm.forward(X2, n2, b2, 1e-3)
+    g, h = linear.forward_gelu(normed_2, w, b, "tanh")
+    dh, g = linear.backward_gelu(DY, v, h, "tanh")
+    _, dv, dc = linear.backward(DY, g, None, (False, True, True))
+    dn2, dw, db = linear.backward(dh, normed_2, w, (True,) * 3)
+    dx2, dnorm_2, dbias_2 = layer_norm.backward(dn2, X2, n2, *stats_2)
+    dx2 = dx2 + DY
+    da, dwo, dbo = linear.backward(dx2, merged, wo, (True,) * 3)
+    dqkv = attention.backward_packed(da.reshape(a.swapaxes(1, 2).shape).swapaxes(1, 2), qkv, a, lse, True, 0.3)
+    dn1, dwqkv, dbqkv = linear.backward(dqkv.reshape(-1, 3 * channels), normed, wqkv, (True,) * 3)
+    dx, dnorm_1, dbias_1 = layer_norm.backward(dn1, X, n1, *stats)
+    y = linear.forward(g, v, c, X2).reshape(x.shape)
+    grads = (dx + dx2).reshape(x.shape), dnorm_1, dbias_1, dwqkv, dbqkv, dwo, dbo, dnorm_2, dbias_2, dw, db, dv, dc
+    return run, (y, y, *grads)
+
+
+@case
 def rms_norm():
     from minigrad.cpu_kernels import rms_norm as kernel
 

@@ -1,0 +1,370 @@
+"""A whole block of GPT-2 on rows that stay with one core: x (B, T, C) -> y (B, T, C).
+
+    n1 = norm(x)       qkv = n1 Wqkv^T + b       a = attention(qkv)       x2 = x + a Wo^T + b
+    n2 = norm(x2)      h = n2 W^T + b            g = gelu(h)              y = x2 + g V^T + b
+
+Sequences do not see each other, so forward is one launch in which each task takes its share of the sequences through
+all stages, and waits for nobody. Backward has four steps, each of which waits for the one before:
+
+    rows       dh = (dy V) gelu'(h), g = gelu(h)
+    weights    dV = dy^T g, dW = dh^T n2, and their biases'
+    rows       dn2 = dh W, dx2 = dy + norm'(dn2), da = dx2 Wo, dqkv = attention'(da), dn1 = dqkv Wqkv,
+               dx = dx2 + norm'(dn1)
+    weights    dWo = dx2^T a, dWqkv = dqkv^T n1, and their biases'; the norms' weights and biases
+
+Each stage calls the kernel that ``linear``, ``attention`` and ``layer_norm`` launch, at its address, with the rows of
+the task as its arrays: it is the same machine code, and no sum is divided in another way, so all bits are those of the
+six operations. dweight of a norm is summed in chunks of rows; tasks take whole chunks.
+
+float32 or float64; all arrays C-contiguous. What forward keeps is what the six operations keep.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba.core import types
+
+from . import attention, bfloat16_product, layer_norm, linear, threads
+from .jit import inline, kernel
+from .matmul import FLOATS, NO_BIAS
+from .product_epilogue import ADD
+from .product_loops import THIN_ROWS, grid_of
+from .register_tile import TILE_BYTES
+from .task_pool import call_at, compiled_address, step_of, task_kernel
+
+_norm, _norm_gradient, _add_chunks = layer_norm._forward_rows, layer_norm._backward_rows, layer_norm._add_chunks
+_products, _attend, _attend_gradient = linear._products.kernel, attention._forward.kernel, attention._backward.kernel
+CHUNK_ROWS = 256  # a chunk of sequences that are computed together where nothing is kept has about so many rows
+UNEVEN = 1.05  # the share of the task that has the most sequences, divided by the mean one, at most
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@inline
+def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, epilogue, none, no_bias, pairs):
+    """y = a @ b or a @ b^T with bias and epilogue, as one task."""
+    return call_at(
+        address, _products,
+        (0, 1, a, b, transposed, bias, has_bias, y, other, extra, epilogue, pairs[1], none, none, no_bias, False, False,
+         pairs[0]),
+    )  # fmt: skip
+
+
+@inline
+def _weight_gradient(address, task, tasks, dy, x, dweight, dbias, has_bias, grid, none, no_bias, pairs):
+    """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
+    return call_at(
+        address, _products,
+        (task, tasks, dy, none, False, no_bias, False, none, none, none, 0, pairs[0], x, dweight, dbias, has_bias,
+         False, grid),
+    )  # fmt: skip
+
+
+@kernel
+def _add(x, y):
+    """y += x, for matrices."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] += x[i, j]
+
+
+@task_kernel
+def _forward(
+    task, tasks, addresses, sizes, options, eps, has_bias, x, norm_1, bias_1, wqkv, bqkv, wo, bo, norm_2, bias_2, w, b,
+    v, c, n1, stats, qkv, a, lse, x2, n2, h, g, y, none, no_bias, pairs,
+):  # fmt: skip
+    """``sizes``: B, T, heads, sequences in a chunk, and whether results have places for all rows, or for each task's
+    chunk.
+
+    ``stats``: means and 1 / deviations of both norms, 4 rows.
+    """
+    norm, product, attend = addresses
+    B, T, H, chunk, kept = sizes
+    epilogue, causal, scale, no_seed = options
+    C, failed = x.shape[1], 0
+    D, end = C // H, (task + 1) * B // tasks
+    for first in range(task * B // tasks, end, chunk):
+        count = min(chunk, end - first)
+        here = first if kept else task * chunk  # the place of the first sequence in what is kept, and in scratch
+        i, j, r, t = first * T, (first + count) * T, here * T, (here + count) * T
+        failed += call_at(norm, _norm, (x[i:j], norm_1, bias_1, eps[0], n1[r:t], stats[0][r:t], stats[1][r:t]))
+        rows = qkv[r:t]
+        failed += _product_rows(
+            product, n1[r:t], wqkv, True, bqkv, has_bias[0], rows, rows, rows, 0, none, no_bias, pairs
+        )
+        q = rows.reshape(count * T * 3 * C)
+        steps = (T * 3 * C, D, 3 * C)
+        failed += call_at(
+            attend, _attend,
+            (0, 1, q, q[C:], q[2 * C :], a[r:t].reshape((count, T, H, D)), lse[here : here + count], steps, steps,
+             steps, H, T, causal, scale, 0.0, no_seed, no_seed, 1),
+        )  # fmt: skip
+        rows = x2[r:t]
+        failed += _product_rows(
+            product, a[r:t], wo, True, bo, has_bias[1], rows, x[i:j], rows, ADD, none, no_bias, pairs
+        )
+        failed += call_at(norm, _norm, (rows, norm_2, bias_2, eps[1], n2[r:t], stats[2][r:t], stats[3][r:t]))
+        failed += _product_rows(
+            product, n2[r:t], w, True, b, has_bias[2], g[r:t], h[r:t], g[r:t], epilogue, none, no_bias, pairs
+        )
+        failed += _product_rows(product, g[r:t], v, True, c, has_bias[3], y[i:j], rows, rows, ADD, none, no_bias, pairs)
+    if failed:
+        raise MemoryError("no memory for the kernel's workspace")
+
+
+@task_kernel
+def _backward(
+    task, tasks, addresses, sizes, options, wanted, grids, dy, x, n1, stats, qkv, a, lse, x2, n2, h, norm_1, wqkv, wo,
+    norm_2, w, v, g_or_more, dh_or_dn1, dx, partial,
+    dnorm_1, dbias_1, dnorm_2, dbias_2, dwqkv, dbqkv, dwo, dbo, dw, db, dv, dc, none, no_bias, pairs,
+):  # fmt: skip
+    """``sizes``: B, T, heads, rows of a chunk of the norms' sums; ``partial``: norm, weight or bias, chunk, channel.
+
+    Two blocks of memory are used twice: that of g, once dV is there, for dqkv and dx2; a task's part of that of dh,
+    once the task has dn2, for dn1.
+    """
+    product, attend, norm, add_chunks = addresses
+    B, T, H, chunk_rows = sizes
+    epilogue, causal, scale, no_seed = options
+    (N, C), I, failed = x.shape, h.shape[1], 0
+    step, task = step_of(task)
+    r, t = task * B // tasks * T, (task + 1) * B // tasks * T
+    g, dh = g_or_more[: N * I].reshape((N, I)), dh_or_dn1[: N * I].reshape((N, I))
+    dqkv, dx2 = g_or_more[: N * 3 * C].reshape((N, 3 * C)), g_or_more[N * 3 * C : N * 4 * C].reshape((N, C))
+    if step == 0:
+        failed += _product_rows(
+            product, dy[r:t], v, False, no_bias, False, dh[r:t], h[r:t], g[r:t], epilogue, none, no_bias, pairs
+        )
+    elif step == 1:
+        if wanted[3]:
+            failed += _weight_gradient(product, task, tasks, dy, g, dv, dc, wanted[7], grids[3], none, no_bias, pairs)
+        if wanted[2]:
+            failed += _weight_gradient(product, task, tasks, dh, n2, dw, db, wanted[6], grids[2], none, no_bias, pairs)
+    elif step == 2:
+        count, D = (t - r) // T, C // H
+        dn, rows = dx[r:t], dx2[r:t]
+        failed += _product_rows(product, dh[r:t], w, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
+        for i in range(r, t, chunk_rows):
+            j = min(t, i + chunk_rows)
+            failed += call_at(
+                norm, _norm_gradient,
+                (dx[i:j], x2[i:j], norm_2, stats[2][i:j], stats[3][i:j], dx2[i:j], partial[1, 0, i // chunk_rows],
+                 partial[1, 1, i // chunk_rows]),
+            )  # fmt: skip
+        _add(dy[r:t], rows)
+        failed += _product_rows(product, rows, wo, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
+        q, dq = qkv[r:t].reshape(count * T * 3 * C), dqkv[r:t].reshape(count * T * 3 * C)
+        of_qkv, of_y = (T * 3 * C, D, 3 * C), (T * C, D, C)
+        failed += call_at(
+            attend, _attend_gradient,
+            (0, 1, dn.reshape(count * T * C), q, q[C:], q[2 * C :], a[r:t].reshape(count * T * C), lse[r // T : t // T],
+             dq, dq[C:], dq[2 * C :], of_y, of_qkv, of_qkv, of_qkv, of_y, (1, count, T, H, D, T, H), 3 * C, 3 * C,
+             causal, scale, 0.0, no_seed, no_seed),
+        )  # fmt: skip
+        dn = dh_or_dn1[r * I : r * I + (t - r) * C].reshape((t - r, C))
+        failed += _product_rows(product, dqkv[r:t], wqkv, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
+        for i in range(r, t, chunk_rows):
+            j = min(t, i + chunk_rows)
+            failed += call_at(
+                norm, _norm_gradient,
+                (dn[i - r : j - r], x[i:j], norm_1, stats[0][i:j], stats[1][i:j], dx[i:j],
+                 partial[0, 0, i // chunk_rows], partial[0, 1, i // chunk_rows]),
+            )  # fmt: skip
+        _add(rows, dx[r:t])
+    else:
+        if wanted[1]:
+            failed += _weight_gradient(
+                product, task, tasks, dx2, a, dwo, dbo, wanted[5], grids[1], none, no_bias, pairs
+            )
+        if wanted[0]:
+            failed += _weight_gradient(
+                product, task, tasks, dqkv, n1, dwqkv, dbqkv, wanted[4], grids[0], none, no_bias, pairs
+            )
+        if task == 0:
+            failed += call_at(add_chunks, _add_chunks, (partial[0], dnorm_1, dbias_1))
+        if task == tasks - 1:
+            failed += call_at(add_chunks, _add_chunks, (partial[1], dnorm_2, dbias_2))
+    if failed:
+        raise MemoryError("no memory for the kernel's workspace")
+
+
+# ---------------------------------------------------------------- launchers
+
+
+class Addresses(NamedTuple):
+    """Of the kernels that `_forward` and `_backward` call, for one dtype."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+_ADDRESSES: dict[Any, Addresses] = {}
+_NO_SEED = np.uint64(0)
+_PAIRS = (0, 0), (1, 1)  # the grids of no product and of an undivided one
+
+
+def _addresses(dtype: np.dtype[Any]) -> Addresses:
+    found = _ADDRESSES.get(dtype)
+    if found is None:
+        vector, matrix, of_3, of_4 = (types.Array(numba.from_dtype(dtype), n, "C") for n in range(1, 5))
+        integer, real, flag, seed = types.int64, types.float64, types.boolean, types.uint64
+        pair, triple, seven = (types.UniTuple(integer, n) for n in (2, 3, 7))
+        options = flag, real, real, seed, seed
+        product = (
+            integer, integer, matrix, matrix, flag, vector, flag, matrix, matrix, matrix, integer, pair, matrix, matrix,
+            vector, flag, flag, pair,
+        )  # fmt: skip
+        attend = (
+            integer, integer, *[vector] * 3, of_4, of_3, *[triple] * 3, integer, integer, *options, integer,
+        )  # fmt: skip
+        attend_gradient = (
+            integer, integer, *[vector] * 5, of_3, *[vector] * 3, *[triple] * 5, seven, integer, integer, *options,
+        )  # fmt: skip
+        norm, norm_gradient = layer_norm._row_addresses(dtype)
+        products = compiled_address(_products, *product)
+        found = _ADDRESSES[dtype] = Addresses(
+            (norm, products, compiled_address(_attend, *attend)),
+            (
+                products,
+                compiled_address(_attend_gradient, *attend_gradient),
+                norm_gradient,
+                compiled_address(_add_chunks, of_3, vector, vector),
+            ),
+        )
+    return found
+
+
+Options = tuple[int, tuple[float, float], bool, str, float]
+"""What is no array: heads, the norms' eps, whether attention is causal, GELU's form, the scale of the scores."""
+
+
+def _chunk_rows(rows: int) -> int:
+    """Rows in a chunk of the sums in a norm's gradient, as `layer_norm.backward` has them."""
+    if rows <= layer_norm.BACKWARD_ROWS:
+        return rows
+    return max(layer_norm.BACKWARD_ROWS, -(-rows // layer_norm.BACKWARD_CHUNKS))
+
+
+def _whole_chunks(B: int, T: int, tasks: int) -> bool:
+    """Whether every task, with its share of the sequences, has whole chunks of rows."""
+    rows = _chunk_rows(B * T)
+    return all(task * B // tasks * T % rows == 0 for task in range(1, tasks))
+
+
+def takes(x: np.ndarray, weights: tuple[np.ndarray | None, ...], heads: int) -> bool:
+    """Whether `forward` can compute this block, with the bits of the single operations, and is faster than they are.
+
+    x (B, T, C), and as in `forward` its ``weights``. The sequences must be shared evenly by the threads.
+    """
+    dtype = x.dtype
+    if x.ndim != 3 or dtype not in FLOATS or (bfloat16_product.precision == "medium" and dtype.itemsize == 4):
+        return False
+    B, T, C = x.shape
+    w = weights[8]
+    if w is None or w.ndim != 2 or heads < 1 or C % heads or T <= THIN_ROWS or C <= THIN_ROWS or B == 0:
+        return False
+    inner = w.shape[0]
+    if inner < C:
+        return False
+    wide = 3 * C
+    shapes = (C,), (C,), (wide, C), (wide,), (C, C), (C,), (C,), (C,), (inner, C), (inner,), (C, inner), (C,)
+    if not x.flags.carray:
+        return False
+    for i, shape in enumerate(shapes):
+        weight = weights[i]
+        if weight is None:
+            if i % 2 == 0:
+                return False
+        elif weight.shape != shape or weight.dtype != dtype or not weight.flags.carray:
+            return False
+    tasks = threads.get_num_threads()
+    return (
+        -(-B // tasks) * tasks <= UNEVEN * B
+        and _whole_chunks(B, T, tasks)
+        and attention._parts(B, heads, heads, T) == 1
+    )
+
+
+def forward(
+    x: np.ndarray, weights: tuple[Any, ...], options: Options, keep: bool
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """x (B, T, C) -> y (B, T, C), and if ``keep`` what `backward` needs besides x and the weights.
+
+    ``weights`` are those of norm_1 (C,), qkv (3 C, C), output (C, C), norm_2 (C,), MLP (I, C) and (C, I), each followed
+    by its bias or None. I >= C.
+    """
+    (B, T, C), dtype = x.shape, x.dtype
+    norm_1, bias_1, wqkv, bqkv, wo, bo, norm_2, bias_2, w, b, v, c = weights
+    heads, eps, causal, approximate, scale = options
+    N, inner, count = B * T, w.shape[0], min(B, threads.get_num_threads())
+    chunk, places, sequences = B, N, B
+    if not keep:
+        chunk = min(-(-CHUNK_ROWS // T), -(-B // count))
+        sequences = count * chunk
+        places = sequences * T
+    no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
+    n1, a, x2, n2 = (np.empty((places, C), dtype) for _ in range(4))
+    qkv, h = np.empty((places, 3 * C), dtype), np.empty((places, inner), dtype)
+    stats, lse = np.empty((4, places), dtype), np.empty((sequences, heads, T), dtype)
+    y = np.empty((B, T, C), dtype)
+    zeros = None if bias_1 is not None and bias_2 is not None else np.zeros(C, dtype)
+    _forward.launch(
+        dtype, count, _addresses(dtype).forward, (B, T, heads, chunk, keep),
+        (linear.GELU[approximate], causal, scale, _NO_SEED), eps,
+        (bqkv is not None, bo is not None, b is not None, c is not None), x.reshape(N, C),
+        norm_1, zeros if bias_1 is None else bias_1, wqkv, no_bias if bqkv is None else bqkv,
+        wo, no_bias if bo is None else bo, norm_2, zeros if bias_2 is None else bias_2,
+        w, no_bias if b is None else b, v, no_bias if c is None else c,
+        n1, stats, qkv, a, lse, x2, n2, h, np.empty((places, inner), dtype), y.reshape(N, C), none, no_bias, _PAIRS,
+    )  # fmt: skip
+    return y, (n1, stats, qkv, a, lse, x2, n2, h) if keep else ()
+
+
+def backward(
+    dy: np.ndarray,
+    x: np.ndarray,
+    weights: tuple[np.ndarray, ...],
+    kept: tuple[np.ndarray, ...],
+    options: Options,
+    needs: tuple[bool, ...],
+) -> tuple[np.ndarray | None, ...]:
+    """dy and x (B, T, C), weights without biases, what `forward` ``kept`` -> the gradients of x, weights and biases.
+
+    Those that ``needs`` does not ask for are None; a bias's goes with its weight's. All but those of matrices are
+    computed in any case.
+    """
+    (B, T, C), dtype = x.shape, x.dtype
+    norm_1, wqkv, wo, norm_2, w, v = weights
+    heads, _, causal, approximate, scale = options
+    N, inner, count = B * T, w.shape[0], min(B, threads.get_num_threads())
+    if not _whole_chunks(B, T, count):  # other threads than in forward
+        count = 1
+    no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
+    dy = np.require(dy, None, ("C", "A", "W")).reshape(N, C)
+    chunk_rows = _chunk_rows(N)
+    partial = np.empty((2, 2, -(-N // chunk_rows), C), dtype)
+    dnorm_1, dbias_1, dnorm_2, dbias_2 = (np.empty(C, dtype) for _ in range(4))
+    matrices = wqkv, wo, w, v
+    wanted = tuple(needs[i] for i in (3, 5, 9, 11)) + tuple(needs[i] for i in (4, 6, 10, 12))
+    dmatrices = [np.empty(m.shape, dtype) if wanted[i] else none for i, m in enumerate(matrices)]
+    dbiases = [np.empty(len(m), dtype) if wanted[4 + i] else no_bias for i, m in enumerate(matrices)]
+    width = TILE_BYTES // dtype.itemsize
+    grids = tuple((1, 1) if count == 1 else grid_of(1, *m.shape, width, count) for m in matrices)
+    dx = np.empty((B, T, C), dtype)
+    bound = _backward.bind(
+        dtype, _addresses(dtype).backward, (B, T, heads, chunk_rows),
+        (linear.SLOPE[approximate], causal, scale, _NO_SEED), wanted, grids, dy, x.reshape(N, C), *kept,
+        norm_1, wqkv, wo, norm_2, w, v, np.empty(N * max(inner, 4 * C), dtype), np.empty(N * inner, dtype),
+        dx.reshape(N, C), partial, dnorm_1, dbias_1, dnorm_2, dbias_2,
+        *(array for pair in zip(dmatrices, dbiases, strict=True) for array in pair), none, no_bias, _PAIRS,
+    )  # fmt: skip
+    bound.run(np.full(4, count), count > 1)
+    found = (
+        dx, dnorm_1, dbias_1, dmatrices[0], dbiases[0], dmatrices[1], dbiases[1], dnorm_2, dbias_2,
+        dmatrices[2], dbiases[2], dmatrices[3], dbiases[3],
+    )  # fmt: skip
+    return tuple(grad if needed else None for grad, needed in zip(found, needs, strict=True))
