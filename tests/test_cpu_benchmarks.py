@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +87,18 @@ def test_each_part_of_a_profile_is_a_kernel_module(module):
         assert importlib.util.find_spec(f"minigrad.cpu_kernels.{name}")
         assert profile.part_of(name) != profile.OTHER
     assert profile.part_of("gelu") == profile.OTHER
+
+
+def test_a_profile_shows_a_block_as_one_part_or_apart(tmp_path):
+    shares = []
+    for flags in ([], ["--apart"]):
+        report = tmp_path / "report.json"
+        script = [sys.executable, BENCHMARKS / "profile_step_cpu.py", "--preset", "X", "--threads", "1", "--steps", "2"]
+        subprocess.run([*script, "--json", report, *flags], check=True, capture_output=True, timeout=300)
+        shares.append(json.loads(report.read_text())["percent"])
+    block, apart = "transformer block", ("matrix product", "attention", "elementwise, norm, softmax, loss")
+    assert shares[0].pop(block) > 0 and shares[0].pop("attention") == 0 and all(x > 0 for x in shares[0].values())
+    assert shares[1].pop(block) < 1 and all(shares[1][part] > 0 for part in apart)
 
 
 def test_speed_contenders_of_ddp_take_turns_and_what_counts_are_medians(module, monkeypatch):
