@@ -21,7 +21,6 @@ from . import bfloat16_product, gelu, reduce, threads
 from .matmul import FLOATS, NO_BIAS, matmul
 from .product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
 from .product_loops import (
-    COLUMN_BLOCK,
     DEPTH_BLOCK,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
@@ -31,6 +30,7 @@ from .product_loops import (
     grid_of,
     multiply_packed,
     multiply_thin,
+    panels_space,
 )
 from .register_tile import (
     TILE_BYTES,
@@ -61,10 +61,9 @@ def _products(
     depth_limit = max(a.shape[0] if sums_grid[0] else 0, a.shape[1] if grid[0] else 0)
     column_limit = max(c.shape[1] if sums_grid[0] else 0, y.shape[1] if grid[0] else 0)
     row_limit = max(a.shape[1] if sums_grid[0] else 0, a.shape[0] if grid[0] else 0)
-    depth_limit = min(depth_limit, DEPTH_BLOCK)
     small = aligned_empty(max(n + TILE_ROWS * n, THIN_COLUMN_BLOCK), a)
-    packed_b = aligned_empty(depth_limit * min(round_up(column_limit, n), COLUMN_BLOCK), a)
-    packed_a = aligned_empty(depth_limit * min(round_up(row_limit, TILE_ROWS), ROW_BLOCK), a)
+    packed_b = aligned_empty(panels_space(depth_limit, column_limit, n), a)
+    packed_a = aligned_empty(min(depth_limit, DEPTH_BLOCK) * min(round_up(row_limit, TILE_ROWS), ROW_BLOCK), a)
     for product in range(2):
         if product == 0:
             row_parts, column_parts = grid
@@ -80,8 +79,6 @@ def _products(
             left, right, target, finish, with_sums = pointer(a), pointer(c), pointer(z), 0, has_sums
         small[:n] = 0  # the zeros that tiles begin with; a thin product has its sums there
         thin = product == 0 and rows <= THIN_ROWS
-        depth_blocks = (depth + DEPTH_BLOCK - 1) // DEPTH_BLOCK
-        depth_block = (depth + depth_blocks - 1) // max(depth_blocks, 1)
         cells = row_parts * column_parts
         for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
             row_part, column_part = cell // column_parts, cell % column_parts
@@ -104,7 +101,7 @@ def _products(
             else:
                 multiply_packed(
                     a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias and product == 0, y_cell,
-                    columns, height, width, depth, depth_block, packed_a, packed_b, small,
+                    columns, height, width, depth, packed_a, packed_b, small,
                     accumulate and product == 1, finish, other_cell, extra_cell,
                     advance(pointer(sums), i if with_sums else 0), with_sums and column_part == 0,
                 )  # fmt: skip

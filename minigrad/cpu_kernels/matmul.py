@@ -11,7 +11,6 @@ import numpy as np
 
 from . import bfloat16_product, threads
 from .product_loops import (
-    COLUMN_BLOCK,
     DEPTH_BLOCK,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
@@ -21,6 +20,7 @@ from .product_loops import (
     grid_of,
     multiply_packed,
     multiply_thin,
+    panels_space,
 )
 from .register_tile import (
     TILE_BYTES,
@@ -47,12 +47,10 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
     rows, columns, depth = sizes
     row_parts, column_parts = grid
     n = tile_columns(pointer(y))
-    depth_blocks = (depth + DEPTH_BLOCK - 1) // DEPTH_BLOCK
-    depth_block = (depth + depth_blocks - 1) // depth_blocks
     small = aligned_empty(max(n + TILE_ROWS * n, THIN_COLUMN_BLOCK), y)
     small[:n] = 0
-    packed_b = aligned_empty(0 if thin else depth_block * min(round_up(columns, n), COLUMN_BLOCK), y)
-    packed_a = aligned_empty(0 if thin else depth_block * min(round_up(rows, TILE_ROWS), ROW_BLOCK), y)
+    packed_b = aligned_empty(0 if thin else panels_space(depth, columns, n), y)
+    packed_a = aligned_empty(0 if thin else min(depth, DEPTH_BLOCK) * min(round_up(rows, TILE_ROWS), ROW_BLOCK), y)
 
     parts = row_parts * column_parts
     cells = len(a_offsets) * parts
@@ -75,7 +73,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
         else:
             multiply_packed(
                 a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row,
-                height, width, depth, depth_block, packed_a, packed_b, small, False, 0, y_cell, y_cell, y_cell, False,
+                height, width, depth, packed_a, packed_b, small, False, 0, y_cell, y_cell, y_cell, False,
             )  # fmt: skip
     keep_alive(small)
     keep_alive(packed_a)

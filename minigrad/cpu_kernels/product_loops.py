@@ -8,6 +8,9 @@ Three nested blocks keep each operand in the cache level from which the register
                 for each row tile, for each panel:       # the row tile of a stays in L1, panels stream from L2
                     multiply_tile                        # y tile (+)= a tile @ panel
 
+A transposed a is packed once for each block of columns, so for it these are wider and those of k shorter. Lines of y,
+and of what an epilogue reads and writes, are asked for before a tile is multiplied, and are there when it is done.
+
 Few rows (decoding one token) do not repay packing b: ``multiply_thin`` reads b once, in place.
 
 Parallel work is a grid over rows and columns; k is never divided between threads, so each element is summed in an order
@@ -29,11 +32,13 @@ from .register_tile import (
     pack_panels,
     pack_row_tiles,
     pointer,
+    prefetch_tile,
+    round_up,
     tile_columns,
 )
 
-DEPTH_BLOCK = 512
-COLUMN_BLOCK = 256
+COLUMN_BLOCK, DEPTH_BLOCK = 256, 512
+COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED = 512, 256
 ROW_BLOCK = 8 * TILE_ROWS
 THIN_ROWS = 2
 THIN_COLUMN_BLOCK = 512
@@ -43,9 +48,19 @@ PARALLEL_WORK, PARALLEL_WORK_THIN = 2_000_000, 125_000
 
 
 @inline
+def panels_space(depth: int, columns: int, tile_width: int) -> int:
+    """Elements of ``packed_b`` in ``multiply_packed`` that are enough for b[:depth, :columns]."""
+    width = round_up(columns, tile_width)
+    return max(
+        min(depth, DEPTH_BLOCK) * min(width, COLUMN_BLOCK),
+        min(depth, DEPTH_BLOCK_TRANSPOSED) * min(width, COLUMN_BLOCK_TRANSPOSED),
+    )
+
+
+@inline
 def multiply_packed(
     a: Any, a_row: int, a_column: int, b: Any, b_row: int, b_column: int, bias: Any, has_bias: bool, y: Any, y_row: int,
-    rows: int, columns: int, depth: int, depth_block: int, packed_a: Any, packed_b: Any, small: Any,
+    rows: int, columns: int, depth: int, packed_a: Any, packed_b: Any, small: Any,
     accumulate: bool, epilogue: int, other: Any, extra: Any, row_sums: Any, has_row_sums: bool,
 ) -> None:  # fmt: skip
     """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias): the loops of the module docstring.
@@ -57,8 +72,13 @@ def multiply_packed(
     n = tile_columns(y)
     panels, row_tiles, zeros = pointer(packed_b), pointer(packed_a), pointer(small)
     edge = advance(zeros, n)
-    for j in range(0, columns, COLUMN_BLOCK):
-        width = min(COLUMN_BLOCK, columns - j)
+    column_block, longest = COLUMN_BLOCK, DEPTH_BLOCK
+    if a_column != 1:
+        column_block, longest = COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED
+    depth_blocks = (depth + longest - 1) // longest
+    depth_block = (depth + depth_blocks - 1) // depth_blocks
+    for j in range(0, columns, column_block):
+        width = min(column_block, columns - j)
         for k in range(0, depth, depth_block):
             block_depth = min(depth_block, depth - k)
             pack_panels(advance(b, k * b_row + j * b_column), b_row, b_column, block_depth, width, panels)
@@ -78,9 +98,14 @@ def multiply_packed(
                         tile_row, tile_column = 1, TILE_ROWS
                     for tile_j in range(0, width, n):
                         panel = advance(panels, tile_j * block_depth)
-                        target = advance(y, (i + tile_i) * y_row + j + tile_j)
+                        corner = (i + tile_i) * y_row + j + tile_j
+                        target = advance(y, corner)
+                        if epilogue and k + block_depth == depth:
+                            prefetch_tile(advance(other, corner), y_row)
+                            prefetch_tile(advance(extra, corner), y_row)
                         if k > 0 or accumulate:
                             start, start_row = target, y_row
+                            prefetch_tile(target, y_row)
                         elif has_bias:
                             start, start_row = advance(bias, j + tile_j), 0
                         else:

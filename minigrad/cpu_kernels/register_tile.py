@@ -55,6 +55,8 @@ else:
 TILE_VECTORS = 2
 TILE_BYTES = TILE_VECTORS * VECTOR_BYTES
 CACHE_LINE = 64
+# Rows that packing copies to one panel or row tile before it goes on to the next: it reads rows, writes whole lines.
+PACKED_TOGETHER = 8
 
 INT32: Any = ir.IntType(32)
 INT64: Any = ir.IntType(64)
@@ -270,6 +272,29 @@ def multiply_tile(
     return signature, generate
 
 
+@intrinsic
+def _prefetch(_: Any, address: Any) -> Any:
+    """Begin to fetch the cache line of an address, to be written or read soon. The address need not be valid."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = builder.bitcast(arguments[0], ir.IntType(8).as_pointer())
+        function_type = ir.FunctionType(ir.VoidType(), [address.type, INT32, INT32, INT32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        to_write, to_all_caches, of_data = INT32(1), INT32(3), INT32(1)
+        builder.call(function, [address, to_write, to_all_caches, of_data])
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@inline
+def prefetch_tile(y: Any, y_row: int) -> None:
+    """Begin to fetch a tile of y, which is to be written or read soon."""
+    for r in range(TILE_ROWS):
+        for c in range(0, TILE_VECTORS * VECTOR_BYTES, CACHE_LINE):
+            _prefetch(advance(y, r * y_row + c * vector_lanes(y) // VECTOR_BYTES))
+
+
 @inline
 def add_edge(tile: Any, start: Any, start_row: int, y: Any, y_row: int, rows: int, columns: int) -> None:
     """y = start + tile for the part of a tile that lies inside y."""
@@ -356,12 +381,20 @@ def pack_panels(b: Any, b_row: int, b_column: int, depth: int, width: int, packe
     """Copy b[:depth, :width] into panels; the last one is padded with zero columns.
 
     ``packed`` has room for round_up(width, tile_columns) * depth elements; the panel of column j starts at j * depth.
-    Columns are handled a vector at a time: copied where rows are contiguous, transposed in registers where columns are.
+    Rows are copied where they are contiguous; where columns are, squares of vectors are transposed in registers.
     """
     not_inlined()
     lanes = vector_lanes(b)
     n = tile_columns(b)
-    for j in range(0, round_up(width, n), lanes):
+    whole = width // n * n if b_column == 1 else 0  # the columns of whole panels whose rows are contiguous
+    for k in range(0, depth, PACKED_TOGETHER):
+        for j in range(0, whole, n):
+            source, target = advance(b, k * b_row + j), advance(packed, j * depth + k * n)
+            for _ in range(min(depth - k, PACKED_TOGETHER)):
+                for lane in range(0, n, lanes):
+                    copy_vector(advance(source, lane), advance(target, lane))
+                source, target = advance(source, b_row), advance(target, n)
+    for j in range(whole, round_up(width, n), lanes):
         source = advance(b, j * b_column)
         target = advance(packed, j // n * n * depth + j % n)
         used = min(lanes, width - j)
@@ -390,10 +423,12 @@ def pack_row_tiles(a: Any, a_row: int, a_column: int, rows: int, depth: int, pac
     done = 0
     if a_row == 1:  # a is transposed in memory: walk along its contiguous direction
         done = rows // TILE_ROWS * TILE_ROWS
-        for k in range(depth):
-            source, target = advance(a, k * a_column), advance(packed, k * TILE_ROWS)
+        for k in range(0, depth, PACKED_TOGETHER):
             for i in range(0, done, TILE_ROWS):
-                copy_row_tile_column(advance(source, i), advance(target, i * depth))
+                source, target = advance(a, k * a_column + i), advance(packed, i * depth + k * TILE_ROWS)
+                for _ in range(min(depth - k, PACKED_TOGETHER)):
+                    copy_row_tile_column(source, target)
+                    source, target = advance(source, a_column), advance(target, TILE_ROWS)
     for i in range(done, rows, TILE_ROWS):
         source, target = advance(a, i * a_row), advance(packed, i * depth)
         _copy_padded(source, a_column, a_row, depth, TILE_ROWS, min(TILE_ROWS, rows - i), target, TILE_ROWS)

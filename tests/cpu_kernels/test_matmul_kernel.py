@@ -82,7 +82,7 @@ def test_any_shape_and_strides(m, n, k, layout_a, layout_b, dtype, has_bias):
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
-        (product_loops.ROW_BLOCK + 1, product_loops.COLUMN_BLOCK + 1, product_loops.DEPTH_BLOCK + 1),
+        (product_loops.ROW_BLOCK + 1, product_loops.COLUMN_BLOCK_TRANSPOSED + 1, product_loops.DEPTH_BLOCK + 1),
         (2 * product_loops.ROW_BLOCK, 2 * product_loops.COLUMN_BLOCK, 2 * product_loops.DEPTH_BLOCK),
         (2, 2 * product_loops.THIN_COLUMN_BLOCK + 5, 600),
         (900, 2, 600),
