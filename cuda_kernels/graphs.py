@@ -133,10 +133,10 @@ class Graph:
         self.device: int = memory.current_device() if device is None else device
         self.pool: Pool = Pool(self.device)
         self.keep: list[Any] = []
+        self._blocks: list[_Block] = []
         self.allowed: DeviceArray | None = None
         """int32 (1,) of the device, or None: optimizers captured from now on leave out their update where it is 0."""
         self.outside_range: DeviceArray | None = None
-        self._blocks: list[_Block] = []
         self._nodes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._executable: Any = None
         self._captured = False
@@ -159,6 +159,8 @@ class Graph:
         self._captured = False
         if "pool" in self.__dict__:
             self.pool.close()
+            self.keep.clear()
+            self._blocks.clear()
 
     # The capture ------------------------------------------------------------------------------------------------------
 

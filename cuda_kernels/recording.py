@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,39 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-PLUMBING = ("apply", "forward", "backward", "wrapped")  # names that say less than their caller's
+PLUMBING = "apply", "forward", "backward", "wrapped", "__call__", "__init__"  # names that say less than their caller's
+OURS = __name__.partition(".")[0]
 KERNELS = __name__.rpartition(".")[0]
+MODELS = f"{OURS}.nn.", f"{OURS}.models."  # whose operations say more, but for those of LOSSES
+LOSSES = f"{OURS}.nn.functional", f"{OURS}.nn.losses"
+CAPTURES = f"{OURS}.cuda_graph", f"{OURS}.distributed.captured_step"  # which call what the program wants to be captured
 READ = "it reads a value from the GPU", "keep it as a tensor, and read it after the launch"
 WRITE = "it copies from the host's memory", "pass it as an input of the graph, or make the tensor before the capture"
 WAIT = "it waits for the GPU", "wait after the launch"
+
+READERS = (
+    "item", "tolist", "cpu", "numpy", "to", "equal", "allclose", "represent",
+    "__bool__", "__int__", "__float__", "__index__", "__complex__", "__format__", "__contains__", "__repr__",
+)  # fmt: skip
+ELSEWHERE = "call it before the capture, or after the launch"
+INDEXING = (
+    "indices are tensors of integers with dimensions, made before the capture; instead of a boolean mask, use where or "
+    "masked_fill, which keep the shape"
+)
+SHAPE = f"the shape of its result depends on values, so {ELSEWHERE}"
+CHECKED = f"the host checks its indices; x[indices] and embedding can be captured, or {ELSEWHERE}"
+INSTEAD = {
+    "__getitem__": INDEXING,
+    "__setitem__": INDEXING,
+    "masked_select": "use where or masked_fill, which keep the shape",
+    "nll_loss": "use cross_entropy, of logits",
+    "clip_grad_norm": "use clip_grad_norm_async, or SimpleTrainer.capture, which checks the norm on the GPU",
+    "unscale_grads": "capture the whole step, by AmpTrainer.capture, which unscales on the GPU",
+    **dict.fromkeys(("nonzero", "argwhere", "unique", "bincount", "repeat_interleave"), SHAPE),
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add"), CHECKED),
+    **dict.fromkeys(("index_copy", "index_fill", "index_put", "one_hot"), CHECKED),
+}
+"""What to do instead of an operation, by its name."""
 
 
 def current() -> Any:
@@ -40,19 +69,33 @@ def begin(graph: Any) -> Any:
 
 
 def refuse(what: str, remedy: str) -> None:
-    """Raise CaptureError during capture, naming the function of minigrad that the program called, and its line."""
+    """Raise CaptureError during capture, naming the operation that the program called, and its line."""
     if _thread.graph is None:
         return
-    frame, public, last, ours = sys._getframe(1), "", "", __name__.partition(".")[0]
-    while frame.f_back is not None and (module := str(frame.f_globals.get("__name__"))).partition(".")[0] == ours:
-        last = frame.f_code.co_name
-        if not (public or last.startswith(("_", "<")) or last in PLUMBING or module.startswith(KERNELS)):
-            public = last
+    frame: FrameType = sys._getframe(1)
+    last, operation, naming = "", "", True
+    while frame.f_back is not None and (module := str(frame.f_globals.get("__name__"))).partition(".")[0] == OURS:
+        naming = naming and module not in CAPTURES
+        last = frame.f_code.co_name if naming else last
+        if naming and _says_more(last, module, operation):
+            operation = last
         frame = frame.f_back
+    operation = operation or last
+    if remedy == READ[1] and operation not in READERS:
+        remedy = ELSEWHERE
     raise CaptureError(
-        f"{public or last}() during capture: {what}, and a graph's launch could not do that again; {remedy}\n"
-        f"  at {frame.f_code.co_filename}:{frame.f_lineno}"
+        f"{operation}() during capture: {what}, and a graph's launch could not do that again; "
+        f"{INSTEAD.get(operation, remedy)}\n  at {frame.f_code.co_filename}:{frame.f_lineno}"
     )
+
+
+def _says_more(name: str, module: str, before: str) -> bool:
+    """Whether a function is what the program called, rather than ``before``, which that has called."""
+    if name in PLUMBING or name.startswith("<") or (name.startswith("_") and not name.endswith("__")):
+        return False
+    if module.startswith(KERNELS):
+        return False
+    return not (before and module.startswith(MODELS) and module not in LOSSES)
 
 
 @contextlib.contextmanager

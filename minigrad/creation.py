@@ -151,29 +151,32 @@ def arange(
 
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """``steps`` evenly spaced values from start to end, both included."""
-    return Tensor(np.linspace(start, end, steps), dtype=dtype or dtypes.default_dtype(), device=device)
+    dtype = dtype or dtypes.default_dtype()
+    return cuda_graph.constant(lambda: Tensor(np.linspace(start, end, steps), dtype=dtype, device=device))
 
 
 def logspace(
     start: float, end: float, steps: int, base: float = 10.0, *, dtype: Any = None, device: str | Device = CPU
 ) -> Tensor:
     """``steps`` values from base**start to base**end, both included, whose exponents are evenly spaced."""
-    return Tensor(np.logspace(start, end, steps, base=base), dtype=dtype or dtypes.default_dtype(), device=device)
+    dtype = dtype or dtypes.default_dtype()
+    return cuda_graph.constant(lambda: Tensor(np.logspace(start, end, steps, base=base), dtype=dtype, device=device))
 
 
 def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """The (n, m) matrix with ones on the diagonal."""
-    return Tensor(np.eye(n, m), dtype=dtype or dtypes.default_dtype(), device=device)
+    dtype = dtype or dtypes.default_dtype()
+    return cuda_graph.constant(lambda: Tensor(np.eye(n, m), dtype=dtype, device=device))
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the lower triangle of a (row, col) matrix, row by row; see ``tril``."""
-    return Tensor(np.stack(np.tril_indices(row, offset, col)), device=device)
+    return cuda_graph.constant(lambda: Tensor(np.stack(np.tril_indices(row, offset, col)), device=device))
 
 
 def triu_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the upper triangle of a (row, col) matrix, row by row; see ``triu``."""
-    return Tensor(np.stack(np.triu_indices(row, offset, col)), device=device)
+    return cuda_graph.constant(lambda: Tensor(np.stack(np.triu_indices(row, offset, col)), device=device))
 
 
 def _draw(kind: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:
@@ -342,5 +345,5 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """x where the bool ``condition`` holds, else y; x and y broadcast, numbers allowed."""
     if not isinstance(x, TensorCore):
         like = y.data if isinstance(y, TensorCore) else y
-        x = Tensor(x, dtype=dtypes.result_dtype((like, x)), device=condition.device)
+        x = cuda_graph.number(x, Tensor, dtypes.result_dtype((like, x)), condition.device)
     return x.where(condition, y)

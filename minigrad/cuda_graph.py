@@ -187,7 +187,7 @@ def _now(graph: Graph) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _drawing(graph: Graph) -> Iterator[None]:
-    with random.drawing_by(graph._draw):
+    with random.drawing_by(graph._draw, graph._graphs.recording.refuse):
         yield
 
 
@@ -205,6 +205,15 @@ def constant(make: Callable[[], Tensor]) -> Tensor:
         found = make()
     graph.raw.keep.append(found)
     return found.clone()
+
+
+def number(x: Any, make: type[Tensor], dtype: Any, device: Device) -> Tensor:
+    """``x``, a number or an array, as a tensor; a Python number may be part of a graph, arrays of the host may not."""
+
+    def made() -> Tensor:
+        return make(x, dtype=dtype, device=device)
+
+    return constant(made) if isinstance(x, int | float) else made()
 
 
 # Functions of tensors -------------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class Generator:
         """Start again from ``seed``; returns the generator."""
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise located(ValueError(f"seed {seed!r}: expected an integer in [0, 2**64)"))
+        if _source.refuse is not None:
+            _source.refuse("it sets a random generator's state", "do it before a launch, which reads the state then")
         self.seed = seed
         self.offset = 0
         return self
@@ -72,6 +74,7 @@ class Generator:
 
 class _Source(threading.local):
     draw: Callable[[Generator], tuple[int, int]] | None = None  # what ``next`` asks in the calling thread
+    refuse: Callable[[str, str], None] | None = None  # raises if it captures what it does to the device
     default: Generator | None = None  # what the default generator stands for in the calling thread
 
 
@@ -120,13 +123,14 @@ Draws = list[tuple[Generator, tuple[int, int]]]
 
 
 @contextlib.contextmanager
-def drawing_by(draw: Callable[[Generator], tuple[int, int]]) -> Iterator[None]:
-    """Within, ``draw(generator)`` is what the calling thread's generators give."""
-    outer, _source.draw = _source.draw, draw
+def drawing_by(draw: Callable[[Generator], tuple[int, int]], refuse: Callable[[str, str], None]) -> Iterator[None]:
+    """Within, ``draw(generator)`` is what the calling thread's generators give, and a call that sets the state of one
+    is told to ``refuse``: why, and what to do instead."""
+    outer, _source.draw, _source.refuse = _source.draw, draw, refuse
     try:
         yield
     finally:
-        _source.draw = outer
+        _source.draw, _source.refuse = outer, None
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from .. import cuda_graph
 from ..device import Device
 from ..dtypes import float32, is_half
 from ..errors import located
@@ -77,13 +79,23 @@ class EMA:
         """
         self._refuse_while_applied("update")
         self._check_fits()
-        rest = 1.0 - self.decay_at(self.updates + 1)
+        graph = cuda_graph.current()
         for device, names, table in self._batches:
             params = [device.kernels.contiguous(_wide(self._params[name])) for name in names]
-            # SGD's step with lr = -rest and weight_decay = -1: a <- a - (-rest) * (p + (-1) * a).
-            scalars = np.array([(-rest, -1.0, 0.0, 0.0, 0.0, 0.0)] * len(names), np.float64)
-            device.kernels.sgd.step(table, params, scalars)
-        self.updates += 1
+            scalars = functools.partial(self._scalars, len(names))
+            device.kernels.sgd.step(table, params, scalars() if graph is None else graph.varying(scalars))
+        if graph is None:
+            self.updates += 1
+        else:
+            graph.count(self._count)
+
+    def _scalars(self, params: int) -> np.ndarray:
+        """SGD's with lr = -(1 - d) and weight_decay = -1: a <- a - (d - 1) * (p + (-1) * a)."""
+        rest = 1.0 - self.decay_at(self.updates + 1)
+        return np.array([(-rest, -1.0, 0.0, 0.0, 0.0, 0.0)] * params, np.float64)
+
+    def _count(self, updates: int) -> None:
+        self.updates += updates
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -206,7 +206,10 @@ class Optimizer(ABC):
         graph = cuda_graph.current()
         if graph is not None and not self.capturable:
             raise located(
-                RuntimeError(f"{type(self).__name__}.step during capture: its scalars would be those of the capture")
+                RuntimeError(
+                    f"{type(self).__name__}.step during capture: each launch would use its scalars of now; call "
+                    "step after the launch, with the gradients of the graph, or use AdamW"
+                )
             )
         self.update(grads)
         if graph is None:

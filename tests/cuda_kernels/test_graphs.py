@@ -16,18 +16,22 @@ from minigrad.cuda_kernels import cross_entropy, graphs, multi_tensor, simulated
 from minigrad.cuda_kernels.recording import CaptureError
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
+from minigrad.nn import functional as F
 from minigrad.ops import linear as linear_ops
 from minigrad.optim import (
+    EMA,
     SGD,
     AdaGrad,
     Adam,
     AdamW,
     CosineAnnealing,
+    GradScaler,
     Lamb,
     LossScaleStrategy,
     Muon,
     NonFiniteGradientError,
     Optimizer,
+    clip_grad_norm,
 )
 
 cuda = mg.cuda
@@ -121,35 +125,113 @@ def test_a_graph_of_a_step_is_the_step_bit_for_bit(optimizer: type[Optimizer], o
 def test_an_optimizer_whose_scalars_would_be_those_of_the_capture_refuses() -> None:
     p = nn.Parameter(on_gpu(drawn(4, 4)))
     optimizer, graph = Muon([p]), cuda.Graph()
-    with pytest.raises(RuntimeError, match=r"Muon.step during capture"), graph.capture():
+    with pytest.raises(RuntimeError, match=r"Muon.step during capture: .*use AdamW"), graph.capture():
         optimizer.step((p * p).sum().backward())
 
 
-@pytest.mark.parametrize(
-    ("name", "action"),
-    [
-        ("item", lambda x: x.sum().item()),
-        ("tolist", lambda x: x.tolist()),
-        ("tensor", lambda x: x + mg.tensor([1.0, 2.0, 3.0], device="cuda")),
-        ("synchronize", lambda x: cuda.synchronize()),
-        ("to", lambda x: x.to(device="cpu")),
-    ],
-)
-def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(name: str, action: Callable[..., Any]) -> None:
-    x = on_gpu(drawn(3))
-    assert (x * 2.0).sum().tolist() is not None  # what kernels keep for themselves is there now
+I = np.array([0, 2, 1])
+FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
+    ("item", "read it after the launch", lambda x, i: x.sum().item()),
+    ("tolist", "read it after the launch", lambda x, i: x.tolist()),
+    ("to", "read it after the launch", lambda x, i: x.to(device="cpu")),
+    ("cpu", "read it after the launch", lambda x, i: x.cpu()),
+    ("__bool__", "read it after the launch", lambda x, i: 1 if (x > 0).any() else 0),
+    ("__float__", "read it after the launch", lambda x, i: float(x.sum())),
+    ("equal", "read it after the launch", lambda x, i: x.equal(x)),
+    ("__repr__", "read it after the launch", lambda x, i: repr(x)),
+    ("tensor", "pass it as an input", lambda x, i: x + mg.tensor([1.0, 2.0, 3.0], device="cuda")),
+    ("to", "pass it as an input", lambda x, i: x + mg.ones(3).to(device="cuda")),
+    ("copy_", "pass it as an input", lambda x, i: x.copy_(mg.ones(3))),
+    ("synchronize", "wait after the launch", lambda x, i: cuda.synchronize()),
+    ("synchronize", "wait after the launch", lambda x, i: cuda.Event().synchronize()),
+    ("__getitem__", "instead of a boolean mask, use where", lambda x, i: x[x > 0]),
+    ("__getitem__", "tensors of integers with dimensions", lambda x, i: x[i[0]]),
+    ("__getitem__", "made before the capture", lambda x, i: x[[0, 1]]),
+    ("__setitem__", "instead of a boolean mask, use where", lambda x, i: x.__setitem__(x > 0, 0.0)),
+    ("masked_select", "use where or masked_fill", lambda x, i: x.masked_select(x > 0)),
+    ("nll_loss", "use cross_entropy", lambda x, i: F.nll_loss(x.expand(3, 3), i)),
+    ("nonzero", "the shape of its result depends on values", lambda x, i: x.nonzero()),
+    ("unique", "the shape of its result depends on values", lambda x, i: x.unique()),
+    ("bincount", "the shape of its result depends on values", lambda x, i: i.bincount()),
+    ("gather", r"x\[indices\] and embedding can be captured", lambda x, i: x.gather(0, i)),
+    ("scatter", r"x\[indices\] and embedding can be captured", lambda x, i: x.scatter(0, i, 0.0)),
+    ("one_hot", r"x\[indices\] and embedding can be captured", lambda x, i: F.one_hot(i, 3)),
+    ("sort", "call it before the capture, or after the launch", lambda x, i: x.sort()),
+    ("multinomial", "call it before the capture, or after the launch", lambda x, i: x.softmax(0).multinomial(1)),
+    ("manual_seed", "do it before a launch", lambda x, i: mg.manual_seed(3)),
+    ("load_state_dict", "do it before a launch", lambda x, i: GENERATOR.load_state_dict({"seed": 1, "offset": 0})),
+    ("clip_grad_norm", "use clip_grad_norm_async", lambda x, i: clip_grad_norm(leaf(x).square().backward(), 1.0)),
+    ("unscale_grads", "AmpTrainer.capture", lambda x, i: GradScaler().unscale_grads(leaf(x).square().backward())),
+]
+
+
+def leaf(x: mg.Tensor) -> mg.Tensor:
+    return x[0].detach().requires_grad_()
+
+
+@pytest.mark.parametrize(("name", "remedy", "action"), FORBIDDEN)
+def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
+    name: str, remedy: str, action: Callable[..., Any]
+) -> None:
+    x, i = on_gpu(drawn(3)), on_gpu(I)
+    action(x.clone(), i)  # what kernels keep for themselves is there now
+    assert (x * 2.0).sum().tolist() is not None
     gc.collect()
     before = cuda.memory_reserved()
     graph = cuda.Graph()
-    with pytest.raises(CaptureError, match=rf"{name}\(\) during capture: .*\n  at .*test_graphs.py"), graph.capture():
+    with (
+        pytest.raises(CaptureError, match=rf"^{name}\(\) during capture: .*{remedy}.*\n  at .*test_graphs.py"),
+        graph.capture(),
+    ):
         y = x * 2.0
-        action(y)
+        action(y, i)
     with pytest.raises(CaptureError, match="nothing to launch"):
         graph.replay()
     del y
     gc.collect()
     assert cuda.memory_reserved() == before
     assert (x * 2.0).sum().item() == pytest.approx(2 * drawn(3).sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: mg.where(x > 0, x, 0.5) + x.where(x > 1, -1),
+        lambda x, i: mg.where(x > 0, 2, x).masked_fill(x < -1, 0.0),
+        lambda x, i: x[i] * x[mg.arange(3, device="cuda")],
+        lambda x, i: mg.eye(3, device="cuda") @ x + mg.linspace(0, 1, 3, device="cuda"),
+        lambda x, i: x[mg.tril_indices(2, 2, device="cuda")] + x[mg.triu_indices(2, 2, device="cuda")],
+        lambda x, i: F.cross_entropy(x.expand(3, 3), i),
+        lambda x, i: F.cross_entropy(x.expand(3, 3), i, weight=x.abs(), ignore_index=2),
+    ],
+)
+def test_what_takes_the_place_of_them_is_captured(function: Callable[..., mg.Tensor]) -> None:
+    x, i = on_gpu(drawn(3)), on_gpu(I)
+    graph = cuda.Graph()
+    with graph.capture():
+        y = function(x, i)
+    for seed in range(2):
+        x.copy_(on_gpu(drawn(3, seed=seed)))
+        graph.replay()
+        assert host(y).tobytes() == host(function(x, i)).tobytes()
+
+
+def test_a_moving_average_with_warmup_goes_on_with_each_replay() -> None:
+    def run(captured: bool) -> tuple[int, list[bytes]]:
+        model = mlp()
+        ema = EMA(model, decay=0.9, warmup=True)
+        graph = cuda.Graph()
+        if captured:
+            with graph.capture():
+                ema.update()
+        for i in range(3):
+            for p in model.parameters():
+                p.detach().fill_(float(i))
+            (graph.replay if captured else ema.update)()
+        with ema.applied():
+            return ema.updates, [w.tobytes() for w in weights(model)]
+
+    assert run(True) == run(False)
 
 
 def test_what_waits_for_copies_may_become_garbage_within_a_capture() -> None:
