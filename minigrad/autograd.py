@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .device import Device
+from .device import CPU, Device
 from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
 from .errors import located, user_line
 from .grad_mode import Mode, of_thread
@@ -128,7 +128,7 @@ class Function:
     order: int  # the output's id: inputs have smaller ones
     out_shape: tuple[int, ...]
     out_dtype: Any
-    versions: tuple[Version, ...]  # of the tensors that ``saved`` may hold the memory of
+    versions: tuple[Version, ...]  # where anything is saved: of the tensors that ``saved`` may hold the memory of
     saved_at: int  # a change of theirs that has a later number came after ``forward``
     line: str | None  # the user's line that called the op; set within detect_anomaly only
 
@@ -152,7 +152,6 @@ class Function:
         arrays: list[Any] = []
         edges: list[Function | TensorCore | None] = []
         needs: list[bool] = []
-        versions: list[Version] = []
         device: Device | None = None
         dtype: Any = None
         mixed = needed = False
@@ -160,7 +159,6 @@ class Function:
             if isinstance(x, TensorCore):
                 array = x.data
                 arrays.append(array)
-                versions.append(x._version)
                 if device is None:
                     device, dtype = x.device, array.dtype
                 elif x.device is not device:
@@ -201,55 +199,32 @@ class Function:
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
             out = kernels.elementwise.cast(out, node.half)
-        shares = cls.is_view and kernels.may_share_memory(out, arrays[0])
-        return node._output(out, versions[0] if shares else Version(), versions, mode, needed)
+        shared = inputs[0] if cls.is_view and kernels.may_share_memory(out, arrays[0]) else None
+        return node._output(out, shared, inputs, mode, needed)
 
-    @classmethod
-    def combine(cls, x: TensorCore, y: TensorCore) -> Tensor:
-        """``apply`` to two tensors, without its loop where they have one dtype, float32 or float64, and one device."""
-        a, b = x.data, y.data
-        dtype, device, mode = a.dtype, x.device, of_thread.mode
-        if (
-            (dtype is not float32 and dtype is not float64)
-            or b.dtype is not dtype
-            or y.device is not device
-            or mode.autocast is not None
-        ):
-            return cls.apply(x, y)
-        recording = mode.enabled and cls.differentiable
-        need_x, need_y = recording and x.requires_grad, recording and y.requires_grad
-        node = cls()
-        node.device = device
-        node.kernels = kernels = device.kernels
-        node.saved = ()
-        node.half = None
-        node.needs = (need_x, need_y)
-        source_x, source_y = (x if x.node is None else x.node), (y if y.node is None else y.node)
-        node.edges = (source_x if need_x else None, source_y if need_y else None)
-        try:
-            out = node.forward(a, b)
-        except ValueError:
-            return cls.apply(x, y)  # which explains it
-        if not isinstance(out, kernels.Array):
-            out = kernels.as_array(out)
-        return node._output(out, Version(), (x._version, y._version), mode, need_x or need_y)
+    def _output(self, out: Any, shared: TensorCore | None, inputs: tuple[Any, ...], mode: Mode, needed: bool) -> Tensor:
+        """The tensor of the array that ``forward`` returned, with this instance as its node if a gradient is needed.
 
-    def _output(
-        self, out: Any, version: Version, versions: tuple[Version, ...] | list[Version], mode: Mode, needed: bool
-    ) -> Tensor:
-        """The tensor of the array that ``forward`` returned, with this instance as its node if a gradient is needed."""
+        ``shared``: the input whose memory it may share. Other results get a Version now if they are recorded, else when
+        one is asked for.
+        """
         y: Tensor = _new(TensorCore.tensor_type)
         y.data = out
         y.device = self.device
         y._id = next_id()
-        y._version = version
+        if shared is not None:
+            y._version = shared._version
         if needed and (out.dtype is float32 or out.dtype.kind in "fV"):
             y.requires_grad = True
             y.node = self
-            self.order = self.saved_at = y._id
+            self.order = y._id
             self.out_shape = out.shape
             self.out_dtype = out.dtype
-            self.versions = (*versions, version) if self.saved else ()
+            if shared is None:
+                y._version = Version()
+            if self.saved:
+                self.saved_at = y._id
+                self.versions = (*[x._version for x in inputs if isinstance(x, TensorCore)], y._version)
             if mode.anomaly:
                 self.line = user_line()
         else:
@@ -270,6 +245,76 @@ class Function:
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
 
 
+class _Unrecorded(Function):
+    """Stands for the instance in a ``forward`` on the CPU that is not recorded: it keeps nothing."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.device, self.needs = CPU, (False, False)
+
+    if not TYPE_CHECKING:
+        saved = property(None, lambda self, arrays: None)
+
+
+_unrecorded = _Unrecorded()
+
+
+def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
+    """``op.apply(x, y)`` of arithmetic, at half the cost where both are float32 or float64 on one device.
+
+    Nothing is called here that need not be: for small tensors that is what an operation costs.
+    """
+    a, b = x.data, y.data
+    dtype, device, mode = a.dtype, x.device, of_thread.mode
+    if (
+        (dtype is not float32 and dtype is not float64)
+        or b.dtype is not dtype
+        or y.device is not device
+        or mode.autocast is not None
+    ):
+        return op.apply(x, y)
+    need_x, need_y = x.requires_grad, y.requires_grad
+    needed = (need_x or need_y) and mode.enabled and op.differentiable
+    if not needed and device is not CPU:
+        return op.apply(x, y)
+    node = op() if needed else _unrecorded
+    node.kernels = kernels = device.kernels
+    if needed:
+        node.needs = (need_x, need_y)
+        node.saved = ()
+    try:
+        out = op.forward(node, a, b)
+    except ValueError:
+        return op.apply(x, y)  # which explains it
+    if not isinstance(out, kernels.Array):
+        out = kernels.as_array(out)
+    z: Tensor = _new(TensorCore.tensor_type)
+    z.data = out
+    z.device = device
+    z._id = number = next_id()
+    if needed:
+        source_x, source_y = x.node or x, y.node or y
+        node.edges = (source_x if need_x else None, source_y if need_y else None)
+        node.device = device
+        node.half = None
+        node.order = number
+        node.out_shape = out.shape
+        node.out_dtype = out.dtype
+        z._version = version = Version()
+        if node.saved:
+            node.saved_at = number
+            node.versions = (x._version, y._version, version)
+        if mode.anomaly:
+            node.line = user_line()
+        z.node = node
+        z.requires_grad = True
+    else:
+        z.node = None
+        z.requires_grad = False
+    return z
+
+
 class ToDevice(Function):
     """y = x on another device;  dx = dy on the device of x. The one operation of two devices."""
 
@@ -286,7 +331,7 @@ class ToDevice(Function):
         node.needs, node.edges = (x.requires_grad,), (x if x.node is None else x.node,)
         mode = of_thread.mode
         out = _transferred(x.data, x.device, target, params["wait"])
-        return node._output(out, Version(), (), mode, x.requires_grad and mode.enabled)
+        return node._output(out, None, (), mode, x.requires_grad and mode.enabled)
 
     def backward(self, dy: Any) -> Any:
         return _transferred(dy, self.device, self.source, True)

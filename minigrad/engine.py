@@ -98,17 +98,17 @@ def backward(
     del seed  # whoever else refers to an array is counted, see _add
     grads = GradStore()
     if not nodes:
-        _finish(root, pending, grads, hook)
+        _finish([root], pending, grads, hook)
+    anomaly = of_thread.mode.anomaly
     with kernels.quiet():
         while nodes:
             node = nodes.pop()  # sorted: the newest is last
             if node in pending:
-                _run(node, pending.pop(node), pending)
+                _run(node, pending.pop(node), pending, anomaly)
             if not retain_graph and node.saved:
                 node.saved = _RELEASED
             if node in finished_by:
-                for leaf in finished_by[node]:
-                    _finish(leaf, pending, grads, hook)
+                _finish(finished_by[node], pending, grads, hook)
     return grads
 
 
@@ -136,14 +136,15 @@ def reachable(start: Any) -> tuple[list[Function], dict[Function, list[TensorCor
     return nodes, finished_by
 
 
+_new: Callable[..., Any] = object.__new__
 _order: Callable[[Function], int] = operator.attrgetter("order")
 
 
-def _run(node: Function, dy: Any, pending: Pending) -> None:
+def _run(node: Function, dy: Any, pending: Pending, anomaly: bool) -> None:
     """Call the node's backward and add the results to its inputs' gradients."""
     if type(node.saved) is not tuple:
         _restore(node)
-    if node.saved_at < latest_change() and node.saved:
+    if node.saved and node.saved_at < latest_change():
         _refuse_changes(node)
     if node.device is not CPU:
         node.device.activate()
@@ -159,7 +160,6 @@ def _run(node: Function, dy: Any, pending: Pending) -> None:
     if len(results) != len(node.edges):
         name = type(node).__name__
         raise located(RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs"))
-    anomaly = of_thread.mode.anomaly
     for i, target in enumerate(node.edges):
         grad = results[i]
         if target is None or grad is None:
@@ -176,10 +176,12 @@ def _run(node: Function, dy: Any, pending: Pending) -> None:
             grad = _sum_to(type(node).__name__, i, grad, shape, kernels)
         if grad.dtype is not dtype and grad.dtype != dtype:
             grad = kernels.elementwise.cast(grad, dtype)
-        if target in pending:
-            _add(pending, target, grad, kernels)
-        else:
+        if target not in pending:
             pending[target] = grad
+        elif sys.getrefcount(pending[target]) == 2 and pending[target].base is None:  # _is_ours, without the call
+            kernels.elementwise.add_into(pending[target], grad)
+        else:
+            _add(pending, target, grad, kernels)
 
 
 def _run_into(node: Function, dy: Any, pending: Pending) -> None:
@@ -223,17 +225,18 @@ def _add(pending: Pending, target: Any, grad: Any, kernels: Any) -> None:
         pending[target] = total if isinstance(total, kernels.Array) else kernels.as_array(total)
 
 
-def _finish(leaf: Any, pending: Pending, grads: GradStore, hook: BackwardHook | None) -> None:
-    """Give the leaf its gradient, in contiguous memory that nothing else refers to."""
-    if leaf not in pending:
-        return
-    ours = _is_ours(pending, leaf)
-    array = pending.pop(leaf)
-    grad = object.__new__(TensorCore.tensor_type)
-    grad._init(array if ours and array.flags.c_contiguous else leaf.device.kernels.copy(array), leaf.device)
-    grads.insert(leaf, grad)
-    if hook is not None:
-        hook.on_leaf_grad_ready(TensorId(leaf._id), grad)
+def _finish(leaves: list[Any], pending: Pending, grads: GradStore, hook: BackwardHook | None) -> None:
+    """Give the leaves their gradients, in contiguous memory that nothing else refers to."""
+    for leaf in leaves:
+        if leaf not in pending:
+            continue
+        ours = sys.getrefcount(pending[leaf]) == 2 and pending[leaf].base is None  # _is_ours, without the call
+        array = pending.pop(leaf)
+        grad = _new(TensorCore.tensor_type)
+        grad._init(array if ours and array.flags.c_contiguous else leaf.device.kernels.copy(array), leaf.device)
+        grads.insert(leaf, grad)
+        if hook is not None:
+            hook.on_leaf_grad_ready(TensorId(leaf._id), grad)
 
 
 def _refuse_changes(node: Function) -> None:

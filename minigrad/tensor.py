@@ -36,6 +36,7 @@ from .methods.sampling import SamplingMethods
 from .methods.search import SearchMethods
 from .methods.softmax import SoftmaxMethods
 from .methods.trigonometry import TrigonometryMethods
+from .versions import first_version
 
 
 class Tensor(
@@ -192,6 +193,8 @@ class Tensor(
     if not TYPE_CHECKING:  # else type checkers would take every name for an attribute
 
         def __getattr__(self, name: str) -> Any:
+            if name == "_version":
+                return first_version(self)
             raise hints.missing("Tensor", name, dir(type(self)), type(self).__name__)
 
     # ------------------------------------------------------------------ autograd

@@ -1009,3 +1009,33 @@ def test_set_grad_enabled():
         mg.set_grad_enabled(True)
     decorated = mg.set_grad_enabled(False)(lambda: (x * 2).requires_grad)
     assert mg.is_grad_enabled() and not decorated() and mg.is_grad_enabled()
+
+
+def test_a_result_without_a_graph_has_one_version_for_all() -> None:
+    p, x = Tensor([2.0], requires_grad=True), Tensor([3.0])
+    with mg.no_grad():
+        results = [x + x, p * x, x.exp()]
+    for y in results:
+        assert y.version == 0 and y.node is None and not y.requires_grad
+        first, second = (y * p).sum(), (y.detach() * p).sum()
+        y.add_(1.0)
+        for loss in (first, second):
+            with pytest.raises(RuntimeError, match="Mul needs .* changed in place"):
+                loss.backward()
+
+
+def test_threads_agree_on_the_version_of_a_result() -> None:
+    x = Tensor([1.0])
+    results, start = [x + x for _ in range(200)], threading.Barrier(4)
+    found: list[list[Any]] = []
+
+    def ask() -> None:
+        start.wait()
+        found.append([y._version for y in results])
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert len(found) == 4 and all(len({id(version) for version in versions}) == 1 for versions in zip(*found))

@@ -11,12 +11,16 @@ other load), else OpenMP, else Numba's workqueue (30 times the launch cost). ``N
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numba
+
+_MODULES = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
 def _preload_tbb() -> None:
@@ -32,9 +36,9 @@ def _preload_tbb() -> None:
 def _choose_layer() -> str:
     _preload_tbb()
     requested = os.environ.get("NUMBA_THREADING_LAYER")
-    if requested in ("tbb", "omp", "workqueue"):
+    if requested in _MODULES:
         return requested
-    for layer, module in (("tbb", "tbbpool"), ("omp", "omppool")):
+    for layer, module in _MODULES.items():
         try:
             importlib.import_module(f"numba.np.ufunc.{module}")
         except ImportError:
@@ -47,9 +51,17 @@ LAYER = _choose_layer()
 numba.config.THREADING_LAYER = LAYER
 
 
+@functools.cache
+def _threads_of_pool() -> Callable[[], int]:
+    """The pool's own C function. Numba's takes two locks before it calls that, at more than a small kernel's cost."""
+    numba.get_num_threads()  # starts the pool
+    pool = importlib.import_module(f"numba.np.ufunc.{_MODULES[numba.threading_layer()]}")
+    return ctypes.PYFUNCTYPE(ctypes.c_int)(pool.get_num_threads)
+
+
 def get_num_threads() -> int:
     """Threads that a parallel kernel launched from the calling thread uses."""
-    return int(numba.get_num_threads())
+    return _threads_of_pool()()
 
 
 def set_num_threads(n: int) -> None:

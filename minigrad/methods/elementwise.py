@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import cuda_graph, dtypes
-from ..autograd import TensorCore
+from ..autograd import TensorCore, combine
 from ..errors import located
 from ..ops import elementwise
 from .checks import bool_mask, check_number
@@ -38,7 +38,7 @@ class ElementwiseMethods:
 
     def __add__(self: Tensor, other: Operand) -> Tensor:
         if isinstance(other, TensorCore):
-            return elementwise.Add.combine(self, other)
+            return combine(elementwise.Add, self, other)
         return elementwise.Add.apply(self, self._operand(other))
 
     def __radd__(self: Tensor, other: Operand) -> Tensor:
@@ -46,7 +46,7 @@ class ElementwiseMethods:
 
     def __sub__(self: Tensor, other: Operand) -> Tensor:
         if isinstance(other, TensorCore):
-            return elementwise.Sub.combine(self, other)
+            return combine(elementwise.Sub, self, other)
         return elementwise.Sub.apply(self, self._operand(other))
 
     def __rsub__(self: Tensor, other: Operand) -> Tensor:
@@ -54,7 +54,7 @@ class ElementwiseMethods:
 
     def __mul__(self: Tensor, other: Operand) -> Tensor:
         if isinstance(other, TensorCore):
-            return elementwise.Mul.combine(self, other)
+            return combine(elementwise.Mul, self, other)
         return elementwise.Mul.apply(self, self._operand(other))
 
     def __rmul__(self: Tensor, other: Operand) -> Tensor:
@@ -62,7 +62,7 @@ class ElementwiseMethods:
 
     def __truediv__(self: Tensor, other: Operand) -> Tensor:
         if isinstance(other, TensorCore):
-            return elementwise.Div.combine(self, other)
+            return combine(elementwise.Div, self, other)
         return elementwise.Div.apply(self, self._operand(other))
 
     def __rtruediv__(self: Tensor, other: Operand) -> Tensor:
