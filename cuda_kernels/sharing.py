@@ -33,7 +33,9 @@ def from_cuda_array(x: Any) -> DeviceArray:
         raise BufferError("the simulator's memory is not a GPU's; it cannot take an array from one")
     import cupy
 
-    return from_cupy(cupy.asarray(x))
+    found = from_cupy(cupy.asarray(x))
+    found.writeable = not x.__cuda_array_interface__["data"][1]
+    return found
 
 
 def from_dlpack(x: Any) -> DeviceArray:

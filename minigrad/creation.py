@@ -86,6 +86,8 @@ def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None
     if relay.is_bfloat16:
         array = source.kernels.reinterpret(array, dtypes.bfloat16)
     dtypes.as_dtype(array.dtype)
+    if relay.is_read_only and source is not CPU:  # NumPy sees it by itself
+        array.writeable = False
     tensor = from_numpy(array) if source is CPU else Tensor.wrap(array, source)
     return tensor.clone() if copy else tensor
 

@@ -24,6 +24,7 @@ UINT, BFLOAT = 1, 4
 # Where a capsule of that name holds a DLTensor. A DLManagedTensor begins with it; a DLManagedTensorVersioned has a
 # version, two pointers and the flags before, of eight bytes each.
 TENSOR_AT = {b"dltensor": 0, b"dltensor_versioned": 32}
+FLAGS_AT, READ_ONLY = 24, 1  # in a DLManagedTensorVersioned
 CODE_AT = 20  # in a DLTensor: after the data pointer, the device (two int32) and the number of dimensions (int32)
 
 
@@ -34,21 +35,32 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
     if x.device is CPU and stream is not None:
         raise located(ValueError(f"DLPack export from the CPU: stream={stream!r}; there are no streams, expected None"))
     options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-    if x.dtype != bfloat16:
-        return x.data.__dlpack__(**options)
-    capsule = x.device.kernels.reinterpret(x.data, np.uint16).__dlpack__(**options)
-    _code_of(capsule).value = BFLOAT
+    data = x.device.kernels.reinterpret(x.data, np.uint16) if x.dtype == bfloat16 else x.data
+    capsule = data.__dlpack__(**options)
+    if x.dtype == bfloat16:
+        _code_of(capsule).value = BFLOAT
+    copied = copy or (dl_device is not None and dl_device[0] != ON_CUDA)
+    if x.device is not CPU and not data.flags.writeable and not copied:  # CuPy, unlike NumPy, does not say it
+        flags = _flags_of(capsule)
+        if flags is None:
+            raise BufferError(
+                "DLPack export of a read-only tensor: a capsule without a version cannot say that it is; ask for "
+                "max_version=(1, 0), or use .clone()"
+            )
+        flags.value |= READ_ONLY
     return capsule
 
 
 class Relay:
-    """Stands for an array of another library; bfloat16 it hands on as uint16, and remembers that it did."""
+    """Stands for an array of another library; bfloat16 it hands on as uint16, and remembers that it did, and whether
+    the array is read-only, which CuPy does not look at."""
 
     is_bfloat16: bool
+    is_read_only: bool
 
     def __init__(self, x: Any) -> None:
         self._x = x
-        self.is_bfloat16 = False
+        self.is_bfloat16 = self.is_read_only = False
 
     def __dlpack__(self, **options: Any) -> Any:
         capsule = self._x.__dlpack__(**options)
@@ -56,6 +68,8 @@ class Relay:
         if code.value == BFLOAT:
             code.value = UINT
             self.is_bfloat16 = True
+        flags = _flags_of(capsule)
+        self.is_read_only = flags is not None and bool(flags.value & READ_ONLY)
         return capsule
 
     def __dlpack_device__(self) -> Any:
@@ -64,12 +78,23 @@ class Relay:
 
 def _code_of(capsule: Any) -> ctypes.c_uint8:
     """The code of the dtype in a capsule that nobody has consumed yet, to be read and written."""
+    address, start = _content(capsule)
+    return ctypes.c_uint8.from_address(address + start + CODE_AT)
+
+
+def _flags_of(capsule: Any) -> ctypes.c_uint64 | None:
+    """The flags in such a capsule; None if it has no version, and so none."""
+    address, start = _content(capsule)
+    return ctypes.c_uint64.from_address(address + FLAGS_AT) if start else None
+
+
+def _content(capsule: Any) -> tuple[int, int]:
+    """Where it points, and how far from there the DLTensor is."""
     python = ctypes.pythonapi
     name = _call(python.PyCapsule_GetName, ctypes.c_char_p, capsule)
     if name not in TENSOR_AT:
         raise BufferError(f"not a DLPack capsule, or one that was used: its name is {name!r}")
-    address = _call(python.PyCapsule_GetPointer, ctypes.c_void_p, capsule, ctypes.c_char_p(name))
-    return ctypes.c_uint8.from_address(address + TENSOR_AT[name] + CODE_AT)
+    return _call(python.PyCapsule_GetPointer, ctypes.c_void_p, capsule, ctypes.c_char_p(name)), TENSOR_AT[name]
 
 
 def _call(function: Any, result: Any, capsule: Any, *arguments: Any) -> Any:

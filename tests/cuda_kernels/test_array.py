@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad import cuda_kernels
+from minigrad import Tensor, cuda_kernels
 from minigrad.cuda_kernels import array, memory
 
 if cuda_kernels.availability()[0]:
@@ -193,3 +196,83 @@ builtins.late = memory
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class FakeCupy:
+    """The part of CuPy that DLPack needs, on the simulator's memory; as CuPy, it neither says nor sees "read-only"."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+        self.shape, self.dtype, self.strides = x.shape, x.dtype, x.strides
+        self.data, self.device = SimpleNamespace(ptr=x.ctypes.data), SimpleNamespace(id=0)
+
+    @staticmethod
+    def from_dlpack(x: Any) -> FakeCupy:
+        capsule = x.__dlpack__(max_version=(1, 0))
+        y = np.from_dlpack(OnCpu(capsule))
+        return FakeCupy(np.lib.stride_tricks.as_strided(y, y.shape, y.strides))
+
+    @staticmethod
+    def of(x: DeviceArray) -> FakeCupy:
+        raw = np.ctypeslib.as_array(ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_uint8)), (x.nbytes,))
+        return FakeCupy(np.lib.stride_tricks.as_strided(raw.view(x.dtype), x.shape, x.strides))
+
+    def __dlpack__(self, max_version: Any = None, copy: Any = None, **_: Any) -> Any:
+        x = self.x.copy() if copy else self.x
+        return x.__dlpack__(max_version=max_version)
+
+
+class Producer:
+    """What another library shares: a capsule of CUDA memory."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+class OnCpu(Producer):
+    """The same memory as NumPy takes it."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+@pytest.mark.skipif(not cuda_kernels.simulated(), reason="with CuPy itself: test_gpu.py")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_read_only_memory_stays_so_over_dlpack(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    from minigrad.cuda_kernels import sharing
+
+    monkeypatch.setattr(sharing, "to_cupy", FakeCupy.of)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(from_dlpack=FakeCupy.from_dlpack))
+    whole = mg.arange(3, device="cuda").to(dtype)
+    read_only = Tensor.wrap(whole.data.view(whole.data.shape, whole.data.strides, writeable=False), whole.device)
+    for x in (whole, read_only):
+        y = mg.from_dlpack(Producer(x.__dlpack__(max_version=(1, 0))))
+        assert y.data.pointer == whole.data.pointer and str(y.dtype) == dtype
+        assert y.data.writeable == (x is whole)
+    with pytest.raises(RuntimeError, match="read-only"):
+        y.fill_(1)
+    with pytest.raises(BufferError, match=r"without a version cannot say .* ask for max_version=\(1, 0\)"):
+        read_only.__dlpack__()
+    assert mg.from_dlpack(Producer(whole.__dlpack__())).data.writeable
+    assert mg.from_dlpack(Producer(read_only.__dlpack__(copy=True))).data.writeable
+
+
+@pytest.mark.skipif(not cuda_kernels.simulated(), reason="with CuPy itself: test_gpu.py")
+@pytest.mark.parametrize("read_only", [False, True])
+def test_read_only_memory_stays_so_over_the_cuda_array_interface(
+    monkeypatch: pytest.MonkeyPatch, read_only: bool
+) -> None:
+    from minigrad.cuda_kernels import sharing
+
+    whole = mg.arange(3, device="cuda").data
+    interface = {**whole.__cuda_array_interface__, "data": (whole.pointer, read_only)}
+    monkeypatch.setattr(sharing, "SIMULATED", False)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(asarray=lambda _: FakeCupy.of(whole)))
+    x = mg.as_tensor(SimpleNamespace(__cuda_array_interface__=interface))
+    assert x.data.pointer == whole.pointer and x.data.writeable != read_only
