@@ -118,7 +118,10 @@ def to_cubin(kernel: Kernel, capability: tuple[int, int]) -> bytes:
 
 
 def assemble(ptx: str, architecture: str) -> bytes:
-    """PTX text as a cubin. Raises RuntimeError with nvJitLink's words where it refuses, and warns where it warns."""
+    """PTX text as a cubin. Raises RuntimeError with nvJitLink's words where it refuses, and warns where it warns.
+
+    Of an nvJitLink that is older than NVVM the error says which are installed and what to install.
+    """
     from cuda.bindings import nvjitlink
 
     text = ptx.encode()
@@ -131,7 +134,8 @@ def assemble(ptx: str, architecture: str) -> bytes:
             log = bytearray(nvjitlink.get_error_log_size(handle))
             nvjitlink.get_error_log(handle, log)
             words = log.rstrip(b"\0").decode(errors="replace").strip()
-            raise RuntimeError(f"assembling for {architecture}: {error}\n{words}") from None
+            remedy = _remedy(words, _toolkits(), nvjitlink.version())
+            raise RuntimeError(f"assembling for {architecture}: {error}\n{words}{remedy}") from None
         cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
         nvjitlink.get_linked_cubin(handle, cubin)
         log = bytearray(nvjitlink.get_info_log_size(handle) or 1)
@@ -141,6 +145,21 @@ def assemble(ptx: str, architecture: str) -> bytes:
     finally:
         nvjitlink.destroy(handle)
     return bytes(cubin)
+
+
+def _remedy(words: str, installed: dict[str, str], linker: tuple[int, int]) -> str:
+    """What to add to nvJitLink's words if it does not know NVVM's version of PTX."""
+    found = re.search(r"Unsupported \.version ([\d.]+)", words)
+    if found is None:
+        return ""
+    suffix = "" if linker[0] >= 13 else f"-cu{linker[0]}"
+    nvvm = installed.get("nvidia-nvvm") if linker[0] >= 13 else installed.get(f"nvidia-cuda-nvcc{suffix}")
+    least = ".".join((nvvm or f"{linker[0]}.{linker[1] + 1}").split(".")[:2])
+    wheels = ", ".join(f"{name} {version}" for name, version in installed.items()) or "none of their wheels"
+    return (
+        f"\nnvJitLink {linker[0]}.{linker[1]} is older than NVVM, which wrote PTX {found.group(1)} "
+        f'(installed: {wheels}): pip install --upgrade "nvidia-nvjitlink{suffix}>={least},<{linker[0] + 1}"'
+    )
 
 
 def cache_folder() -> Path:
@@ -178,10 +197,17 @@ def _constants(function: Callable[..., Any]) -> dict[str, Any]:
 @functools.cache
 def _versions() -> tuple[str, ...]:
     found = [f"{name} {importlib.metadata.version(name)}" for name in COMPILERS]
+    found += [f"{name} {version}" for name, version in _toolkits().items()]
+    return (*found, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
+
+
+def _toolkits() -> dict[str, str]:
+    """The versions of those of ``TOOLKITS`` that are installed."""
+    found = {}
     for name in TOOLKITS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return (*found, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 @functools.cache

@@ -44,6 +44,38 @@ def test_every_kernel_keeps_its_budget(arch: str) -> None:
         assert " sm_90a " in line and re.search(rf" MMA +4 .* TMA +{boxes} ", line), line
 
 
+TOO_NEW = """
+    from minigrad.cuda_kernels import compiler
+
+    try:
+        compiler.assemble(".version 99.0\\n.target sm_80\\n.address_size 64\\n", "sm_80")
+    except RuntimeError as error:
+        print(error)
+    words = "line 1; fatal   : Unsupported .version 8.8; current version is '8.7'"
+    print(compiler._remedy(words, {"nvidia-cuda-nvcc-cu12": "12.9.86", "nvidia-nvjitlink-cu12": "12.8.61"}, (12, 8)))
+    print(compiler._remedy(words, {}, (13, 0)))
+    print([compiler._remedy("line 6; error   : Not a name of any known instruction: 'foo'", {}, (13, 0))])
+"""
+
+
+def test_an_assembler_that_is_too_old_says_what_to_install(tmp_path: Path) -> None:
+    script = tmp_path / "too_new.py"
+    script.write_text(textwrap.dedent(TOO_NEW))
+    done = python(str(script))
+    assert done.returncode == 0, done.stderr
+    *_, real, _, cuda12, _, without_wheels, nothing = done.stdout.splitlines()
+    assert "is older than NVVM, which wrote PTX 99.0 (installed: nvidia-nvvm " in real
+    assert re.search(r'nvidia-nvjitlink [\d.]+\): pip install --upgrade "nvidia-nvjitlink>=1\d\.\d+,<1\d"', real)
+    assert cuda12 == (
+        "nvJitLink 12.8 is older than NVVM, which wrote PTX 8.8 (installed: nvidia-cuda-nvcc-cu12 12.9.86, "
+        'nvidia-nvjitlink-cu12 12.8.61): pip install --upgrade "nvidia-nvjitlink-cu12>=12.9,<13"'
+    )
+    assert without_wheels.endswith(
+        '(installed: none of their wheels): pip install --upgrade "nvidia-nvjitlink>=13.1,<14"'
+    )
+    assert nothing == "['']"
+
+
 BAD = """
     import warnings
     import numpy as np
