@@ -60,8 +60,7 @@ class Device:
             return other == str(self) or (other, self.index) == (self.type, 0) or other == f"{self.type}:{self.index}"
         return self is other
 
-    def __hash__(self) -> int:  # by identity: each device is one object
-        return object.__hash__(self)
+    __hash__ = object.__hash__  # by identity: each device is one object
 
     def __repr__(self) -> str:
         return f"Device('{self}')"
@@ -92,11 +91,13 @@ class _CudaDevice(Device):
             return self._package
         package = importlib.import_module("minigrad.cuda_kernels")
         available, reason = package.availability()
-        if available and self.index >= (count := package.memory.device_count()):
-            available, reason = False, f"there are {count} CUDA devices, cuda:0 to cuda:{count - 1}"
         if not available:
             simulator = "without a GPU, NUMBA_ENABLE_CUDASIM=1 in the environment runs the kernels in the simulator"
             raise located(DeviceError(f"device {self} cannot be used: {reason} ({simulator})"))
+        if self.index >= (count := package.memory.device_count()):
+            there = f"the simulator has {count}" if package.simulated() else f"this process sees {count}"
+            names = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+            raise located(DeviceError(f"device {self} cannot be used: of CUDA devices {there}, {names}"))
         self._package = package
         return package
 

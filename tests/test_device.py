@@ -7,6 +7,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,24 @@ def test_a_device_that_cannot_be_used_says_what_is_missing() -> None:
         mg.ones(2).to("cuda")
     with pytest.raises(DeviceError, match="unknown device 'tpu'"):
         mg.ones(2, device="tpu")
+
+
+@pytest.mark.parametrize(
+    ("simulated", "count", "message"),
+    [
+        (True, 2, "of CUDA devices the simulator has 2, cuda:0 to cuda:1"),
+        (False, 1, "of CUDA devices this process sees 1, cuda:0"),
+    ],
+)
+def test_an_index_that_is_too_large_says_which_devices_there_are(
+    monkeypatch: pytest.MonkeyPatch, simulated: bool, count: int, message: str
+) -> None:
+    package = importlib.import_module("minigrad.cuda_kernels")
+    monkeypatch.setattr(package, "availability", lambda: (True, ""))
+    monkeypatch.setattr(package, "simulated", lambda: simulated)
+    monkeypatch.setitem(vars(package), "memory", SimpleNamespace(device_count=lambda: count))
+    with pytest.raises(DeviceError, match=rf"device cuda:5 cannot be used: {message}\n"):
+        mg.zeros(2, device="cuda:5")
 
 
 def test_the_cpu_is_where_tensors_are() -> None:
