@@ -37,7 +37,8 @@ class AdamW(MultiTensorOptimizer):
 
     With ``master_weights`` float16 and bfloat16 parameters have float32 moments and a float32 copy, the ``master``,
     which is what is updated and saved; the parameter is the master rounded. Where the program changes a parameter, its
-    master begins anew from it.
+    master begins anew from it. float32 and float64 parameters are their own masters: the option changes nothing for
+    them, so that models of mixed dtypes, and one program for all dtypes, can have it.
 
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """

@@ -67,6 +67,19 @@ def test_float32_parameters_have_no_master() -> None:
     assert ["master" in optimizer.state[p._id].arrays for p in params] == [False, True]
 
 
+@pytest.mark.parametrize("dtype", [mg.float32, mg.float64])
+def test_wide_parameters_are_their_own_masters(dtype: Any) -> None:
+    """The option changes neither weights nor state of a model without half parameters."""
+    found = []
+    for master in (False, True):
+        params = [nn.Parameter(x) for x in drawn(dtype, 0)]
+        optimizer = AdamW(params, lr=1e-2, master_weights=master)
+        for step in range(2):
+            optimizer.step(store(params, drawn(dtype, 1 + step)))
+        found.append((bits(params), {k: a.tobytes() for k, a in optimizer.state_dict()[0].items()}))
+    assert found[0] == found[1]
+
+
 def test_a_resumed_run_equals_the_uninterrupted_one_and_states_without_masters_are_refused() -> None:
     params = [nn.Parameter(x) for x in drawn(mg.bfloat16, 0)]
     optimizer = AdamW(params, lr=1e-3, master_weights=True)
