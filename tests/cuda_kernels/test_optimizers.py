@@ -450,6 +450,26 @@ def test_what_is_sent_is_aligned() -> None:
         np.testing.assert_array_equal(to_host(found), sent)
 
 
+@pytest.mark.parametrize("name", ["float32", "float64", "uint16", "uint64"])
+def test_an_address_is_a_pointer_to_elements_of_its_type(name: str) -> None:
+    """A kernel reads and writes the second of three words by the addresses of two arrays."""
+    from minigrad.cuda_kernels import ptx
+    from minigrad.cuda_kernels.language import cuda
+    from minigrad.cuda_kernels.launch import kernel
+
+    pointer = getattr(ptx, f"pointer_{name}")
+
+    @kernel("int64*", threads=32, registers=32, name=f"second_of_{name}")
+    def second(addresses: Any) -> None:
+        if cuda.threadIdx.x == 0:
+            pointer(addresses[1])[1] = pointer(addresses[0])[1]
+
+    x = np.arange(1, 4 * 8 * 3 + 1, dtype=np.uint8)[: 3 * np.dtype(name).itemsize].view(name)
+    source, target = from_host(x), from_host(np.zeros(3, name))
+    second.launch(1, from_host(np.array([source.pointer, target.pointer], np.int64)))
+    assert to_host(target).tobytes() == np.array([0, x[1], 0], name).tobytes()
+
+
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="a GPU does not check addresses")
 def test_the_simulator_knows_which_addresses_are_in_use() -> None:
     from minigrad.cuda_kernels import ptx, simulated_memory
