@@ -37,7 +37,7 @@ from .task_pool import call_at, compiled_address, step_of, task_kernel
 
 _norm, _norm_gradient, _add_chunks = layer_norm._forward_rows, layer_norm._backward_rows, layer_norm._add_chunks
 _products, _attend, _attend_gradient = linear._products.kernel, attention._forward.kernel, attention._backward.kernel
-CHUNK_ROWS = 256  # a chunk of sequences that are computed together where nothing is kept has about so many rows
+CHUNK_ROWS = 512  # about so many rows go through all stages of a step together: each stage finds them in the L2 cache
 UNEVEN = 1.05  # the share of the task that has the most sequences, divided by the mean one, at most
 
 
@@ -77,8 +77,8 @@ def _forward(
     task, tasks, addresses, sizes, options, eps, has_bias, x, norm_1, bias_1, wqkv, bqkv, wo, bo, norm_2, bias_2, w, b,
     v, c, n1, stats, qkv, a, lse, x2, n2, h, g, y, none, no_bias, pairs,
 ):  # fmt: skip
-    """``sizes``: B, T, heads, sequences in a chunk, and whether results have places for all rows, or for each task's
-    chunk.
+    """``sizes``: B, T, heads, sequences in a chunk, and whether results have places for all rows, or, as g has in any
+    case, for each task's chunk.
 
     ``stats``: means and 1 / deviations of both norms, 4 rows.
     """
@@ -108,10 +108,11 @@ def _forward(
             product, a[r:t], wo, True, bo, has_bias[1], rows, x[i:j], rows, ADD, none, no_bias, pairs
         )
         failed += call_at(norm, _norm, (rows, norm_2, bias_2, eps[1], n2[r:t], stats[2][r:t], stats[3][r:t]))
+        act = g[task * chunk * T : (task * chunk + count) * T]
         failed += _product_rows(
-            product, n2[r:t], w, True, b, has_bias[2], g[r:t], h[r:t], g[r:t], epilogue, none, no_bias, pairs
+            product, n2[r:t], w, True, b, has_bias[2], act, h[r:t], act, epilogue, none, no_bias, pairs
         )
-        failed += _product_rows(product, g[r:t], v, True, c, has_bias[3], y[i:j], rows, rows, ADD, none, no_bias, pairs)
+        failed += _product_rows(product, act, v, True, c, has_bias[3], y[i:j], rows, rows, ADD, none, no_bias, pairs)
     if failed:
         raise MemoryError("no memory for the kernel's workspace")
 
@@ -122,13 +123,14 @@ def _backward(
     norm_2, w, v, g_or_more, dh_or_dn1, dx, partial,
     dnorm_1, dbias_1, dnorm_2, dbias_2, dwqkv, dbqkv, dwo, dbo, dw, db, dv, dc, none, no_bias, pairs,
 ):  # fmt: skip
-    """``sizes``: B, T, heads, rows of a chunk of the norms' sums; ``partial``: norm, weight or bias, chunk, channel.
+    """``sizes``: B, T, heads, sequences in a chunk, rows of a chunk of the norms' sums; ``partial``: norm, weight or
+    bias, such a chunk, channel.
 
-    Two blocks of memory are used twice: that of g, once dV is there, for dqkv and dx2; a task's part of that of dh,
-    once the task has dn2, for dn1.
+    Two blocks of memory are used twice: that of g, once dV is there, for dqkv and dx2; a chunk's part of that of dh,
+    once its dn2 is there, for dn1.
     """
     product, attend, norm, add_chunks = addresses
-    B, T, H, chunk_rows = sizes
+    B, T, H, chunk, chunk_rows = sizes
     epilogue, causal, scale, no_seed = options
     (N, C), I, failed = x.shape, h.shape[1], 0
     step, task = step_of(task)
@@ -145,36 +147,41 @@ def _backward(
         if wanted[2]:
             failed += _weight_gradient(product, task, tasks, dh, n2, dw, db, wanted[6], grids[2], none, no_bias, pairs)
     elif step == 2:
-        count, D = (t - r) // T, C // H
-        dn, rows = dx[r:t], dx2[r:t]
-        failed += _product_rows(product, dh[r:t], w, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
-        for i in range(r, t, chunk_rows):
-            j = min(t, i + chunk_rows)
+        D, end = C // H, (task + 1) * B // tasks
+        for first in range(task * B // tasks, end, chunk):
+            count = min(chunk, end - first)
+            r, t = first * T, (first + count) * T
+            dn, rows = dx[r:t], dx2[r:t]
+            failed += _product_rows(product, dh[r:t], w, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
+            for i in range(r, t, chunk_rows):
+                j = min(t, i + chunk_rows)
+                failed += call_at(
+                    norm, _norm_gradient,
+                    (dx[i:j], x2[i:j], norm_2, stats[2][i:j], stats[3][i:j], dx2[i:j], partial[1, 0, i // chunk_rows],
+                     partial[1, 1, i // chunk_rows]),
+                )  # fmt: skip
+            _add(dy[r:t], rows)
+            failed += _product_rows(product, rows, wo, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
+            q, dq = qkv[r:t].reshape(count * T * 3 * C), dqkv[r:t].reshape(count * T * 3 * C)
+            of_qkv, of_y = (T * 3 * C, D, 3 * C), (T * C, D, C)
             failed += call_at(
-                norm, _norm_gradient,
-                (dx[i:j], x2[i:j], norm_2, stats[2][i:j], stats[3][i:j], dx2[i:j], partial[1, 0, i // chunk_rows],
-                 partial[1, 1, i // chunk_rows]),
+                attend, _attend_gradient,
+                (0, 1, dn.reshape(count * T * C), q, q[C:], q[2 * C :], a[r:t].reshape(count * T * C),
+                 lse[first : first + count], dq, dq[C:], dq[2 * C :], of_y, of_qkv, of_qkv, of_qkv, of_y,
+                 (1, count, T, H, D, T, H), 3 * C, 3 * C, causal, scale, 0.0, no_seed, no_seed),
             )  # fmt: skip
-        _add(dy[r:t], rows)
-        failed += _product_rows(product, rows, wo, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
-        q, dq = qkv[r:t].reshape(count * T * 3 * C), dqkv[r:t].reshape(count * T * 3 * C)
-        of_qkv, of_y = (T * 3 * C, D, 3 * C), (T * C, D, C)
-        failed += call_at(
-            attend, _attend_gradient,
-            (0, 1, dn.reshape(count * T * C), q, q[C:], q[2 * C :], a[r:t].reshape(count * T * C), lse[r // T : t // T],
-             dq, dq[C:], dq[2 * C :], of_y, of_qkv, of_qkv, of_qkv, of_y, (1, count, T, H, D, T, H), 3 * C, 3 * C,
-             causal, scale, 0.0, no_seed, no_seed),
-        )  # fmt: skip
-        dn = dh_or_dn1[r * I : r * I + (t - r) * C].reshape((t - r, C))
-        failed += _product_rows(product, dqkv[r:t], wqkv, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
-        for i in range(r, t, chunk_rows):
-            j = min(t, i + chunk_rows)
-            failed += call_at(
-                norm, _norm_gradient,
-                (dn[i - r : j - r], x[i:j], norm_1, stats[0][i:j], stats[1][i:j], dx[i:j],
-                 partial[0, 0, i // chunk_rows], partial[0, 1, i // chunk_rows]),
-            )  # fmt: skip
-        _add(rows, dx[r:t])
+            dn = dh_or_dn1[r * I : r * I + (t - r) * C].reshape((t - r, C))
+            failed += _product_rows(
+                product, dqkv[r:t], wqkv, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs
+            )
+            for i in range(r, t, chunk_rows):
+                j = min(t, i + chunk_rows)
+                failed += call_at(
+                    norm, _norm_gradient,
+                    (dn[i - r : j - r], x[i:j], norm_1, stats[0][i:j], stats[1][i:j], dx[i:j],
+                     partial[0, 0, i // chunk_rows], partial[0, 1, i // chunk_rows]),
+                )  # fmt: skip
+            _add(rows, dx[r:t])
     else:
         if wanted[1]:
             failed += _weight_gradient(
@@ -301,11 +308,9 @@ def forward(
     norm_1, bias_1, wqkv, bqkv, wo, bo, norm_2, bias_2, w, b, v, c = weights
     heads, eps, causal, approximate, scale = options
     N, inner, count = B * T, w.shape[0], min(B, threads.get_num_threads())
-    chunk, places, sequences = B, N, B
-    if not keep:
-        chunk = min(-(-CHUNK_ROWS // T), -(-B // count))
-        sequences = count * chunk
-        places = sequences * T
+    chunk = min(-(-CHUNK_ROWS // T), -(-B // count))
+    sequences = B if keep else count * chunk
+    places, at_once = sequences * T, count * chunk * T
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     n1, a, x2, n2 = (np.empty((places, C), dtype) for _ in range(4))
     qkv, h = np.empty((places, 3 * C), dtype), np.empty((places, inner), dtype)
@@ -319,7 +324,7 @@ def forward(
         norm_1, zeros if bias_1 is None else bias_1, wqkv, no_bias if bqkv is None else bqkv,
         wo, no_bias if bo is None else bo, norm_2, zeros if bias_2 is None else bias_2,
         w, no_bias if b is None else b, v, no_bias if c is None else c,
-        n1, stats, qkv, a, lse, x2, n2, h, np.empty((places, inner), dtype), y.reshape(N, C), none, no_bias, _PAIRS,
+        n1, stats, qkv, a, lse, x2, n2, h, np.empty((at_once, inner), dtype), y.reshape(N, C), none, no_bias, _PAIRS,
     )  # fmt: skip
     return y, (n1, stats, qkv, a, lse, x2, n2, h) if keep else ()
 
@@ -355,8 +360,11 @@ def backward(
     width = TILE_BYTES // dtype.itemsize
     grids = tuple((1, 1) if count == 1 else grid_of(1, *m.shape, width, count) for m in matrices)
     dx = np.empty((B, T, C), dtype)
+    chunk = -(-CHUNK_ROWS // T)
+    if chunk * T % chunk_rows:
+        chunk = B
     bound = _backward.bind(
-        dtype, _addresses(dtype).backward, (B, T, heads, chunk_rows),
+        dtype, _addresses(dtype).backward, (B, T, heads, chunk, chunk_rows),
         (linear.SLOPE[approximate], causal, scale, _NO_SEED), wanted, grids, dy, x.reshape(N, C), *kept,
         norm_1, wqkv, wo, norm_2, w, v, np.empty(N * max(inner, 4 * C), dtype), np.empty(N * inner, dtype),
         dx.reshape(N, C), partial, dnorm_1, dbias_1, dnorm_2, dbias_2,
