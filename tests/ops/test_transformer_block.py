@@ -220,7 +220,7 @@ SIZES = [  # B, T, C, heads, hidden, and the most threads that share the sequenc
     (8, 32, 64, 4, None, 2),  # preset X of the benchmark
     (2, 128, 72, 9, None, 2),
     (4, 200, 33, 11, 77, 1),
-    (8, 128, 12, 2, None, 2),  # on one thread two chunks of sequences
+    (16, 64, 12, 2, None, 2),  # on one thread two chunks of sequences
 ]
 
 
