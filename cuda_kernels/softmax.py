@@ -4,9 +4,10 @@
     softmax:      dx = y (dy - sum(dy y))
     log_softmax:  dx = dy - exp(y) sum(dy)
 
-``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``columns``:
-along any other axis, or rows that are too long; maximum and sum in one pass (Milakov & Gimelshein, "Online normalizer
-calculation for softmax", 2018), then a second one. ``ladder_softmax.py`` leads to ``rows`` in steps.
+``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``long``: rows
+that are too long for that, a block goes over each; maximum and sum in one pass (Milakov & Gimelshein, "Online
+normalizer calculation for softmax", 2018), then a second one. ``columns``: along any other axis, and very short rows.
+``ladder_softmax.py`` leads to ``rows`` in steps.
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 
@@ -25,12 +26,15 @@ from .launch import Kernel, kernel
 from .pair_fold import add_exponentials
 from .rows import aligned, ceil_div, power_of_two, quotient, row_threads, row_tile
 
+LONG_THREADS = 512
+
 
 class Softmax(NamedTuple):
-    """The kernels of forward or backward for one dtype: of short rows, of rows, of columns."""
+    """The kernels of forward or backward for one dtype: of short rows, of rows, of long rows, of columns."""
 
     short: Kernel
     rows: Kernel
+    long: Kernel
     columns: Kernel
     accesses: int  # of a thread of ``rows``, 128 bits each
 
@@ -105,6 +109,73 @@ def _backward_rows(real: Any, accesses: int) -> Kernel:
         write(dx, row * C, stop, vectors, slopes)
 
     return backward_rows
+
+
+def _forward_long(real: Any) -> Kernel:
+    pointer = f"{real.__name__}*"
+    tile = row_tile(real, 2)
+    count, read, write = tile.values, tile.read, tile.write
+
+    @kernel(
+        *(pointer,) * 2, "int64", "int32", "int32",
+        threads=LONG_THREADS, registers=64, vector_loads=True, name=f"forward_long_{real.__name__}",
+    )  # fmt: skip
+    def forward_long(x, y, C, vectors, log):
+        partial = cuda.shared.array(32, real)
+        values = cuda.local.array(count, real)
+        base = np.int64(cuda.blockIdx.x) * C
+        mine, s = real(-np.inf), real(0)
+        for start in range(0, C, count * cuda.blockDim.x):
+            read(x, base + start, C - start, vectors, values, real(-np.inf))
+            for k in range(count):
+                mine, s = add_exponentials(mine, s, values[k], real(1))
+        m = block_max(mine, partial)
+        s = block_sum(s if mine == m else s * math.exp(mine - m), partial)
+        s += m - m  # NaN where m is infinite
+        s = math.log(s) if log else real(1) / s
+        for start in range(0, C, count * cuda.blockDim.x):
+            read(x, base + start, C - start, vectors, values, real(0))
+            for k in range(count):
+                centred = values[k] - m
+                values[k] = centred - s if log else math.exp(centred) * s
+            write(y, base + start, C - start, vectors, values)
+
+    return forward_long
+
+
+def _backward_long(real: Any) -> Kernel:
+    pointer = f"{real.__name__}*"
+    tile = row_tile(real, 2)
+    count, read, write = tile.values, tile.read, tile.write
+
+    @kernel(
+        *(pointer,) * 3, "int64", "int32", "int32",
+        threads=LONG_THREADS, registers=64, vector_loads=True, name=f"backward_long_{real.__name__}",
+    )  # fmt: skip
+    def backward_long(dy, y, dx, C, vectors, log):
+        partial = cuda.shared.array(32, real)
+        slopes = cuda.local.array(count, real)
+        values = cuda.local.array(count, real)
+        base = np.int64(cuda.blockIdx.x) * C
+        total = real(0)
+        for start in range(0, C, count * cuda.blockDim.x):
+            read(dy, base + start, C - start, vectors, slopes, real(0))
+            if not log:
+                read(y, base + start, C - start, vectors, values, real(0))
+            for k in range(count):
+                total += slopes[k] if log else slopes[k] * values[k]
+        total = block_sum(total, partial)
+        for start in range(0, C, count * cuda.blockDim.x):
+            read(dy, base + start, C - start, vectors, slopes, real(0))
+            read(y, base + start, C - start, vectors, values, real(0))
+            for k in range(count):
+                if log:
+                    slopes[k] -= math.exp(values[k]) * total
+                else:
+                    slopes[k] = values[k] * (slopes[k] - total)
+            write(dx, base + start, C - start, vectors, slopes)
+
+    return backward_long
 
 
 def _forward_columns(real: Any) -> Kernel:
@@ -184,11 +255,15 @@ def _backward_columns(real: Any) -> Kernel:
 
 _REALS = (np.float32, np.float64)
 _FORWARD: dict[Any, Softmax] = {
-    np.dtype(real): Softmax(_forward_rows(real, 1), _forward_rows(real, 4), _forward_columns(real), 4)
+    np.dtype(real): Softmax(
+        _forward_rows(real, 1), _forward_rows(real, 4), _forward_long(real), _forward_columns(real), 4
+    )
     for real in _REALS
 }
 _BACKWARD: dict[Any, Softmax] = {  # two rows in 64 registers
-    np.dtype(real): Softmax(_backward_rows(real, 1), _backward_rows(real, most), _backward_columns(real), most)
+    np.dtype(real): Softmax(
+        _backward_rows(real, 1), _backward_rows(real, most), _backward_long(real), _backward_columns(real), most
+    )
     for real, most in zip(_REALS, (4, 2), strict=True)
 }
 
@@ -210,6 +285,9 @@ def _along(kernels: dict[Any, Softmax], inputs: tuple[DeviceArray, ...], axis: i
     if inner == 1 and 16 < C <= rows.threads[0] * accesses * width:
         threads = row_threads(N, C, accesses * width)
         rows.launch(ceil_div(N, threads[1]), *arrays, N, C, aligned(width, C, *arrays), log, threads=threads)
+        return out
+    if inner == 1 and C > 16:
+        chosen.long.launch(N, *arrays, C, aligned(width, C, *arrays), log, threads=LONG_THREADS)
         return out
     height = 1 if C <= 16 else min(THREADS // power_of_two(min(inner, 32)), power_of_two(ceil_div(C, 8)))
     block = (min(THREADS // height, power_of_two(N * inner if height == 1 else min(inner, 32))), height)

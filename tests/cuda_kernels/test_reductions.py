@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -122,6 +124,29 @@ def test_softmax_in_registers_and_in_columns(shape, axis, order):
         y = y(x, axis)
         same([getattr(softmax, pair[0])(from_host(x), axis)], [y])
         same([getattr(softmax, pair[1])(from_host(dy), from_host(y), axis)], [dx(dy, y, axis)])
+
+
+@pytest.mark.parametrize("C", [17, 1029, 5000, 4100])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_softmax_of_rows_that_a_block_goes_over(monkeypatch, dtype, C, order):
+    """Several turns, with and without 128-bit accesses; NaN, infinities and parts of -inf as in short rows."""
+    monkeypatch.setattr(softmax, "LONG_THREADS", 64)
+    for table in (softmax._FORWARD, softmax._BACKWARD):  # as if registers held 16 elements
+        for real, kernels in table.items():
+            small = SimpleNamespace(threads=(0, 1))
+            monkeypatch.setitem(table, real, kernels._replace(short=small, rows=small))
+    x, dy = 3 * normal(2, C, dtype=dtype), normal(2, C, seed=1, dtype=dtype)
+    x[0, : C // 2] = -np.inf
+    rtol = 1e-5 if dtype == "float32" else 1e-12
+    for pair in (("forward", "backward"), ("log_forward", "log_backward")):
+        y, dx = (getattr(cpu_softmax, name) for name in pair)
+        y = y(x, 1)
+        same([getattr(softmax, pair[0])(from_host(x), 1)], [y], rtol=rtol, atol=rtol)
+        same([getattr(softmax, pair[1])(from_host(dy), from_host(y), 1)], [dx(dy, y, 1)], rtol=10 * rtol, atol=rtol)
+    x = normal(3, C, dtype=dtype)
+    x[0, 1], x[1, C - 1], x[2] = np.nan, np.inf, -np.inf
+    for name in ("forward", "log_forward"):
+        assert np.isnan(to_host(getattr(softmax, name)(from_host(x), 1))).all()
 
 
 def test_softmax_of_rows_with_nan_or_infinity():
