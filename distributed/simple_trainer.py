@@ -195,14 +195,14 @@ class SimpleTrainer:
             self._settle()
         if not isinstance(grads, GradStore):
             raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
-        if not grads.is_empty() and not any(p in grads for _, p in named):
+        wanted = grads.take([p._id for _, p in named])
+        if not wanted and not grads.is_empty():
             raise ValueError(
                 f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "
                 "be trained; pass model.parameters() anew to each step (a generator gives its parameters only once)"
             )
-        wanted: dict[int, Tensor] = {}
         for name, p in named:
-            grad = grads.remove(p)
+            grad = wanted.get(p._id)
             if grad is None:
                 continue
             g, x = grad.data, p.data
@@ -211,7 +211,6 @@ class SimpleTrainer:
                     f"the gradient of parameter {name} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the "
                     f"parameter has {p.shape}, {p.dtype}, on {p.device}"
                 )
-            wanted[p._id] = grad
         full = self._accumulator.add(GradStore(wanted), loss, take=True, weight=weight)
         return self._finish(named) if full and not hold else None
 

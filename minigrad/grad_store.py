@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, ItemsView, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView
 from typing import TYPE_CHECKING, Any
 
 from .errors import located
@@ -97,6 +97,16 @@ class GradStore:
         except AttributeError:
             self._grads[self._key(key)] = grad
 
+    def select(self, numbers: Iterable[int]) -> dict[int, Tensor]:
+        """Those of the gradients of the tensors with these ids' numbers that there are, in the order asked for."""
+        grads = self._grads
+        return {number: grads[number] for number in numbers if number in grads}
+
+    def take(self, numbers: Iterable[int]) -> dict[int, Tensor]:
+        """``select``, out of the store."""
+        grads = self._grads
+        return {number: grads.pop(number) for number in numbers if number in grads}
+
     def update(self, other: GradStore) -> None:
         """Insert all gradients of another store."""
         self._grads.update(other._grads)
@@ -138,6 +148,10 @@ class GradStore:
     def numbered(self) -> ItemsView[int, Tensor]:
         """``items`` with the plain numbers of the ids, without making a TensorId of each."""
         return self._grads.items()
+
+    def numbers(self) -> KeysView[int]:
+        """``keys`` as plain numbers."""
+        return self._grads.keys()
 
     def __iter__(self) -> Iterator[TensorId]:
         return iter(self.keys())

@@ -51,7 +51,8 @@ def bump(tensors: Iterable[TensorCore]) -> None:
             version = tensor._version
             version.count += 1
             version.changed_at = _latest
-            version.memory = id(owner(tensor.data))
+            base = tensor.data.base
+            version.memory = id(tensor.data if base is None else base)  # of the owner, without a call of it
 
 
 def owner(array: Any) -> Any:

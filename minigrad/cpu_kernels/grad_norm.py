@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from .jit import kernel, parallel_kernel
-from .pointers import address_of, elements_at
+from .pointers import addresses_of, elements_at
 
 CHUNK = 32768  # elements of one partial sum
 
@@ -81,7 +81,7 @@ class _Chunks(NamedTuple):
 
 def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
     """``arrays``: at least one, contiguous, of one dtype; the caller keeps them alive."""
-    first = np.array([address_of(array) for array in arrays], np.int64)
+    first = np.array(addresses_of(arrays), np.int64)
     size = np.array([array.size for array in arrays], np.int64)
     if size.max() <= CHUNK:
         return _Chunks(first, size, np.empty(0, arrays[0].dtype))
@@ -98,11 +98,14 @@ def _is_real(array: np.ndarray) -> bool:
 
 def _readable(arrays: Iterable[np.ndarray]) -> list[list[np.ndarray]]:
     """The arrays by dtype, each contiguous, and float64 where it is neither float32 nor float64."""
-    groups: dict[np.dtype, list[np.ndarray]] = {}
+    groups: dict[str, list[np.ndarray]] = {}
     for array in arrays:
-        if not (_is_real(array) and array.flags.c_contiguous):
-            array = np.ascontiguousarray(array) if _is_real(array) else array.astype(np.float64, order="C")
-        groups.setdefault(array.dtype, []).append(array)
+        kind = array.dtype.char
+        if kind not in "fd":
+            array, kind = array.astype(np.float64, order="C"), "d"
+        elif not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        groups.setdefault(kind, []).append(array)
     return list(groups.values())
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .jit import inline
-from .pointers import address_of, elements_at
+from .pointers import addresses_of, elements_at
 
 RUN = 16384  # elements: the four arrays of AdamW's run fill a quarter of a 1 MiB L2 cache
 
@@ -63,7 +63,7 @@ class Table:
         self.runs, self.tasks = _cut(self.sizes)
         self.addresses: np.ndarray = np.empty((len(params), STATE + len(states)), np.int64)
         for column, arrays_ in zip((PARAM, *range(STATE, STATE + len(states))), self.arrays, strict=True):
-            self.addresses[:, column] = [address_of(array) for array in arrays_]
+            self.addresses[:, column] = addresses_of(arrays_)
 
     def bind(self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int) -> np.ndarray:
         """Enter the gradients' addresses; returns the scalars, contiguous.
@@ -78,10 +78,11 @@ class Table:
                 f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
                 f"{len(self.sizes)} gradients and float64 scalars of shape ({len(self.sizes)}, {columns})"
             )
-        for i, (size, g) in enumerate(zip(self.sizes.tolist(), grads, strict=True)):
-            if g.dtype != self.dtype or g.size != size or not g.flags.c_contiguous:
-                _check_array(i, g, self.dtype, size)
-        self.addresses[:, GRAD] = [address_of(g) for g in grads]
+        sizes, dtype = self.sizes.tolist(), self.dtype
+        if [g.size for g in grads] != sizes or False in [g.dtype == dtype and g.flags.c_contiguous for g in grads]:
+            for i, (size, g) in enumerate(zip(sizes, grads, strict=True)):
+                _check_array(i, g, dtype, size)
+        self.addresses[:, GRAD] = addresses_of(grads)
         return np.ascontiguousarray(scalars)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,18 @@ from .jit import inline
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
+def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:
+    """The addresses of the arrays' memory. The caller keeps the arrays alive."""
+    arrays = list(arrays)
+    try:
+        return [*map(ctypes.addressof, map(_first_byte, arrays))]  # five times faster than the array interface
+    except (TypeError, ValueError):  # one is read-only, or without elements
+        return [int(array.__array_interface__["data"][0]) for array in arrays]
+
+
 def address_of(array: np.ndarray) -> int:
     """The address of an array's memory. The caller keeps the array alive."""
-    try:
-        return ctypes.addressof(_first_byte(array))  # six times faster than the array interface
-    except (TypeError, ValueError):  # read-only, or without elements
-        return int(array.__array_interface__["data"][0])
+    return addresses_of((array,))[0]
 
 
 @intrinsic

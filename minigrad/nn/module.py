@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,16 @@ class Parameter(Tensor):
         return f"Parameter containing:\n{super().__repr__()}"
 
 
+_walks: dict[int, tuple[weakref.ref[Module], list[tuple[str, Parameter]]]] = {}
+"""By the ``id`` of a module, what ``named_parameters`` found, until any module gets or loses a parameter or a child."""
+
+
+def _forget_walks() -> None:
+    # Not cleared: a thread that is walking now enters what it finds into the old dictionary, which nobody reads again.
+    global _walks
+    _walks = {}
+
+
 class Module:
     """A layer or model: Parameters, buffers and child Modules, which are attributes.
 
@@ -46,6 +57,7 @@ class Module:
         # The tables list attributes by kind, in order; reading one takes no look at them.
         self.__dict__.update(_parameters={}, _buffers={}, _modules={}, _transient=set(), training=True)
         self.__dict__.update(_forward_pre_hooks={}, _forward_hooks={})
+        _forget_walks()  # it may be initialised a second time
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The computation; subclasses define it."""
@@ -105,12 +117,16 @@ class Module:
     def _write_attribute(self, name: str, value: Any, table: dict[str, Any] | None) -> None:
         """Set an attribute and its entry in the table of its kind; no other code writes to the tables."""
         own = self.__dict__
+        listed = table is not None
         for other in (own["_parameters"], own["_buffers"], own["_modules"]):
-            if other is not table:
-                other.pop(name, None)
+            if other is not table and name in other:
+                del other[name]
+                listed = True
         if table is not None:
             table[name] = value  # keeps its place in the order if it had one
         own[name] = value
+        if listed:
+            _forget_walks()
 
     def __delattr__(self, name: str) -> None:
         own = self.__dict__
@@ -181,8 +197,19 @@ class Module:
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """All parameters with dotted names, shared ones once, under their first name."""
-        named = self._named_tensors("_parameters", prefix)
-        return ((name, parameter) for name, parameter, again in named if not again)  # type: ignore[misc]  # Parameters only
+        named = self._walk()
+        return ((f"{prefix}.{name}", parameter) for name, parameter in named) if prefix else iter(named)
+
+    def _walk(self) -> list[tuple[str, Parameter]]:
+        """``named_parameters`` without a prefix; kept, because a step of training asks for it."""
+        walks, key = _walks, id(self)
+        known = walks.get(key)
+        if known is not None:
+            return known[1]
+        named = self._named_tensors("_parameters", "")
+        found: list[tuple[str, Parameter]] = [(name, p) for name, p, again in named if not again]  # type: ignore[misc]
+        walks[key] = weakref.ref(self, lambda _: _walks.pop(key, None)), found
+        return found
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters, shared ones once."""

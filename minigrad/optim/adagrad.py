@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named, ParamState, Update, check_range
+from .multi_tensor import Batch, MultiTensorOptimizer
+from .optimizer import Named, Update, check_range
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class AdaGrad(MultiTensorOptimizer):
             options[name] = check_range(options[name], name, 0.0)
         return options
 
-    def _prepare(self, batch: list[Update], kinds: tuple[str, ...]) -> tuple[list[ParamState], Any]:
-        new = [update for update in batch if update.param._id not in self.state]
+    def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> Batch:
+        new = [update for update in updates if update.param._id not in self.state]
         self._make_states(update.param for update in new)
         for group, p, _ in new:
             value = self.param_groups[group]["initial_accumulator_value"]
             if value:
                 p.device.kernels.elementwise.assign(self.state[p._id].arrays["sum"], value)
-        return super()._prepare(batch, kinds)
+        return super()._prepare(updates, kinds)
 
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         return group["lr"] / (1 + (t - 1) * group["lr_decay"]), group["weight_decay"], group["eps"]

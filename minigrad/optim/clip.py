@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import Device
+from ..device import CPU, Device
 from ..errors import located
 from ..grad_store import GradStore, TensorId, check_grads
 from ..tensor import Tensor
@@ -40,7 +40,7 @@ def grad_norm(grads: GradStore, params: Iterable[Tensor | TensorId] | None = Non
     ``params`` (tensors or ids) restricts it to their gradients. 0.0 where there are none; a norm that is infinite or
     NaN is returned as such.
     """
-    return _norm([grad for _, grad in _chosen(grads, params)])
+    return _norm(list(_chosen(grads, params).values()))
 
 
 def clip_grad_norm(
@@ -60,7 +60,7 @@ def clip_grad_norm(
     """
     _check_positive("max_norm", max_norm)
     chosen = _chosen(grads, params)
-    norm = _clip([grad for _, grad in chosen], max_norm)
+    norm = _clip(list(chosen.values()), max_norm)
     if error_if_nonfinite and not math.isfinite(norm):
         raise located(_non_finite(norm, chosen))
     return norm
@@ -75,7 +75,7 @@ def clip_grad_norm_async(
     Raises ValueError unless max_norm > 0, and for gradients of several devices, which the program must add up itself.
     """
     _check_positive("max_norm", max_norm)
-    chosen = [grad for _, grad in _chosen(grads, params)]
+    chosen = list(_chosen(grads, params).values())
     devices = {grad.device for grad in chosen}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
@@ -99,7 +99,7 @@ def clip_grads_with_norm(
     _check_positive("max_norm", max_norm)
     if not math.isfinite(total_norm):
         raise located(ValueError(f"total_norm is {total_norm}, expected a finite number"))
-    _limit([grad for _, grad in _chosen(grads, params)], max_norm, total_norm)
+    _limit(list(_chosen(grads, params).values()), max_norm, total_norm)
 
 
 def clip_grad_norm_per_param(
@@ -115,14 +115,14 @@ def clip_grad_norm_per_param(
     """
     _check_positive("max_norm", max_norm)
     chosen = _chosen(grads, params)
-    norms = [_norm([grad]) for _, grad in chosen]
+    norms = [_norm([grad]) for grad in chosen.values()]
     for norm in norms:
         if not math.isfinite(norm) and error_if_nonfinite:
             raise located(_non_finite(norm, chosen))
-    for (_, grad), norm in zip(chosen, norms):
+    for grad, norm in zip(chosen.values(), norms):
         if math.isfinite(norm) and norm > max_norm:
             _scale([grad], max_norm / (norm + EPSILON))
-    return [(TensorId(number), norm) for (number, _), norm in zip(chosen, norms)]
+    return [(TensorId(number), norm) for number, norm in zip(chosen, norms)]
 
 
 def clip_grad_value(grads: GradStore, max_value: float, params: Iterable[Tensor | TensorId] | None = None) -> None:
@@ -131,25 +131,20 @@ def clip_grad_value(grads: GradStore, max_value: float, params: Iterable[Tensor 
     Raises ValueError unless max_value > 0.
     """
     _check_positive("max_value", max_value)
-    for _, grad in _chosen(grads, params):
+    for grad in _chosen(grads, params).values():
         elementwise = grad.device.kernels.elementwise
         elementwise.assign(grad.data, elementwise.clamp(grad.data, -max_value, max_value))
         grad.bump_version()
 
 
-def _chosen(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> list[tuple[int, Tensor]]:
-    """The gradients in question with the numbers of their ids, each once, in an order that does not depend on how the
-    store was filled.
+def _chosen(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> dict[int, Tensor]:
+    """The gradients in question by the numbers of their ids, in an order that does not depend on how the store was
+    filled.
     """
     check_grads("clipping", grads)
     if params is None:
-        return sorted(grads.numbered(), key=lambda item: item[0])
-    chosen: dict[int, Tensor] = {}
-    for p in params:
-        grad = grads.get(p)
-        if grad is not None:
-            chosen[p if isinstance(p, TensorId) else p._id] = grad
-    return list(chosen.items())
+        return grads.select(sorted(grads.numbers()))
+    return grads.select([p if isinstance(p, TensorId) else p._id for p in params])
 
 
 def by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
@@ -161,10 +156,8 @@ def by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
 
 
 def _norm(grads: list[Tensor]) -> float:
-    arrays: dict[int, tuple[Device, list[Any]]] = {}
-    for grad in grads:
-        arrays.setdefault(id(grad.device), (grad.device, []))[1].append(grad.data)
-    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.values()]))
+    arrays = {device: [grad.data for grad in grads if grad.device is device] for device in {g.device for g in grads}}
+    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.items()]))
 
 
 def _clip_on_device(grads: list[Tensor], max_norm: float) -> Any:
@@ -174,9 +167,9 @@ def _clip_on_device(grads: list[Tensor], max_norm: float) -> Any:
 
 def _clip(grads: list[Tensor], max_norm: float) -> float:
     """Clip, but nothing if the norm is not finite, and return the norm."""
-    devices = {id(grad.device) for grad in grads}
-    if len(devices) == 1 and grads[0].device.type != "cpu":  # all that the GPU has to do is started before the wait
-        norm = float(grads[0].device.kernels.to_host(_clip_on_device(grads, max_norm)))
+    device = grads[0].device if grads else CPU
+    if device.type != "cpu" and all(grad.device is device for grad in grads):
+        norm = float(device.kernels.to_host(_clip_on_device(grads, max_norm)))  # all is started before the wait
         if max_norm < norm < math.inf:
             bump(grads)
         return norm
@@ -197,8 +190,8 @@ def _scale(grads: list[Tensor], factor: float) -> None:
     bump(grads)
 
 
-def _non_finite(norm: float, chosen: list[tuple[int, Tensor]]) -> NonFiniteGradientError:
-    bad = [(number, grad) for number, grad in chosen if not math.isfinite(_norm([grad]))]
+def _non_finite(norm: float, chosen: dict[int, Tensor]) -> NonFiniteGradientError:
+    bad = [(number, grad) for number, grad in chosen.items() if not math.isfinite(_norm([grad]))]
     where = (
         f"; {len(bad)} of {len(chosen)} gradients are not finite" if bad else ", from finite gradients: it overflows"
     )

@@ -81,9 +81,9 @@ class GradAccumulator:
         loss = float(loss)
         if not weight:
             grads = GradStore()  # of no samples: also a NaN, which times 0 would still be NaN
-        arrays = [grad.data for _, grad in grads.numbered()]
+        arrays = [grad.data for grad in grads.values()]
         # What shares memory with another gradient, as an array or a view, must not be scaled or added to in place.
-        take = take and len({id(a) for a in arrays}) == len(arrays) and all(a.flags.owndata for a in arrays)
+        take = take and len({*map(id, arrays)}) == len(arrays) and False not in [a.flags.owndata for a in arrays]
         new: dict[int, Tensor] = {}
         for number, grad in grads.numbered():
             total = self._sums.get(number)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import abstractmethod
+from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,50 @@ import numpy as np
 from .. import cuda_graph
 from ..dtypes import float32, is_half
 from ..errors import located
-from ..grad_store import GradStore
+from ..grad_store import GradStore, check_grads
 from ..tensor import Tensor
 from ..versions import bump
 from .optimizer import Optimizer, ParamState, Update
+
+
+@dataclass(eq=False)
+class Batch:
+    """Parameters that one launch updates: those with a gradient that share device, dtype and kinds of state arrays.
+
+    Kept for the next steps, as long as they find the same memory and states.
+    """
+
+    kinds: tuple[str, ...]
+    groups: list[int]
+    params: list[Tensor]
+    arrays: list[Any]  # the memory of params
+    states: list[ParamState]
+    table: Any  # the kernel's, of the addresses of all these; None for half parameters without masters
+
+    def __post_init__(self) -> None:
+        self.ids: list[int] = [p._id for p in self.params]
+        self.index: np.ndarray = np.empty(0, np.int64)  # of each parameter, the row of scalars
+        self.shapes: list[tuple[int, ...]] = [array.shape for array in self.arrays]
+
+    def is_current(self, states: dict[int, ParamState]) -> bool:
+        """Whether parameters and states are still those of the table, and masters those of their parameters."""
+        return (
+            all(map(is_, [p.data for p in self.params], self.arrays))
+            and all(map(is_, map(states.get, self.ids), self.states))
+            and ("master" not in self.kinds or all(map(_is_followed, self.params, self.states)))
+        )
+
+    def gradients(self, grads: GradStore) -> list[Any] | None:
+        """The raw arrays of the gradients; None if one does not fit its parameter, or is not contiguous."""
+        device, dtype = self.params[0].device, self.arrays[0].dtype
+        arrays = [grad.data for grad in grads.select(self.ids).values() if grad.device is device]
+        ready = [a.dtype == dtype and a.flags.c_contiguous for a in arrays]
+        return arrays if [a.shape for a in arrays] == self.shapes and False not in ready else None
+
+
+def _is_followed(p: Tensor, state: ParamState) -> bool:
+    """Whether the parameter was changed by the optimizer last, which knows its master."""
+    return state.version == p._version.count
 
 
 class MultiTensorOptimizer(Optimizer):
@@ -35,7 +77,7 @@ class MultiTensorOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.master_weights: bool = bool(self.extra_arrays)
-        self._tables: dict[Any, tuple[list[Any], list[ParamState], Any]] = {}
+        self._batches: dict[Any, list[Batch]] = {}
         super().__init__(params, defaults)
 
     @abstractmethod
@@ -44,75 +86,75 @@ class MultiTensorOptimizer(Optimizer):
 
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
-        kinds_of = [self.kinds_of(group) for group in self.param_groups]
-        batches: dict[Any, list[Update]] = {}
-        for update in self._collect(grads):
-            p = update.param
-            kinds = kinds_of[update.group] + self.extra_kinds(p)
-            batches.setdefault((p.device, p.data.dtype, kinds), []).append(update)
+        check_grads("update", grads)
         graph = cuda_graph.current()
-        with contextlib.nullcontext() if graph is None else graph.paused():
-            prepared = [(batch, *self._prepare(batch, kinds)) for (_, _, kinds), batch in batches.items()]
-        for batch, states, table in prepared:
-            kernels = batch[0].param.device.kernels
+        for batch, arrays in self._batches_for(grads, graph):
+            kernels = batch.params[0].device.kernels
             family = getattr(kernels, self.family)
-            scalars = self._scalars(batch, states) if graph is None else self._captured(graph, batch, states)
-            if is_half(batch[0].param.data.dtype) and not self.master_weights:
-                _step_in_float32(kernels, family, batch, states, table, scalars)
+            scalars = self._scalars(batch) if graph is None else self._captured(graph, batch)
+            if batch.table is None:
+                _step_in_float32(kernels, family, batch, arrays, scalars)
             else:
-                family.step(table, [update.grad for update in batch], scalars)
+                family.step(batch.table, arrays, scalars)
             if graph is None:
-                _count(batch, states, 1)
+                _count(batch, 1)
 
-    def _captured(self, graph: cuda_graph.Graph, batch: list[Update], states: list[ParamState]) -> np.ndarray:
+    def _batches_for(self, grads: GradStore, graph: cuda_graph.Graph | None) -> list[tuple[Batch, list[Any]]]:
+        """The parameters that have gradients, and these as raw arrays, with everything checked."""
+        self._check_options()
+        groups = [(self.kinds_of(group), *map(id, group["params"])) for group in self.param_groups]
+        key = (*groups, *grads.numbers())
+        batches = self._batches.get(key)
+        if batches is None or not all(batch.is_current(self.state) for batch in batches):
+            batches = self._divided(self._collect(grads), graph)
+            if len(self._batches) >= 64:  # the set of parameters that have gradients keeps changing
+                self._batches.clear()
+            self._batches[key] = batches
+        ready = [(batch, arrays) for batch in batches if (arrays := batch.gradients(grads)) is not None]
+        if len(ready) == len(batches):
+            return ready
+        # This raises for what does not fit, and makes contiguous what is not.
+        found = {update.param._id: update.grad for update in self._collect(grads)}
+        return [(batch, [found[number] for number in batch.ids]) for batch in batches]
+
+    def _divided(self, updates: list[Update], graph: cuda_graph.Graph | None) -> list[Batch]:
+        """Batches of these parameters."""
+        divided: dict[Any, list[Update]] = {}
+        for update in updates:
+            p = update.param
+            kinds = self.kinds_of(self.param_groups[update.group]) + self.extra_kinds(p)
+            divided.setdefault((p.device, p.data.dtype, kinds), []).append(update)
+        with contextlib.nullcontext() if graph is None else graph.paused():
+            return [self._prepare(part, kinds) for (_, _, kinds), part in divided.items()]
+
+    def _captured(self, graph: cuda_graph.Graph, batch: Batch) -> np.ndarray:
         """The scalars of each launch of a graph, whose launches count as updates."""
-        batch = [update._replace(grad=None) for update in batch]  # whose memory the graph uses again
-        arrays = [update.param.data for update in batch]
-        graph.count(functools.partial(_count, batch, states))
-        graph.valid_while(lambda: self._unchanged(batch, arrays, states))
-        return graph.varying(functools.partial(self._scalars, batch, states))
+        graph.count(functools.partial(_count, batch))
+        graph.valid_while(lambda: batch.is_current(self.state))
+        return graph.varying(functools.partial(self._scalars, batch))
 
-    def _unchanged(self, batch: list[Update], arrays: list[Any], states: list[ParamState]) -> bool:
-        """Whether parameters and states are still the ones that a graph updates."""
-        now = zip(batch, arrays, states, strict=True)
-        return all(
-            u.param.data is array
-            and self.state.get(u.param._id) is state
-            and (state.version is None or state.version == u.param._version.count)
-            for u, array, state in now
-        )
-
-    def _prepare(self, batch: list[Update], kinds: tuple[str, ...]) -> tuple[list[ParamState], Any]:
-        """The states and the kernel's table of addresses of these parameters, kept while their memory is the same."""
-        ids = [update.param._id for update in batch]
-        key = kinds, *ids
-        params = [update.param.data for update in batch]
+    def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> Batch:
+        """A batch of these parameters."""
+        params = [update.param for update in updates]
         if "master" in kinds:
-            self._keep_masters(batch)
-        known = self._tables.get(key)
-        if known is not None:
-            now = zip(params, known[0], map(self.state.get, ids), known[1], strict=True)
-            if False not in [p is cached and state is cached_state for p, cached, state, cached_state in now]:
-                return known[1], known[2]
-        for update in batch:  # arrays of the table that is used again have passed this
-            self._check_updatable(update.param)
-        self._make_states((update.param for update in batch), kinds)
-        states = [self._state_of(update.param) for update in batch]
-        family = getattr(batch[0].param.device.kernels, self.family)
+            self._keep_masters(params)
+        for p in params:
+            self._check_updatable(p)
+        self._make_states(params, kinds)
+        states = [self._state_of(p) for p in params]
+        arrays = [p.data for p in params]
+        family = getattr(params[0].device.kernels, self.family)
         if "master" in kinds:
             columns = [[state.arrays[kind] for state in states] for kind in ("master", *self.state_arrays)]
-            table = family.Table(*columns, weights=params)
-        elif is_half(params[0].dtype):
-            read_only = [i for i, p in enumerate(params) if not p.flags.writeable]
+            table = family.Table(*columns, weights=arrays)
+        elif is_half(arrays[0].dtype):
+            read_only = [i for i, array in enumerate(arrays) if not array.flags.writeable]
             if read_only:
                 raise located(ValueError(f"array {read_only[0]} is read-only, so it cannot be updated in place"))
-            table = kinds
+            table = None
         else:
-            table = family.Table(params, *([state.arrays[kind] for state in states] for kind in kinds))
-        if len(self._tables) >= 64:  # the set of parameters that have gradients keeps changing
-            self._tables.clear()
-        self._tables[key] = params, states, table
-        return states, table
+            table = family.Table(arrays, *([state.arrays[kind] for state in states] for kind in kinds))
+        return Batch(kinds, [update.group for update in updates], params, arrays, states, table)
 
     def dtype_of(self, p: Tensor, kind: str) -> Any:
         """The dtype of an array of a parameter's state."""
@@ -122,14 +164,13 @@ class MultiTensorOptimizer(Optimizer):
         """Those of ``extra_arrays`` that the state of this parameter has."""
         return self.extra_arrays if is_half(p.data.dtype) else ()
 
-    def _keep_masters(self, batch: list[Update]) -> None:
+    def _keep_masters(self, params: list[Tensor]) -> None:
         """Make the masters of new parameters, and make those anew whose parameter somebody else has changed."""
-        params = [update.param for update in batch]
         new = {p._id for p in params if p._id not in self.state or "master" not in self.state[p._id].arrays}
         self._make_states([p for p in params if p._id in new], ("master",))
         for p in params:
             made = p._id in new
-            if made or self.state[p._id].version != p._version.count:
+            if made or not _is_followed(p, self.state[p._id]):
                 state = self._state_of(p)
                 k, master = p.device.kernels, state.arrays["master"]
                 rounded = k.elementwise.cast(master, p.data.dtype)
@@ -137,41 +178,36 @@ class MultiTensorOptimizer(Optimizer):
                     k.elementwise.assign(master, p.data)
                 state.version = p._version.count
 
-    def _scalars(self, batch: list[Update], states: list[ParamState]) -> np.ndarray:
+    def _scalars(self, batch: Batch) -> np.ndarray:
         """float64 (number of parameters, number of scalars): each parameter's scalars for its coming update."""
         # Few rows differ: one for each group, unless parameters were frozen for a while.
         rows: dict[tuple[int, int], int] = {}
-        index = [rows.setdefault((update.group, state.step), len(rows)) for update, state in zip(batch, states)]
-        return np.array([self._row(self.param_groups[group], t + 1) for group, t in rows])[index]
+        index = [rows.setdefault((group, state.step), len(rows)) for group, state in zip(batch.groups, batch.states)]
+        if index != batch.index.tolist():
+            batch.index = np.array(index)
+        return np.array([self._row(self.param_groups[group], t + 1) for group, t in rows]).take(batch.index, axis=0)
 
     def reset(self) -> None:
         """Forget the moments and all counts; groups and options stay."""
         super().reset()
-        self._tables.clear()
+        self._batches.clear()
 
 
-def _count(batch: list[Update], states: list[ParamState], updates: int) -> None:
-    for state in states:
+def _count(batch: Batch, updates: int) -> None:
+    for state in batch.states:
         state.step += updates
-    bump(update.param for update in batch)
-    if states and states[0].version is not None:  # of all, or of none: a batch has masters or has not
-        for update, state in zip(batch, states, strict=True):
-            state.version = update.param._version.count
+    bump(batch.params)
+    if "master" in batch.kinds:
+        for p, state in zip(batch.params, batch.states, strict=True):
+            state.version = p._version.count
 
 
-def _step_in_float32(
-    kernels: Any,
-    family: Any,
-    batch: list[Update],
-    states: list[ParamState],
-    kinds: tuple[str, ...],
-    scalars: np.ndarray,
-) -> None:
+def _step_in_float32(kernels: Any, family: Any, batch: Batch, grads: list[Any], scalars: np.ndarray) -> None:
     """One step on float32 copies of parameters, gradients and states, which then go back, rounded."""
-    columns = [[update.param.data for update in batch], *([state.arrays[kind] for state in states] for kind in kinds)]
+    columns = [batch.arrays, *([state.arrays[kind] for state in batch.states] for kind in batch.kinds)]
     cast, assign = kernels.elementwise.cast, kernels.elementwise.assign
     wide = [[cast(array, float32) for array in column] for column in columns]
-    family.step(family.Table(*wide), [cast(update.grad, float32) for update in batch], scalars)
+    family.step(family.Table(*wide), [cast(grad, float32) for grad in grads], scalars)
     for column, copies in zip(columns, wide, strict=True):
         for array, copy in zip(column, copies, strict=True):
             assign(array, copy)

@@ -195,11 +195,11 @@ class Optimizer(ABC):
         other tensors only, before anything is changed.
         """
         grads = check_grads("step", grads)
-        params = [p for group in self.param_groups for p in group["params"]]
-        if not grads.is_empty() and not any(p in grads for p in params):
+        if not grads.is_empty() and not any(p in grads for group in self.param_groups for p in group["params"]):
+            count = sum(len(group["params"]) for group in self.param_groups)
             raise located(
                 ValueError(
-                    f"none of the {len(grads)} gradients belongs to any of the optimizer's {len(params)} parameters, "
+                    f"none of the {len(grads)} gradients belongs to any of the optimizer's {count} parameters, "
                     "so nothing would be trained; was the optimizer made with the parameters of another model?"
                 )
             )
@@ -229,14 +229,19 @@ class Optimizer(ABC):
         self.state.clear()
         self.timestep = 0
 
-    def _collect(self, grads: GradStore) -> list[Update]:
-        """The parameters that have a gradient, in order of the groups, with everything checked."""
-        check_grads("update", grads)
-        updates = []
+    def _check_options(self) -> None:
+        """Raise ValueError for a group's option that is out of range; those that were last found in order are known."""
         for index, group in enumerate(self.param_groups):
             options = options_of(group)
             if options != self._valid.get(index):
                 self._valid[index] = self.checked(options)
+
+    def _collect(self, grads: GradStore) -> list[Update]:
+        """The parameters that have a gradient, in order of the groups, with everything checked."""
+        check_grads("update", grads)
+        self._check_options()
+        updates = []
+        for index, group in enumerate(self.param_groups):
             for p in group["params"]:
                 grad = grads.get(p)
                 if grad is None:
@@ -409,7 +414,9 @@ def check_betas(betas: Any) -> tuple[float, float]:
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group without its parameters."""
-    return {k: v for k, v in group.items() if k != "params"}
+    options = dict(group)
+    options.pop("params", None)
+    return options
 
 
 def _label(name: str | None, i: int) -> str:

@@ -261,6 +261,29 @@ def test_parameters_may_join_later_and_frozen_ones_stay():
     assert [state.step for state in trainer.optimizer.state.values()] == [1, 1]
 
 
+def test_layers_may_come_go_and_be_frozen_between_two_steps():
+    model, trainer = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), SimpleTrainer()
+
+    def step() -> list[bool]:
+        before = [p.data.copy() for p in model.parameters()]
+        loss = model(minigrad.ones(4, 2)).square().mean() + sum(p.sum() for p in model.parameters())
+        trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        return [not np.array_equal(p.data, old) for p, old in zip(model.parameters(), before, strict=True)]
+
+    assert step() == [True] * 4
+    model.append(nn.Linear(1, 1))
+    assert step() == [True] * 6
+    old, model[2] = model[2], nn.Linear(3, 1, bias=False)
+    trainer.optimizer.add_param_group({"params": [("replaced", model[2].weight)]})
+    untouched = [p.data.copy() for p in old.parameters()]
+    assert step() == [True] * 5
+    assert all(np.array_equal(p.data, data) for p, data in zip(old.parameters(), untouched, strict=True))
+    model[0].requires_grad_(False)
+    assert step() == [False, False, True, True, True]
+    model[0].requires_grad_(True)
+    assert step() == [True] * 5
+
+
 def test_a_trained_parameter_that_a_given_optimizer_lacks_is_refused_by_name():
     params = make_params()
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(), AdamW(params[:2]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,13 @@ class Buffers(Module):
 
 def names(pairs: Any) -> list[str]:
     return [name for name, _ in pairs]
+
+
+def found_below(module: Module, prefix: str = "") -> list[tuple[str, int]]:
+    """Names and ids of all parameters below a module, by its attributes; shared ones each time."""
+    own = [(prefix + name, value.id) for name, value in vars(module).items() if isinstance(value, Parameter)]
+    children = [(name, value) for name, value in vars(module).items() if isinstance(value, Module)]
+    return own + [entry for name, child in children for entry in found_below(child, f"{prefix}{name}.")]
 
 
 # ---------------------------------------------------------------------- parameters and attributes
@@ -438,3 +447,36 @@ def test_tables_and_attributes_hold_the_same_whatever_is_done() -> None:
             assert all(own[name] is value and getattr(module, name) is value for name, value in listed)
             unlisted = [value for name, value in own.items() if name not in dict(listed)]
             assert not any(isinstance(value, Module | Parameter) for value in unlisted)
+            first = {number: name for name, number in reversed(found_below(module))}
+            assert {p.id: name for name, p in module.named_parameters()} == first
+
+
+def test_initialising_a_module_again_removes_its_parameters() -> None:
+    m = nn.Linear(2, 2)
+    assert names(m.named_parameters()) == ["weight", "bias"]
+    Module.__init__(m)
+    assert names(m.named_parameters()) == []
+
+
+def test_a_prefix_stands_before_every_name() -> None:
+    m = Sequential(nn.Linear(2, 2), Tied())
+    for _ in range(2):
+        expected = ["0.weight", "0.bias", "1.again"]
+        assert names(m.named_parameters()) == expected
+        assert names(m.named_parameters("a.b")) == [f"a.b.{name}" for name in expected]
+
+
+def test_what_was_removed_and_modules_that_are_gone_are_not_kept_in_memory() -> None:
+    m, other = Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
+    weights = [weakref.ref(p) for p in (*m.parameters(), *other.parameters())]
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        m[0] = nn.ReLU()
+        assert [weight() is None for weight in weights] == [True, True, False, False, False, False]
+        list(m.parameters())
+        del m, other
+        assert [weight() for weight in weights] == [None] * 6
+    finally:
+        if was_enabled:
+            gc.enable()
