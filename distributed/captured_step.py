@@ -138,7 +138,7 @@ class CapturedStep:
         scaled = getattr(trainer, "scaler", None) is not None
         trainer._settle(but=self)
         self.settle(0 if scaled else AHEAD - 1)
-        static = self._graphed.static(inputs)
+        static = self._graphed.static(inputs, self.settle)
         if static is None:
             self.settle()
             if self._ranks is not None:

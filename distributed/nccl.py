@@ -16,6 +16,7 @@ cupyx.distributed is not used: its barrier deadlocks and its waits are without d
 from __future__ import annotations
 
 import atexit
+import contextlib
 import time
 import warnings
 import weakref
@@ -399,7 +400,8 @@ class NcclCommunicator(Communicator):
         if comm is not None:  # both may wait for peers that are gone
             if how == "abort":
                 for graph in list(self._graphs):
-                    graph.stop()
+                    with contextlib.suppress(Exception):  # CUDA itself may have failed
+                        graph.stop()
             ended = self._ender.submit(getattr(comm, how))
             self._thread.submit(self._close_graphs)  # an abort waits for that, and that for their kernels to end
             ended.wait(END_SECONDS)

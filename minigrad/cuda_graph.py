@@ -274,8 +274,11 @@ class Graphed:
         self._graphs.clear()
         self._seen.clear()
 
-    def static(self, inputs: tuple[Any, ...]) -> Static | None:
-        """The graph for these inputs, captured if it is their second time; None where the call runs eagerly."""
+    def static(self, inputs: tuple[Any, ...], settle: Callable[[], None] = lambda: None) -> Static | None:
+        """The graph for these inputs, captured if it is their second time; None where the call runs eagerly.
+
+        ``settle()`` is called before a graph is captured or closed, which waits for its last launch.
+        """
         for i, x in enumerate(inputs):
             if not isinstance(x, Tensor):
                 raise located(TypeError(f"input {i} is a {type(x).__name__}; a graph's inputs are tensors"))
@@ -285,12 +288,14 @@ class Graphed:
         key = device, *((x.shape, x.dtype) for x in inputs)
         found = self._graphs.pop(key, None)
         if found is not None and not found.graph.is_valid():
+            settle()
             found.graph.close()
             found = None
         if key not in self._seen:
             self._seen.add(key)
             return None
         if found is None:
+            settle()
             while len(self._graphs) >= self.max_graphs:  # the one that was used longest ago
                 self._graphs.pop(next(iter(self._graphs))).graph.close()
             found = Static(self.function, inputs, device)

@@ -303,6 +303,44 @@ def test_cuda_close_does_not_wait_for_a_launch_for_ever(machine: FakeMachine, mo
     assert len(machine.calls("abort")) == 2 and not machine.calls("destroy")
 
 
+def test_cuda_graph_that_gives_way_waits_with_the_deadline(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture that would close the oldest graph, of which a launch is under way."""
+    from minigrad.distributed import captured_step
+
+    monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
+
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        step = trainer_of("bucketed", comm).capture(model.loss, model.named_parameters(), max_graphs=1)
+        for i in range(3):
+            step(rows(comm, i)[:1]).result()
+        step(rows(comm, 3)).result()
+        step(rows(comm, 4)[:1])
+        comm.timeout = 0.05
+        monkeypatch.setattr(step._launched[0].event, "query", lambda: False)
+        with pytest.raises(CommTimeoutError, match="the launch of a graph was not over within 0.05 s"):
+            step(rows(comm, 5))
+
+    good(fn)
+
+
+def test_cuda_communicator_is_aborted_also_where_the_device_cannot_be_told(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fn(comm: Communicator) -> None:
+        graph, x = mg.cuda.Graph(comm.device), mg.zeros(1, device=comm.device)
+        with graph.capture():
+            comm.all_reduce(x)
+        graph.stopped = x.data
+        monkeypatch.setattr(graph.raw, "write_beside", lambda *_: 1 / 0)
+        comm._abort()
+
+    good(fn)
+    assert len(machine.calls("abort")) == 2
+
+
 def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step does not count: the device, told to stop, has left out its update."""
     from minigrad.distributed import captured_step
