@@ -151,6 +151,32 @@ def collectives(comm: Communicator) -> None:
     half.close()
 
 
+def captured(comm: Communicator) -> None:
+    """Steps whose collectives are part of a graph are the eager ones, bit for bit."""
+    found = []
+    for graphs in (False, True):
+        model = Blocks().to(device=comm.device)
+        params = [*model.named_parameters()]
+        trainer = BucketedTrainer(
+            TrainingConfig(max_grad_norm=0.5, grad_accum_steps=2), comm, sgd(params), bucket_size_bytes=2000
+        )
+        step, metrics = trainer.capture(model.loss, params), []
+        for i in range(5):
+            x = Tensor(np.random.default_rng([comm.rank, i]).standard_normal((2, 3, 2)), device=comm.device)
+            if graphs:
+                metrics.append(step(x))
+            else:
+                for part in (x[0], x[1]):
+                    last = trainer.backward_and_step(model.loss(part), params)
+                metrics.append(last)
+        metrics = [m.result() for m in metrics] if graphs else metrics
+        trainer.assert_replicas_identical(params)
+        found.append((metrics, [p.detach().cpu().numpy().tobytes() for _, p in params]))
+        assert step.graphs == graphs
+        step.clear()
+    assert found[0] == found[1]
+
+
 def mismatch(comm: Communicator) -> None:
     """Both ranks learn what each has called; the communicator is broken then."""
     with pytest.raises(CollectiveMismatchError, match=r"(?s)rank 0 called.*rank 1 called"):

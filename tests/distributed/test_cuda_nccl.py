@@ -19,6 +19,7 @@ from nccl_programs import (
     RECORD,
     ROWS,
     Blocks,
+    captured,
     collectives,
     copies_to_host,
     mismatch,
@@ -114,7 +115,7 @@ def test_must_no_cpu_staging_over_nccl_on_cuda(
             np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("program", [collectives, mismatch], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [captured, collectives, mismatch], ids=lambda program: program.__name__)
 def test_cuda_rehearsal_of_what_runs_on_gpus(machine: FakeMachine, program: Callable[[Communicator], None]) -> None:
     on_both(program)
 

@@ -86,7 +86,7 @@ def in_two_processes(name: str) -> None:
     assert all("good" in text for text in texts)
 
 
-@pytest.mark.parametrize("name", ["collectives", "no_staging", "mismatch"])
+@pytest.mark.parametrize("name", ["collectives", "no_staging", "captured", "mismatch"])
 def test_must_two_ranks_on_one_gpu(name):
     in_two_processes(name)
 
