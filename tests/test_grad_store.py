@@ -109,3 +109,16 @@ def test_two_stores_do_not_share(params: list[Tensor]) -> None:
     one, two = loss.backward(retain_graph=True), loss.backward()
     one[a].zero_()
     assert two[a].tolist() == [3, 3]
+
+
+def test_select_and_take_give_those_that_there_are_in_the_order_asked_for(params: list[Tensor]) -> None:
+    a, b, c = params
+    grads = (a * 2 + b * 3).sum().backward()
+    grad_a, grad_b = grads[a], grads[b]
+    numbers = [b.id, c.id, a.id, b.id]
+    for found in (grads.select(numbers), grads.select(numbers)):
+        assert list(found) == [b.id, a.id] and found[b.id] is grad_b and found[a.id] is grad_a
+    assert {*grads.numbers()} == {a.id, b.id} and all(type(number) is int for number in grads.numbers())
+    taken = grads.take([c.id, a.id, a.id])
+    assert list(taken) == [a.id] and taken[a.id] is grad_a
+    assert list(grads.numbers()) == [b.id]
