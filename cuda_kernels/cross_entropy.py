@@ -26,6 +26,7 @@ from . import libcuda, recording
 from .array import DeviceArray, contiguous, empty, to_host
 from .cross_entropy_row import row_passes
 from .fold import fold
+from .index_arrays import harmless
 from .language import SIMULATED, cuda, math
 from .launch import Kernel, kernel
 from .rows import aligned, ceil_div, power_of_two
@@ -195,6 +196,10 @@ def _weights(class_weight: DeviceArray | None, x: DeviceArray) -> tuple[DeviceAr
     return weight, fold("sum", weight, 1, weight.size, 1, x.dtype), 1
 
 
+def _classes(targets: DeviceArray, classes: int, ignore_index: int) -> DeviceArray:
+    return harmless(contiguous(targets), 0, classes, ignore_index)
+
+
 def forward(
     logits: DeviceArray,
     targets: DeviceArray,
@@ -204,7 +209,7 @@ def forward(
 ) -> tuple[DeviceArray, DeviceArray]:
     """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
     N, C = logits.shape
-    x, targets = contiguous(logits), contiguous(targets)
+    x, targets = contiguous(logits), _classes(targets, C, ignore_index)
     losses, lse = empty(N, x.dtype, x.device), empty(N, x.dtype, x.device)
     weight, _, weighted = _weights(class_weight, x)
     threads = _block(N, C)
@@ -224,7 +229,7 @@ def backward(
 ) -> DeviceArray:
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
-    x, targets, dlosses = contiguous(logits), contiguous(targets), contiguous(dlosses)
+    x, targets, dlosses = contiguous(logits), _classes(targets, C, ignore_index), contiguous(dlosses)
     dx = empty((N, C), x.dtype, x.device)
     weight, total, weighted = _weights(class_weight, x)
     threads = _block(N, C)
@@ -249,7 +254,7 @@ def forward_backward(
     and dtype) receives the gradient; it may be ``logits``.
     """
     N, C = logits.shape
-    x, targets, dlosses = contiguous(logits), contiguous(targets), contiguous(dlosses)
+    x, targets, dlosses = contiguous(logits), _classes(targets, C, ignore_index), contiguous(dlosses)
     dx = empty((N, C), x.dtype, x.device) if dlogits is None else dlogits
     if dx.shape != x.shape or dx.dtype != x.dtype or not dx.contiguous:
         raise ValueError(f"dlogits must be a contiguous {x.dtype} array of shape {x.shape}, got {dx}")

@@ -19,7 +19,7 @@ import numpy as np
 from . import places as at
 from . import ptx
 from .array import DeviceArray, contiguous, empty
-from .index_arrays import find_outside
+from .index_arrays import find_outside, harmless
 from .language import cuda, device_function
 from .launch import Kernel, kernel
 from .places import LOW_BITS
@@ -178,7 +178,8 @@ def check_indices(indices: DeviceArray, rows: int) -> int:
 def forward(weight: DeviceArray, indices: DeviceArray) -> DeviceArray:
     """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
     table = contiguous(weight).reshape(1, *weight.shape)
-    return at.take(table, contiguous(indices).reshape(indices.size)).reshape(*indices.shape, weight.shape[1])
+    places = harmless(contiguous(indices), 0, len(weight))
+    return at.take(table, places.reshape(indices.size)).reshape(*indices.shape, weight.shape[1])
 
 
 def backward_into(dy: DeviceArray, indices: DeviceArray, dweight: DeviceArray) -> None:
@@ -200,7 +201,7 @@ def backward_into(dy: DeviceArray, indices: DeviceArray, dweight: DeviceArray) -
     wide = C % 4 == 0 and not (dy.pointer % 16 or dweight.pointer % 16)
     sums = _SUMS.get((name, 4 if wide else 1)) or _SUMS[name, 1]
     width = 4 if wide and (name, 4) in _SUMS else 1
-    keys, order = sort_rows(contiguous(indices).reshape(1, N))
+    keys, order = sort_rows(harmless(contiguous(indices), 0, len(dweight)).reshape(1, N))
     chunks = ceil_div(N, CHUNK)
     kept = empty((chunks, 2, C), sums.total, dweight.device)
     used = threads(C // width)

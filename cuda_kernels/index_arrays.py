@@ -31,6 +31,15 @@ def first_outside(flag, indices, n, low, high):
         ptx.atomic_min(flag, 0, i)
 
 
+@kernel("int64*", "int64*", *["int64"] * 4, threads=THREADS, registers=18)
+def replace_outside(y, indices, n, low, high, kept):
+    """y = indices, 0 in place of those that are neither ``kept`` nor in [low, high)."""
+    i = cuda.grid(1)
+    if i < n:
+        x = indices[i]
+        y[i] = x if x == kept or (low <= x and x < high) else 0
+
+
 @kernel("int64*", "int64*", "int64", "int64", "int32", threads=THREADS, registers=14)
 def append_index(places, indices, n, size, first):
     """places = places * size + indices, negative ones counted from the end; without places before if ``first``."""
@@ -65,6 +74,19 @@ def find_outside(indices: DeviceArray, low: int, high: int) -> int:
         return -1
     found = int(to_host(flag)[0])
     return -1 if found == n else found
+
+
+def harmless(indices: DeviceArray, low: int, high: int, kept: int = 0) -> DeviceArray:
+    """During capture int64 indices, contiguous, with 0 in place of those that are neither ``kept`` nor in [low, high).
+
+    What a launch checks the host does not know yet, and no kernel may go outside of an array meanwhile.
+    """
+    n = indices.size
+    if recording.current() is None or not n:
+        return indices
+    y = empty(indices.shape, np.int64, indices.device)
+    replace_outside.launch(ceil_div(n, THREADS), y, indices, n, low, high, kept, threads=threads(n))
+    return y
 
 
 def nonzero(mask: DeviceArray) -> DeviceArray:
@@ -224,7 +246,7 @@ def _indices(part: _Part, x: DeviceArray) -> DeviceArray:
     bad = find_outside(array, -size, size)
     if bad >= 0:
         raise _out_of_bounds(int(to_host(array.reshape(array.size)[bad : bad + 1])[0]), part.axis, size)
-    return array
+    return harmless(array, -size, size)
 
 
 def as_indices(indices: DeviceArray) -> DeviceArray:

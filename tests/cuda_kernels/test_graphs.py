@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -337,6 +338,36 @@ def test_an_index_out_of_range_is_found_by_check() -> None:
     with pytest.raises(IndexError, match="out of range in a replay"):
         graph.check()
     graph.check()
+
+
+@pytest.mark.parametrize("bad", [-9, 4, 2**40])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, i: x[i].sum(),
+        lambda x, i: x[:, i].sum(),
+        lambda x, i: (F.embedding(i, x) * F.embedding(i, x)).sum(),
+        lambda x, i: F.cross_entropy(x[:3], i),
+        lambda x, i: F.cross_entropy(x[:3], i, weight=x[0].abs(), label_smoothing=0.1),
+        lambda x, i: F.linear_cross_entropy(x[:3], x, i),
+    ],
+)
+def test_an_index_out_of_range_goes_nowhere(loss: Callable[..., mg.Tensor], bad: int) -> None:
+    """Forward and backward stay within their arrays, which the simulator checks; good indices count as ever."""
+    x, i = on_gpu(drawn(4, 4)).requires_grad_(), on_gpu(np.array([0, 3, 1]))
+    loss(x, i).backward()
+    graph = cuda.Graph()
+    with graph.capture():
+        y = loss(x, i)
+        grad = y.backward()[x]
+    for indices in ([0, 3, bad], [2, 3, 1]):
+        i.copy_(on_gpu(np.array(indices)))
+        graph.replay()
+        with pytest.raises(IndexError, match="out of range") if bad in indices else contextlib.nullcontext():
+            graph.check()
+    expected = loss(x, i)
+    assert host(y.detach()).tobytes() == host(expected.detach()).tobytes()
+    assert host(grad).tobytes() == host(expected.backward()[x]).tobytes()
 
 
 @pytest.mark.parametrize("dtype", [mg.float32, mg.float16])

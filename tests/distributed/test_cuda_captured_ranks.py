@@ -182,6 +182,26 @@ def test_cuda_loss_that_is_not_finite_on_one_rank_stops_all(machine: FakeMachine
     assert good(fn) == [3, 3]
 
 
+def test_cuda_index_out_of_range_on_one_rank_stops_all(machine: FakeMachine) -> None:
+    def fn(comm: Communicator) -> Any:
+        model = Net(comm.device)
+        step = trainer_of("distributed", comm).capture(
+            lambda x, i: model.loss(x) + model.a[i].sum(), model.named_parameters()
+        )
+        good, bad = (Tensor(np.array([0, last])) for last in (2, 3))
+        for i in range(2):
+            step(rows(comm, i), good).result()
+        before = weights(model)
+        with pytest.raises(IndexError, match="step 3: an index or a class target is out of range"):
+            step(rows(comm, 2), bad if comm.rank else good).result()
+        assert weights(model) == before
+        step(rows(comm, 3), good).result()
+        return weights(model)
+
+    out = good(fn)
+    assert out[0] == out[1]
+
+
 def test_cuda_ranks_whose_inputs_or_steps_differ_are_told(machine: FakeMachine) -> None:
     def shapes(comm: Communicator) -> None:
         model = Net(comm.device)
