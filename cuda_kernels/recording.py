@@ -73,12 +73,13 @@ def refuse(what: str, remedy: str) -> None:
     if _thread.graph is None:
         return
     frame: FrameType = sys._getframe(1)
-    last, operation, naming = "", "", True
+    last, operation, named = "", "", False
     while frame.f_back is not None and (module := str(frame.f_globals.get("__name__"))).partition(".")[0] == OURS:
-        naming = naming and module not in CAPTURES
-        last = frame.f_code.co_name if naming else last
-        if naming and _says_more(last, module, operation):
-            operation = last
+        if module in CAPTURES:
+            named = bool(last)
+        elif not named:
+            last = frame.f_code.co_name
+            operation = last if _says_more(last, module, operation) else operation
         frame = frame.f_back
     operation = operation or last
     if remedy == READ[1] and operation not in READERS:

@@ -176,6 +176,12 @@ def recorded() -> Graph | None:
     return graph if graph is not None and graph._graphs.recording.current() is not None else None
 
 
+def refuse(what: str, remedy: str) -> None:
+    """Raise CaptureError during capture: what a launch could not do again, and what to do instead."""
+    if _thread.graph is not None:
+        _thread.graph._graphs.recording.refuse(what, remedy)
+
+
 @contextlib.contextmanager
 def _now(graph: Graph) -> Iterator[None]:
     _thread.graph = graph

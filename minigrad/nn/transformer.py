@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from .. import cuda_graph
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty, ones, where
 from ..dtypes import bool_, float32, float64
@@ -122,7 +123,8 @@ class KVCache:
         return y
 
     def _room(self, T: int) -> tuple[int, int]:
-        """The places of T new tokens; ValueError when the cache is full."""
+        """The places of T new tokens; ValueError when the cache is full. CaptureError during capture."""
+        cuda_graph.refuse("the cache counts its tokens on the host", "capture a pass without caches")
         start, end, max_tokens = self.length, self.length + T, self._keys.shape[2]
         if end > max_tokens:
             raise located(ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {T} more came"))

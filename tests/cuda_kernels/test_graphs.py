@@ -235,6 +235,18 @@ def test_a_moving_average_with_warmup_goes_on_with_each_replay() -> None:
     assert run(True) == run(False)
 
 
+def test_a_cache_of_keys_and_values_is_refused() -> None:
+    model = GPT2(GPT2Config(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=4)).to(device="cuda").eval()
+    tokens = on_gpu(np.array([[1]]))
+    with mg.no_grad():
+        model(tokens, model.new_caches(1, 4))
+        words = r"^attend\(\) during capture: the cache counts its tokens.*a pass without caches\n  at .*test_graphs.py"
+        with pytest.raises(CaptureError, match=words), cuda.Graph().capture():
+            model(tokens, model.new_caches(1, 4))
+        with cuda.Graph().capture():
+            model(tokens)
+
+
 def test_what_waits_for_copies_may_become_garbage_within_a_capture() -> None:
     uploads = [multi_tensor.Upload(8, 0)]
     with cuda.Graph().capture():
