@@ -21,6 +21,8 @@ float32 or float64; all arrays C-contiguous. What forward keeps is what the six 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -262,42 +264,58 @@ def _whole_chunks(B: int, T: int, tasks: int) -> bool:
     return all(task * B // tasks * T % rows == 0 for task in range(1, tasks))
 
 
-def takes(x: np.ndarray, weights: tuple[np.ndarray | None, ...], heads: int) -> bool:
-    """Whether `forward` can compute this block, with the bits of the single operations, and is faster than they are.
-
-    x (B, T, C), and as in `forward` its ``weights``. The sequences must be shared evenly by the threads.
-    """
-    dtype = x.dtype
-    if x.ndim != 3 or dtype not in FLOATS or (bfloat16_product.precision == "medium" and dtype.itemsize == 4):
-        return False
-    B, T, C = x.shape
-    w = weights[8]
-    if w is None or w.ndim != 2 or heads < 1 or C % heads or T <= THIN_ROWS or C <= THIN_ROWS or B == 0:
-        return False
-    inner = w.shape[0]
-    if inner < C:
-        return False
-    wide = 3 * C
-    shapes = (C,), (C,), (wide, C), (wide,), (C, C), (C,), (C,), (C,), (inner, C), (inner,), (C, inner), (C,)
-    if not x.flags.carray:
-        return False
-    for i, shape in enumerate(shapes):
-        weight = weights[i]
-        if weight is None:
-            if i % 2 == 0:
-                return False
-        elif weight.shape != shape or weight.dtype != dtype or not weight.flags.carray:
-            return False
-    tasks = threads.get_num_threads()
+@functools.lru_cache(maxsize=256)
+def _takes_sizes(B: int, T: int, C: int, heads: int, inner: int, tasks: int) -> bool:
+    """Whether products and attention are of the common kind, and the threads share the sequences evenly."""
     return (
-        -(-B // tasks) * tasks <= UNEVEN * B
+        heads >= 1
+        and C % heads == 0
+        and min(T, C) > THIN_ROWS
+        and inner >= C
+        and 0 < -(-B // tasks) * tasks <= UNEVEN * B
         and _whole_chunks(B, T, tasks)
         and attention._parts(B, heads, heads, T) == 1
     )
 
 
+def takes(x: np.ndarray, weights: Sequence[Any], heads: int) -> bool:
+    """Whether `forward` can compute this block, with the bits of the single operations, and is faster than they are.
+
+    x (B, T, C), and as in `forward` its ``weights``, on any device. The sequences must be shared evenly by the threads.
+    """
+    dtype = x.dtype
+    if x.ndim != 3 or dtype not in FLOATS or (bfloat16_product.precision == "medium" and dtype.itemsize == 4):
+        return False
+    (B, T, C), w = x.shape, weights[8]
+    if w is None or w.ndim != 2 or not x.flags.carray:
+        return False
+    inner, wide = w.shape[0], 3 * C
+    if not _takes_sizes(B, T, C, heads, inner, threads.get_num_threads()):
+        return False
+    shapes = (C,), (C,), (wide, C), (wide,), (C, C), (C,), (C,), (C,), (inner, C), (inner,), (C, inner), (C,)
+    for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True)):
+        if weight is None:
+            if i % 2 == 0:
+                return False
+        elif (
+            not isinstance(weight, np.ndarray)
+            or weight.shape != shape
+            or weight.dtype != dtype
+            or not weight.flags.carray
+        ):
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def _grids(C: int, inner: int, itemsize: int, tasks: int) -> tuple[tuple[int, int], ...]:
+    """How the tasks share the gradients of the four matrices."""
+    shapes = (3 * C, C), (C, C), (inner, C), (C, inner)
+    return tuple((1, 1) if tasks == 1 else grid_of(1, *shape, TILE_BYTES // itemsize, tasks) for shape in shapes)
+
+
 def forward(
-    x: np.ndarray, weights: tuple[Any, ...], options: Options, keep: bool
+    x: np.ndarray, weights: Sequence[Any], options: Options, keep: bool
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """x (B, T, C) -> y (B, T, C), and if ``keep`` what `backward` needs besides x and the weights.
 
@@ -335,7 +353,7 @@ def backward(
     weights: tuple[np.ndarray, ...],
     kept: tuple[np.ndarray, ...],
     options: Options,
-    needs: tuple[bool, ...],
+    needs: Sequence[bool],
 ) -> tuple[np.ndarray | None, ...]:
     """dy and x (B, T, C), weights without biases, what `forward` ``kept`` -> the gradients of x, weights and biases.
 
@@ -349,17 +367,15 @@ def backward(
     if not _whole_chunks(B, T, count):  # other threads than in forward
         count = 1
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
-    dy = np.require(dy, None, ("C", "A", "W")).reshape(N, C)
+    dy = (dy if dy.flags.carray else np.array(dy, order="C")).reshape(N, C)
     chunk_rows = _chunk_rows(N)
     partial = np.empty((2, 2, -(-N // chunk_rows), C), dtype)
     dnorm_1, dbias_1, dnorm_2, dbias_2 = (np.empty(C, dtype) for _ in range(4))
     matrices = wqkv, wo, w, v
-    wanted = tuple(needs[i] for i in (3, 5, 9, 11)) + tuple(needs[i] for i in (4, 6, 10, 12))
+    wanted = needs[3], needs[5], needs[9], needs[11], needs[4], needs[6], needs[10], needs[12]
     dmatrices = [np.empty(m.shape, dtype) if wanted[i] else none for i, m in enumerate(matrices)]
     dbiases = [np.empty(len(m), dtype) if wanted[4 + i] else no_bias for i, m in enumerate(matrices)]
-    width = TILE_BYTES // dtype.itemsize
-    grids = tuple((1, 1) if count == 1 else grid_of(1, *m.shape, width, count) for m in matrices)
-    dx = np.empty((B, T, C), dtype)
+    grids, dx = _grids(C, inner, dtype.itemsize, count), np.empty((B, T, C), dtype)
     chunk = -(-CHUNK_ROWS // T)
     if chunk * T % chunk_rows:
         chunk = B
@@ -375,4 +391,4 @@ def backward(
         dx, dnorm_1, dbias_1, dmatrices[0], dbiases[0], dmatrices[1], dbiases[1], dnorm_2, dbias_2,
         dmatrices[2], dbiases[2], dmatrices[3], dbiases[3],
     )  # fmt: skip
-    return tuple(grad if needed else None for grad, needed in zip(found, needs, strict=True))
+    return found if False not in needs else tuple(grad if needs[i] else None for i, grad in enumerate(found))

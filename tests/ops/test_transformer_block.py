@@ -570,3 +570,12 @@ def test_other_arguments_and_inputs_run_one_by_one():
     half = nn.Block(8, 2).to(mg.bfloat16)
     assert not as_one(half(x.to(mg.bfloat16)))
     assert not as_one(block.to(mg.float64)(x))  # of two dtypes
+
+
+def test_weights_on_another_device_are_refused(device):
+    if device == "cpu":
+        pytest.skip("there must be a second device")
+    block = drawn(8, 2)
+    x = input_for(block, 2, 8)
+    with pytest.raises(RuntimeError, match="on different devices"):
+        block.to(device=device)(x)
