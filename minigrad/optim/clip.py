@@ -156,8 +156,9 @@ def by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
 
 
 def _norm(grads: list[Tensor]) -> float:
-    arrays = {device: [grad.data for grad in grads if grad.device is device] for device in {g.device for g in grads}}
-    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.items()]))
+    devices = {id(grad.device): grad.device for grad in grads}.values()
+    arrays = [(device, [grad.data for grad in grads if grad.device is device]) for device in devices]
+    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays]))
 
 
 def _clip_on_device(grads: list[Tensor], max_norm: float) -> Any:
