@@ -450,29 +450,35 @@ def _as_one(block: Block, x: Tensor) -> list[Tensor | None] | None:
     ln_1, attn, ln_2, mlp = block.ln_1, block.attn, block.ln_2, block.mlp
     if type(attn) not in (SelfAttention, CausalSelfAttention) or type(mlp) is not MLP:
         return None
-    layers = ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj
-    kinds = [LayerNorm, Linear, Linear, LayerNorm, Linear, Linear]
-    gelu = mlp.gelu
+    gelu, modules = mlp.gelu, (ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj)
+    for module, kind in zip(modules, _LAYERS):
+        if type(module) is not kind or not as_built(module):
+            return None
     if (
-        list(map(type, layers)) != kinds
-        or type(gelu) is not GELU
-        or not all(map(as_built, (*layers, attn, mlp, gelu)))
+        type(gelu) is not GELU
+        or not (as_built(gelu) and as_built(attn) and as_built(mlp))
         or _drops(attn.resid_dropout)
         or _drops(mlp.dropout)
         or (attn.training and attn.dropout)
         or gelu.approximate not in ("none", "tanh")
     ):
         return None
-    weights: list[Tensor | None] = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    weights: list[Tensor | None] = []
+    arrays: list[Any] = []
+    for module in modules:
+        weight, bias = module.weight, module.bias
+        weights += weight, bias
+        arrays += None if weight is None else weight.data, None if bias is None else bias.data
     if mode.enabled and not _takes_gradients(x, weights):
         return None
-    arrays = tuple([None if tensor is None else tensor.data for tensor in weights])
     return weights if x.device.kernels.transformer_block.takes(x.data, arrays, attn.n_head) else None
 
 
 def _takes_gradients(x: Tensor, weights: list[Tensor | None]) -> bool:
     """Whether the wanted gradients are none, or of x or the first norm too, and of a matrix wherever of its bias."""
     wanted = [tensor is not None and tensor.requires_grad for tensor in weights]
+    if False not in wanted:
+        return True
     if not (x.requires_grad or wanted[0]):
         return True not in wanted
     return not any(wanted[i + 1] and not wanted[i] for i in (2, 4, 8, 10))
@@ -490,6 +496,7 @@ def one_by_one() -> Iterator[None]:
 
 
 _apart = False
+_LAYERS = LayerNorm, Linear, Linear, LayerNorm, Linear, Linear
 
 
 def register_as_built(kind: type[M]) -> type[M]:
