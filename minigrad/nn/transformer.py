@@ -410,9 +410,9 @@ class Block(Module):
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
         if cache is None and attn_mask is None and (weights := _as_one(self, x)) is not None:
-            attn, eps = self.attn, (self.ln_1.eps, self.ln_2.eps)
-            scale = 1 / math.sqrt(x.shape[2] // attn.n_head)
-            options = attn.n_head, eps, attn.is_causal, self.mlp.gelu.approximate, scale
+            attn, eps = self.attn, (float(self.ln_1.eps), float(self.ln_2.eps))
+            heads, scale = int(attn.n_head), 1 / math.sqrt(x.shape[2] // attn.n_head)
+            options = heads, eps, bool(attn.is_causal), self.mlp.gelu.approximate, scale
             return TransformerBlock.apply(x, *weights, options=options)
         if adds_with_norm(x):
             x, branch = self.branches(x, None, cache, attn_mask)

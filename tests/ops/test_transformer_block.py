@@ -389,6 +389,16 @@ def test_any_gradient_comes_in(shape):
     assert_same(found[0], (dy, [host(contiguous[leaf]) for leaf in leaves]))
 
 
+def test_options_may_be_numbers_of_any_type():
+    """They reach compiled code, which knows one type of each."""
+    block = drawn(8, 2)
+    x = input_for(block, 2, 16)
+    compare(block, x, counts=(1, min(2, pool())))
+    block.ln_1.eps, block.ln_2.eps = 1, np.float32(0.5)  # type: ignore[assignment]
+    block.attn.n_head, block.attn.is_causal = np.int32(2), 1  # type: ignore[assignment]
+    compare(block, x, counts=(1, min(2, pool())))
+
+
 def test_nan_and_infinities_stay_in_their_sequence():
     for value in (np.nan, np.inf, -np.inf):
         block = drawn(12, 2)
