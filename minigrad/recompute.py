@@ -31,9 +31,10 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
     may be nested. ``fn`` returns a tensor, or tuples, lists and dicts of tensors. With ``retain_graph=True`` what the
     second run saved stays.
 
-    ``fn`` must compute the same again. RuntimeError in ``backward`` if the second run records other operations, draws
-    other random numbers, or gives outputs with other sums along their rows; and if an input or a leaf was changed in
-    place since. State that ``fn`` changes, like the running averages of a BatchNorm, is changed twice.
+    ``fn`` must compute the same again, on as many threads: they decide whether an ``nn.Block`` is one operation or
+    several. RuntimeError in ``backward`` if the second run records other operations, draws other random numbers, or
+    gives outputs with other sums along their rows; and if an input or a leaf was changed in place since. State that
+    ``fn`` changes, like the running averages of a BatchNorm, is changed twice.
     """
     if not is_grad_enabled():
         return fn(*inputs, **kwargs)
