@@ -40,6 +40,7 @@ KERNEL_SUPPORT = {
     "register_tile": "the innermost tile of a product, shared by matmul and attention",
     "product_loops": "the blocks of a product around the register tile, for matmul and linear",
     "product_epilogue": "what happens to rows of a product in the cache, for matmul and linear",
+    "linear_cross_entropy": "linear and cross_entropy of rows in the cache, called by the operation LinearCrossEntropy",
     "decode": "a token through a whole model in one call, used by minigrad.models",
     "bfloat16_product": "the product with operands rounded to bfloat16, called by matmul",
     "random": "Philox, shared by dropout, attention and minigrad.random",
@@ -58,8 +59,8 @@ CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers",
 CPU_ONLY |= {"bfloat16_product", "heap", "product_epilogue", "product_loops"}
 # A GPU's step between the products is a launch of its own: the modules' kernels are the way there.
 CPU_ONLY |= {"decode"}
-# It saves what threads wait for each other, and passes over memory between cores: nn.Block asks for it on the CPU only.
-CPU_ONLY |= {"transformer_block"}
+# They save what threads wait for each other, and passes over memory between cores: only asked for on the CPU.
+CPU_ONLY |= {"transformer_block", "linear_cross_entropy"}
 
 # CUDA kernel files that no CPU kernel file of the same name stands beside. ladder_*.py need no word: they are the steps
 # towards a fast kernel, to read and to measure.

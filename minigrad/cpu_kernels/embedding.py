@@ -69,7 +69,7 @@ def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
     if y.size <= TASK_ELEMENTS:
         _gather_rows(weight, flat, rows_y)
     else:
-        _gather(weight, flat, rows_y, max(1, TASK_ELEMENTS // C))
+        _gather(weight, flat, rows_y, threads.rows_of_a_task(indices.size, C, TASK_ELEMENTS))
     return y.view(dtype) if C else y
 
 

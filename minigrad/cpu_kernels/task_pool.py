@@ -211,15 +211,16 @@ class TaskKernel:
             self.kernel(0, 1, *arguments)
             return
         frame = np.empty(FRAME_BYTES, np.uint8)
-        entry = _prepare(frame, self._address(key, arguments), arguments)
+        entry = _prepare(frame, self.address(key, arguments), arguments)
         if _run(entry, frame, tasks):
             raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
     def bind(self, key: Hashable, *arguments: Any) -> BoundKernel:
         """The kernel with arguments that stay, for `BoundKernel.run`."""
-        return BoundKernel(self.kernel.__name__, self._address(key, arguments), arguments)
+        return BoundKernel(self.kernel.__name__, self.address(key, arguments), arguments)
 
-    def _address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
+    def address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
+        """Where the machine code for arguments of these types is."""
         address = self._addresses.get(key)
         if address is None:
             address = self._addresses[key] = self._compile(arguments)

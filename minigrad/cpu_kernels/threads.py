@@ -64,6 +64,15 @@ def get_num_threads() -> int:
     return _threads_of_pool()()
 
 
+def rows_of_a_task(rows: int, width: int, elements: int) -> int:
+    """How many of ``rows`` rows of ``width`` elements are one task: about ``elements`` of them, and so that all threads
+    get like shares.
+    """
+    count = get_num_threads()
+    tasks = count * max(1, round(rows * width / (elements * count)))
+    return max(1, -(-rows // tasks))
+
+
 def set_num_threads(n: int) -> None:
     """Use ``n`` threads for kernels launched from the calling thread, 1 <= n <= the number of cores at start.
 

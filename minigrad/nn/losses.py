@@ -59,7 +59,7 @@ def cross_entropy(
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
-    labels = _labels("cross_entropy", target, classes, ignore_index)
+    labels = _labels("cross_entropy", target if target.ndim == 1 else target.reshape(-1), classes, ignore_index)
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
     divisor: Any = 1.0 if reduction == "sum" else None
@@ -77,13 +77,14 @@ def cross_entropy(
 
 
 def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tensor:
-    """The target as int64 (N,); IndexError naming one that is out of range."""
-    labels = (target if target.ndim == 1 else target.reshape(-1)).long()
-    bad = target.device.kernels.cross_entropy.check_targets(labels.data, classes, ignore_index)
+    """The target as int64; IndexError naming one that is out of range."""
+    labels = target.long()
+    bad = target.device.kernels.cross_entropy.check_targets(labels.data.reshape(-1), classes, ignore_index)
     if bad >= 0:
+        label = int(labels.reshape(-1)[bad])
         raise located(
             IndexError(
-                f"{name}: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
+                f"{name}: target {label} at position {bad} is out of range for {classes} classes "
                 f"(ignore_index is {ignore_index})"
             )
         )
@@ -98,7 +99,7 @@ def _captured(x: Tensor) -> bool:
 def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
     """How many labels count; in a CUDA graph, whose every launch has its own count, as an array."""
     k = labels.device.kernels
-    count = k.reduce.sum(k.comparison.ne(labels.data, ignore_index), (0,), False, "int64")
+    count = k.reduce.sum(k.comparison.ne(labels.data.reshape(-1), ignore_index), (0,), False, "int64")
     if _captured(labels):
         return k.elementwise.cast(count, float64 if dtype == float64 else float32)
     return float(k.to_host(count))
@@ -134,13 +135,12 @@ def linear_cross_entropy(
         )
     mixed = is_autocast_enabled(x.device.type)
     x, weight = cast_inputs("half", x, weight)
-    rows = x if x.ndim == 2 else x.reshape(target.numel(), x.shape[-1])
-    if weight.dtype != rows.dtype or not len(rows):
-        logits = linear_ops.Linear.apply(rows, weight)
+    if weight.dtype != x.dtype or not target.numel():
+        logits = linear_ops.Linear.apply(x.reshape(target.numel(), x.shape[-1]), weight)
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
     labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
     divisor = 1.0 if reduction == "sum" else _count(labels, ignore_index, x.dtype)
-    loss = linear_ops.LinearCrossEntropy.apply(rows, weight, labels, ignore_index=ignore_index, divisor=divisor)
+    loss = linear_ops.LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor)
     return loss if mixed else loss.to(x.dtype)
 
 

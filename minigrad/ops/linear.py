@@ -93,7 +93,8 @@ class FeedForward(Function):
 
 
 class LinearCrossEntropy(Function):
-    """loss = sum of the cross-entropies of z = x W^T, divided by ``divisor``;  dx = dz W, dW = dz^T x.
+    """loss = sum of the cross-entropies of z = x W^T, divided by ``divisor``;  dx = dz W, dW = dz^T x. x (..., in),
+    W (classes, in), targets (...).
 
     The logits z are made in chunks of rows. Where a gradient is wanted, forward turns each chunk into dz in place and
     uses it at once, so no more than a chunk of either exists, and backward only multiplies with the loss's gradient.
@@ -103,14 +104,16 @@ class LinearCrossEntropy(Function):
     Source: Hsu et al., "Liger Kernel" (2024), FusedLinearCrossEntropy.
     """
 
-    __slots__ = ("divisor", "ignore_index", "unit")
+    __slots__ = ("divisor", "ignore_index", "shape", "unit")
     widens = False  # half floats stay, where the products take them; the losses are float32
+    shape: tuple[int, ...]
     ignore_index: int
     divisor: Any  # a number, or on a GPU also a 0-d array
     unit: float  # on a GPU: the gradient of each row's loss, as dz has it
 
     def forward(self, x: Any, weight: Any, targets: Any, *, ignore_index: int, divisor: Any) -> Any:
-        self.ignore_index, self.divisor = ignore_index, divisor
+        self.ignore_index, self.divisor, self.shape = ignore_index, divisor, x.shape
+        x, targets = _rows(x), targets.reshape(-1)
         loss, *gradients = self.compute(x, weight, targets)
         if True in self.needs:
             self.saved = (x, weight, targets, *gradients)
@@ -132,9 +135,12 @@ class LinearCrossEntropy(Function):
         step = max(1, (CHUNK_BYTES if on_host else DEVICE_CHUNK_BYTES) // max(1, classes * real.itemsize))
         if rows > step:
             step = -(-rows // -(-rows // step))  # chunks of like sizes
+        if on_host and of_x and of_weight and rows <= step and k.linear_cross_entropy.takes(x, weight):
+            found, dx, dweight = k.linear_cross_entropy.forward_backward(x, weight, targets, self.ignore_index, of_loss)
+            return k.elementwise.div(k.reduce.sum(found, (0,), False), self.divisor), dx, dweight
         options = (self.ignore_index, 0.0, None)
         losses: list[Any] = []
-        dx: list[Any] = []
+        parts: list[Any] = []
         dweight = k.full(weight.shape, 0.0, real) if of_weight and half is not None else None
         for start in range(0, rows, step):
             part, labels = (x, targets) if rows <= step else (x[start : start + step], targets[start : start + step])
@@ -152,11 +158,11 @@ class LinearCrossEntropy(Function):
             if of_weight and dweight is not None:
                 k.linear.add_weight_gradient(dweight, dlogits, part)
             dweight = dweight if first is None else first
-            dx.append(dpart)
+            parts.append(dpart)
             del dlogits
         total = k.reduce.sum(losses[0] if len(losses) == 1 else k.movement.cat(tuple(losses), 0), (0,), False)
-        whole = dx[0] if len(dx) == 1 else k.movement.cat(tuple(dx), 0) if of_x and dx else None
-        return k.elementwise.div(total, self.divisor), whole, dweight
+        dx = parts[0] if len(parts) == 1 else k.movement.cat(tuple(parts), 0) if of_x and parts else None
+        return k.elementwise.div(total, self.divisor), dx, dweight
 
     def backward(self, dloss: Any) -> Any:
         *inputs, dx, dweight = self.saved
@@ -165,14 +171,17 @@ class LinearCrossEntropy(Function):
             divisor = self.divisor  # 0 where no row counts, and dz is 0
             divisor = max(divisor, 1.0) if isinstance(divisor, float) else k.elementwise.maximum(divisor, 1.0)
             factor = k.elementwise.div(k.elementwise.div(dloss, self.unit), divisor)
-            return self._times(dx, factor), self._times(dweight, factor), None
+            return self._shaped(self._times(dx, factor)), self._times(dweight, factor), None
         # The gradients are handed over and nobody need copy them; a second backward has them computed again.
         handed_over: Any = _Recomputed(inputs)
         self.saved = handed_over
         factor = float(dloss)
         if factor != 1:
             k.grad_norm.scale_([x for x in (dx, dweight) if x is not None], factor)
-        return dx, dweight, None
+        return self._shaped(dx), dweight, None
+
+    def _shaped(self, dx: Any) -> Any:
+        return dx if dx is None or len(self.shape) == 2 else dx.reshape(self.shape)
 
     def _times(self, x: Any, factor: Any) -> Any:
         if x is None:

@@ -1,0 +1,72 @@
+"""Losses and gradients of the last layer in one launch have the bits of the operations one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad.cpu_kernels import cross_entropy, linear, linear_cross_entropy
+
+IGNORED = -100
+
+
+def inputs(rows: int, classes: int, channels: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(rows)
+    targets = rng.integers(0, classes, rows)
+    targets[::7] = IGNORED
+    x, weight = rng.standard_normal((rows, channels)), rng.standard_normal((classes, channels))
+    return x.astype(dtype), weight.astype(dtype), targets
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest):
+    before = mg.get_num_threads()
+    mg.set_num_threads(min(request.param, before))
+    yield request.param
+    mg.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(256, 65, 64), (777, 131, 40), (40, 33, 32)])
+@pytest.mark.parametrize("special", [0.0, np.nan, np.inf])
+def test_bits_of_the_single_operations(sizes, dtype, special, threads):
+    x, weight, targets = inputs(*sizes, dtype)
+    if special:
+        x[3, 5] = special
+    assert linear_cross_entropy.takes(x, weight)
+    found = linear_cross_entropy.forward_backward(x, weight, targets, IGNORED, 0.125)
+    logits = linear.forward(x, weight)
+    dlosses = np.full(len(x), 0.125, dtype)
+    losses, _, dlogits = cross_entropy.forward_backward(dlosses, logits, targets, IGNORED, 0.0, None)
+    dx, dweight, _ = linear.backward(dlogits, x, weight, (True, True, False))
+    for name, a, b in zip(("losses", "dx", "dweight"), found, (losses, dx, dweight), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+        assert a.dtype == dtype and np.isnan(a).any() == bool(special)
+
+
+def test_against_float64():
+    x, weight, targets = inputs(300, 50, 48, np.float32)
+    z = x.astype(np.float64) @ weight.T.astype(np.float64)
+    z -= z.max(1, keepdims=True)
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    kept = targets != IGNORED
+    rows, labels = np.arange(len(x))[kept], targets[kept]
+    expected = np.zeros(len(x))
+    expected[kept] = -np.log(p[rows, labels])
+    dz = p * kept[:, None] * 0.5
+    dz[rows, labels] -= 0.5
+    losses, dx, dweight = linear_cross_entropy.forward_backward(x, weight, targets, IGNORED, 0.5)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)  # sums of 48 products of size 1 in float32
+    np.testing.assert_allclose(dx, dz @ weight, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dweight, dz.T @ x, rtol=1e-4, atol=1e-4)
+
+
+def test_what_it_does_not_take():
+    x, weight, _ = inputs(64, 65, 64, np.float32)
+    assert not linear_cross_entropy.takes(x, weight)  # more classes than rows
+    x, weight, _ = inputs(300, 65, 64, np.float32)
+    assert linear_cross_entropy.takes(x, weight)
+    assert not linear_cross_entropy.takes(x.astype(np.float64), weight)
+    assert not linear_cross_entropy.takes(np.asfortranarray(x), weight)
+    assert not linear_cross_entropy.takes(x, weight[:2])
