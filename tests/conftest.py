@@ -18,7 +18,16 @@ hypothesis.settings.load_profile("minigrad")
 os.environ.setdefault("MINIGRAD_GEMM", "numba")
 
 
+# A file is whole in one process: what takes long begins early, so that at the end neither process waits for the other.
+LONG = {
+    *("test_flash_tensor_core.py", "test_cuda_train_gpt2.py", "test_cuda_replicas.py", "test_optimizers.py"),
+    *("test_cross_entropy.py", "test_reduce.py", "test_attention.py", "test_losses.py", "test_group_norm.py"),
+    *("test_documents.py", "test_crash_safety.py", "test_packaging.py", "test_kernel_cache.py"),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         backend = importlib.import_module("minigrad.cuda_kernels")
