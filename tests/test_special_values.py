@@ -189,7 +189,9 @@ def test_functions_of_two_numbers(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_along_a_dimension(name: str, dtype: str) -> None:
-    compare(name, REDUCTIONS[name], (ROWS,), dtype, ALL)
+    # The gradient of log_softmax is 1 - 3 p, which cancels where the three elements of a row are the same.
+    close = {"atol": 4 * float(np.finfo(dtype).eps)} if name == "log_softmax" else {}
+    compare(name, REDUCTIONS[name], (ROWS,), dtype, ALL, **close)
 
 
 @needs_torch
