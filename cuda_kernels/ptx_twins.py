@@ -143,26 +143,31 @@ def shared_address(array: Any, i: Any) -> np.int32:
     return simulator.shared_address(array, i)
 
 
+def _matrix_rows(reason: str, address: Any) -> tuple[list[tuple[SharedArray, int]], int]:
+    """Where the rows of 16 bytes are whose addresses the 32 lanes bring, and this lane's number."""
+    lanes, lane = simulator.collective(reason, address)
+    if WARP not in lanes:  # the first lane to go on looks for all
+        lanes[WARP] = [simulator.shared_at(lanes[row]) for row in range(WARP)]
+    return lanes[WARP], lane
+
+
 def ldmatrix(address: Any) -> Registers:
     """Four matrices; register m of lane l is word l % 4 of the row whose address lane 8 m + l // 4 brings."""
-    rows, lane = simulator.collective("ldmatrix", address)
+    rows, lane = _matrix_rows("ldmatrix", address)
     words = []
-    for m in range(4):
-        array, offset = simulator.shared_at(rows[8 * m + lane // 4])
-        words.append(array.read_bytes(offset + lane % 4 * 4, 4).view(np.uint32)[0])
+    for array, offset in rows[lane // 4 :: 8]:
+        words.append(array.read_word(offset + lane % 4 * 4))
     return tuple(words)
 
 
 def ldmatrix_transposed(address: Any) -> Registers:
     """Four matrices; register m of lane l is column l // 4 of rows 2 (l % 4) and 2 (l % 4) + 1 of the m-th."""
-    rows, lane = simulator.collective("ldmatrix_transposed", address)
+    rows, lane = _matrix_rows("ldmatrix_transposed", address)
+    word, shift = lane // 8 * 4, lane // 4 % 2 * 16  # where a row has the column
     words = []
-    for m in range(4):
-        halves = []
-        for row in (2 * (lane % 4), 2 * (lane % 4) + 1):
-            array, offset = simulator.shared_at(rows[8 * m + row])
-            halves.append(array.read_bytes(offset + lane // 4 * 2, 2))
-        words.append(np.concatenate(halves).view(np.uint32)[0])
+    for first in range(2 * (lane % 4), WARP, 8):
+        low, high = (int(array.read_word(offset + word)) >> shift & 0xFFFF for array, offset in rows[first : first + 2])
+        words.append(np.uint32(high << 16 | low))
     return tuple(words)
 
 

@@ -18,20 +18,21 @@ class _Shared:
     def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
         """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
         if shape == 0:
-            return simulator.allocate_shared(shape, dtype, simulator.block().dynamic.view(dtype), alignment)
-        shape = shape if isinstance(shape, tuple) else (shape,)
-        count = python_math.prod(shape)
-        values = np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
-        return simulator.allocate_shared(shape, dtype, values, alignment)
+            return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
+        return simulator.allocate_shared(shape, dtype, alignment, lambda: _poisoned(shape, dtype))
+
+
+def _poisoned(shape: Any, dtype: Any) -> np.ndarray:
+    """New memory."""
+    count = int(np.prod(shape))
+    return np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
 
 
 class _Local:
     @staticmethod
-    def array(shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray:
+    def array(shape: int, dtype: Any, alignment: int | None = None) -> LocalArray:
         """Registers of the thread."""
-        count = int(np.prod(shape))
-        values = np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype)
-        return values.reshape(shape).view(LocalArray)
+        return LocalArray(shape, dtype)
 
 
 def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, Any, int], Any]:

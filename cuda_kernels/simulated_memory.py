@@ -6,7 +6,8 @@ copy is on its way are errors; new memory is full of 0xFF bytes (NaN).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,18 +25,21 @@ class SimulationError(RuntimeError):
 class Pointer:
     """Device memory seen from element ``base`` on, as a kernel's argument; every access is checked."""
 
-    __slots__ = ("base", "first", "view")
+    __slots__ = ("_size", "base", "first", "view")
 
     def __init__(self, view: np.ndarray, base: int) -> None:
         self.view: np.ndarray = view
         self.base: int = base
         self.first: int = int(view.ctypes.data) + base * view.itemsize
+        self._size: int = len(view)
 
     def __getitem__(self, i: int) -> Any:
-        return self.view[self.place(i)]
+        place = self.base + int(i)
+        return self.view[place if 0 <= place < self._size else self.place(i)]
 
     def __setitem__(self, i: int, value: Any) -> None:
-        self.view[self.place(i)] = value
+        place = self.base + int(i)
+        self.view[place if 0 <= place < self._size else self.place(i)] = value
 
     def place(self, i: int, n: int = 1) -> int:
         """The position of element ``i`` in the allocation, of which ``n`` elements from there on must be inside."""
@@ -52,91 +56,132 @@ class Pointer:
         return self.first + int(i) * self.view.itemsize
 
 
+class Stamp(NamedTuple):
+    """Who uses shared memory, and when: a thread of its block, and the barriers that the two had passed."""
+
+    thread: int
+    epoch: int  # of the block
+    warp_epoch: int
+
+
 class SharedArray:
     """Shared memory of a block, which remembers who used each element since when, to find races."""
 
-    __slots__ = ("_block", "_copied_by", "_readers", "_writers", "start", "values")
+    __slots__ = (
+        *("_block", "_copied_by", "_elements", "_length", "_readers", "_size", "_words", "_writers"),
+        *("declared", "end", "start", "values"),
+    )
 
-    def __init__(self, values: np.ndarray, start: int, block: Block) -> None:
+    def __init__(self, values: np.ndarray, start: int, block: Block, declared: tuple[Any, Any]) -> None:
         self.values: np.ndarray = values
+        self.declared: tuple[Any, Any] = declared  # shape and dtype, as the kernel says it
         self.start: int = start  # its address
+        self.end: int = start + values.nbytes
         self._block = block
-        self._writers: dict[Any, tuple[int, int, int]] = {}
-        self._readers: dict[Any, tuple[int, int, int]] = {}
-        self._copied_by: dict[Any, int] = {}  # of elements to which a copy is on its way: the thread that began it
+        self._elements: np.ndarray = values.reshape(-1)
+        self._words: np.ndarray | None = self._elements.view(np.uint32) if values.itemsize == 4 else None
+        self._size: int = values.size
+        self._length: int = values.size if values.ndim == 1 else 0  # below it, an index is the place
+        self._writers: list[Stamp | None] = [None] * self._size
+        self._readers: list[Stamp | None] = [None] * self._size
+        self._copied_by: dict[int, int] = {}  # of elements to which a copy is on its way: the thread that began it
 
     @property
     def shape(self) -> tuple[int, ...]:
         """As of an array."""
         return self.values.shape
 
-    def _check(self, users: dict[Any, tuple[int, int, int]], index: Any, what: str) -> None:
-        last = users.get(index)
-        block = self._block
-        if index in self._copied_by:
+    def _check(self, last: Stamp | None, place: int, what: str) -> None:
+        """The running thread may use an element that ``last`` used before."""
+        now = self._block.stamp
+        if place in self._copied_by:
             raise SimulationError(
-                f"thread {block.current.number} {what} shared element {index} before thread {self._copied_by[index]} "
-                "has waited for its asynchronous copy"
+                f"thread {now.thread} {what} shared element {self._index(place)} before thread "
+                f"{self._copied_by[place]} has waited for its asynchronous copy"
             )
-        thread = block.current
-        if last is not None and last[0] != thread.number and last[1] == block.epoch:
-            same_warp = last[0] // WARP == thread.warp.number
-            if not (same_warp and last[2] < thread.warp.epoch):
+        if last is not None and last.thread != now.thread and last.epoch == now.epoch:
+            same_warp = last.thread // WARP == now.thread // WARP
+            if not (same_warp and last.warp_epoch < now.warp_epoch):
                 raise SimulationError(
-                    f"race: thread {thread.number} {what} shared element {index} that thread {last[0]} used, "
-                    "without a barrier between"
+                    f"race: thread {now.thread} {what} shared element {self._index(place)} that thread {last.thread} "
+                    "used, without a barrier between"
                 )
 
-    def _stamp(self) -> tuple[int, int, int]:
-        thread = self._block.current
-        return thread.number, self._block.epoch, thread.warp.epoch
+    def _index(self, place: int) -> int | tuple[int, ...]:
+        """Where the ``place``-th element is, in a kernel's words."""
+        return place if self.values.ndim == 1 else tuple(int(i) for i in np.unravel_index(place, self.shape))
 
-    def _inside(self, index: Any) -> None:
-        for i, n in zip(index if isinstance(index, tuple) else (index,), self.values.shape, strict=True):
+    def _place(self, index: Any) -> int:
+        """Which element ``index`` is, in the order of the memory."""
+        shape = self.values.shape
+        indices = index if index.__class__ is tuple else (index,)
+        place = 0
+        for i, n in zip(indices, shape, strict=True):
+            i = operator.index(i)
             if not 0 <= i < n:
-                raise SimulationError(f"index {index} is outside a shared array of shape {self.values.shape}")
+                raise SimulationError(f"index {index} is outside a shared array of shape {shape}")
+            place = place * n + i
+        return place
+
+    def _touch(self, place: int) -> None:
+        """The running thread reads an element."""
+        last, now = self._writers[place], self._block.stamp
+        if (last is not None and last is not now) or self._copied_by:
+            self._check(last, place, "reads")
+        self._readers[place] = now
 
     def __getitem__(self, index: Any) -> Any:
-        self._inside(index)
-        self._check(self._writers, index, "reads")
-        self._readers[index] = self._stamp()
-        return self.values[index]
+        place = index if index.__class__ is int and 0 <= index < self._length else self._place(index)
+        self._touch(place)
+        return self._elements[place]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._inside(index)
-        self._check(self._writers, index, "writes")
-        self._check(self._readers, index, "writes")
-        self._writers[index] = self._stamp()
-        self.values[index] = value
+        place = index if index.__class__ is int and 0 <= index < self._length else self._place(index)
+        now = self._block.stamp
+        wrote, read = self._writers[place], self._readers[place]
+        if wrote is not None or read is not None or self._copied_by:
+            self._check(wrote, place, "writes")
+            self._check(read, place, "writes")
+        self._writers[place] = now
+        self._elements[place] = value
 
     def places(self, offset: int, n: int) -> range:
         """The elements of the ``n`` bytes from ``offset`` on; the array has one dimension."""
         itemsize = self.values.itemsize
         found = range(offset // itemsize, (offset + n - 1) // itemsize + 1)
-        self._inside(found.start)
-        self._inside(found.stop - 1)
+        if not (0 <= found.start and found.stop <= self._size and self.values.ndim == 1):
+            raise SimulationError(f"bytes {offset} to {offset + n} are outside a shared array of shape {self.shape}")
         return found
+
+    def read_word(self, offset: int) -> np.uint32:
+        """The 4 bytes from ``offset``, a multiple of 4, on."""
+        if self._words is None:
+            return np.uint32(self.read_bytes(offset, 4).view(np.uint32)[0])
+        (place,) = self.places(offset, 4)
+        self._touch(place)
+        return np.uint32(self._words[place])
 
     def read_bytes(self, offset: int, n: int) -> np.ndarray:
         """``n`` bytes, as ``n`` of uint8."""
-        for i in self.places(offset, n):
-            self[i]
+        for place in self.places(offset, n):
+            self._touch(place)
         return self.values.view(np.uint8)[offset : offset + n]
 
     def begin_copy(self, offset: int, n: int) -> None:
         """From here to ``end_copy`` these bytes have no value."""
-        for i in self.places(offset, n):
-            self._check(self._writers, i, "copies to")
-            self._check(self._readers, i, "copies to")
-            self._writers[i] = self._stamp()
-            self._copied_by[i] = self._block.current.number
+        now = self._block.stamp
+        for place in self.places(offset, n):
+            self._check(self._writers[place], place, "copies to")
+            self._check(self._readers[place], place, "copies to")
+            self._writers[place] = now
+            self._copied_by[place] = now.thread
         self.values.view(np.uint8)[offset : offset + n] = POISON
 
     def end_copy(self, offset: int, data: np.ndarray) -> None:
         """The bytes arrive, for the thread that waited; others need a barrier after."""
-        for i in self.places(offset, len(data)):
-            del self._copied_by[i]
-            self._writers[i] = self._stamp()
+        for place in self.places(offset, len(data)):
+            del self._copied_by[place]
+            self._writers[place] = self._block.stamp
         self.values.view(np.uint8)[offset : offset + len(data)] = data
 
     def begin_bulk_copy(self, offset: int, n: int) -> None:
@@ -166,21 +211,31 @@ class SharedArray:
         return self.values.view(np.uint16)[offsets // 2]
 
 
-class LocalArray(np.ndarray):
-    """Registers of a thread: negative indices, which count from the end in Python only, are refused."""
+class LocalArray:
+    """Registers of a thread, in one dimension: negative indices, which count from the end in Python, are refused."""
 
-    def __getitem__(self, index: Any) -> Any:
-        _check_local(self, index)
-        return super().__getitem__(index)
+    __slots__ = ("_type", "_values")
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        _check_local(self, index)
-        super().__setitem__(index, value)
+    def __init__(self, count: int, dtype: Any) -> None:
+        self._type: Any = np.dtype(dtype).type
+        (poison,) = np.full(np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype)
+        self._values: list[Any] = [poison] * count
 
+    def __getitem__(self, i: int) -> Any:
+        if i < 0:
+            raise self._outside(i)
+        try:
+            return self._values[i]
+        except IndexError:
+            raise self._outside(i) from None
 
-def _check_local(array: np.ndarray, index: Any) -> None:
-    if min(index if isinstance(index, tuple) else (index,)) < 0:
-        raise SimulationError(f"index {index} is outside a local array of shape {array.shape}")
+    def __setitem__(self, i: int, value: Any) -> None:
+        if not 0 <= i < len(self._values):
+            raise self._outside(i)
+        self._values[i] = value if value.__class__ is self._type else self._type(value)
+
+    def _outside(self, i: int) -> SimulationError:
+        return SimulationError(f"index {i} is outside a local array of {len(self._values)} elements")
 
 
 def pointer(memory: Any, address: int, dtype: Any) -> Pointer:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .simulated_memory import POISON, WARP, SharedArray, SimulationError
+from .simulated_memory import POISON, WARP, SharedArray, SimulationError, Stamp
 
 WARPGROUP = 128
 
@@ -66,6 +66,7 @@ class Thread:
 
 
 ENDED: tuple[str, Any] = ("ended", 0)
+WHOLE_WARP = 0xFFFFFFFF
 WHOLE_GROUP = -1  # instead of a mask: 4 warps
 
 
@@ -107,6 +108,7 @@ class Block:
         self.at_end: list[Callable[[], None]] = []  # checks
         self.dynamic: np.ndarray = np.full(dynamic_bytes, POISON, np.uint8)
         self.current: Thread
+        self.stamp: Stamp  # of the current thread: barriers are passed between its turns only
         self._hub: Any = None
 
     def run(self, function: Callable[..., None], args: tuple[Any, ...], order: random.Random | None) -> None:
@@ -133,6 +135,7 @@ class Block:
                 order.shuffle(ready)
             for thread in ready:
                 self.current = thread
+                self.stamp = Stamp(thread.number, self.epoch, thread.warp.epoch)
                 threadIdx.x, threadIdx.y, threadIdx.z = thread.index
                 if thread.waits_for is None:
                     thread.waits_for = thread.greenlet.switch(self._hub, function, args)
@@ -256,31 +259,32 @@ FIRST_ADDRESS = 1040  # in shared memory: no rounder than a GPU promises
 GAP = 1024  # bytes between two arrays, where indices outside them are found
 
 
-def allocate_shared(shape: Any, dtype: Any, values: np.ndarray, alignment: int | None) -> SharedArray:
-    """The running thread's next shared array, which is the block's: the first thread to come brings its ``values``."""
+def allocate_shared(shape: Any, dtype: Any, alignment: int | None, memory: Callable[[], np.ndarray]) -> SharedArray:
+    """The running thread's next shared array, which is the block's: the first thread to come makes its ``memory``."""
     block = _now.block
     thread = block.current
     if thread.allocations == len(block.shared):
         step = alignment or 16
         start = -(-block.shared_end // step) * step
-        block.shared.append(SharedArray(values, start, block))
-        block.shared_end = start + values.nbytes + GAP
+        block.shared.append(SharedArray(memory(), start, block, (shape, dtype)))
+        block.shared_end = block.shared[-1].end + GAP
     found = block.shared[thread.allocations]
     thread.allocations += 1
-    if found.values.dtype != np.dtype(dtype) or found.shape != values.shape:
-        raise SimulationError(f"threads of one block allocate different shared arrays: {found.shape} and {shape}")
+    if found.declared != (shape, dtype):
+        raise SimulationError(f"threads of one block allocate different shared arrays: {found.declared} and {shape}")
     return found
 
 
 def lanes(reason: str, mask: int, value: Any) -> tuple[dict[int, Any], int]:
     """What the lanes of ``mask`` bring to an instruction that they execute together, and this lane's number."""
     block = _now.block
-    return block.wait(reason, int(mask) & 0xFFFFFFFF, value), block.current.lane
+    return block.wait(reason, int(mask) & WHOLE_WARP, value), block.current.lane
 
 
 def collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
     """What the 32 lanes of the warp bring to an instruction that all of them execute, and this lane's number."""
-    return lanes(reason, -1, value)
+    block = _now.block
+    return block.wait(reason, WHOLE_WARP, value), block.current.lane
 
 
 def group_collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
@@ -303,12 +307,13 @@ def shared_address(array: Any, i: Any) -> np.int32:
 
 def shared_at(address: Any, multiple: int = 16) -> tuple[SharedArray, int]:
     """The shared array at an address, and the bytes from its beginning to there."""
-    arrays = [array for array in _now.block.shared if array.start <= address <= array.start + array.values.nbytes]
-    if not arrays:
-        raise SimulationError(f"{int(address):#x} is no address in shared memory")
-    if address % multiple:
-        raise SimulationError(f"the shared address {int(address):#x} is not a multiple of {multiple}")
-    return arrays[0], int(address) - arrays[0].start
+    address = int(address)
+    for array in _now.block.shared:
+        if array.start <= address <= array.end:
+            if address % multiple:
+                raise SimulationError(f"the shared address {address:#x} is not a multiple of {multiple}")
+            return array, address - array.start
+    raise SimulationError(f"{address:#x} is no address in shared memory")
 
 
 def begin_copy(address: Any, data: np.ndarray) -> None:
