@@ -35,9 +35,6 @@ from . import compiler
 from .language import SIMULATED
 from .launch import KERNELS, LATER, Kernel
 
-TOGETHER = 16  # kernels that a process compiles at a time
-ENVIRONMENT = re.compile(r"^\.common \.global [^;\n]*\b_ZN08NumbaEnv\w+;$", re.MULTILINE)  # no kernel uses it
-
 
 @dataclass(frozen=True)
 class Report:
@@ -133,39 +130,13 @@ def tool(name: str) -> str:
 
 def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
     """Compile one kernel for a compute capability and read what it became."""
-    (found,) = reports([kernel], capability)
-    return found
-
-
-def reports(kernels: Sequence[Kernel], capability: tuple[int, int]) -> list[Report]:
-    """Compile kernels of one architecture and read what they became; a start of ``nvdisasm`` takes half a second."""
-    (arch,) = {compiler.architecture(kernel, capability) for kernel in kernels}
+    arch = compiler.architecture(kernel, capability)
+    ptx = compiler.to_ptx(kernel, capability)
     with tempfile.TemporaryDirectory() as folder:
-        sources = [Path(folder, f"{kernel.symbol}.ptx") for kernel in kernels]
-        for source, kernel in zip(sources, kernels, strict=True):
-            source.write_text(ENVIRONMENT.sub("", compiler.to_ptx(kernel, capability)))
-        cubin = Path(folder, "kernels.cubin")
-        log = _run(tool("ptxas"), f"-arch={arch}", "-v", "-O3", *map(str, sources), "-o", str(cubin))
-        sass = _run(tool("nvdisasm"), "-c", "-ndf", str(cubin))  # without the analysis of branches
-    logs = _parts(r"^.*Compiling entry function '(\w+)'", log)
-    code = _parts(r"^\.text\.(\w+):", sass)
-    losses = re.findall(compiler.LOSS, log)  # each names its function
-    unknown = tuple(text for text in losses if not any(f"'{kernel.symbol}'" in text for kernel in kernels))
-    found = []
-    for kernel in kernels:
-        warnings = tuple(text for text in losses if f"'{kernel.symbol}'" in text) + unknown
-        found.append(_report(kernel, arch, logs[kernel.symbol], code[kernel.symbol], warnings))
-    return found
-
-
-def _parts(heading: str, text: str) -> dict[str, str]:
-    """What stands below each heading, by the name in it."""
-    _, *found = re.split(heading, text, flags=re.MULTILINE)
-    return dict(zip(found[::2], found[1::2], strict=True))
-
-
-def _report(kernel: Kernel, arch: str, log: str, sass: str, warnings: tuple[str, ...]) -> Report:
-    """Of what the assembler said about a kernel, and its instructions."""
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        log = _run(tool("ptxas"), f"-arch={arch}", "-v", "-O3", str(source), "-o", str(cubin))
+        sass = _run(tool("nvdisasm"), "-c", "-ndf", str(cubin))  # without an analysis of branches
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", sass)
     return Report(
         kernel,
@@ -175,7 +146,7 @@ def _report(kernel: Kernel, arch: str, log: str, sass: str, warnings: tuple[str,
         local=_number(r"(\d+) bytes stack frame", log),
         spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
         instructions=Counter(instructions),
-        warnings=warnings,
+        warnings=tuple(re.findall(compiler.LOSS, log)),
     )
 
 
@@ -221,19 +192,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
     tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
-    work = []
-    for capability in capabilities:
-        by_arch: dict[str, list[str]] = {}
-        for k in chosen:
-            if capability == k.capability if k.only else capability >= k.capability:
-                by_arch.setdefault(compiler.architecture(k, capability), []).append(k.name)
-        for names in by_arch.values():
-            work += [(names[i : i + TOGETHER], capability, options.sass) for i in range(0, len(names), TOGETHER)]
+    work = [
+        (k.name, capability, options.sass)
+        for k in chosen
+        for capability in capabilities
+        if (capability == k.capability if k.only else capability >= k.capability)
+    ]
     if not work:
         parser.error(f"none of these kernels is for {' or '.join(options.arch)}")
     broken = 0
     with _pool(min(options.jobs, len(work)), options.later, files) as pool:
-        for text, faults in pool.map(_described, work):
+        for text, faults in pool.map(_described, work, chunksize=8):  # neighbours share device functions
             print(text, flush=True)
             broken += faults
     print(f"{len(chosen)} kernels, {broken} over budget")
@@ -246,17 +215,15 @@ def _pool(jobs: int, later: bool, files: Sequence[str]) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, context, initializer=load_all, initargs=(later, files))
 
 
-def _described(work: tuple[list[str], tuple[int, int], bool]) -> tuple[str, int]:
-    """The lines about kernels of one architecture, and the number of their faults."""
-    names, capability, sass = work
-    lines, faults = [], 0
-    for found in reports([KERNELS[name] for name in names], capability):
-        lines.append(str(found))
-        if sass:
-            lines.append("    " + ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())))
-        lines += [f"    over budget: {fault}" for fault in found.faults()]
-        faults += len(found.faults())
-    return "\n".join(lines), faults
+def _described(work: tuple[str, tuple[int, int], bool]) -> tuple[str, int]:
+    """The lines about one kernel on one architecture, and the number of its faults."""
+    name, capability, sass = work
+    found = report(KERNELS[name], capability)
+    lines = [str(found)]
+    if sass:
+        lines.append("    " + ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())))
+    faults = found.faults()
+    return "\n".join(lines + [f"    over budget: {fault}" for fault in faults]), len(faults)
 
 
 if __name__ == "__main__":
