@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minigrad.cpu_kernels import jit
@@ -123,3 +124,18 @@ def test_a_folder_of_another_user_is_not_used(warm: Path) -> None:
     assert result.stdout.splitlines()[1] == "12.0"
     assert str(folder) not in result.stdout
     assert "owned or writable by somebody else" in result.stderr
+
+
+@jit.kernel
+def first_times(x, factor):
+    return x[0] * factor
+
+
+@jit.kernel
+def with_constants(x, factor):
+    return first_times(x, 2) + first_times(x, factor=3) + first_times(x, factor)
+
+
+def test_a_kernel_that_others_call_with_constants_is_compiled_once() -> None:
+    assert with_constants(np.ones(1), 4) == 9
+    assert len(first_times.signatures) == 1

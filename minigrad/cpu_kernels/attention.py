@@ -60,9 +60,10 @@ def _dropout_row(row, start, seed, offset, p):
     fill_dropout(row, start, seed, offset, p)
 
 
-@inline
+@kernel
 def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate, zeros, y, y_row, width):
     """y[:TILE_ROWS, :width] (+)= a[:TILE_ROWS, :depth] @ b, one panel of b after the other; width is whole panels."""
+    not_inlined()
     n = tile_columns(y)
     for j in range(0, width, n):
         target = advance(y, j)

@@ -33,6 +33,7 @@ from llvmlite.binding import Linkage
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.types import unliteral
 
 from . import threads
 
@@ -151,6 +152,13 @@ def _compile(fn: Callable[..., Any], **options: Any) -> Any:
         return dispatcher
     with _numba_cache_directory():
         dispatcher._cache = KernelCache(fn)
+    template = dispatcher.get_call_template
+
+    def compiled_once(args: Any, kws: Any) -> Any:
+        """Numba would compile a kernel that others call anew for each constant among its arguments."""
+        return template(tuple(map(unliteral, args)), {name: unliteral(arg) for name, arg in kws.items()})
+
+    dispatcher.get_call_template = compiled_once
     return dispatcher
 
 
