@@ -31,10 +31,10 @@ from turns import conditions
 
 from minigrad.nn.transformer import one_by_one
 
-# Parts by the module of cpu_kernels; what is named nowhere is "elementwise, norm, softmax, loss".
+# Parts by the module of cpu_kernels; the head and its loss count as product, and what is named nowhere is "elementwise, norm, softmax, loss".
 PARTS = {
     "transformer block": ("transformer_block",),
-    "matrix product": ("matmul", "linear", "bfloat16_product"),
+    "matrix product": ("matmul", "linear", "linear_cross_entropy", "bfloat16_product"),
     "attention": ("attention",),
     "optimizer and clipping": ("adamw", "grad_norm", "multi_tensor"),
 }

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,15 @@ def test_a_failure_meets_a_rank_at_its_next_call_at_once():
     second.close()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Programs that a script starts in the background ignore Ctrl-C; this one must not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_ranks():
     ended = []
 
