@@ -31,7 +31,7 @@ from turns import conditions
 
 from minigrad.nn.transformer import one_by_one
 
-# Parts by the module of cpu_kernels; the head and its loss count as product, and what is named nowhere is "elementwise, norm, softmax, loss".
+# Parts by the module of cpu_kernels. The head and its loss count as product; what is named nowhere as OTHER.
 PARTS = {
     "transformer block": ("transformer_block",),
     "matrix product": ("matmul", "linear", "linear_cross_entropy", "bfloat16_product"),
