@@ -202,7 +202,7 @@ _ADDRESSES: dict[Any, int] = {}
 
 
 def _fused_address(dtype: np.dtype[Any]) -> int:
-    """Of `_fused_rows`. All call this one machine code of theirs, as in `layer_norm.row_addresses`."""
+    """Of `_fused_rows`. All call this one machine code of theirs, as in `layer_norm._row_addresses`."""
     found = _ADDRESSES.get(dtype)
     if found is None:
         vector, matrix = (types.Array(numba.from_dtype(dtype), n, "C") for n in (1, 2))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import bfloat16_product, gelu, reduce, threads
+from .jit import inline
 from .matmul import FLOATS, NO_BIAS, matmul
 from .product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
 from .product_loops import (
@@ -43,7 +44,7 @@ from .register_tile import (
     round_up,
     tile_columns,
 )
-from .task_pool import task_kernel
+from .task_pool import call_at, task_kernel
 
 GELU, SLOPE = {"tanh": GELU_TANH, "none": GELU_ERF}, {"tanh": SLOPE_TANH, "none": SLOPE_ERF}
 
@@ -108,6 +109,32 @@ def _products(
     keep_alive(small)
     keep_alive(packed_a)
     keep_alive(packed_b)
+
+
+# Within other kernels, at the ``address`` of this one.
+
+_PAIRS = (0, 0), (1, 1)  # the grids of no product and of an undivided one
+_multiply_both = _products.kernel
+
+
+@inline
+def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, epilogue, none, no_bias, pairs):
+    """y = a @ b or a @ b^T with bias and epilogue, as one task."""
+    return call_at(
+        address, _multiply_both,
+        (0, 1, a, b, transposed, bias, has_bias, y, other, extra, epilogue, pairs[1], none, none, no_bias, False, False,
+         pairs[0]),
+    )  # fmt: skip
+
+
+@inline
+def _weight_gradient(address, task, tasks, dy, x, dweight, dbias, has_bias, grid, none, no_bias, pairs):
+    """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
+    return call_at(
+        address, _multiply_both,
+        (task, tasks, dy, none, False, no_bias, False, none, none, none, 0, pairs[0], x, dweight, dbias, has_bias,
+         False, grid),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- launchers

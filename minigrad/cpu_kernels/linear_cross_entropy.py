@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 from . import cross_entropy, linear, threads
+from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import NO_BIAS
 from .product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
 from .register_tile import TILE_BYTES
 from .task_pool import call_at, step_of, task_kernel
-from .transformer_block import _product_rows, _weight_gradient
 
 _fused_rows = cross_entropy._fused_rows
 
@@ -48,8 +48,6 @@ def _steps(
 
 
 # ---------------------------------------------------------------- launchers
-
-_PAIRS = (0, 0), (1, 1)  # the grids of no product and of an undivided one
 
 
 def takes(x: np.ndarray, weight: np.ndarray) -> bool:

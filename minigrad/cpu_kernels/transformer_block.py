@@ -30,7 +30,8 @@ import numpy as np
 from numba.core import types
 
 from . import attention, bfloat16_product, layer_norm, linear, threads
-from .jit import inline, kernel
+from .jit import kernel
+from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import FLOATS, NO_BIAS
 from .product_epilogue import ADD
 from .product_loops import THIN_ROWS, grid_of
@@ -44,26 +45,6 @@ UNEVEN = 1.05  # the share of the task that has the most sequences, divided by t
 
 
 # ---------------------------------------------------------------- kernels
-
-
-@inline
-def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, epilogue, none, no_bias, pairs):
-    """y = a @ b or a @ b^T with bias and epilogue, as one task."""
-    return call_at(
-        address, _products,
-        (0, 1, a, b, transposed, bias, has_bias, y, other, extra, epilogue, pairs[1], none, none, no_bias, False, False,
-         pairs[0]),
-    )  # fmt: skip
-
-
-@inline
-def _weight_gradient(address, task, tasks, dy, x, dweight, dbias, has_bias, grid, none, no_bias, pairs):
-    """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
-    return call_at(
-        address, _products,
-        (task, tasks, dy, none, False, no_bias, False, none, none, none, 0, pairs[0], x, dweight, dbias, has_bias,
-         False, grid),
-    )  # fmt: skip
 
 
 @kernel
@@ -213,7 +194,6 @@ class Addresses(NamedTuple):
 
 _ADDRESSES: dict[Any, Addresses] = {}
 _NO_SEED = np.uint64(0)
-_PAIRS = (0, 0), (1, 1)  # the grids of no product and of an undivided one
 
 
 def _addresses(dtype: np.dtype[Any]) -> Addresses:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import fake_nccl
 import numpy as np
 import pytest
-from fake_nccl import FakeMachine
+from fake_nccl import FakeMachine, on_ranks
 
 import minigrad as mg
 from minigrad import Tensor, cuda_kernels, nn
@@ -26,7 +26,6 @@ from minigrad.distributed import (
     NcclCommunicator,
     NonFiniteLossError,
     TrainingConfig,
-    nccl,
     run_threads,
 )
 from minigrad.optim import CosineAnnealing, LossScaleStrategy
@@ -37,42 +36,12 @@ if not cuda_kernels.simulated():
 STEPS = 4
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    machine = FakeMachine()
-    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
-    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
-    yield machine
-    machine.shut()
-
-
 def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
-    """What ``fn`` returns, or raises, on each of two devices, in threads."""
-    comms = NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100)
-    out: list[Any] = [None, None]
-
-    def rank(number: int) -> None:
-        try:
-            with comms[number] as comm:
-                comm.device.activate()
-                out[number] = fn(comm)
-        except BaseException as error:
-            out[number] = error
-
-    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    return out
+    return on_ranks(NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100), fn)
 
 
 def good(fn: Callable[[Communicator], Any]) -> list[Any]:
-    out = on_both(fn)
-    for value in out:
-        if isinstance(value, BaseException):
-            raise value
-    return out
+    return fake_nccl.good(on_both(fn))
 
 
 class Net(nn.Module):

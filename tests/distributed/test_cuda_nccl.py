@@ -5,14 +5,13 @@ NCCL and CuPy are fakes (``fake_nccl``); the kernels, and the tensors whose addr
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from data_parallel import Net
-from fake_nccl import FakeArray, FakeMachine
+from fake_nccl import FakeArray, FakeMachine, good, on_ranks
 from nccl_programs import (
     KINDS,
     PARTS,
@@ -39,7 +38,6 @@ from minigrad.distributed import (
     NonFiniteBlockGradientError,
     Trainer,
     TrainingConfig,
-    nccl,
     replica_communicators,
     replica_group,
     run_threads,
@@ -58,38 +56,16 @@ def host() -> Iterator[list[tuple[int, int]]]:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    machine = FakeMachine()
-    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
-    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
+def machine(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     monkeypatch.setattr(replica_group, "_no_nccl", lambda devices: None)
-    yield machine
-    machine.shut()
+    return machine
 
 
 def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
     """What ``fn`` returns on each of two devices, in threads."""
     comms = replica_communicators(DEVICES, timeout=300)
     assert all(type(comm) is NcclCommunicator for comm in comms)
-    out: list[Any] = [None, None]
-
-    def rank(number: int) -> None:
-        try:
-            with comms[number] as comm:
-                comm.device.activate()
-                out[number] = fn(comm)
-        except BaseException as error:
-            out[number] = error
-
-    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    for value in out:
-        if isinstance(value, BaseException):
-            raise value
-    return out
+    return good(on_ranks(comms, fn))
 
 
 @pytest.mark.parametrize("kind", KINDS)

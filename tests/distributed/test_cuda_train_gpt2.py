@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from nccl_programs import RECORD, copies_to_host
 
 from minigrad import cuda_kernels
 from minigrad.device import Device
-from minigrad.distributed import NcclCommunicator, nccl
+from minigrad.distributed import NcclCommunicator
 from minigrad.distributed.thread import drawing_from, generators_for
 
 if not cuda_kernels.simulated():
@@ -30,15 +29,6 @@ FLAGS = (
     f"--steps {STEPS} --dropout 0 --warmup 1 --eval-every 9 --eval-batches 1 --sample-every 0 --save-every 9 --peak 1 "
     "--data text.txt --tokenizer bytes --dtype float32"
 ).split()
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    machine = FakeMachine()
-    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
-    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
-    yield machine
-    machine.shut()
 
 
 @pytest.mark.parametrize("graph", ["--no-graph", "--graph"])

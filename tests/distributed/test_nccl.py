@@ -38,14 +38,10 @@ CUDA = Device("cuda:0")
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    machine = FakeMachine()
-    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
+def machine(machine, monkeypatch):
     monkeypatch.setattr(nccl_launch, "_pointer", lambda array: array.ctypes.data)
-    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
     monkeypatch.setattr(nccl, "_PEEK_SECONDS", 0.05)
-    yield machine
-    machine.shut()
+    return machine
 
 
 def run(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:

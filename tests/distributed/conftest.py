@@ -1,0 +1,20 @@
+"""What several tests of this folder need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fake_nccl import FakeMachine
+
+from minigrad.distributed import nccl
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    """The GPUs and the NCCL library that NcclCommunicator finds."""
+    machine = FakeMachine()
+    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
+    monkeypatch.setattr(nccl, "END_SECONDS", 0.3)
+    yield machine
+    machine.shut()
