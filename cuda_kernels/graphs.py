@@ -212,6 +212,7 @@ class Graph:
             if graph.value:
                 libcuda.call("cuGraphDestroy", graph)
             if not self._captured:
+                self.outside_range = None
                 self.close()
 
     def add(self, function: Callable[..., None], *arguments: Any) -> None:

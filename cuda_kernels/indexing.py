@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from . import places as at
-from .array import DeviceArray, contiguous, contiguous_strides, copy, empty, from_host, zeros
-from .index_arrays import as_indices, is_basic, select
+from .array import DeviceArray, contiguous, contiguous_strides, copy, empty, from_host, full, zeros
+from .index_arrays import as_indices, harmless, is_basic, select
 from .language import cuda
 from .launch import Kernel, kernel
 from .movement import expand
@@ -105,7 +105,8 @@ def _values(y: Any, shape: tuple[int, ...], x: DeviceArray) -> DeviceArray:
     if isinstance(y, DeviceArray):
         y = y if y.dtype == x.dtype else _elementwise().cast(y, x.dtype)
     else:
-        y = from_host(np.asarray(y).astype(x.dtype), x.device)
+        y = np.asarray(y).astype(x.dtype)
+        y = from_host(y, x.device) if y.ndim else full((), y[()], x.dtype, x.device)
     while y.ndim > len(shape) and y.shape[0] == 1:
         y = y.reshape(y.shape[1:])
     if y.ndim > len(shape) or any(n not in (1, m) for n, m in zip(reversed(y.shape), reversed(shape), strict=False)):
@@ -201,7 +202,7 @@ def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, st
 
 def _flat_places(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> DeviceArray:
     """The places, int64 (n,), of an index along ``axis`` in a contiguous array of ``shape`` that is flattened."""
-    indices = as_indices(indices)
+    indices = harmless(as_indices(indices), 0, shape[axis])
     places = empty(indices.size, np.int64, indices.device)
     strides = contiguous_strides(shape, 1)
     kept = tuple(0 if d == axis % len(shape) else stride for d, stride in enumerate(strides))

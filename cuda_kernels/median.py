@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .array import DeviceArray, empty, from_host
+from .array import DeviceArray, empty, full, zeros
 from .collective import block_sum
 from .fold import fold
 from .language import cuda
@@ -79,7 +79,7 @@ def select(x: DeviceArray, k: int) -> DeviceArray:
     """The value of rank k (0 is the smallest) of contiguous x, 0-d; NaNs are the largest or smallest by their sign."""
     chosen = SELECTIONS["u" if x.dtype.kind == "b" else x.dtype.kind, x.itemsize]
     y = empty((), x.dtype, x.device)
-    prefix, rank = from_host(np.zeros(1, np.uint64), x.device), from_host(np.full(1, k), x.device)
+    prefix, rank = zeros(1, np.uint64, x.device), full(1, k, np.int64, x.device)
     parts = min(PARTS, ceil_div(x.size, THREADS))
     threads = min(THREADS, 32 * ceil_div(x.size, 32))
     partial = empty(parts, np.int64, x.device)

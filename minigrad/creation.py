@@ -333,13 +333,14 @@ def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
     """int64 of shape (*indices.shape, num_classes), 1 at the index; by default as many classes as the largest needs."""
     if indices.dtype.kind not in "iu":
         raise located(TypeError(f"one_hot: indices must be integers, not {indices.dtype}"))
-    top = int(indices.amax()) if indices.numel() else -1
-    if indices.numel() and int(indices.amin()) < 0:
-        raise located(ValueError(f"one_hot: negative index {int(indices.amin())}"))
     if num_classes == -1:
-        num_classes = top + 1
-    if num_classes <= top or num_classes < 1:
-        raise located(ValueError(f"one_hot: {num_classes} classes cannot hold index {top}"))
+        num_classes = int(indices.amax()) + 1 if indices.numel() else 0
+    bad = indices.device.kernels.embedding.check_indices(indices.long().data, max(num_classes, 0))
+    index = int(indices.reshape(-1)[bad]) if bad >= 0 else -1
+    if bad >= 0 and index < 0:
+        raise located(ValueError(f"one_hot: negative index {index}"))
+    if bad >= 0 or num_classes < 1:
+        raise located(ValueError(f"one_hot: {num_classes} classes cannot hold index {index}"))
     return indexing.OneHot.apply(indices, classes=num_classes)
 
 

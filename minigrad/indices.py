@@ -17,10 +17,9 @@ def check_range(name: str, index: Tensor, size: int) -> None:
     """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
     if index.dtype.kind not in "iu":
         raise located(TypeError(f"{name}: indices must be integers, not {index.dtype}"))
-    if index.numel():
-        low, high = int(index.amin()), int(index.amax())
-        if low < 0 or high >= size:
-            raise located(IndexError(f"{name}: index {low if low < 0 else high} is out of range for size {size}"))
+    bad = index.device.kernels.embedding.check_indices(index.long().data, size)
+    if bad >= 0:
+        raise located(IndexError(f"{name}: index {int(index.reshape(-1)[bad])} is out of range for size {size}"))
 
 
 def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) -> Any:

@@ -72,7 +72,7 @@ class DerivedIndexingMethods:
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
-        every = self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
+        every = self.new_ones(self.shape, dtype=dtypes.int64).reshape(-1).cumsum(0).reshape(self.shape) - 1
         places = every[tuple(indices)]
         if isinstance(values, TensorCore):
             values = values.expand(*places.shape).reshape(-1)

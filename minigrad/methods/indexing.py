@@ -99,7 +99,7 @@ class IndexingMethods:
     def sort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
         """(values, indices) sorted along ``dim``; stable even if not asked."""
         order = self.argsort(dim, descending)
-        return ValuesAndIndices(self.gather(dim, order), order)
+        return ValuesAndIndices(self._at(dim, order), order)
 
     def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True) -> ValuesAndIndices:
         """(values, indices) of the ``k`` largest (or smallest) along ``dim``, best first."""
@@ -109,4 +109,10 @@ class IndexingMethods:
         if not 0 <= k <= self.shape[dim]:
             raise located(ValueError(f"topk: k={k}; expected 0 to {self.shape[dim]}, the size of dim {dim}"))
         order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
-        return ValuesAndIndices(self.gather(dim, order), order)
+        return ValuesAndIndices(self._at(dim, order), order)
+
+    def _at(self: Tensor, dim: int, index: Tensor) -> Tensor:
+        """``gather`` of an index that was found in this tensor, and so is in range."""
+        if not self.ndim:
+            return self.clone()
+        return indexing.Gather.apply(self, index, axis=shapes.normalize_dim(dim, self.ndim))

@@ -177,7 +177,7 @@ class ReduceMethods:
         n = self.shape[found]
         missing = self.isnan().sum(found, keepdim=True)  # NaNs are the last
         place = (n - missing).where(missing > 0, (n - 1) // 2)
-        return self._select(order.gather(found, place), found, keepdim)
+        return self._select(order._at(found, place), found, keepdim)
 
     def argmax(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
         """Index (int64) of the first largest value, along ``dim`` or of the flattened tensor."""
@@ -196,7 +196,7 @@ class ReduceMethods:
         return axes
 
     def _select(self: Tensor, indices: Tensor, dim: int, keepdim: bool) -> ValuesAndIndices:
-        values = self.gather(dim, indices) if self.ndim else self.clone()
+        values = self._at(dim, indices)
         if keepdim or not self.ndim:
             return ValuesAndIndices(values, indices)
         return ValuesAndIndices(values.squeeze(dim), indices.squeeze(dim))

@@ -148,22 +148,25 @@ FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
     ("__getitem__", "instead of a boolean mask, use where", lambda x, i: x[x > 0]),
     ("__getitem__", "tensors of integers with dimensions", lambda x, i: x[i[0]]),
     ("__getitem__", "made before the capture", lambda x, i: x[[0, 1]]),
-    ("__setitem__", "instead of a boolean mask, use where", lambda x, i: x.__setitem__(x > 0, 0.0)),
+    ("__setitem__", "instead of a boolean mask, use where", lambda x, i: x.__setitem__(x > 0, x[:1])),
     ("masked_select", "use where or masked_fill", lambda x, i: x.masked_select(x > 0)),
     ("nll_loss", "use cross_entropy", lambda x, i: F.nll_loss(x.expand(3, 3), i)),
     ("nonzero", "the shape of its result depends on values", lambda x, i: x.nonzero()),
     ("unique", "the shape of its result depends on values", lambda x, i: x.unique()),
     ("bincount", "the shape of its result depends on values", lambda x, i: i.bincount()),
-    ("gather", r"x\[indices\] and embedding can be captured", lambda x, i: x.gather(0, i)),
-    ("scatter", r"x\[indices\] and embedding can be captured", lambda x, i: x.scatter(0, i, 0.0)),
-    ("one_hot", r"x\[indices\] and embedding can be captured", lambda x, i: F.one_hot(i, 3)),
-    ("sort", "call it before the capture, or after the launch", lambda x, i: x.sort()),
+    ("one_hot", "pass num_classes", lambda x, i: F.one_hot(i)),
+    ("std", "use var and sqrt", lambda x, i: x.std()),
     ("multinomial", "call it before the capture, or after the launch", lambda x, i: x.softmax(0).multinomial(1)),
     ("manual_seed", "do it before a launch", lambda x, i: mg.manual_seed(3)),
     ("load_state_dict", "do it before a launch", lambda x, i: GENERATOR.load_state_dict({"seed": 1, "offset": 0})),
     ("clip_grad_norm", "use clip_grad_norm_async", lambda x, i: clip_grad_norm(leaf(x).square().backward(), 1.0)),
     ("unscale_grads", "AmpTrainer.capture", lambda x, i: GradScaler().unscale_grads(leaf(x).square().backward())),
 ]
+
+
+def with_set(x: mg.Tensor, where: mg.Tensor, value: float) -> mg.Tensor:
+    x[where] = value
+    return x
 
 
 def leaf(x: mg.Tensor) -> mg.Tensor:
@@ -204,6 +207,15 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
         lambda x, i: x[mg.tril_indices(2, 2, device="cuda")] + x[mg.triu_indices(2, 2, device="cuda")],
         lambda x, i: F.cross_entropy(x.expand(3, 3), i),
         lambda x, i: F.cross_entropy(x.expand(3, 3), i, weight=x.abs(), ignore_index=2),
+        lambda x, i: x.gather(0, i) * x.take_along_dim(i, 0) + x.index_select(0, i) * x.var().sqrt(),
+        lambda x, i: x.scatter(0, i, 2 * x) + x.scatter(0, i[:1], 0.5) * x.scatter_add(0, i[:2] // 2, x),
+        lambda x, i: x.scatter_reduce(0, i // 2, x, "prod") + x.scatter_reduce(0, i // 2, x, "amax"),
+        lambda x, i: x.index_add(0, i, x) + x.index_copy(0, i[:2], x[1:]) + x.index_fill(0, i[:1], 3.0),
+        lambda x, i: x.index_put((i[:2],), x[:2]) + x.index_put((i // 2,), x, accumulate=True),
+        lambda x, i: mg.cat([*x.sort(descending=True), *x.topk(2), *(y.reshape(1) for y in x.max(0))]),
+        lambda x, i: x.median() + x.expand(3, 3).median(1).values,
+        lambda x, i: F.one_hot(i, 4),
+        lambda x, i: (x + x).masked_fill_(x > 0, 0.5) + with_set(x - 1, x > 0, 0.5),
     ],
 )
 def test_what_takes_the_place_of_them_is_captured(function: Callable[..., mg.Tensor]) -> None:
@@ -362,6 +374,10 @@ def test_an_index_out_of_range_is_found_by_check() -> None:
         lambda x, i: F.cross_entropy(x[:3], i),
         lambda x, i: F.cross_entropy(x[:3], i, weight=x[0].abs(), label_smoothing=0.1),
         lambda x, i: F.linear_cross_entropy(x[:3], x, i),
+        lambda x, i: x[0].gather(0, i).square().sum() + x.index_select(1, i).sum(),
+        lambda x, i: (x.scatter(1, i.reshape(1, 3), x) * x.index_add(0, i, x[:3])).sum(),
+        lambda x, i: (x[0].scatter_reduce(0, i, x[1], "prod") * x[0].scatter_reduce(0, i, x[1], "amax")).sum(),
+        lambda x, i: (F.one_hot(i, 4) * x[:3]).sum(),
     ],
 )
 def test_an_index_out_of_range_goes_nowhere(loss: Callable[..., mg.Tensor], bad: int) -> None:
