@@ -20,6 +20,8 @@ from ..tensor import Tensor
 if TYPE_CHECKING:
     from .causal_lm import CausalLM
 
+NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
+
 
 def stream(
     model: CausalLM,
@@ -104,10 +106,41 @@ def sample(
 ) -> Tensor:
     """One token id per row of logits (B, vocab), or (B, 1, vocab), -> (B, 1). ValueError for logits with NaN or inf.
 
-    Drawn on the host, in float64: a row is little work, and each array operation costs less there than one on tensors.
+    In float64, where the logits are; both ways draw the same token.
     """
     if temperature == 0:
         return logits.argmax(-1, keepdim=True).reshape(len(logits), 1)
+    draws = _sample_on_host if logits.device.type == "cpu" else _sample_on_device
+    return draws(logits, temperature, top_k, top_p, generator)
+
+
+def _sample_on_device(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
+) -> Tensor:
+    """The host reads one value, whether the logits were finite, and neither logits nor token."""
+    vocab = logits.shape[-1]
+    scores = logits.reshape(-1, vocab).double()
+    scores = (scores - scores.amax(-1, keepdim=True)) / temperature
+    if top_k is not None and top_k < vocab:
+        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -math.inf)
+    weights, order = scores.exp(), None
+    if top_p is not None and top_p < 1:
+        weights, order = weights.sort(-1, descending=True)
+        before = weights.cumsum(-1) - weights
+        weights = weights.masked_fill(before >= top_p * weights.sum(-1, keepdim=True), 0.0)
+    edges = weights.cumsum(-1)
+    total = edges[:, -1:]
+    if not total.isfinite().all():
+        raise located(ValueError(NOT_FINITE))
+    points = Tensor.wrap(draw("uniform", logits.device.kernels, total.shape, float64, generator), logits.device) * total
+    chosen = (edges <= points).sum(-1, keepdim=True)
+    return chosen if order is None else order._at(-1, chosen)
+
+
+def _sample_on_host(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
+) -> Tensor:
+    """The same with NumPy: a row is little work, and an operation on arrays costs less there than one on tensors."""
     vocab = logits.shape[-1]
     scores = logits.numpy(force=True).reshape(-1, vocab).astype(np.float64)  # a copy
     with np.errstate(invalid="ignore"):  # inf - inf: refused below
@@ -126,10 +159,10 @@ def sample(
     edges = weights.cumsum(-1)
     total = edges[:, -1:]
     if not np.isfinite(total).all():
-        raise located(ValueError("generate: the model's logits are NaN, inf, or -inf for all tokens"))
+        raise located(ValueError(NOT_FINITE))
     points = draw("uniform", CPU.kernels, total.shape, float64, generator) * total
     # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
     chosen = (edges <= points).sum(-1, keepdims=True)
     if order is not None:
         chosen = np.take_along_axis(order, chosen, -1)
-    return from_numpy(chosen).to(logits.device)
+    return from_numpy(chosen)

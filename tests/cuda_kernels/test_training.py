@@ -12,8 +12,9 @@ from harness import host
 
 import minigrad as mg
 from minigrad import nn
+from minigrad.cuda_kernels import memory
 from minigrad.distributed import SimpleTrainer, TrainingConfig
-from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
+from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, generation
 from minigrad.optim import AdamW, clip_grad_norm
 
 DRAWN = np.random.default_rng(0)
@@ -145,6 +146,39 @@ def test_generation_writes_what_the_cpu_writes() -> None:
     model.to(device="cuda")
     elsewhere = model.generate(mg.tensor([[1, 2, 3]], device="cuda"), 8, temperature=0.0)
     assert elsewhere.device == mg.Device("cuda") and host(elsewhere).tolist() == written.tolist()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, None, None), (0.7, 9, 1.0), (1.3, 40, None), (1.0, None, 0.6), (1.1, 5, 0.8), (2.0, 1, 0.1)],
+)
+def test_tokens_are_sampled_on_the_device_and_are_those_of_the_cpu(
+    temperature: float, top_k: int | None, top_p: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = np.random.default_rng(0).integers(-8, 8, (60, 1, 40)).astype(np.float32) / 4  # many are equal
+    drawn, copied, copy_out = [], [], memory.copy_out
+
+    def count(target: np.ndarray, source: int, wait: bool = True) -> None:
+        copied.append(target.nbytes)
+        copy_out(target, source, wait)
+
+    for device in ("cpu", "cuda"):
+        given, generator = mg.tensor(logits, device=device), mg.Generator(3)
+        monkeypatch.setattr(memory, "copy_out", count)
+        drawn += [generation.sample(given, temperature, top_k, top_p, generator) for _ in range(2)]
+        monkeypatch.undo()
+    assert drawn[2].device.type == "cuda" and copied == [1, 1]  # whether the logits are finite, for each sample
+    found = [host(tokens) for tokens in drawn]
+    np.testing.assert_array_equal(found[2:], found[:2])
+    assert found[0].shape == (60, 1) and (found[0] != found[1]).any() == (top_k != 1)
+
+
+@pytest.mark.parametrize("bad", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (1, None), (None, 0.5)])
+def test_logits_that_are_not_finite_are_refused(bad: list[float], top_k: int | None, top_p: float | None) -> None:
+    logits = mg.tensor([[0.0, 1.0], bad], device="cuda")
+    with pytest.raises(ValueError, match="logits are NaN, inf, or -inf for all tokens"):
+        generation.sample(logits, 1.0, top_k, top_p, None)
 
 
 def test_saving_and_loading_pass_through_the_host(tmp_path: Any) -> None:
