@@ -196,6 +196,27 @@ def test_it_resumes_bit_for_bit_and_generates(trained: Path, here: Here, capsys:
         here.main("--resume", "--out", RUN)
 
 
+def test_the_bar_and_the_schedule(here: Here, script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar tells the share of the peak, and the learning rate: warmup, then half a cosine."""
+    loop, shown = script("train_char_gpt"), []
+
+    class Bar(loop.tqdm):  # type: ignore[misc, name-defined]
+        def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+            shown.append(s)
+
+    monkeypatch.setattr(loop, "tqdm", Bar)
+    rest = ("--tokenizer", "bytes", "--steps", 6, "--eval-every", 9, "--sample-every", 0, "--save-every", 9)
+    assert here.main(*TINY, *rest) == 0
+    number = r"(\d[\d.,e-]*)"
+    found = [re.fullmatch(f"loss {number}, lr {number}, {number} tokens/s, MFU {number} %", line) for line in shown]
+    assert len(found) == 6 and all(found), shown
+    values = [[float(x.replace(",", "")) for x in match.groups()] for match in found if match]
+    operations = 6 * (384 * 16 + 12 * 16**2 + 13 * 16 + 2 * 16) + 12 * 16 * 16
+    assert [mfu for *_, mfu in values] == pytest.approx([v[2] * operations / 1e7 for v in values], rel=0.02, abs=0.06)
+    cosine = [3e-4 + 2.7e-3 * (1 + np.cos(np.pi * step / 4)) / 2 for step in range(4)]
+    assert [v[1] for v in values] == pytest.approx([1.5e-3, 3e-3, *cosine], rel=0.04)  # of which two digits are shown
+
+
 def test_captured_steps_are_the_same_steps(trained: Path, here: Here) -> None:
     """On the CPU nothing is captured: the same calls compute at once, with the same weights."""
     arguments = ("--tokenizer", "bytes", "--steps", 3, "--min-lr", 3e-3)
