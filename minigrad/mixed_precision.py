@@ -94,7 +94,7 @@ class autocast:
     tensors of that type of device choose the dtype that they compute in (``torch.autocast``).
 
     Parameters stay float32, and so do their gradients. ``dtype`` is bfloat16 or float16; None: bfloat16 on the CPU,
-    float16 on CUDA. ``enabled=False`` switches an outer one off. Instances may be nested and reused. With
+    float16 on CUDA. ``enabled=False`` switches an outer one off, and takes any dtype. Instances may be nested and reused. With
     ``cache_enabled`` (None: as the outer one, or True) the half copy of a parameter is made once and kept until the
     outermost autocast ends, or the parameter is changed in place. Call ``backward`` after the context: its operations
     use the dtypes of the forward pass.
@@ -109,7 +109,7 @@ class autocast:
             raise located(ValueError(f"autocast: device_type is {device_type!r}, expected 'cpu' or 'cuda'"))
         self.device_type = device_type
         self.dtype: np.dtype[Any] = _DEFAULT_DTYPE[device_type] if dtype is None else as_dtype(dtype)
-        if not is_half(self.dtype):
+        if enabled and not is_half(self.dtype):
             raise located(ValueError(f"autocast: dtype is {self.dtype}, expected bfloat16 or float16"))
         self.enabled: bool = bool(enabled)
         self.cache_enabled: bool | None = cache_enabled

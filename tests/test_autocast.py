@@ -313,6 +313,8 @@ def test_contexts_nest_end_with_errors_and_belong_to_their_thread() -> None:
             assert minigrad.get_autocast_dtype("cpu") == float16
         with pytest.raises(KeyError), autocast("cpu", enabled=False):
             raise KeyError
+        with autocast("cpu", float32, enabled=False):  # what a program with one switch for both passes
+            assert (x @ x).dtype == float32
         assert (x @ x).dtype == float16
         thread = threading.Thread(target=lambda: elsewhere.append((x @ x).dtype))
         thread.start()
