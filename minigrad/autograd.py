@@ -88,7 +88,8 @@ class Function:
     tells whether input ``i`` needs one. ``self.kernels`` is the device's kernel package.
 
     An op whose gradient is mostly zeros (indexing, embedding) sets ``adds_in_place`` and defines
-    ``backward_into(dy, dx)`` instead, which adds to the gradient of its one differentiable input in place.
+    ``backward_into(dy, dx)`` instead, which adds to the gradient of its input in place; one with several differentiable
+    inputs gets a gradient for each of those that need one, in order.
 
     float16 and bfloat16 inputs arrive as float32 copies, and the result and the gradients are rounded back. An op that
     only moves or chooses values sets ``widens = False`` and gets them as they are; so does one that names its

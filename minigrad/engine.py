@@ -185,26 +185,25 @@ def _run(node: Function, dy: Any, pending: Pending, anomaly: bool) -> None:
 
 
 def _run_into(node: Function, dy: Any, pending: Pending) -> None:
-    """``_run`` for an op that adds to the gradient of its one differentiable input in place."""
+    """``_run`` for an op that adds to the gradients of its inputs in place."""
     kernels = node.kernels
-    for target in node.edges:
-        if target is None:
-            continue
-        shape, dtype = shape_and_dtype(target)
-        if node.half is not None:
-            wide = kernels.zeros(shape, float32)
-            node.backward_into(dy, wide)
-            grad = kernels.elementwise.cast(wide, dtype)
+    targets = [target for target in node.edges if target is not None]
+    if node.half is not None:
+        wide = [kernels.zeros(shape_and_dtype(target)[0], float32) for target in targets]
+        node.backward_into(dy, *wide)
+        for target, total in zip(targets, wide, strict=True):
+            grad = kernels.elementwise.cast(total, shape_and_dtype(target)[1])
             if target in pending:
                 _add(pending, target, grad, kernels)
             else:
                 pending[target] = grad
-            continue
+        return
+    for target in targets:
         if target not in pending:
-            pending[target] = kernels.zeros(shape, dtype)
+            pending[target] = kernels.zeros(*shape_and_dtype(target))
         elif not _is_ours(pending, target):
             pending[target] = kernels.copy(pending[target])
-        node.backward_into(dy, pending[target])
+    node.backward_into(dy, *[pending[target] for target in targets])
 
 
 def _is_ours(pending: Pending, target: Any) -> bool:

@@ -186,7 +186,7 @@ def with_changed_result(tree: ast.Module, name: str, which: int, factor: int) ->
     right = functions(changed)[name]
     right.name = "right_" + right.name
     if name.endswith("backward_into"):
-        text = f"def backward_into(self, dy, dx):\n    self.{right.name}({factor} * dy, dx)"
+        text = f"def backward_into(self, dy, *dx):\n    self.{right.name}({factor} * dy, *dx)"
     else:
         text = (
             f"def backward(self, dy):\n    result = self.{right.name}(dy)\n"

@@ -60,7 +60,7 @@ CPU_ONLY |= {"bfloat16_product", "heap", "product_epilogue", "product_loops"}
 # A GPU's step between the products is a launch of its own: the modules' kernels are the way there.
 CPU_ONLY |= {"decode"}
 # They save what threads wait for each other, and passes over memory between cores: only asked for on the CPU.
-CPU_ONLY |= {"transformer_block", "linear_cross_entropy"}
+CPU_ONLY |= {"transformer_block", "linear_cross_entropy", "positioned_embedding"}
 
 # CUDA kernel files that no CPU kernel file of the same name stands beside. ladder_*.py need no word: they are the steps
 # towards a fast kernel, to read and to measure.

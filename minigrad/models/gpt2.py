@@ -7,8 +7,8 @@ import re
 from typing import Any, ClassVar
 
 from .. import nn
-from ..creation import arange
 from ..errors import located
+from ..nn.transformer import embed
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .decoding import arrays
@@ -105,8 +105,7 @@ class GPT2(CausalLM):
         return self.wte
 
     def _features(self, tokens: Tensor, start: int, caches: list[nn.KVCache] | None) -> Tensor:
-        positions = arange(start, start + tokens.shape[1], device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C)
+        x = self.drop(embed(tokens, start, self.wte, self.wpe))  # (B, T, C)
         return self._through(self.h, self.ln_f, x, caches)
 
     def decode_arrays(self, caches: list[nn.KVCache]) -> dict[str, Any] | None:

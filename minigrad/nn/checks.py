@@ -30,6 +30,33 @@ def floating(name: str, x: Tensor) -> Tensor:
     return x
 
 
+def check_indices(indices: Any, weight: Tensor) -> Tensor:
+    """``indices`` as int64, if they are integers that name rows of the table ``weight`` (num, dim)."""
+    if check_tensor("embedding", indices).data.dtype.kind not in "iu":
+        raise located(
+            TypeError(
+                f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight), "
+                "and .long() converts"
+            )
+        )
+    if weight.ndim != 2:
+        raise located(ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)"))
+    if indices.device is not weight.device:
+        raise located(
+            RuntimeError(
+                f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
+            )
+        )
+    labels: Tensor = indices.long()
+    bad = weight.device.kernels.embedding.check_indices(labels.data, weight.shape[0])
+    if bad >= 0:
+        index = int(labels.reshape(-1)[bad])
+        raise located(
+            IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
+        )
+    return labels
+
+
 def in_float32(function: F) -> F:
     """A function of several operations, which float16 and bfloat16 tensors pass in float32, so the result is rounded
     once, to the dtype of the first.

@@ -24,7 +24,7 @@ from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor
-from .checks import autocast_to_float32, check_tensor, floating, in_float32
+from .checks import autocast_to_float32, check_indices, check_tensor, floating, in_float32
 from .losses import binary_cross_entropy as binary_cross_entropy
 from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy
@@ -278,28 +278,7 @@ def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -
     Row ``padding_idx`` (negative ones count from the end) gets no gradient. Raises IndexError naming an index out of
     range.
     """
-    if check_tensor("embedding", indices).dtype.kind not in "iu":
-        raise located(
-            TypeError(
-                f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight), "
-                "and .long() converts"
-            )
-        )
-    if weight.ndim != 2:
-        raise located(ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)"))
-    if indices.device is not weight.device:
-        raise located(
-            RuntimeError(
-                f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
-            )
-        )
-    indices = indices.long()
-    bad = weight.device.kernels.embedding.check_indices(indices.data, weight.shape[0])
-    if bad >= 0:
-        index = int(indices.reshape(-1)[bad])
-        raise located(
-            IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
-        )
+    indices = check_indices(indices, weight)
     y = embedding_ops.Embedding.apply(floating("embedding", weight), indices)
     if padding_idx is None:
         return y

@@ -14,17 +14,19 @@ from typing import Any, TypeVar
 from .. import cuda_graph
 from ..autograd import is_grad_enabled
 from ..creation import arange, empty, ones, where
+from ..device import CPU
 from ..dtypes import bool_, float32, float64
 from ..errors import located
 from ..grad_mode import of_thread
 from ..mixed_precision import is_autocast_enabled
 from ..ops.attention import CachedAttention
+from ..ops.positioned_embedding import PositionedEmbedding
 from ..ops.transformer_block import TransformerBlock
 from ..tensor import Tensor
 from . import functional as F
 from .activation_modules import GELU
-from .checks import check_tensor
-from .layers import Dropout, LayerNorm, Linear, RMSNorm
+from .checks import check_indices, check_tensor
+from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .module import Module
 from .normalization import add_layer_norm, add_rms_norm
 
@@ -72,6 +74,35 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: Module) -> tuple[Tensor, Te
             return add_rms_norm(x, branch, norm.weight, norm.eps)
     x = x + branch
     return x, norm(x)
+
+
+def embed(tokens: Tensor, start: int, wte: Embedding, wpe: Embedding) -> Tensor:
+    """The embeddings of tokens (B, T) and of their positions, of which ``start`` is the first: (B, T, C).
+
+    One operation, with the same bits, on the CPU in float32 or float64, if both modules are as built; not within
+    ``detect_anomaly`` or ``one_by_one``.
+    """
+    if (
+        type(wte) is type(wpe) is Embedding
+        and wte.padding_idx is None
+        and wpe.padding_idx is None
+        and not _apart
+        and not of_thread.mode.anomaly
+        and as_built(wte)
+        and as_built(wpe)
+    ):
+        table, places = wte.weight, wpe.weight
+        rows = places.data[start : start + tokens.data.shape[1]]
+        if (
+            table.device is places.device is CPU
+            and table.data.dtype is rows.dtype
+            and rows.dtype in (float32, float64)
+            and rows.shape == (tokens.data.shape[1], table.data.shape[1])
+            and rows.size
+        ):
+            return PositionedEmbedding.apply(table, check_indices(tokens, table), places, start=start)
+    y: Tensor = wte(tokens) + wpe(arange(start, start + tokens.shape[1], device=tokens.device))
+    return y
 
 
 class KVCache:
@@ -486,7 +517,7 @@ def _takes_gradients(x: Tensor, weights: list[Tensor | None]) -> bool:
 
 @contextlib.contextmanager
 def one_by_one() -> Iterator[None]:
-    """Within it each operation of a ``Block`` is one of its own, in all threads: to count or time them."""
+    """Within it each operation of ``Block`` and ``embed`` is one of its own, in all threads: to count or time them."""
     global _apart
     before, _apart = _apart, True
     try:
@@ -507,5 +538,5 @@ def register_as_built(kind: type[M]) -> type[M]:
 
 _FORWARDS: dict[type[Module], Any] = {
     kind: kind.forward
-    for kind in (Linear, LayerNorm, RMSNorm, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP, Block)
+    for kind in (Embedding, Linear, LayerNorm, RMSNorm, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP, Block)
 }

@@ -19,9 +19,14 @@ class Embedding(Function):
         return self.kernels.embedding.forward(weight, indices)
 
     def backward_into(self, dy: Any, dweight: Any) -> None:
-        if dweight.flags.c_contiguous:
-            self.kernels.embedding.backward_into(dy, self.saved[0], dweight)
-        else:  # what another use of the weight began
-            own = self.kernels.zeros(dweight.shape, dweight.dtype)
-            self.kernels.embedding.backward_into(dy, self.saved[0], own)
-            self.kernels.elementwise.add_into(dweight, own)
+        add_rows(self.kernels, dy, self.saved[0], dweight)
+
+
+def add_rows(kernels: Any, dy: Any, indices: Any, dweight: Any) -> None:
+    """dweight[indices] += dy, repeated indices adding up."""
+    if dweight.flags.c_contiguous:
+        kernels.embedding.backward_into(dy, indices, dweight)
+    else:  # what another use of the weight began
+        own = kernels.zeros(dweight.shape, dweight.dtype)
+        kernels.embedding.backward_into(dy, indices, own)
+        kernels.elementwise.add_into(dweight, own)
