@@ -46,7 +46,6 @@ INSTEAD = {
     "__getitem__": INDEXING,
     "__setitem__": INDEXING,
     "masked_select": "use where or masked_fill, which keep the shape",
-    "nll_loss": "use cross_entropy, of logits",
     "clip_grad_norm": "use clip_grad_norm_async, or SimpleTrainer.capture, which checks the norm on the GPU",
     "unscale_grads": "capture the whole step, by AmpTrainer.capture, which unscales on the GPU",
     **dict.fromkeys(("nonzero", "argwhere", "unique", "bincount", "repeat_interleave"), SHAPE),

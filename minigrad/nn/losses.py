@@ -96,6 +96,13 @@ def _captured(x: Tensor) -> bool:
     return x.device.type == "cuda" and cuda_graph.current() is not None
 
 
+def _divisor(total: Tensor, dtype: Any) -> Any:
+    """What 0-d ``total`` holds; in a CUDA graph, whose every launch has its own, a tensor."""
+    if _captured(total):
+        return total.to(float64 if dtype == float64 else float32)
+    return float(total.item())
+
+
 def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
     """How many labels count; in a CUDA graph, whose every launch has its own count, as an array."""
     k = labels.device.kernels
@@ -184,12 +191,12 @@ def nll_loss(
     index = target.where(kept, 0)
     picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0)
     if weight is None:
-        total = float(kept.sum().item())
+        total = kept.sum()
     else:
         scale = weight.detach().to(input.dtype)[index].where(kept, 0.0)
-        picked, total = picked * scale, scale.sum().item()
+        picked, total = picked * scale, scale.sum()
     if reduction == "mean":
-        return picked.sum() / total
+        return (picked.sum() / _divisor(total, input.dtype)).to(input.dtype)
     return picked.sum() if reduction == "sum" else picked
 
 

@@ -150,7 +150,6 @@ FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
     ("__getitem__", "made before the capture", lambda x, i: x[[0, 1]]),
     ("__setitem__", "instead of a boolean mask, use where", lambda x, i: x.__setitem__(x > 0, x[:1])),
     ("masked_select", "use where or masked_fill", lambda x, i: x.masked_select(x > 0)),
-    ("nll_loss", "use cross_entropy", lambda x, i: F.nll_loss(x.expand(3, 3), i)),
     ("nonzero", "the shape of its result depends on values", lambda x, i: x.nonzero()),
     ("unique", "the shape of its result depends on values", lambda x, i: x.unique()),
     ("bincount", "the shape of its result depends on values", lambda x, i: i.bincount()),
@@ -215,6 +214,8 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
         lambda x, i: mg.cat([*x.sort(descending=True), *x.topk(2), *(y.reshape(1) for y in x.max(0))]),
         lambda x, i: x.median() + x.expand(3, 3).median(1).values,
         lambda x, i: F.one_hot(i, 4),
+        lambda x, i: F.nll_loss(x.expand(3, 3), i, ignore_index=2) + F.nll_loss(x.expand(3, 3), i, weight=x.abs()),
+        lambda x, i: F.nll_loss(x.expand(3, 3).half(), i),
         lambda x, i: (x + x).masked_fill_(x > 0, 0.5) + with_set(x - 1, x > 0, 0.5),
     ],
 )
