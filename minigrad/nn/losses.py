@@ -196,7 +196,8 @@ def nll_loss(
         scale = weight.detach().to(input.dtype)[index].where(kept, 0.0)
         picked, total = picked * scale, scale.sum()
     if reduction == "mean":
-        return (picked.sum() / _divisor(total, input.dtype)).to(input.dtype)
+        mean: Tensor = picked.sum() / _divisor(total, input.dtype)
+        return mean.to(input.dtype)
     return picked.sum() if reduction == "sum" else picked
 
 
