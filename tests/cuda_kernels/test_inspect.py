@@ -34,10 +34,15 @@ def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_every_kernel_keeps_its_budget(arch: str) -> None:
-    done = inspect("--arch", arch)
+    done = inspect("--arch", arch, "--sass")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("kernels, 0 over budget")
-    hopper = [line for line in done.stdout.splitlines() if line.startswith("hopper_product.")]
+    lines = done.stdout.splitlines()
+    ordered = [i for i, line in enumerate(lines) if line.startswith(("flash", "tensor_core_", "hopper_"))]
+    for i in ordered:  # sums are made in one order only, so that the bits are the same at each run
+        assert lines[i + 1].startswith("    ") and not re.search(r"(^ +|, )(ATOM|RED)", lines[i + 1]), lines[i]
+    assert len(ordered) > 40
+    hopper = [line for line in lines if line.startswith("hopper_product.")]
     assert len(hopper) == (8 if arch == "sm_90" else 0)
     for line in hopper:  # 4 steps of 16 along k; a box of each operand, or one for 64 of its rows
         boxes = {"kk": 1 + 1, "ko": 1 + 4, "ok": 2 + 1, "oo": 2 + 4}[line.split()[0][-2:]]

@@ -10,6 +10,7 @@ from harness import host
 
 import minigrad as mg
 from minigrad import nn
+from minigrad.cuda_kernels import launch
 from minigrad.grad_store import GradStore
 from minigrad.optim import AdamW
 
@@ -41,6 +42,22 @@ def test_the_bits_are_the_cpus(half: Any, shapes: list[tuple[int, ...]]) -> None
     for other in (found, launched):
         assert other[0] == expected[0] and other[2] == expected[2]
         assert {k: v.tobytes() for k, v in other[1].items()} == {k: v.tobytes() for k, v in expected[1].items()}
+
+
+def test_a_step_of_all_weights_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [nn.Parameter(mg.ones(shape, dtype=mg.bfloat16, device="cuda")) for shape in SHAPES]
+    optimizer = AdamW(params, master_weights=True)
+    grads = GradStore({p._id: p.detach().clone() for p in params})
+    optimizer.step(grads)  # makes the masters
+    names, original = [], launch.Kernel.launch
+
+    def record(self: launch.Kernel, *args: Any, **settings: Any) -> None:
+        names.append(self.name)
+        original(self, *args, **settings)
+
+    monkeypatch.setattr(launch.Kernel, "launch", record)
+    optimizer.step(grads)
+    assert names == ["master_weights.adamw_bfloat16"]
 
 
 def test_weights_must_fit_their_masters() -> None:
