@@ -136,7 +136,11 @@ class MovementMethods:
         """Each element (of ``dim``, else of the flattened tensor) ``repeats`` times in a row; a number or one each."""
         if dim is None:
             return self.flatten().repeat_interleave(repeats, 0)
-        positions = repeated_positions(repeats, self.shape[shapes.normalize_dim(dim, self.ndim)])
+        axis, n = shapes.normalize_dim(dim, self.ndim), self.shape
+        if type(repeats) is int and repeats > 1:  # without indices, which come from the host
+            spread = self.unsqueeze(axis + 1).expand(*n[: axis + 1], repeats, *n[axis + 1 :])
+            return spread.flatten(axis, axis + 1).contiguous()
+        positions = repeated_positions(repeats, n[axis])
         return self.index_select(dim, self.tensor_type(positions, device=self.device))
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:

@@ -152,6 +152,7 @@ FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
     ("masked_select", "use where or masked_fill", lambda x, i: x.masked_select(x > 0)),
     ("nonzero", "the shape of its result depends on values", lambda x, i: x.nonzero()),
     ("unique", "the shape of its result depends on values", lambda x, i: x.unique()),
+    ("repeat_interleave", "the shape of its result depends on values", lambda x, i: x.repeat_interleave(i)),
     ("bincount", "the shape of its result depends on values", lambda x, i: i.bincount()),
     ("one_hot", "pass num_classes", lambda x, i: F.one_hot(i)),
     ("std", "use var and sqrt", lambda x, i: x.std()),
@@ -216,6 +217,7 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
         lambda x, i: F.one_hot(i, 4),
         lambda x, i: F.nll_loss(x.expand(3, 3), i, ignore_index=2) + F.nll_loss(x.expand(3, 3), i, weight=x.abs()),
         lambda x, i: F.nll_loss(x.expand(3, 3).half(), i),
+        lambda x, i: x.expand(2, 3).repeat_interleave(2, 0) + x.repeat_interleave(4).reshape(4, 3),
         lambda x, i: (x + x).masked_fill_(x > 0, 0.5) + with_set(x - 1, x > 0, 0.5),
     ],
 )
