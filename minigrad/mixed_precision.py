@@ -94,12 +94,12 @@ class autocast:
     tensors of that type of device choose the dtype that they compute in (``torch.autocast``).
 
     Parameters stay float32, and so do their gradients. ``dtype`` is bfloat16 or float16; None: bfloat16 on the CPU,
-    float16 on CUDA. ``enabled=False`` switches an outer one off, and takes any dtype. Instances may be nested and reused. With
-    ``cache_enabled`` (None: as the outer one, or True) the half copy of a parameter is made once and kept until the
-    outermost autocast ends, or the parameter is changed in place. Call ``backward`` after the context: its operations
-    use the dtypes of the forward pass.
+    float16 on CUDA. ``enabled=False`` switches an outer one off, and takes any dtype. Instances may be nested and
+    reused. With ``cache_enabled`` (None: as the outer one, or True) the half copy of a parameter is made once and kept
+    until the outermost autocast ends, or the parameter is changed in place. Call ``backward`` after the context: its
+    operations use the dtypes of the forward pass.
 
-    Raises ValueError for other types of device and dtypes.
+    Raises ValueError for other types of device, and for other dtypes if enabled.
     """
 
     def __init__(
