@@ -206,7 +206,8 @@ class SimpleTrainer:
             if grad is None:
                 continue
             g, x = grad.data, p.data
-            if g.shape != x.shape or g.dtype != x.dtype or grad.device is not p.device:
+            fits = g.shape == x.shape and (g.dtype is x.dtype or g.dtype == x.dtype)
+            if not fits or grad.device is not p.device:
                 raise ValueError(
                     f"the gradient of parameter {name} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the "
                     f"parameter has {p.shape}, {p.dtype}, on {p.device}"

@@ -81,9 +81,9 @@ class _Chunks(NamedTuple):
 
 def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
     """``arrays``: at least one, contiguous, of one dtype; the caller keeps them alive."""
-    first = np.array(addresses_of(arrays), np.int64)
-    size = np.array([array.size for array in arrays], np.int64)
-    if size.max() <= CHUNK:
+    sizes = [array.size for array in arrays]
+    first, size = np.array(addresses_of(arrays), np.int64), np.array(sizes, np.int64)
+    if max(sizes) <= CHUNK:
         return _Chunks(first, size, np.empty(0, arrays[0].dtype))
     chunks = -(-size // CHUNK)
     index = np.arange(chunks.sum()) - np.repeat(chunks.cumsum() - chunks, chunks)  # of the chunk in its array
@@ -98,15 +98,10 @@ def _is_real(array: np.ndarray) -> bool:
 
 def _readable(arrays: Iterable[np.ndarray]) -> list[list[np.ndarray]]:
     """The arrays by dtype, each contiguous, and float64 where it is neither float32 nor float64."""
-    groups: dict[str, list[np.ndarray]] = {}
-    for array in arrays:
-        kind = array.dtype.char
-        if kind not in "fd":
-            array, kind = array.astype(np.float64, order="C"), "d"
-        elif not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        groups.setdefault(kind, []).append(array)
-    return list(groups.values())
+    real = [array if array.dtype.char in "fd" else array.astype(np.float64) for array in arrays]
+    ready = [array if array.flags.c_contiguous else np.ascontiguousarray(array) for array in real]
+    kinds = [array.dtype.char for array in ready]
+    return [[array for array, kind in zip(ready, kinds) if kind == wanted] for wanted in dict.fromkeys(kinds)]
 
 
 def _writable(arrays: Iterable[np.ndarray], what: str) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:

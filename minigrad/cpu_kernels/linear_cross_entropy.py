@@ -68,7 +68,8 @@ def forward_backward(
     if N * M * C * 3 < PARALLEL_WORK or N // count <= THIN_ROWS:
         count = 1
     grid = _PAIRS[1] if count == 1 else grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)
-    losses, lse = np.empty(N, dtype), np.empty(N, dtype)
+    losses, lse, dlosses = np.empty(N, dtype), np.empty(N, dtype), np.empty(N, dtype)
+    dlosses.fill(of_loss)
     dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     product = linear._products.address(
@@ -77,8 +78,8 @@ def forward_backward(
     )
     bound = _steps.bind(
         dtype, (product, cross_entropy._fused_address(dtype)), int(ignore_index), x, weight,
-        np.ascontiguousarray(targets), np.full(N, of_loss, dtype), losses, lse, dlogits, dx, dweight, grid, none,
+        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, dweight, grid, none,
         no_bias, np.empty(0, dtype), _PAIRS,
     )  # fmt: skip
-    bound.run(np.full(2, count), count > 1)
+    bound.run(np.array((count, count)), count > 1)
     return losses, dx, dweight

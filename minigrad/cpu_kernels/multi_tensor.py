@@ -1,7 +1,8 @@
 """Many tensors in one launch: the table of addresses that the optimizers' kernels share, cut into runs and tasks.
 
 A run is a stretch of one tensor, of at most ``RUN`` elements and cut at multiples of it, so a sum over a run does not
-depend on what else the table holds. A task is a few neighbouring runs, about ``RUN`` elements. An optimizer's kernel is
+depend on what else the table holds. A task is a few neighbouring runs, about ``RUN`` elements; each thread gets
+equally many tasks, so that all have about as much to do. An optimizer's kernel is
 
     for task in numba.prange(tasks.size - 1):
         for r in range(tasks[task], tasks[task + 1]):
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from . import threads
 from .jit import inline
 from .pointers import addresses_of, elements_at
 
@@ -79,7 +81,8 @@ class Table:
                 f"{len(self.sizes)} gradients and float64 scalars of shape ({len(self.sizes)}, {columns})"
             )
         sizes, dtype = self.sizes.tolist(), self.dtype
-        if [g.size for g in grads] != sizes or False in [g.dtype == dtype and g.flags.c_contiguous for g in grads]:
+        kinds = [g.dtype is dtype or g.dtype == dtype for g in grads]
+        if [g.size for g in grads] != sizes or False in kinds or False in [g.flags.c_contiguous for g in grads]:
             for i, (size, g) in enumerate(zip(sizes, grads, strict=True)):
                 _check_array(i, g, dtype, size)
         self.addresses[:, GRAD] = addresses_of(grads)
@@ -92,8 +95,13 @@ def _cut(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tensor = np.repeat(np.arange(sizes.size), count)
     first = (np.arange(tensor.size) - np.repeat(count.cumsum() - count, count)) * RUN
     runs = np.stack([tensor, first, np.minimum(sizes[tensor] - first, RUN)], axis=1)
-    task = (runs[:, 2].cumsum() - runs[:, 2]) // RUN
-    return runs, np.append(np.flatnonzero(np.diff(task, prepend=-1)), tensor.size)
+    ends, total = runs[:, 2].cumsum(), int(sizes.sum())
+    count = -(-total // RUN)
+    if count > 1:  # each thread gets as many tasks, which are about equally large
+        count = -(-count // threads.get_num_threads()) * threads.get_num_threads()
+    tasks = np.searchsorted(ends - runs[:, 2] / 2, np.linspace(0, total, count + 1))
+    tasks[-1] = len(runs)
+    return runs, tasks
 
 
 def _check_array(i: int, array: np.ndarray, dtype: np.dtype[Any], size: int) -> None:

@@ -17,6 +17,8 @@ untyped: Any = np  # NumPy's type stubs have no overload for a ``keepdims`` that
 def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
     """Sum over ``axes`` in ``dtype`` (default: that of x)."""
     dtype = dtype or x.dtype
+    if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and np.dtype(dtype).kind in "iu":
+        return np.asarray(np.count_nonzero(x), dtype)
     # NumPy adds the rows of a matrix one after the other, and passes over the sums for each.
     if (
         x.dtype.char in "fd"

@@ -30,7 +30,7 @@ import numpy as np
 from numba.core import types
 
 from . import attention, bfloat16_product, layer_norm, linear, threads
-from .jit import kernel
+from .jit import inline, kernel
 from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import FLOATS, NO_BIAS
 from .product_epilogue import ADD
@@ -47,6 +47,21 @@ UNEVEN = 1.05  # the share of the task that has the most sequences, divided by t
 # ---------------------------------------------------------------- kernels
 
 
+@inline
+def _activations(kept, N, T, C, inner, heads):
+    """What forward keeps of N rows, in one block of memory: n1, a, x2, n2 (N, C), qkv (N, 3 C), h (N, I), ``stats`` (4,
+    N), means and 1 / deviations of both norms, and lse (N / T, heads, T).
+    """
+    n = N * C
+    end = 7 * n + N * inner
+    return (
+        kept[:n].reshape((N, C)), kept[n : 2 * n].reshape((N, C)), kept[2 * n : 3 * n].reshape((N, C)),
+        kept[3 * n : 4 * n].reshape((N, C)), kept[4 * n : 7 * n].reshape((N, 3 * C)),
+        kept[7 * n : end].reshape((N, inner)), kept[end : end + 4 * N].reshape((4, N)),
+        kept[end + 4 * N :].reshape((N // T, heads, T)),
+    )  # fmt: skip
+
+
 @kernel
 def _add(x, y):
     """y += x, for matrices."""
@@ -58,21 +73,20 @@ def _add(x, y):
 @task_kernel
 def _forward(
     task, tasks, addresses, sizes, options, eps, has_bias, x, norm_1, bias_1, wqkv, bqkv, wo, bo, norm_2, bias_2, w, b,
-    v, c, n1, stats, qkv, a, lse, x2, n2, h, g, y, none, no_bias, pairs,
+    v, c, kept, g, y, none, no_bias, pairs,
 ):  # fmt: skip
-    """``sizes``: B, T, heads, sequences in a chunk, and whether results have places for all rows, or, as g has in any
-    case, for each task's chunk.
-
-    ``stats``: means and 1 / deviations of both norms, 4 rows.
+    """``sizes``: B, T, heads, sequences in a chunk, and those for which ``kept`` has places: all, or, as g has in any
+    case, each task's chunk.
     """
     norm, product, attend = addresses
-    B, T, H, chunk, kept = sizes
+    B, T, H, chunk, places = sizes
     epilogue, causal, scale, no_seed = options
     C, failed = x.shape[1], 0
+    n1, a, x2, n2, qkv, h, stats, lse = _activations(kept, places * T, T, C, w.shape[0], H)
     D, end = C // H, (task + 1) * B // tasks
     for first in range(task * B // tasks, end, chunk):
         count = min(chunk, end - first)
-        here = first if kept else task * chunk  # the place of the first sequence in what is kept, and in scratch
+        here = first if places == B else task * chunk  # the place of the first sequence in what is kept, and in scratch
         i, j, r, t = first * T, (first + count) * T, here * T, (here + count) * T
         failed += call_at(norm, _norm, (x[i:j], norm_1, bias_1, eps[0], n1[r:t], stats[0][r:t], stats[1][r:t]))
         rows = qkv[r:t]
@@ -102,23 +116,26 @@ def _forward(
 
 @task_kernel
 def _backward(
-    task, tasks, addresses, sizes, options, wanted, grids, dy, x, n1, stats, qkv, a, lse, x2, n2, h, norm_1, wqkv, wo,
-    norm_2, w, v, g_or_more, dh_or_dn1, dx, partial,
-    dnorm_1, dbias_1, dnorm_2, dbias_2, dwqkv, dbqkv, dwo, dbo, dw, db, dv, dc, none, no_bias, pairs,
+    task, tasks, addresses, sizes, options, wanted, grids, dy, x, kept, norm_1, wqkv, wo, norm_2, w, v, scratch, dx,
+    dnorm_1, dbias_1, dwqkv, dbqkv, dwo, dbo, dnorm_2, dbias_2, dw, db, dv, dc, none, no_bias, pairs,
 ):  # fmt: skip
-    """``sizes``: B, T, heads, sequences in a chunk, rows of a chunk of the norms' sums; ``partial``: norm, weight or
-    bias, such a chunk, channel.
+    """``sizes``: B, T, heads, sequences in a chunk, rows of a chunk of the norms' sums.
 
-    Two blocks of memory are used twice: that of g, once dV is there, for dqkv and dx2; a chunk's part of that of dh,
-    once its dn2 is there, for dn1.
+    ``scratch`` holds these sums, ``partial``: norm, weight or bias, such a chunk, channel; and two blocks that are used
+    twice: that of g, once dV is there, for dqkv and dx2; a chunk's part of that of dh, once its dn2 is there, for dn1.
     """
     product, attend, norm, add_chunks = addresses
     B, T, H, chunk, chunk_rows = sizes
     epilogue, causal, scale, no_seed = options
-    (N, C), I, failed = x.shape, h.shape[1], 0
+    (N, C), I, failed = x.shape, w.shape[0], 0
+    n1, a, x2, n2, qkv, h, stats, lse = _activations(kept, N, T, C, I, H)
     step, task = step_of(task)
     r, t = task * B // tasks * T, (task + 1) * B // tasks * T
-    g, dh = g_or_more[: N * I].reshape((N, I)), dh_or_dn1[: N * I].reshape((N, I))
+    chunks = (N + chunk_rows - 1) // chunk_rows
+    end = 4 * chunks * C
+    partial = scratch[:end].reshape((2, 2, chunks, C))
+    dh_or_dn1, g_or_more = scratch[end : end + N * I], scratch[end + N * I :]
+    g, dh = g_or_more[: N * I].reshape((N, I)), dh_or_dn1.reshape((N, I))
     dqkv, dx2 = g_or_more[: N * 3 * C].reshape((N, 3 * C)), g_or_more[N * 3 * C : N * 4 * C].reshape((N, C))
     if step == 0:
         failed += _product_rows(
@@ -287,16 +304,32 @@ def takes(x: np.ndarray, weights: Sequence[Any], heads: int) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=64)
-def _grids(C: int, inner: int, itemsize: int, tasks: int) -> tuple[tuple[int, int], ...]:
+class Plan(NamedTuple):
+    """How threads share `backward` for blocks of some sizes."""
+
+    chunk: int
+    """Sequences that go through all stages of a step together."""
+    chunk_rows: int
+    chunks: int
+    grids: tuple[tuple[int, int], ...]
     """How the tasks share the gradients of the four matrices."""
+    steps: np.ndarray
+    """The tasks of each step."""
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(B: int, T: int, C: int, inner: int, itemsize: int, tasks: int) -> Plan:
+    if not _whole_chunks(B, T, tasks):  # other threads than in forward
+        tasks = 1
     shapes = (3 * C, C), (C, C), (inner, C), (C, inner)
-    return tuple((1, 1) if tasks == 1 else grid_of(1, *shape, TILE_BYTES // itemsize, tasks) for shape in shapes)
+    grids = tuple((1, 1) if tasks == 1 else grid_of(1, *shape, TILE_BYTES // itemsize, tasks) for shape in shapes)
+    chunk, rows = -(-CHUNK_ROWS // T), _chunk_rows(B * T)
+    return Plan(chunk if chunk * T % rows == 0 else B, rows, -(-B * T // rows), grids, np.full(4, tasks))
 
 
 def forward(
     x: np.ndarray, weights: Sequence[Any], options: Options, keep: bool
-) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+) -> tuple[np.ndarray, np.ndarray | None]:
     """x (B, T, C) -> y (B, T, C), and if ``keep`` what `backward` needs besides x and the weights.
 
     ``weights`` are those of norm_1 (C,), qkv (3 C, C), output (C, C), norm_2 (C,), MLP (I, C) and (C, I), each followed
@@ -307,31 +340,27 @@ def forward(
     heads, eps, causal, approximate, scale = options
     N, inner, count = B * T, w.shape[0], min(B, threads.get_num_threads())
     chunk = min(-(-CHUNK_ROWS // T), -(-B // count))
-    sequences = B if keep else count * chunk
-    places, at_once = sequences * T, count * chunk * T
+    places = B if keep else count * chunk
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
-    n1, a, x2, n2 = (np.empty((places, C), dtype) for _ in range(4))
-    qkv, h = np.empty((places, 3 * C), dtype), np.empty((places, inner), dtype)
-    stats, lse = np.empty((4, places), dtype), np.empty((sequences, heads, T), dtype)
-    y = np.empty((B, T, C), dtype)
+    kept, y = np.empty(places * T * (7 * C + inner + 4 + heads), dtype), np.empty((B, T, C), dtype)
     zeros = None if bias_1 is not None and bias_2 is not None else np.zeros(C, dtype)
     _forward.launch(
-        dtype, count, _addresses(dtype).forward, (B, T, heads, chunk, keep),
+        dtype, count, _addresses(dtype).forward, (B, T, heads, chunk, places),
         (linear.GELU[approximate], causal, scale, _NO_SEED), eps,
         (bqkv is not None, bo is not None, b is not None, c is not None), x.reshape(N, C),
         norm_1, zeros if bias_1 is None else bias_1, wqkv, no_bias if bqkv is None else bqkv,
         wo, no_bias if bo is None else bo, norm_2, zeros if bias_2 is None else bias_2,
         w, no_bias if b is None else b, v, no_bias if c is None else c,
-        n1, stats, qkv, a, lse, x2, n2, h, np.empty((at_once, inner), dtype), y.reshape(N, C), none, no_bias, _PAIRS,
+        kept, np.empty((count * chunk * T, inner), dtype), y.reshape(N, C), none, no_bias, _PAIRS,
     )  # fmt: skip
-    return y, (n1, stats, qkv, a, lse, x2, n2, h) if keep else ()
+    return y, kept if keep else None
 
 
 def backward(
     dy: np.ndarray,
     x: np.ndarray,
-    weights: tuple[np.ndarray, ...],
-    kept: tuple[np.ndarray, ...],
+    weights: Sequence[np.ndarray],
+    kept: np.ndarray,
     options: Options,
     needs: Sequence[bool],
 ) -> tuple[np.ndarray | None, ...]:
@@ -340,35 +369,29 @@ def backward(
     Those that ``needs`` does not ask for are None; a bias's goes with its weight's. All but those of matrices are
     computed in any case.
     """
-    (B, T, C), dtype = x.shape, x.dtype
-    norm_1, wqkv, wo, norm_2, w, v = weights
+    (B, T, C), dtype, empty = x.shape, x.dtype, np.empty
     heads, _, causal, approximate, scale = options
-    N, inner, count = B * T, w.shape[0], min(B, threads.get_num_threads())
-    if not _whole_chunks(B, T, count):  # other threads than in forward
-        count = 1
+    N, inner = B * T, len(weights[4])
+    plan = _plan(B, T, C, inner, dtype.itemsize, min(B, threads.get_num_threads()))
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     dy = (dy if dy.flags.carray else np.array(dy, order="C")).reshape(N, C)
-    chunk_rows = _chunk_rows(N)
-    partial = np.empty((2, 2, -(-N // chunk_rows), C), dtype)
-    dnorm_1, dbias_1, dnorm_2, dbias_2 = (np.empty(C, dtype) for _ in range(4))
-    matrices = wqkv, wo, w, v
-    wanted = needs[3], needs[5], needs[9], needs[11], needs[4], needs[6], needs[10], needs[12]
-    dmatrices = [np.empty(m.shape, dtype) if wanted[i] else none for i, m in enumerate(matrices)]
-    dbiases = [np.empty(len(m), dtype) if wanted[4 + i] else no_bias for i, m in enumerate(matrices)]
-    grids, dx = _grids(C, inner, dtype.itemsize, count), np.empty((B, T, C), dtype)
-    chunk = -(-CHUNK_ROWS // T)
-    if chunk * T % chunk_rows:
-        chunk = B
+    _, _, _, of_wqkv, of_bqkv, of_wo, of_bo, _, _, of_w, of_b, of_v, of_c = needs
+    dx = empty((B, T, C), dtype)
+    grads = (
+        empty(C, dtype), empty(C, dtype),
+        empty((3 * C, C), dtype) if of_wqkv else none, empty(3 * C, dtype) if of_bqkv else no_bias,
+        empty((C, C), dtype) if of_wo else none, empty(C, dtype) if of_bo else no_bias,
+        empty(C, dtype), empty(C, dtype),
+        empty((inner, C), dtype) if of_w else none, empty(inner, dtype) if of_b else no_bias,
+        empty((C, inner), dtype) if of_v else none, empty(C, dtype) if of_c else no_bias,
+    )  # fmt: skip
     bound = _backward.bind(
-        dtype, _addresses(dtype).backward, (B, T, heads, chunk, chunk_rows),
-        (linear.SLOPE[approximate], causal, scale, _NO_SEED), wanted, grids, dy, x.reshape(N, C), *kept,
-        norm_1, wqkv, wo, norm_2, w, v, np.empty(N * max(inner, 4 * C), dtype), np.empty(N * inner, dtype),
-        dx.reshape(N, C), partial, dnorm_1, dbias_1, dnorm_2, dbias_2,
-        *(array for pair in zip(dmatrices, dbiases, strict=True) for array in pair), none, no_bias, _PAIRS,
+        dtype, _addresses(dtype).backward, (B, T, heads, plan.chunk, plan.chunk_rows),
+        (linear.SLOPE[approximate], causal, scale, _NO_SEED),
+        (of_wqkv, of_wo, of_w, of_v, of_bqkv, of_bo, of_b, of_c), plan.grids, dy, x.reshape(N, C), kept, *weights,
+        empty(4 * plan.chunks * C + N * (inner + max(inner, 4 * C)), dtype), dx.reshape(N, C),
+        *grads, none, no_bias, _PAIRS,
     )  # fmt: skip
-    bound.run(np.full(4, count), count > 1)
-    found = (
-        dx, dnorm_1, dbias_1, dmatrices[0], dbiases[0], dmatrices[1], dbiases[1], dnorm_2, dbias_2,
-        dmatrices[2], dbiases[2], dmatrices[3], dbiases[3],
-    )  # fmt: skip
+    bound.run(plan.steps, plan.steps[0] > 1)
+    found = (dx, *grads)
     return found if False not in needs else tuple(grad if needs[i] else None for i, grad in enumerate(found))

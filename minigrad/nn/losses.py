@@ -7,12 +7,12 @@ from typing import Any
 from .. import cuda_graph
 from ..dtypes import float32, float64
 from ..errors import located
-from ..mixed_precision import cast_inputs, is_autocast_enabled
+from ..mixed_precision import cast_inputs
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
 from ..ops import linear as linear_ops
 from ..tensor import Tensor
-from .checks import autocast_to_float32, check_reduction, check_tensor, floating, reduced
+from .checks import autocast_to_float32, check_reduction, check_tensor, floating, in_dtype_of, reduced
 
 
 @autocast_to_float32
@@ -140,7 +140,6 @@ def linear_cross_entropy(
                 "expected (..., in), (classes, in), (...)"
             )
         )
-    mixed = is_autocast_enabled(x.device.type)
     x, weight = cast_inputs("half", x, weight)
     if weight.dtype != x.dtype or not target.numel():
         logits = linear_ops.Linear.apply(x.reshape(target.numel(), x.shape[-1]), weight)
@@ -148,7 +147,7 @@ def linear_cross_entropy(
     labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
     divisor = 1.0 if reduction == "sum" else _count(labels, ignore_index, x.dtype)
     loss = linear_ops.LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor)
-    return loss if mixed else loss.to(x.dtype)
+    return in_dtype_of(x, loss)
 
 
 def _check_class_weight(weight: Tensor | None, classes: int) -> None:

@@ -478,28 +478,24 @@ def _as_one(block: Block, x: Tensor) -> list[Tensor | None] | None:
     mode = of_thread.mode
     if mode.autocast is not None or mode.anomaly or _apart or not isinstance(x, Tensor) or x.device.type != "cpu":
         return None
-    ln_1, attn, ln_2, mlp = block.ln_1, block.attn, block.ln_2, block.mlp
+    attn, mlp = block.attn, block.mlp
     if type(attn) not in (SelfAttention, CausalSelfAttention) or type(mlp) is not MLP:
         return None
-    gelu, modules = mlp.gelu, (ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj)
-    for module, kind in zip(modules, _LAYERS):
-        if type(module) is not kind or not as_built(module):
-            return None
+    layers = [block.ln_1, attn.c_attn, attn.c_proj, block.ln_2, mlp.c_fc, mlp.c_proj]
+    modules = [*layers, mlp.gelu]
     if (
-        type(gelu) is not GELU
-        or not (as_built(gelu) and as_built(attn) and as_built(mlp))
+        [*map(type, modules)] != _LAYERS
+        or not all(map(as_built, (*modules, attn, mlp)))
         or _drops(attn.resid_dropout)
         or _drops(mlp.dropout)
         or (attn.training and attn.dropout)
-        or gelu.approximate not in ("none", "tanh")
+        or mlp.gelu.approximate not in ("none", "tanh")
     ):
         return None
     weights: list[Tensor | None] = []
-    arrays: list[Any] = []
-    for module in modules:
-        weight, bias = module.weight, module.bias
-        weights += weight, bias
-        arrays += None if weight is None else weight.data, None if bias is None else bias.data
+    for layer in layers:
+        weights += layer.weight, layer.bias
+    arrays = [None if weight is None else weight.data for weight in weights]
     if mode.enabled and not _takes_gradients(x, weights):
         return None
     return weights if x.device.kernels.transformer_block.takes(x.data, arrays, attn.n_head) else None
@@ -527,7 +523,7 @@ def one_by_one() -> Iterator[None]:
 
 
 _apart = False
-_LAYERS = LayerNorm, Linear, Linear, LayerNorm, Linear, Linear
+_LAYERS = [LayerNorm, Linear, Linear, LayerNorm, Linear, Linear, GELU]
 
 
 def register_as_built(kind: type[M]) -> type[M]:

@@ -24,9 +24,9 @@ class TransformerBlock(Function):
         self.options, keep = options, True in self.needs
         y, kept = self.kernels.transformer_block.forward(x, weights, options, keep)
         if keep:
-            self.saved = (x, *weights[::2], *kept)
+            self.saved = (x, kept, *weights[::2])
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, kept = self.saved[0], self.saved
-        return self.kernels.transformer_block.backward(dy, x, kept[1:7], kept[7:], self.options, self.needs)
+        x, kept, *weights = self.saved
+        return self.kernels.transformer_block.backward(dy, x, weights, kept, self.options, self.needs)

@@ -181,8 +181,9 @@ class MultiTensorOptimizer(Optimizer):
     def _scalars(self, batch: Batch) -> np.ndarray:
         """float64 (number of parameters, number of scalars): each parameter's scalars for its coming update."""
         # Few rows differ: one for each group, unless parameters were frozen for a while.
-        rows: dict[tuple[int, int], int] = {}
-        index = [rows.setdefault((group, state.step), len(rows)) for group, state in zip(batch.groups, batch.states)]
+        wanted = [*zip(batch.groups, [state.step for state in batch.states])]
+        rows = {row: i for i, row in enumerate(dict.fromkeys(wanted))}
+        index = [*map(rows.__getitem__, wanted)]
         if index != batch.index.tolist():
             batch.index = np.array(index)
         return np.array([self._row(self.param_groups[group], t + 1) for group, t in rows]).take(batch.index, axis=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.cpu_kernels import adamw, threads
+from minigrad.cpu_kernels import adamw, multi_tensor, threads
 
 Arrays = list[np.ndarray]
 
@@ -124,3 +125,20 @@ def test_arrays_that_cannot_be_updated_through_their_address_are_refused() -> No
         with pytest.raises(error, match=message):
             adamw.step(table, grads, given_scalars)
     np.testing.assert_array_equal(p[0], before)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[], [3], [16384], [4160, 2048, 12288, 4096, 16384, 16384, 64, 12288, 4096, 16384, 16384], [10**6, 1, 5]],
+)
+def test_threads_get_equally_many_tasks_of_equally_much_work(sizes: list[int]) -> None:
+    table = multi_tensor.Table([np.zeros(size, np.float32) for size in sizes])
+    tasks, elements, count = table.tasks, table.runs[:, 2], threads.get_num_threads()
+    assert tasks[0] == 0 and tasks[-1] == len(table.runs) and (np.diff(tasks) >= 0).all()
+    assert elements.sum() == sum(sizes)
+    if sum(sizes) <= multi_tensor.RUN:
+        assert len(tasks) == 1 + bool(sizes)
+        return
+    assert (len(tasks) - 1) % count == 0
+    shares = [elements[a:b].sum() for a, b in itertools.pairwise(tasks[:: (len(tasks) - 1) // count])]
+    assert max(shares) - min(shares) <= 2 * multi_tensor.RUN

@@ -321,11 +321,11 @@ def test_without_gradients_nothing_is_kept(monkeypatch):
             with threads(min(count, pool())), mg.no_grad():
                 np.testing.assert_array_equal(host(block(x)), y)
         block.requires_grad_(False)
-        quiet = block(x.detach())
-        assert not quiet.requires_grad
-        np.testing.assert_array_equal(host(quiet), y)
-    kept = [len(arrays) for arrays in launched]
-    assert set(kept) == {0, 8} and kept.count(0) >= 2 * kept.count(8)
+        z = block(x.detach())
+        assert not z.requires_grad
+        np.testing.assert_array_equal(host(z), y)
+    quiet = [kept is None for kept in launched]
+    assert sum(quiet) >= 2 * (len(quiet) - sum(quiet)) > 0
 
 
 def test_a_graph_is_used_twice_and_a_block_too():
