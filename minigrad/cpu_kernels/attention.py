@@ -10,6 +10,9 @@ Scores exist for TILE_ROWS queries (backward: QUERY_BLOCK) and KEY_BLOCK keys at
 more than one block of keys the softmax is the running one: when a row's maximum grows, what was summed before is scaled
 down. The backward pass recomputes the probabilities from lse. Tiles above the causal diagonal are skipped.
 
+Rows of a head lie far apart in memory, where the processor does not foresee them: those of the next block and head, and
+those to be written, are asked for while tiles are multiplied.
+
 k and v of a head are packed once into panels, padded with zeros, so there are no other edge cases than the last rows
 of q and dy. Query heads that share a key-value head (grouped-query attention) share its panels.
 
@@ -26,7 +29,9 @@ from . import threads
 from .jit import inline, kernel
 from .random import fill_dropout
 from .register_tile import (
+    CACHE_LINE,
     TILE_ROWS,
+    address_of,
     advance,
     aligned_empty,
     first_element,
@@ -36,11 +41,14 @@ from .register_tile import (
     pack_panels,
     pack_row_tiles,
     pointer,
+    prefetch_for_later,
     round_up,
+    row_maximum,
     tile_columns,
+    whole_vectors,
 )
 from .task_pool import task_kernel
-from .vector_math import exp_nonpositive, maxnum
+from .vector_math import exp_nonpositive
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
 QUERY_BLOCK = -(-64 // TILE_ROWS) * TILE_ROWS
@@ -49,6 +57,9 @@ KEY_BLOCK = 64 * TILE_ROWS
 ROW_TILES = 2
 # With fewer cells than these (per thread in the forward pass, in total in the backward pass) heads are divided further.
 FORWARD_CELLS, BACKWARD_CELLS = 4, 32
+# So many cache lines are asked for before each tile's product: about as many as a core can wait for at once. For heads
+# of fewer bytes than FEW_BYTES it does not repay.
+LINES_AHEAD, FEW_BYTES = 16, 1 << 14
 
 
 # ---------------------------------------------------------------- kernels
@@ -61,15 +72,69 @@ def _dropout_row(row, start, seed, offset, p):
 
 
 @kernel
-def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate, zeros, y, y_row, width):
-    """y[:TILE_ROWS, :width] (+)= a[:TILE_ROWS, :depth] @ b, one panel of b after the other; width is whole panels."""
+def _stack_ahead(rows, row_bytes):
+    """An empty stack for ``_ask_for``, for heads of so many rows; no kernel asks for more than 12 sets of them."""
+    ahead = np.zeros(2 + 3 * 12, np.int64)
+    ahead[1] = row_bytes if rows * row_bytes >= FEW_BYTES else 0
+    return ahead
+
+
+@inline
+def _ask_for(ahead, x, x_row, rows):
+    """Put rows of x on the stack ``ahead``, from which ``_fetch_ahead`` takes them.
+
+    ahead[0] is how many numbers it holds: three for each x, its address, the bytes to the next row, and the rows.
+    ahead[1] is the bytes in a row, or 0 if nothing is to be fetched.
+    """
+    if ahead[1] > 0:
+        top = ahead[0]
+        ahead[0] = top + 3
+        ahead[top + 2] = address_of(x)
+        ahead[top + 3] = address_of(advance(x, x_row)) - address_of(x)
+        ahead[top + 4] = rows
+
+
+@inline
+def _fetch_ahead(ahead):
+    """Begin to fetch about LINES_AHEAD lines of rows that were asked for, those asked for last first."""
+    top, row_bytes = ahead[0], ahead[1]
+    if top == 0:
+        return
+    address, step, rows = ahead[top - 1], ahead[top], ahead[top + 1]
+    count = min(rows, max(1, LINES_AHEAD * CACHE_LINE // row_bytes))
+    for _ in range(count):
+        for byte in range(row_bytes - 1, -1, -CACHE_LINE):
+            prefetch_for_later(address + byte)
+        address += step
+    ahead[top - 1], ahead[top + 1] = address, rows - count
+    if count == rows:
+        ahead[0] = top - 3
+
+
+@kernel
+def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate, zeros, y, y_row, width, ahead):
+    """y[:TILE_ROWS, :width] (+)= a[:TILE_ROWS, :depth] @ b, one panel of b after the other; width is whole panels.
+
+    Before each of them some lines that come next are asked for.
+    """
     not_inlined()
     n = tile_columns(y)
     for j in range(0, width, n):
+        _fetch_ahead(ahead)
         target = advance(y, j)
         start, start_row = (target, y_row) if accumulate else (zeros, 0)
         panel = advance(panels, j // n * panel_size)
         multiply_tile(depth, a, a_row, a_column, panel, start, start_row, target, y_row)
+
+
+@kernel
+def _write_rows(rows, x, x_row, width, factor, y, y_row):
+    """y[:rows, :width] = factor x[:rows, :width]."""
+    not_inlined()
+    for r in range(rows):
+        source, target = advance(x, r * x_row), advance(y, r * y_row)
+        for c in range(width):
+            target[c] = source[c] * factor
 
 
 @inline
@@ -78,6 +143,12 @@ def _row_tile(x, x_row, i, rows, last):
     if i + TILE_ROWS <= rows:
         return advance(x, i * x_row), x_row, 1
     return last, 1, TILE_ROWS
+
+
+@inline
+def _head(x, strides, b, h):
+    """Where the rows of a head begin."""
+    return advance(pointer(x), b * strides[0] + h * strides[1])
 
 
 @inline
@@ -101,6 +172,7 @@ def _forward(
     causal, scale, dropout_p, seed, offset, splits,
 ):  # fmt: skip
     """Cells: (batch, key-value head, split); a split takes every ``splits``-th block of queries of its head group."""
+    whole_vectors()
     B, Tq, Hq, D = out.shape
     group = Hq // H
     n = tile_columns(pointer(q))
@@ -112,6 +184,7 @@ def _forward(
     shifts, decays = np.empty(TILE_ROWS, q.dtype), np.empty(TILE_ROWS, q.dtype)
     last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(n, q), aligned_empty(block, q)
     columns = _column_numbers(block, q)
+    ahead = _stack_ahead(Tk, D * q.itemsize)
     zeros[:] = 0
     zero, lowest = q.dtype.type(0), -q.dtype.type(np.inf)
     real_scale = q.dtype.type(scale)
@@ -120,14 +193,22 @@ def _forward(
     cells = B * H * splits
     for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
         b, kv_head, split = cell // (H * splits), cell // splits % H, cell % splits
-        keys = advance(pointer(k), b * k_strides[0] + kv_head * k_strides[1])
-        values = advance(pointer(v), b * v_strides[0] + kv_head * v_strides[1])
-        pack_panels(keys, 1, k_strides[2], D, Tk, pointer(k_panels))
-        pack_panels(values, v_strides[2], 1, Tk, D, pointer(v_panels))
+        pack_panels(_head(k, k_strides, b, kv_head), 1, k_strides[2], D, Tk, pointer(k_panels))
+        pack_panels(_head(v, v_strides, b, kv_head), v_strides[2], 1, Tk, D, pointer(v_panels))
+        next_cell, ahead[0] = min(cell + 1, cells - 1), 0
+        next_b, next_head = next_cell // (H * splits), next_cell // splits % H
+        _ask_for(ahead, _head(v, v_strides, next_b, next_head), v_strides[2], Tk)
+        _ask_for(ahead, _head(k, k_strides, next_b, next_head), k_strides[2], Tk)
+        _ask_for(ahead, _head(q, q_strides, next_b, next_head * group), q_strides[2], min(Tq, QUERY_BLOCK))
+        of_next_cell = ahead[0]
         for unit in range(split, group * query_blocks, splits):
             h, i_block = kv_head * group + unit // query_blocks, unit % query_blocks * QUERY_BLOCK
-            queries = advance(pointer(q), b * q_strides[0] + h * q_strides[1])
+            queries, results = _head(q, q_strides, b, h), advance(pointer(out), (b * Tq * Hq + h) * D)
             i_end = min(Tq, i_block + QUERY_BLOCK)
+            ahead[0] = min(ahead[0], of_next_cell)
+            following = min(QUERY_BLOCK, Tq - i_end)
+            _ask_for(ahead, advance(queries, i_end * q_strides[2]), q_strides[2], following)
+            _ask_for(ahead, advance(results, i_block * Hq * D), Hq * D, i_end - i_block)
             if i_end == Tq:
                 rest = Tq % TILE_ROWS
                 pack_row_tiles(advance(queries, (Tq - rest) * q_strides[2]), q_strides[2], 1, rest, D, pointer(last))
@@ -141,7 +222,7 @@ def _forward(
                     a, a_row, a_column = _row_tile(queries, q_strides[2], i, Tq, pointer(last))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(k_panels), j_block * D), n * D,
-                        False, pointer(zeros), pointer(scores), block, round_up(depth, n),
+                        False, pointer(zeros), pointer(scores), block, round_up(depth, n), ahead,
                     )  # fmt: skip
                     # One short loop per step for all rows: the steps of different rows overlap in the core.
                     row_width = round_up(depth, ROW_TILES * n)
@@ -151,9 +232,8 @@ def _forward(
                         for j in range(row_width):
                             row[j] = row[j] * real_scale if columns[j] < visible else lowest
                     for e in range(i, i_last + 1):
-                        row, maximum = advance(pointer(scores), (e - i) * block), maxima[e - i_block]
-                        for j in range(row_width):
-                            maximum = maxnum(maximum, row[j])
+                        row = advance(pointer(scores), (e - i) * block)
+                        maximum = row_maximum(row, row_width, maxima[e - i_block])
                         shift = maximum if maximum > lowest else zero  # -inf - -inf would be NaN
                         shifts[e - i] = shift
                         if j_block > 0:
@@ -180,16 +260,18 @@ def _forward(
                                 row[j] *= keep[j]
                     _multiply_row_tile(
                         depth, pointer(scores), block, 1, advance(pointer(v_panels), j_block * n), n * Tk,
-                        j_block > 0, pointer(zeros), advance(pointer(sums), (i - i_block) * width), width, width,
+                        j_block > 0, pointer(zeros), advance(pointer(sums), (i - i_block) * width), width, width, ahead,
                     )  # fmt: skip
-            for e in range(i_block, i_end):
-                total = totals[e - i_block]
-                lse[b, h, e] = maxima[e - i_block] + math.log(total)
-                inverse = 1 / total
-                y = advance(pointer(out), ((b * Tq + e) * Hq + h) * D)
-                row_sums = advance(pointer(sums), (e - i_block) * width)
-                for c in range(D):
-                    y[c] = row_sums[c] * inverse
+                    # All that these queries see. Stores of few rows at a time wait for memory behind the next tiles.
+                    if _visible(i_last, 0, Tk, Tk, causal) <= j_block + KEY_BLOCK:
+                        for e in range(i, i_last + 1):
+                            total = totals[e - i_block]
+                            lse[b, h, e] = maxima[e - i_block] + math.log(total)
+                            inverse = 1 / total
+                            y = advance(results, e * Hq * D)
+                            row_sums = advance(pointer(sums), (e - i_block) * width)
+                            for c in range(D):
+                                y[c] = row_sums[c] * inverse
     keep_alive(k_panels)
     keep_alive(v_panels)
     keep_alive(scores)
@@ -208,6 +290,7 @@ def _backward(
     dq is (B, Tq, Hq, D), dk and dv are (P, B, Tk, H, D): each part has its own sums, which the launcher adds in order.
     They are given by their first elements; tokens are ``dq_row_step`` and ``dk_row_step`` elements apart.
     """
+    whole_vectors()
     parts, B, Tk, H, D, Tq, Hq = sizes
     group = Hq // H
     n = tile_columns(pointer(q))
@@ -223,26 +306,43 @@ def _backward(
     last_q, last_dy = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_ROWS * D, q)
     zeros, keep, deltas = aligned_empty(n, q), aligned_empty(block, q), aligned_empty(QUERY_BLOCK, q)
     columns = _column_numbers(block, q)
+    ahead = _stack_ahead(Tk, D * q.itemsize)
     zeros[:] = 0
-    zero, real_scale = q.dtype.type(0), q.dtype.type(scale)
+    zero, one, real_scale = q.dtype.type(0), q.dtype.type(1), q.dtype.type(scale)
     query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
 
     cells = parts * B * H
     for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
         part, b, kv_head = cell // (B * H), cell // H % B, cell % H
-        keys = advance(pointer(k), b * k_strides[0] + kv_head * k_strides[1])
-        values = advance(pointer(v), b * v_strides[0] + kv_head * v_strides[1])
+        keys, values = _head(k, k_strides, b, kv_head), _head(v, v_strides, b, kv_head)
         pack_panels(keys, 1, k_strides[2], D, Tk, pointer(kt_panels))
         pack_panels(values, 1, v_strides[2], D, Tk, pointer(vt_panels))
         pack_panels(keys, k_strides[2], 1, Tk, D, pointer(k_panels))
+        dk_start = (part * B + b) * Tk * dk_row_step + kv_head * D
+        dk_rows, dv_rows = advance(pointer(dk), dk_start), advance(pointer(dv), dk_start)
+        next_cell, ahead[0] = min(cell + 1, cells - 1), 0
+        next_b, next_head = next_cell // H % B, next_cell % H
+        _ask_for(ahead, _head(v, v_strides, next_b, next_head), v_strides[2], Tk)
+        _ask_for(ahead, _head(k, k_strides, next_b, next_head), k_strides[2], Tk)
+        first_rows = min(Tq, QUERY_BLOCK)
+        _ask_for(ahead, _head(q, q_strides, next_b, next_head * group), q_strides[2], first_rows)
+        _ask_for(ahead, _head(dy, dy_strides, next_b, next_head * group), dy_strides[2], first_rows)
+        _ask_for(ahead, _head(out, out_strides, next_b, next_head * group), out_strides[2], first_rows)
+        _ask_for(ahead, dk_rows, dk_row_step, Tk)
+        _ask_for(ahead, dv_rows, dk_row_step, Tk)
+        of_next_cell = ahead[0]
         summed = 0  # the keys before this one have sums
         for unit in range(part, group * query_blocks, parts):
             h, i_block = kv_head * group + unit // query_blocks, unit % query_blocks * QUERY_BLOCK
             i_end = min(Tq, i_block + QUERY_BLOCK)
-            queries = advance(pointer(q), b * q_strides[0] + h * q_strides[1])
-            dys = advance(pointer(dy), b * dy_strides[0] + h * dy_strides[1])
-            ys = advance(pointer(out), b * out_strides[0] + h * out_strides[1])
-            rows = i_end - i_block
+            queries, dys, ys = _head(q, q_strides, b, h), _head(dy, dy_strides, b, h), _head(out, out_strides, b, h)
+            dq_rows = advance(pointer(dq), (b * Tq + i_block) * dq_row_step + h * D)
+            rows, following = i_end - i_block, min(QUERY_BLOCK, Tq - i_end)
+            ahead[0] = min(ahead[0], of_next_cell)
+            _ask_for(ahead, advance(queries, i_end * q_strides[2]), q_strides[2], following)
+            _ask_for(ahead, advance(dys, i_end * dy_strides[2]), dy_strides[2], following)
+            _ask_for(ahead, advance(ys, i_end * out_strides[2]), out_strides[2], following)
+            _ask_for(ahead, dq_rows, dq_row_step, rows)
             pack_panels(advance(queries, i_block * q_strides[2]), q_strides[2], 1, rows, D, pointer(q_panels))
             pack_panels(advance(dys, i_block * dy_strides[2]), dy_strides[2], 1, rows, D, pointer(dy_panels))
             if i_end == Tq:
@@ -262,15 +362,16 @@ def _backward(
                     depth = _visible(i_last, j_block, KEY_BLOCK, Tk, causal)
                     p_tile = advance(pointer(p), (i - i_block) * block)
                     ds_tile = advance(pointer(ds), (i - i_block) * block)
+                    dq_sum = advance(pointer(dq_sums), (i - i_block) * width)
                     a, a_row, a_column = _row_tile(queries, q_strides[2], i, Tq, pointer(last_q))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(kt_panels), j_block * D), n * D,
-                        False, pointer(zeros), p_tile, block, round_up(depth, n),
+                        False, pointer(zeros), p_tile, block, round_up(depth, n), ahead,
                     )  # fmt: skip
                     a, a_row, a_column = _row_tile(dys, dy_strides[2], i, Tq, pointer(last_dy))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(vt_panels), j_block * D), n * D,
-                        False, pointer(zeros), ds_tile, block, round_up(depth, n),
+                        False, pointer(zeros), ds_tile, block, round_up(depth, n), ahead,
                     )  # fmt: skip
                     # Rows end in zeros where the key tiles below read them; row_width may exceed what was computed.
                     row_width = round_up(depth, ROW_TILES * n)
@@ -297,38 +398,30 @@ def _backward(
                             p_row[j] = ds_row[j] = 0
                     _multiply_row_tile(
                         depth, ds_tile, block, 1, advance(pointer(k_panels), j_block * n), n * Tk,
-                        j_block > 0, pointer(zeros), advance(pointer(dq_sums), (i - i_block) * width), width, width,
+                        j_block > 0, pointer(zeros), dq_sum, width, width, ahead,
                     )  # fmt: skip
+                    if _visible(i_last, 0, Tk, Tk, causal) <= j_block + KEY_BLOCK:
+                        target = advance(dq_rows, (i - i_block) * dq_row_step)
+                        _write_rows(i_last + 1 - i, dq_sum, width, D, real_scale, target, dq_row_step)
                 for j in range(0, block_depth, TILE_ROWS):
                     # Queries before the first row tile that sees key j contribute zeros.
                     first = max(0, j_block + j - i_block) // TILE_ROWS * TILE_ROWS if causal else 0
-                    corner, target = first * block + j, (j_block + j) * width
+                    corner, sums = first * block + j, (j_block + j) * width
                     _multiply_row_tile(
                         rows - first, advance(pointer(p), corner), 1, block,
                         advance(pointer(dy_panels), first * n), n * rows,
-                        j_block + j < summed, pointer(zeros), advance(pointer(dv_sums), target), width, width,
+                        j_block + j < summed, pointer(zeros), advance(pointer(dv_sums), sums), width, width, ahead,
                     )  # fmt: skip
                     _multiply_row_tile(
                         rows - first, advance(pointer(ds), corner), 1, block,
                         advance(pointer(q_panels), first * n), n * rows,
-                        j_block + j < summed, pointer(zeros), advance(pointer(dk_sums), target), width, width,
+                        j_block + j < summed, pointer(zeros), advance(pointer(dk_sums), sums), width, width, ahead,
                     )  # fmt: skip
             summed = max(summed, round_up(_visible(i_end - 1, 0, Tk, Tk, causal), TILE_ROWS))
-            for e in range(i_block, i_end):
-                target_row = advance(pointer(dq), (b * Tq + e) * dq_row_step + h * D)
-                row_sums = advance(pointer(dq_sums), (e - i_block) * width)
-                for c in range(D):
-                    target_row[c] = row_sums[c] * real_scale
         dk_sums[summed * width :] = 0
         dv_sums[summed * width :] = 0
-        for j in range(Tk):
-            target = ((part * B + b) * Tk + j) * dk_row_step + kv_head * D
-            dk_row, dv_row = advance(pointer(dk), target), advance(pointer(dv), target)
-            dk_sum, dv_sum = advance(pointer(dk_sums), j * width), advance(pointer(dv_sums), j * width)
-            for c in range(D):
-                dk_row[c] = dk_sum[c] * real_scale
-            for c in range(D):  # not above: where the rows of dk and dv interleave, LLVM would not vectorise it
-                dv_row[c] = dv_sum[c]
+        _write_rows(Tk, pointer(dk_sums), width, D, real_scale, dk_rows, dk_row_step)
+        _write_rows(Tk, pointer(dv_sums), width, D, one, dv_rows, dk_row_step)
     keep_alive(kt_panels)
     keep_alive(vt_panels)
     keep_alive(k_panels)

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigrad.cpu_kernels import attention, random, threads
+from minigrad.cpu_kernels.jit import kernel
+from minigrad.cpu_kernels.register_tile import pointer, row_maximum, tile_columns
 
 RNG = np.random.default_rng(0)
 SEED, OFFSET = 2**63 + 11, 5
@@ -224,3 +226,35 @@ def test_as_pytorch(causal):
     np.testing.assert_allclose(y, expected.detach(), atol=1e-13)
     for gradient, leaf in zip(gradients, leaves):
         np.testing.assert_allclose(gradient, leaf.grad, atol=1e-12)
+
+
+@kernel
+def _largest(x, tiles, start):
+    return row_maximum(pointer(x), tiles * tile_columns(pointer(x)), start)
+
+
+@kernel
+def _columns(x):
+    return tile_columns(pointer(x))
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_maximum_of_a_row(tiles, dtype):
+    """Wherever the largest element is, with numbers of either sign, and NaN and infinities among them."""
+    lowest = dtype(-np.inf)
+    count = tiles * 128 // np.dtype(dtype).itemsize  # at least as many as one tile has, of the longest vectors
+    for sign in (-1, 1):
+        x = (sign * RNG.uniform(1, 2, count)).astype(dtype)
+        used = x[: tiles * _columns(x)]
+        assert _largest(x, tiles, lowest) == used.max()
+        for i in range(len(used)):
+            moved = x.copy()
+            moved[i] = 3
+            assert _largest(moved, tiles, lowest) == 3
+            assert _largest(moved, tiles, dtype(4)) == 4
+        x[: len(used) - 1] = np.nan
+        assert _largest(x, tiles, lowest) == used[-1]
+        assert _largest(np.full_like(x, np.nan), tiles, lowest) == lowest
+        x[0] = np.inf
+        assert _largest(x, tiles, lowest) == np.inf
