@@ -82,6 +82,24 @@ def test_scales_that_turn_the_order(scale: float, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(array.to_host(y).astype("f8"), reference(*rows, True, scale)[0], atol=2e-3)
 
 
+@pytest.mark.parametrize("D", [64, 128])
+def test_gradients_of_bfloat16(D: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of mixed precision; probabilities and their gradients are rounded to 8 bits between the products."""
+    monkeypatch.setattr(memory, "capability", lambda _: (8, 0))
+    monkeypatch.setattr(attention, "SMALL", 0)
+    arrays = [RNG.standard_normal((1, 2, 19, D)).astype(ml_dtypes.bfloat16) for _ in range(4)]
+    results = []
+    for device, dtype in (("cuda", minigrad.bfloat16), ("cpu", minigrad.float64)):
+        q, k, v, dy = (minigrad.tensor(x, device=device, dtype=dtype, requires_grad=True) for x in arrays)
+        y = minigrad.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        grads = minigrad.backward(y, dy.detach())
+        results.append([grads.get(x).numpy(force=True).astype("f8") for x in (q, k, v)])
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2**-7 * np.abs(expected).max())
+    used = {name.partition(".")[2] for name in launched if name.startswith("flash_tensor_core_gradient")}
+    assert used == {"delta_bfloat16", f"queries_bfloat16_{D}", f"keys_bfloat16_{D}"}
+
+
 @pytest.mark.parametrize(
     ("capability", "small", "shapes", "causal"),
     [

@@ -93,8 +93,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.parametrize("dtype", [bf16, f32])
 @pytest.mark.parametrize("layouts", ["kk", "ko", "ok", "oo"])
-def test_layouts(layouts: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts(layouts: str, dtype: Any, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of any transposition are read where they are; all boxes of a tile and both consumers have work."""
     use(monkeypatch, 256)
     a, b = draw(72, 136), draw(136, 200)
@@ -103,10 +104,10 @@ def test_layouts(layouts: str, launched: list[str], monkeypatch: pytest.MonkeyPa
     right = stored(b, "columns" if b_kind == "k" else "rows")
     simulator.order(1)
     try:
-        check(multiply(left, right), product(a, b))
+        check(multiply(left, right, dtype), product(a, b))
     finally:
         simulator.order(None)
-    assert launched == [f"tiles_bfloat16_float32_256_{layouts}"]
+    assert launched == [f"tiles_bfloat16_{np.dtype(dtype).name}_256_{layouts}"]
 
 
 @pytest.mark.parametrize(

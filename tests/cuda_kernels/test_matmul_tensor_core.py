@@ -81,26 +81,27 @@ def use(monkeypatch: pytest.MonkeyPatch, side: int, splits: int = 1) -> None:
 
 
 LAYOUTS = list(itertools.product(("rows", "columns"), repeat=2))
-CASES = [(dtype, 64, *layouts) for dtype in (bf16, f32) for layouts in LAYOUTS]
-CASES += [(bf16, 128, "rows", "columns"), (bf16, 128, "columns", "rows"), (f32, 128, "columns", "rows")]
-CASES += [(f16, 64, "rows", "columns"), (f16, 64, "columns", "rows")]
+CASES = [(dtype, f32, 64, *layouts) for dtype in (bf16, f32) for layouts in LAYOUTS]
+CASES += [(dtype, dtype, 128, *layouts) for dtype in (bf16, f32) for layouts in LAYOUTS]
+CASES += [(bf16, f32, 128, "rows", "columns"), (bf16, f32, 128, "columns", "rows")]
+CASES += [(f16, f32, 64, "rows", "columns"), (f16, f32, 64, "columns", "rows")]
 
 
-@pytest.mark.parametrize(("dtype", "side", "layout_a", "layout_b"), CASES)
+@pytest.mark.parametrize(("dtype", "out", "side", "layout_a", "layout_b"), CASES)
 def test_layouts(
-    dtype: Any, side: int, layout_a: str, layout_b: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
+    dtype: Any, out: Any, side: int, layout_a: str, layout_b: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operands of any transposition are read where they are; tiles reach over the edges; all warps have work."""
     use(monkeypatch, side)
     a, b = draw(side // 2 + 16, 72, dtype=dtype), draw(72, side + 8, dtype=dtype)
     simulator.order(1)
     try:
-        y = multiply(stored(a, layout_a), stored(b, layout_b), dtype=f32)
+        y = multiply(stored(a, layout_a), stored(b, layout_b), dtype=out)
     finally:
         simulator.order(None)
     check(y, product(a, b))
     kinds = {"rows": "k", "columns": "o"}[layout_a] + {"rows": "o", "columns": "k"}[layout_b]
-    assert launched == [f"tiles_{np.dtype(dtype).name}_float32_{side}_{kinds}"]
+    assert launched == [f"tiles_{np.dtype(dtype).name}_{np.dtype(out).name}_{side}_{kinds}"]
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32])

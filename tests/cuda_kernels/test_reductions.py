@@ -157,15 +157,23 @@ def test_softmax_of_rows_with_nan_or_infinity():
             assert np.isnan(to_host(getattr(softmax, name)(from_host(x), 1))).all()
 
 
-def test_rows_longer_than_the_registers(monkeypatch):
-    """float64 rows of 8200: read twice by softmax, more than once by the norms."""
-    x, dy = normal(1, 8200, dtype="float64"), normal(1, 8200, seed=1, dtype="float64")
-    w = normal(8200, seed=2, dtype="float64")
+@pytest.mark.parametrize(("dtype", "C", "rtol"), [("float64", 8200, 1e-9), ("float32", 16400, 1e-4)])
+def test_rows_longer_than_the_registers(dtype, C, rtol):
+    """Read twice by softmax, more than once by the norms."""
+    x, dy, r, w = (normal(*shape, seed=i, dtype=dtype) for i, shape in enumerate(((1, C), (1, C), (1, C), (C,))))
     y, mean, rstd = cpu_layer_norm.forward(x, w, w, 1e-5)
     d = [from_host(a) for a in (dy, x, w, mean, rstd)]
-    same([softmax.forward(d[1], 1)], [cpu_softmax.forward(x, 1)], rtol=1e-12)
-    same(layer_norm.forward(d[1], d[2], d[2], 1e-5), (y, mean, rstd), rtol=1e-9)
-    same(layer_norm.backward(*d), cpu_layer_norm.backward(dy, x, w, mean, rstd), rtol=1e-9)
+    same([softmax.forward(d[1], 1)], [cpu_softmax.forward(x, 1)], rtol=1e-12 if dtype == "float64" else 1e-5)
+    same(layer_norm.forward(d[1], d[2], d[2], 1e-5), (y, mean, rstd), rtol, rtol / 5)
+    same(layer_norm.backward(*d), cpu_layer_norm.backward(dy, x, w, mean, rstd), rtol, rtol)
+    y, rstd = cpu_rms_norm.forward(x, w, 1e-5)
+    same(rms_norm.forward(d[1], d[2], 1e-5), (y, rstd), rtol, rtol / 5)
+    same(rms_norm.backward(*d[:3], from_host(rstd)), cpu_rms_norm.backward(dy, x, w, rstd), rtol, rtol)
+    h = x + r
+    y, mean, rstd = cpu_layer_norm.forward(h, w, w, 1e-5)
+    same(layer_norm.add_forward(d[1], from_host(r), d[2], d[2], 1e-5), (y, h, mean, rstd), rtol, rtol / 5)
+    y, rstd = cpu_rms_norm.forward(h, w, 1e-5)
+    same(rms_norm.add_forward(d[1], from_host(r), d[2], 1e-5), (y, h, rstd), rtol, rtol / 5)
 
 
 @pytest.mark.parametrize(("N", "C"), [(1, 1), (9, 8), (5, 130), (2, 516)])
@@ -215,6 +223,21 @@ def test_norms_by_channel(shape, order):
     same(group_norm.forward(dx, dw, db, 2, 1e-5), (y, mean, rstd), rtol=1e-4, atol=2e-5)
     found = group_norm.backward(ddy, dx, dw, from_host(mean), from_host(rstd))
     same(found, cpu_group_norm.backward(dy, x, w, mean, rstd), rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize(("C", "nbytes"), [(4100, 96), (25_000, 200), (51_300, 0)])
+def test_cross_entropy_of_rows_in_more_shared_memory(C, nbytes, monkeypatch):
+    """Those of GPT-2's 50,304 classes need 200 KiB; longer ones are read twice."""
+    x, dlosses, targets = 3 * normal(1, C), normal(1, seed=1), np.array([C - 3])
+    used, fused = [], cross_entropy._FUSED[x.dtype]
+    for size, kernel in fused.items():
+        one = SimpleNamespace(launch=lambda *a, k=kernel, n=size, **o: (used.append(n >> 10), k.launch(*a, **o)))
+        monkeypatch.setitem(fused, size, one)
+    losses, lse = cpu_cross_entropy.forward(x, targets, -100, 0.1, None)
+    dx = cpu_cross_entropy.backward(dlosses, x, targets, lse, -100, 0.1, None)
+    found = cross_entropy.forward_backward(from_host(dlosses), from_host(x), from_host(targets), -100, 0.1, None)
+    same(found, (losses, lse, dx))
+    assert used == [nbytes]
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
