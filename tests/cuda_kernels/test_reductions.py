@@ -194,7 +194,15 @@ def test_norms_and_their_sums_with_a_residual(N, C, order):
 
 @pytest.mark.parametrize(
     ("N", "C", "half"),
-    [(5, 12, "bfloat16"), (5, 12, "float16"), (2, 133, "bfloat16"), (1, 516, "float16"), (1, 16400, "bfloat16")],
+    [
+        (5, 12, "bfloat16"),
+        (5, 12, "float16"),
+        (2, 133, "bfloat16"),
+        (1, 516, "float16"),
+        (1, 9000, "bfloat16"),
+        (1, 16400, "bfloat16"),
+        (1, 16400, "float16"),
+    ],
 )
 def test_norms_with_a_residual_of_half_floats(N, C, half):
     """h is the sum of x and the widened residual, rounded once; rows in a warp, in a block, and too long for one."""
