@@ -98,10 +98,15 @@ def _is_real(array: np.ndarray) -> bool:
 
 def _readable(arrays: Iterable[np.ndarray]) -> list[list[np.ndarray]]:
     """The arrays by dtype, each contiguous, and float64 where it is neither float32 nor float64."""
-    real = [array if array.dtype.char in "fd" else array.astype(np.float64) for array in arrays]
-    ready = [array if array.flags.c_contiguous else np.ascontiguousarray(array) for array in real]
-    kinds = [array.dtype.char for array in ready]
-    return [[array for array, kind in zip(ready, kinds) if kind == wanted] for wanted in dict.fromkeys(kinds)]
+    groups: dict[str, list[np.ndarray]] = {}
+    for array in arrays:
+        kind = array.dtype.char
+        if kind not in "fd":
+            array, kind = array.astype(np.float64, order="C"), "d"
+        elif not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        groups.setdefault(kind, []).append(array)
+    return list(groups.values())
 
 
 def _writable(arrays: Iterable[np.ndarray], what: str) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
