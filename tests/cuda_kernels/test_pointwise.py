@@ -16,6 +16,7 @@ from minigrad import cuda_kernels
 if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
+import minigrad
 from minigrad import cpu_kernels
 from minigrad.cuda_kernels import (
     comparison,
@@ -346,3 +347,20 @@ def test_two_threads_may_need_a_kernel_at_once(monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(operation.variant, [kinds] * 2)
     assert first is second
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_tensors_of_integers(dtype):
+    """Shifts, reductions of rows and of columns, values written where a mask holds, and what a division refuses."""
+    rng = np.random.default_rng(0)
+    x, n = rng.integers(0, 100, (5, 7)).astype(dtype), rng.integers(0, 4, (5, 7)).astype(dtype)
+    a, b = minigrad.tensor(x, device="cuda"), minigrad.tensor(n, device="cuda")
+    for found, expected in (((a << b), x << n), ((a >> b), x >> n), ((a << 1), x << 1)):
+        np.testing.assert_array_equal(found.numpy(force=True), expected)
+    for axis in (0, 1):
+        for name, reference in (("sum", np.sum), ("amax", np.max), ("amin", np.min), ("argmax", np.argmax)):
+            np.testing.assert_array_equal(getattr(a, name)(axis).numpy(force=True), reference(x, axis))
+    a[b > 1] = 3
+    np.testing.assert_array_equal(a.numpy(force=True), np.where(n > 1, np.asarray(3, dtype), x))
+    with pytest.raises(ZeroDivisionError):
+        a // b
