@@ -23,7 +23,7 @@ import numba
 import numpy as np
 from numba.core import types
 
-from .embedding import within
+from .embedding import _within
 from .jit import kernel, parallel_kernel
 from .softmax import SUM_BLOCK, row_max
 from .task_pool import call_at, compiled_address, task_kernel
@@ -192,7 +192,7 @@ def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
 
     ``forward`` and ``backward`` index with the targets unchecked: call this first.
     """
-    if within(targets, classes):
+    if _within(targets, classes):
         return -1
     bad = ((targets < 0) | (targets >= classes)) & (targets != ignore_index)
     return int(bad.argmax()) if bad.any() else -1

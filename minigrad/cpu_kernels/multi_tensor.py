@@ -96,10 +96,10 @@ def _cut(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first = (np.arange(tensor.size) - np.repeat(count.cumsum() - count, count)) * RUN
     runs = np.stack([tensor, first, np.minimum(sizes[tensor] - first, RUN)], axis=1)
     ends, total = runs[:, 2].cumsum(), int(sizes.sum())
-    count = -(-total // RUN)
-    if count > 1:  # each thread gets as many tasks, which are about equally large
-        count = -(-count // threads.get_num_threads()) * threads.get_num_threads()
-    tasks = np.searchsorted(ends - runs[:, 2] / 2, np.linspace(0, total, count + 1))
+    wanted = -(-total // RUN)
+    if wanted > 1:  # each thread gets as many tasks, which are about equally large
+        wanted = -(-wanted // threads.get_num_threads()) * threads.get_num_threads()
+    tasks = np.searchsorted(ends - runs[:, 2] / 2, np.linspace(0, total, wanted + 1))
     tasks[-1] = len(runs)
     return runs, tasks
 
