@@ -23,6 +23,7 @@ from numba.core import types
 
 from . import threads
 from .jit import kernel
+from .register_tile import whole_vectors
 from .task_pool import call_at, compiled_address, task_kernel
 
 TASK_ELEMENTS = 16384  # fewer are one task
@@ -32,6 +33,7 @@ BACKWARD_ROWS = 16  # at least, in each chunk
 
 @kernel
 def _forward_rows(x, weight, bias, eps, y, mean, rstd):
+    whole_vectors()
     real = x.dtype.type
     N, C = x.shape
     scale = real(1) / real(C)
@@ -61,6 +63,7 @@ def _forward(task, tasks, address, x, weight, bias, eps, y, mean, rstd):
 @kernel
 def _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias):
     """dx of these rows; dweight and dbias (C,) receive the sums over these rows."""
+    whole_vectors()
     real = x.dtype.type
     N, C = x.shape
     scale = real(1) / real(C)

@@ -15,7 +15,7 @@ from typing import Any
 
 from .gelu import CUBIC, EXPONENT, NORMAL_DENSITY, SLOPE
 from .jit import kernel
-from .register_tile import advance, not_inlined
+from .register_tile import advance, not_inlined, whole_vectors
 from .vector_math import exp2_fast, exp_nonpositive, normal_cdf
 
 ADD, GELU_TANH, GELU_ERF, SLOPE_TANH, SLOPE_ERF = 1, 2, 3, 4, 5
@@ -46,6 +46,7 @@ def finish_rows(epilogue: int, rows: int, columns: int, row: int, y: Any, other:
 @kernel
 def _gelu_tanh(columns, y, other, like):
     not_inlined()
+    whole_vectors()
     real = like.dtype.type
     one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
     for j in range(columns):
@@ -57,6 +58,7 @@ def _gelu_tanh(columns, y, other, like):
 @kernel
 def _gelu_erf(columns, y, other, like):
     not_inlined()
+    whole_vectors()
     half = like.dtype.type(0.5)
     for j in range(columns):
         h = y[j]
@@ -67,6 +69,7 @@ def _gelu_erf(columns, y, other, like):
 @kernel
 def _slope_tanh(columns, y, other, extra, like):
     not_inlined()
+    whole_vectors()
     real = like.dtype.type
     one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
     slope, slope3 = real(SLOPE), real(3 * SLOPE * CUBIC)
@@ -81,6 +84,7 @@ def _slope_tanh(columns, y, other, extra, like):
 @kernel
 def _slope_erf(columns, y, other, extra, like):
     not_inlined()
+    whole_vectors()
     real = like.dtype.type
     half, density = real(0.5), real(NORMAL_DENSITY)
     for j in range(columns):
