@@ -92,17 +92,18 @@ def embed(tokens: Tensor, start: int, wte: Embedding, wpe: Embedding) -> Tensor:
         and as_built(wpe)
     ):
         table, places = wte.weight, wpe.weight
-        rows = places.data[start : start + tokens.data.shape[1]]
+        x, y = table.data, places.data
         if (
             table.device is places.device is CPU
-            and table.data.dtype is rows.dtype
-            and rows.dtype in (float32, float64)
-            and rows.shape == (tokens.data.shape[1], table.data.shape[1])
-            and rows.size
+            and x.dtype is y.dtype
+            and x.dtype in (float32, float64)
+            and x.ndim == y.ndim == 2
+            and x.shape[1] == y.shape[1] > 0
+            and 0 < tokens.shape[1] <= y.shape[0] - start
         ):
             return PositionedEmbedding.apply(table, check_indices(tokens, table), places, start=start)
-    y: Tensor = wte(tokens) + wpe(arange(start, start + tokens.shape[1], device=tokens.device))
-    return y
+    sums: Tensor = wte(tokens) + wpe(arange(start, start + tokens.shape[1], device=tokens.device))
+    return sums
 
 
 class KVCache:
