@@ -25,12 +25,16 @@ from numba.core import types
 
 from .embedding import _within
 from .jit import kernel, parallel_kernel
+from .register_tile import whole_vectors
 from .softmax import SUM_BLOCK, row_max
 from .task_pool import call_at, compiled_address, task_kernel
 from .threads import get_num_threads, rows_of_a_task
 from .vector_math import exp_nonpositive
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
+# Rows of so many elements get their maxima in a loop of its own: short rows overlap in the processor instead of waiting
+# for their maximum, and are still in the L1 cache when their exponentials follow.
+MAXIMA_TOGETHER = 4096
 
 
 @kernel
@@ -123,6 +127,7 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
 
     One array, not two that may be the same: their loops would check for overlap when they run, and be scalar then.
     """
+    whole_vectors()
     real = x.dtype.type
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
@@ -132,9 +137,11 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
         total_weight = real(0)
         for j in range(C):
             total_weight += class_weight[j]
-    for i in range(N):  # as in _forward_rows
-        lse[i] = row_max(x[i])
+    together = max(1, MAXIMA_TOGETHER // C)
     for i in range(N):
+        if i % together == 0:
+            for k in range(i, min(N, i + together)):
+                lse[k] = row_max(x[k])
         xi, m, target = x[i], lse[i], targets[i]
         kept = target != ignore_index
         below = m - xi[target] if kept else real(0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from . import threads
 from .jit import kernel, parallel_kernel
+from .register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .task_pool import task_kernel
 from .vector_math import exp_nonpositive, maxnum
 
@@ -29,15 +30,20 @@ STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
 
 @kernel
 def row_max(x: np.ndarray) -> Any:
-    """The largest element of x (n,), NaN aside; -inf if there is none."""
+    """The largest element of x (n,), contiguous, NaN aside; -inf if there is none."""
     m = x.dtype.type(-np.inf)
-    for j in range(x.shape[0]):
+    n = tile_columns(pointer(x))
+    whole = x.shape[0] // n * n
+    if whole > 0:
+        m = row_maximum(pointer(x), whole, m)
+    for j in range(whole, x.shape[0]):
         m = maxnum(m, x[j])
     return m
 
 
 @kernel
 def _forward_rows(x, y, log):
+    whole_vectors()
     real = x.dtype.type
     N, C = x.shape
     for i in range(N):
