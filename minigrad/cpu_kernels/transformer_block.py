@@ -4,13 +4,11 @@
     n2 = norm(x2)      h = n2 W^T + b            g = gelu(h)              y = x2 + g V^T + b
 
 Sequences do not see each other, so forward is one launch in which each task takes its share of the sequences through
-all stages, and waits for nobody. Backward has four steps, each of which waits for the one before:
+all stages, and waits for nobody. Backward has two steps; the second waits for the first:
 
-    rows       dh = (dy V) gelu'(h), g = gelu(h)
-    weights    dV = dy^T g, dW = dh^T n2, and their biases'
-    rows       dn2 = dh W, dx2 = dy + norm'(dn2), da = dx2 Wo, dqkv = attention'(da), dn1 = dqkv Wqkv,
-               dx = dx2 + norm'(dn1)
-    weights    dWo = dx2^T a, dWqkv = dqkv^T n1, and their biases'; the norms' weights and biases
+    rows       dh = (dy V) gelu'(h), g = gelu(h), dn2 = dh W, dx2 = dy + norm'(dn2), da = dx2 Wo,
+               dqkv = attention'(da), dn1 = dqkv Wqkv, dx = dx2 + norm'(dn1)
+    weights    dV = dy^T g, dW = dh^T n2, dWo = dx2^T a, dWqkv = dqkv^T n1, and their biases'; those of the norms
 
 Each stage calls the kernel that ``linear``, ``attention`` and ``layer_norm`` launch, at its address, with the rows of
 the task as its arrays: it is the same machine code, and no sum is divided in another way, so all bits are those of the
@@ -121,8 +119,8 @@ def _backward(
 ):  # fmt: skip
     """``sizes``: B, T, heads, sequences in a chunk, rows of a chunk of the norms' sums.
 
-    ``scratch`` holds these sums, ``partial``: norm, weight or bias, such a chunk, channel; and two blocks that are used
-    twice: that of g, once dV is there, for dqkv and dx2; a chunk's part of that of dh, once its dn2 is there, for dn1.
+    ``scratch`` holds these sums, ``partial``: norm, weight or bias, such a chunk, channel; what the second step reads;
+    and a place for each task's dn1.
     """
     product, attend, norm, add_chunks = addresses
     B, T, H, chunk, chunk_rows = sizes
@@ -130,27 +128,20 @@ def _backward(
     (N, C), I, failed = x.shape, w.shape[0], 0
     n1, a, x2, n2, qkv, h, stats, lse = _activations(kept, N, T, C, I, H)
     step, task = step_of(task)
-    r, t = task * B // tasks * T, (task + 1) * B // tasks * T
-    chunks = (N + chunk_rows - 1) // chunk_rows
-    end = 4 * chunks * C
-    partial = scratch[:end].reshape((2, 2, chunks, C))
-    dh_or_dn1, g_or_more = scratch[end : end + N * I], scratch[end + N * I :]
-    g, dh = g_or_more[: N * I].reshape((N, I)), dh_or_dn1.reshape((N, I))
-    dqkv, dx2 = g_or_more[: N * 3 * C].reshape((N, 3 * C)), g_or_more[N * 3 * C : N * 4 * C].reshape((N, C))
+    chunks, n = (N + chunk_rows - 1) // chunk_rows, N * C
+    partial = scratch[: 4 * chunks * C].reshape((2, 2, chunks, C))
+    rest = scratch[4 * chunks * C :]
+    dqkv, dx2 = rest[: 3 * n].reshape((N, 3 * C)), rest[3 * n : 4 * n].reshape((N, C))
+    rest = rest[4 * n :]
+    g, dh, dn1 = rest[: N * I].reshape((N, I)), rest[N * I : 2 * N * I].reshape((N, I)), rest[2 * N * I :]
     if step == 0:
-        failed += _product_rows(
-            product, dy[r:t], v, False, no_bias, False, dh[r:t], h[r:t], g[r:t], epilogue, none, no_bias, pairs
-        )
-    elif step == 1:
-        if wanted[3]:
-            failed += _weight_gradient(product, task, tasks, dy, g, dv, dc, wanted[7], grids[3], none, no_bias, pairs)
-        if wanted[2]:
-            failed += _weight_gradient(product, task, tasks, dh, n2, dw, db, wanted[6], grids[2], none, no_bias, pairs)
-    elif step == 2:
         D, end = C // H, (task + 1) * B // tasks
         for first in range(task * B // tasks, end, chunk):
             count = min(chunk, end - first)
             r, t = first * T, (first + count) * T
+            failed += _product_rows(
+                product, dy[r:t], v, False, no_bias, False, dh[r:t], h[r:t], g[r:t], epilogue, none, no_bias, pairs
+            )
             dn, rows = dx[r:t], dx2[r:t]
             failed += _product_rows(product, dh[r:t], w, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
             for i in range(r, t, chunk_rows):
@@ -170,7 +161,7 @@ def _backward(
                  lse[first : first + count], dq, dq[C:], dq[2 * C :], of_y, of_qkv, of_qkv, of_qkv, of_y,
                  (1, count, T, H, D, T, H), 3 * C, 3 * C, causal, scale, 0.0, no_seed, no_seed),
             )  # fmt: skip
-            dn = dh_or_dn1[r * I : r * I + (t - r) * C].reshape((t - r, C))
+            dn = dn1[task * chunk * T * C : (task * chunk + count) * T * C].reshape((count * T, C))
             failed += _product_rows(
                 product, dqkv[r:t], wqkv, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs
             )
@@ -183,6 +174,10 @@ def _backward(
                 )  # fmt: skip
             _add(rows, dx[r:t])
     else:
+        if wanted[3]:
+            failed += _weight_gradient(product, task, tasks, dy, g, dv, dc, wanted[7], grids[3], none, no_bias, pairs)
+        if wanted[2]:
+            failed += _weight_gradient(product, task, tasks, dh, n2, dw, db, wanted[6], grids[2], none, no_bias, pairs)
         if wanted[1]:
             failed += _weight_gradient(
                 product, task, tasks, dx2, a, dwo, dbo, wanted[5], grids[1], none, no_bias, pairs
@@ -310,7 +305,8 @@ class Plan(NamedTuple):
     chunk: int
     """Sequences that go through all stages of a step together."""
     chunk_rows: int
-    chunks: int
+    scratch: int
+    """Elements."""
     grids: tuple[tuple[int, int], ...]
     """How the tasks share the gradients of the four matrices."""
     steps: np.ndarray
@@ -323,8 +319,10 @@ def _plan(B: int, T: int, C: int, inner: int, itemsize: int, tasks: int) -> Plan
         tasks = 1
     shapes = (3 * C, C), (C, C), (inner, C), (C, inner)
     grids = tuple((1, 1) if tasks == 1 else grid_of(1, *shape, TILE_BYTES // itemsize, tasks) for shape in shapes)
-    chunk, rows = -(-CHUNK_ROWS // T), _chunk_rows(B * T)
-    return Plan(chunk if chunk * T % rows == 0 else B, rows, -(-B * T // rows), grids, np.full(4, tasks))
+    N, chunk, rows = B * T, -(-CHUNK_ROWS // T), _chunk_rows(B * T)
+    chunk = min(chunk if chunk * T % rows == 0 else B, -(-B // tasks))
+    scratch = 4 * -(-N // rows) * C + N * (4 * C + 2 * inner) + tasks * chunk * T * C
+    return Plan(chunk, rows, scratch, grids, np.full(2, tasks))
 
 
 def forward(
@@ -389,8 +387,7 @@ def backward(
         dtype, _addresses(dtype).backward, (B, T, heads, plan.chunk, plan.chunk_rows),
         (linear.SLOPE[approximate], causal, scale, _NO_SEED),
         (of_wqkv, of_wo, of_w, of_v, of_bqkv, of_bo, of_b, of_c), plan.grids, dy, x.reshape(N, C), kept, *weights,
-        empty(4 * plan.chunks * C + N * (inner + max(inner, 4 * C)), dtype), dx.reshape(N, C),
-        *grads, none, no_bias, _PAIRS,
+        empty(plan.scratch, dtype), dx.reshape(N, C), *grads, none, no_bias, _PAIRS,
     )  # fmt: skip
     bound.run(plan.steps, plan.steps[0] > 1)
     found = (dx, *grads)
