@@ -8,8 +8,9 @@ Three nested blocks keep each operand in the cache level from which the register
                 for each row tile, for each panel:       # the row tile of a stays in L1, panels stream from L2
                     multiply_tile                        # y tile (+)= a tile @ panel
 
-A transposed a is packed once for each block of columns, so for it these are wider and those of k shorter. Lines of y,
-and of what an epilogue reads and writes, are asked for before a tile is multiplied, and are there when it is done.
+A transposed a is packed once for each block of columns, so for it these are wider and those of k shorter. Lines of a
+large y, and of what an epilogue reads and writes, are asked for before a tile is multiplied, and are there when it is
+done.
 
 Few rows (decoding one token) do not repay packing b: ``multiply_thin`` reads b once, in place.
 
@@ -41,6 +42,7 @@ COLUMN_BLOCK, DEPTH_BLOCK = 256, 512
 COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED = 512, 256
 ROW_BLOCK = 8 * TILE_ROWS
 THIN_ROWS = 2
+FAR = 100_000  # elements; lines of a smaller result are near, and asking for them costs more than waiting
 THIN_COLUMN_BLOCK = 512
 # Below this many multiply-adds a launch on the pool (3 to 5 us, and b packed by each thread) costs more than the second
 # core saves. A thin product, which waits for memory, does about a sixteenth as many in the same time.
@@ -75,6 +77,7 @@ def multiply_packed(
     column_block, longest = COLUMN_BLOCK, DEPTH_BLOCK
     if a_column != 1:
         column_block, longest = COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED
+    far = rows * columns > FAR
     depth_blocks = (depth + longest - 1) // longest
     depth_block = (depth + depth_blocks - 1) // depth_blocks
     for j in range(0, columns, column_block):
@@ -100,12 +103,13 @@ def multiply_packed(
                         panel = advance(panels, tile_j * block_depth)
                         corner = (i + tile_i) * y_row + j + tile_j
                         target = advance(y, corner)
-                        if epilogue and k + block_depth == depth:
+                        if far and epilogue and k + block_depth == depth:
                             prefetch_tile(advance(other, corner), y_row)
                             prefetch_tile(advance(extra, corner), y_row)
                         if k > 0 or accumulate:
                             start, start_row = target, y_row
-                            prefetch_tile(target, y_row)
+                            if far:
+                                prefetch_tile(target, y_row)
                         elif has_bias:
                             start, start_row = advance(bias, j + tile_j), 0
                         else:
