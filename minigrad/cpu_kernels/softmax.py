@@ -19,7 +19,7 @@ import numpy as np
 
 from . import threads
 from .jit import kernel, parallel_kernel
-from .register_tile import pointer, row_maximum, tile_columns
+from .register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .task_pool import task_kernel
 from .vector_math import exp_nonpositive, maxnum
 
@@ -43,6 +43,7 @@ def row_max(x: np.ndarray) -> Any:
 
 @kernel
 def _forward_rows(x, y, log):
+    whole_vectors()
     real = x.dtype.type
     N, C = x.shape
     for i in range(N):
@@ -51,11 +52,18 @@ def _forward_rows(x, y, log):
         s = real(0)
         for start in range(0, C, SUM_BLOCK):
             xb, yb, part = xi[start : start + SUM_BLOCK], yi[start : start + SUM_BLOCK], real(0)
-            for j in range(xb.shape[0]):
-                centred = xb[j] - m
-                e = exp_nonpositive(centred)
-                yb[j] = centred if log else e
-                part += e
+            # Loops that write do not add up: whether they run by vectors depends on where x and y lie, and then the order
+            # of a sum on that.
+            if log:
+                for j in range(xb.shape[0]):
+                    yb[j] = xb[j] - m
+                for j in range(yb.shape[0]):
+                    part += exp_nonpositive(yb[j])
+            else:
+                for j in range(xb.shape[0]):
+                    yb[j] = exp_nonpositive(xb[j] - m)
+                for j in range(yb.shape[0]):
+                    part += yb[j]
             s += part
         if log:
             log_s = real(math.log(s))
