@@ -29,7 +29,7 @@ from typing import Any
 from train_step_contenders import PRESETS, Minigrad
 from turns import conditions
 
-from minigrad.nn.transformer import one_by_one
+from minigrad.nn.fusion import one_by_one
 
 # Parts by the module of cpu_kernels. The head and its loss count as product; what is named nowhere as OTHER.
 PARTS = {

@@ -19,8 +19,8 @@ from .device import CPU
 from .dtypes import float32
 from .errors import located
 from .grad_mode import of_thread
-from .grad_store import GradStore, TensorId, next_id
-from .versions import Version, latest_change, owner
+from .grad_store import GradStore, TensorId
+from .versions import latest_change, owner
 
 Pending = dict[Any, Any]
 """Gradients under construction: raw arrays by node, or by leaf."""
@@ -232,13 +232,7 @@ def _finish(leaves: list[Any], pending: Pending, grads: GradStore, hook: Backwar
         ours = sys.getrefcount(pending[leaf]) == 2 and pending[leaf].base is None  # _is_ours, without the call
         array = pending.pop(leaf)
         grad = _new(TensorCore.tensor_type)
-        # Its _init, without the call.
-        grad.data = array if ours and array.flags.c_contiguous else leaf.device.kernels.copy(array)
-        grad.device = leaf.device
-        grad.requires_grad = False
-        grad.node = None
-        grad._id = next_id()
-        grad._version = Version()
+        grad._init(array if ours and array.flags.c_contiguous else leaf.device.kernels.copy(array), leaf.device)
         grads.insert(leaf, grad)
         if hook is not None:
             hook.on_leaf_grad_ready(TensorId(leaf._id), grad)

@@ -19,7 +19,7 @@ from .engine import reachable
 from .errors import located
 from .grad_store import next_id
 from .nn import Module
-from .nn.transformer import one_by_one
+from .nn.fusion import one_by_one
 
 if TYPE_CHECKING:
     from .optim import Optimizer

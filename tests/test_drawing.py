@@ -15,7 +15,7 @@ import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.autograd import Function
 from minigrad.nn import functional as F
-from minigrad.nn.transformer import one_by_one
+from minigrad.nn.fusion import one_by_one
 
 SVG = "{http://www.w3.org/2000/svg}"
 

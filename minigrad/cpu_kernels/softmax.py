@@ -52,8 +52,8 @@ def _forward_rows(x, y, log):
         s = real(0)
         for start in range(0, C, SUM_BLOCK):
             xb, yb, part = xi[start : start + SUM_BLOCK], yi[start : start + SUM_BLOCK], real(0)
-            # Loops that write do not add up: whether they run by vectors depends on where x and y lie, and then the order
-            # of a sum on that.
+            # Loops that write do not add up: whether they run by vectors depends on where x and y lie, and on that the
+            # order of a sum.
             if log:
                 for j in range(xb.shape[0]):
                     yb[j] = xb[j] - m

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import dtypes, shapes
+from .. import cuda_graph, dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import located
 from ..indices import scatter_source
@@ -72,8 +72,11 @@ class DerivedIndexingMethods:
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
-        every = self.new_ones(self.shape, dtype=dtypes.int64).reshape(-1).cumsum(0).reshape(self.shape) - 1
-        places = every[tuple(indices)]
+
+        def every() -> Tensor:
+            return self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
+
+        places = cuda_graph.constant(every)[tuple(indices)]
         if isinstance(values, TensorCore):
             values = values.expand(*places.shape).reshape(-1)
         write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import shapes
+from .. import cuda_graph, shapes
 from ..errors import located
 from ..indices import repeated_positions
 from ..ops import movement
@@ -136,12 +136,12 @@ class MovementMethods:
         """Each element (of ``dim``, else of the flattened tensor) ``repeats`` times in a row; a number or one each."""
         if dim is None:
             return self.flatten().repeat_interleave(repeats, 0)
-        axis, n = shapes.normalize_dim(dim, self.ndim), self.shape
-        if type(repeats) is int and repeats > 1:  # without indices, which come from the host
-            spread = self.unsqueeze(axis + 1).expand(*n[: axis + 1], repeats, *n[axis + 1 :])
-            return spread.flatten(axis, axis + 1).contiguous()
-        positions = repeated_positions(repeats, n[axis])
-        return self.index_select(dim, self.tensor_type(positions, device=self.device))
+        size = self.shape[shapes.normalize_dim(dim, self.ndim)]
+
+        def positions() -> Tensor:
+            return self.tensor_type(repeated_positions(repeats, size), device=self.device)
+
+        return self.index_select(dim, cuda_graph.constant(positions) if isinstance(repeats, int) else positions())
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
         """With borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ...

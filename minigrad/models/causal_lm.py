@@ -14,7 +14,7 @@ from ..creation import cat
 from ..device import CPU, Device
 from ..errors import located
 from ..nn import functional as F
-from ..nn.transformer import add_norm, adds_with_norm, as_built
+from ..nn.fusion import add_norm, adds_with_norm, as_built
 from ..recompute import checkpoint
 from ..tensor import Tensor
 from . import generation, pretrained

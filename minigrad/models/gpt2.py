@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .. import nn
 from ..errors import located
-from ..nn.transformer import embed
+from ..nn.fusion import embed
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .decoding import arrays

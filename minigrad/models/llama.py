@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import nn
 from ..errors import located
-from ..nn.transformer import add_norm, register_as_built
+from ..nn.fusion import add_norm, register_as_built
 from ..tensor import Tensor
 from .causal_lm import CausalLM, check_dropout, check_sizes
 from .decoding import arrays

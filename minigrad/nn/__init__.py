@@ -25,6 +25,7 @@ from .activation_modules import (
 )
 from .containers import ModuleDict, ModuleList, Sequential
 from .hooks import RemovableHandle
+from .kv_cache import KVCache
 from .layers import (
     BatchNorm1d,
     Dropout,
@@ -50,7 +51,7 @@ from .loss_modules import (
 )
 from .module import Module, Parameter
 from .parameter_containers import ParameterDict, ParameterList
-from .transformer import MLP, Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SelfAttention, SwiGLU
+from .transformer import MLP, Block, CausalSelfAttention, GroupedQueryAttention, SelfAttention, SwiGLU
 
 __all__ = [
     "ELU",

@@ -6,161 +6,23 @@ Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = 
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
-from .. import cuda_graph
-from ..autograd import is_grad_enabled
-from ..creation import arange, empty, ones, where
-from ..device import CPU
+from ..creation import arange, ones, where
 from ..dtypes import bool_, float32, float64
 from ..errors import located
 from ..grad_mode import of_thread
-from ..mixed_precision import is_autocast_enabled
-from ..ops.attention import CachedAttention
-from ..ops.positioned_embedding import PositionedEmbedding
 from ..ops.transformer_block import TransformerBlock
 from ..tensor import Tensor
 from . import functional as F
+from . import fusion
 from .activation_modules import GELU
-from .checks import check_indices, check_tensor
-from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
+from .checks import check_tensor
+from .fusion import add_norm, adds_with_norm, as_built, drops, register_as_built
+from .kv_cache import KVCache, check_use
+from .layers import Dropout, LayerNorm, Linear
 from .module import Module
-from .normalization import add_layer_norm, add_rms_norm
-
-M = TypeVar("M", bound=Module)
-
-
-def as_built(module: Module) -> bool:
-    """Whether calling ``module`` does what its class in this library does, and nothing else.
-
-    Blocks then compute several of their modules in one fused operation. Not so for a module that was replaced by one of
-    another class (also a subclass), that has forward hooks, or whose ``forward`` was assigned: it is called.
-    """
-    own = module.__dict__
-    return (
-        _FORWARDS.get(type(module)) is type(module).forward
-        and not own["_forward_hooks"]
-        and not own["_forward_pre_hooks"]
-        and "forward" not in own
-    )
-
-
-def _drops(dropout: Module) -> bool:
-    """Whether this module does more than to return its input."""
-    return not as_built(dropout) or (dropout.training and dropout.p > 0)
-
-
-def adds_with_norm(x: Tensor) -> bool:
-    """Whether a stream x gets a branch added and its norm taken in one pass: in float32 on a GPU under autocast, where
-    the product before, whose result is rounded, cannot add it.
-    """
-    return x.device.type == "cuda" and x.dtype == float32 and is_autocast_enabled("cuda")
-
-
-def add_norm(x: Tensor, branch: Tensor | None, norm: Module) -> tuple[Tensor, Tensor]:
-    """x + branch (x if it is None) and the norm of that: (..., C) each -> (..., C), (..., C).
-
-    One pass for a norm that is as built, with weights, where ``adds_with_norm``; the bits are the same.
-    """
-    if branch is None:
-        return x, norm(x)
-    if adds_with_norm(x) and as_built(norm):
-        if isinstance(norm, LayerNorm) and norm.weight is not None and norm.bias is not None:
-            return add_layer_norm(x, branch, norm.weight, norm.bias, norm.eps)
-        if isinstance(norm, RMSNorm) and norm.weight is not None:
-            return add_rms_norm(x, branch, norm.weight, norm.eps)
-    x = x + branch
-    return x, norm(x)
-
-
-def embed(tokens: Tensor, start: int, wte: Embedding, wpe: Embedding) -> Tensor:
-    """The embeddings of tokens (B, T) and of their positions, of which ``start`` is the first: (B, T, C).
-
-    One operation, with the same bits, on the CPU in float32 or float64, if both modules are as built; not within
-    ``detect_anomaly`` or ``one_by_one``.
-    """
-    if (
-        type(wte) is type(wpe) is Embedding
-        and wte.padding_idx is None
-        and wpe.padding_idx is None
-        and not _apart
-        and not of_thread.mode.anomaly
-        and as_built(wte)
-        and as_built(wpe)
-    ):
-        table, places = wte.weight, wpe.weight
-        x, y = table.data, places.data
-        if (
-            table.device is places.device is CPU
-            and x.dtype is y.dtype
-            and x.dtype in (float32, float64)
-            and x.ndim == y.ndim == 2
-            and x.shape[1] == y.shape[1] > 0
-            and 0 < tokens.shape[1] <= y.shape[0] - start
-        ):
-            return PositionedEmbedding.apply(table, check_indices(tokens, table), places, start=start)
-    sums: Tensor = wte(tokens) + wpe(arange(start, start + tokens.shape[1], device=tokens.device))
-    return sums
-
-
-class KVCache:
-    """Keys and values of the tokens seen so far, for one attention layer: two (B, nh, max_tokens, hs) tensors.
-
-    Generation feeds one new token at a time; the cache spares computing all earlier ones again.
-    """
-
-    length: int
-    tensors: tuple[Tensor, Tensor]  # keys and values
-    decoder: Any  # what a model keeps here for the next token (``models/decoding.py``)
-
-    def __init__(self, batch: int, n_head: int, max_tokens: int, head_size: int, like: Tensor) -> None:
-        shape = (batch, n_head, max_tokens, head_size)
-        self._keys = empty(shape, dtype=like.dtype, device=like.device)
-        self._values = empty(shape, dtype=like.dtype, device=like.device)
-        self.tensors, self.decoder, self.length = (self._keys, self._values), None, 0
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""
-        B, nh, _, hs = self._keys.shape
-        if k.shape != v.shape or k.shape[:2] + k.shape[3:] != (B, nh, hs):
-            raise located(
-                ValueError(f"KVCache: keys {k.shape}, values {v.shape}; this cache expects ({B}, {nh}, T, {hs})")
-            )
-        start, end = self._room(k.shape[2])
-        self._keys[:, :, start:end] = k
-        self._values[:, :, start:end] = v
-        self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
-
-    def attend(self, qkv: Tensor) -> Tensor:
-        """Append the keys and values of new tokens and let their queries attend to all so far, in one operation.
-
-        qkv (B, T, 3 nh hs) is what one projection made -> (B, T, nh hs). One token at a time, or any number into an
-        empty cache. ValueError when the cache is full or qkv does not fit.
-        """
-        B, nh, _, hs = self._keys.shape
-        if qkv.shape[0] != B or qkv.shape[2] != 3 * nh * hs or qkv.dtype != self._keys.dtype:
-            raise located(
-                ValueError(
-                    f"KVCache: qkv {qkv.shape} of {qkv.dtype}; this cache expects ({B}, T, {3 * nh * hs}) of "
-                    f"{self._keys.dtype}"
-                )
-            )
-        start, end = self._room(qkv.shape[1])
-        y = CachedAttention.apply(qkv, keys=self._keys.data, values=self._values.data, start=start)
-        self.length = end
-        return y
-
-    def _room(self, T: int) -> tuple[int, int]:
-        """The places of T new tokens; ValueError when the cache is full. CaptureError during capture."""
-        cuda_graph.refuse("the cache counts its tokens on the host", "capture a pass without caches")
-        start, end, max_tokens = self.length, self.length + T, self._keys.shape[2]
-        if end > max_tokens:
-            raise located(ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {T} more came"))
-        return start, end
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVCache | None) -> Tensor:
@@ -174,20 +36,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, cache: KVC
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     causal = True
     if cache is not None:
-        _check_use(cache, T)
+        check_use(cache, T)
         causal = cache.length == 0  # one new token sees all that came before
         k, v = cache.extend(k, v)
     y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=True)
     return y.transpose(1, 2).reshape(B, T, nh * hs)
 
 
-def _check_use(cache: KVCache, T: int) -> None:
-    if is_grad_enabled():
-        raise located(RuntimeError("a KV cache is for generation; wrap the call in no_grad()"))
-    if cache.length and T > 1:
-        raise located(ValueError(f"{T} tokens for a cache that holds {cache.length}; pass one at a time"))
-
-
+@register_as_built
 class SelfAttention(Module):
     """Multi-head attention of each token to all, or (``is_causal``) to itself and earlier ones: (B, T, C) -> (B, T, C).
 
@@ -239,7 +95,7 @@ class SelfAttention(Module):
         if cache is None and attn_mask is None:
             y = F.packed_attention(qkv, dropout, is_causal=self.is_causal, n_head=self.n_head)
         elif cache is not None and qkv.dtype in (float32, float64) and not dropout:
-            _check_use(cache, T)
+            check_use(cache, T)
             y = cache.attend(qkv)
         else:
             q, k, v = qkv.reshape(B, T, 3, self.n_head, C // self.n_head).unbind(2)
@@ -266,7 +122,7 @@ class SelfAttention(Module):
 
 def _project(linear: Linear, dropout: Dropout, x: Tensor, residual: Tensor | None) -> Tensor:
     """dropout(linear(x)), added to the residual."""
-    if residual is not None and as_built(linear) and not _drops(dropout):
+    if residual is not None and as_built(linear) and not drops(dropout):
         return F.linear(x, linear.weight, linear.bias, residual=residual)
     y: Tensor = dropout(linear(x))
     return y if residual is None else residual + y
@@ -278,6 +134,7 @@ def _causal_too(mask: Tensor, T: int) -> Tensor:
     return mask & causal if mask.dtype == bool_ else where(causal, mask, -math.inf)
 
 
+@register_as_built
 class CausalSelfAttention(SelfAttention):
     """``SelfAttention`` in which no token sees a later one."""
 
@@ -355,6 +212,7 @@ class GroupedQueryAttention(Module):
         return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, is_causal=True, dropout={self.dropout}"
 
 
+@register_as_built
 class MLP(Module):
     """Linear to ``hidden`` channels (4 C by default), GELU (tanh form), linear back: (B, T, C) -> (B, T, C).
 
@@ -380,7 +238,7 @@ class MLP(Module):
         if not (as_built(fc) and as_built(gelu) and as_built(proj)):
             return _project(proj, dropout, gelu(fc(x)), residual)
         weights = fc.weight, fc.bias, proj.weight, proj.bias, gelu.approximate
-        if not _drops(dropout):
+        if not drops(dropout):
             return F.feed_forward(x, *weights, residual=residual)
         y: Tensor = dropout(F.feed_forward(x, *weights))
         return y if residual is None else residual + y
@@ -410,6 +268,7 @@ class SwiGLU(Module):
         return out
 
 
+@register_as_built
 class Block(Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): (B, T, C) -> (B, T, C).
 
@@ -477,7 +336,7 @@ def _as_one(block: Block, x: Tensor) -> list[Tensor | None] | None:
     apart.
     """
     mode = of_thread.mode
-    if mode.autocast is not None or mode.anomaly or _apart or not isinstance(x, Tensor) or x.device.type != "cpu":
+    if mode.autocast is not None or mode.anomaly or fusion.apart or not isinstance(x, Tensor) or x.device.type != "cpu":
         return None
     attn, mlp = block.attn, block.mlp
     if type(attn) not in (SelfAttention, CausalSelfAttention) or type(mlp) is not MLP:
@@ -487,8 +346,8 @@ def _as_one(block: Block, x: Tensor) -> list[Tensor | None] | None:
     if (
         [*map(type, modules)] != _LAYERS
         or not all(map(as_built, (*modules, attn, mlp)))
-        or _drops(attn.resid_dropout)
-        or _drops(mlp.dropout)
+        or drops(attn.resid_dropout)
+        or drops(mlp.dropout)
         or (attn.training and attn.dropout)
         or mlp.gelu.approximate not in ("none", "tanh")
     ):
@@ -512,28 +371,4 @@ def _takes_gradients(x: Tensor, weights: list[Tensor | None]) -> bool:
     return not any(wanted[i + 1] and not wanted[i] for i in (2, 4, 8, 10))
 
 
-@contextlib.contextmanager
-def one_by_one() -> Iterator[None]:
-    """Within it each operation of ``Block`` and ``embed`` is one of its own, in all threads: to count or time them."""
-    global _apart
-    before, _apart = _apart, True
-    try:
-        yield
-    finally:
-        _apart = before
-
-
-_apart = False
 _LAYERS = [LayerNorm, Linear, Linear, LayerNorm, Linear, Linear, GELU]
-
-
-def register_as_built(kind: type[M]) -> type[M]:
-    """Let ``as_built`` know a class by the ``forward`` that it has now."""
-    _FORWARDS[kind] = kind.forward
-    return kind
-
-
-_FORWARDS: dict[type[Module], Any] = {
-    kind: kind.forward
-    for kind in (Embedding, Linear, LayerNorm, RMSNorm, GELU, Dropout, SelfAttention, CausalSelfAttention, MLP, Block)
-}

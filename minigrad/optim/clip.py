@@ -157,8 +157,6 @@ def by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
 
 def _norm(grads: list[Tensor]) -> float:
     devices = {id(grad.device): grad.device for grad in grads}.values()
-    if len(devices) == 1:
-        return math.sqrt(grads[0].device.kernels.grad_norm.sum_of_squares([grad.data for grad in grads]))
     arrays = [(device, [grad.data for grad in grads if grad.device is device]) for device in devices]
     return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays]))
 

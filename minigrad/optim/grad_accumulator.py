@@ -82,14 +82,10 @@ class GradAccumulator:
         if not weight:
             grads = GradStore()  # of no samples: also a NaN, which times 0 would still be NaN
         arrays = [grad.data for grad in grads.values()]
-        flags = [array.flags for array in arrays]
         # What shares memory with another gradient, as an array or a view, must not be scaled or added to in place.
-        take = take and len({*map(id, arrays)}) == len(arrays) and False not in [f.owndata for f in flags]
+        take = take and len({*map(id, arrays)}) == len(arrays) and False not in [a.flags.owndata for a in arrays]
         new: dict[int, Tensor] = {}
-        ready = take and not self._sums and False not in [f.c_contiguous for f in flags]
-        if ready:  # the first of a window: taken as they are
-            new.update(grads.numbered())
-        for number, grad in () if ready else grads.numbered():
+        for number, grad in grads.numbered():
             total = self._sums.get(number)
             if total is None:
                 new[number] = grad if take and grad.data.flags.c_contiguous else _copy(grad)

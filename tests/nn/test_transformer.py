@@ -11,7 +11,7 @@ import pytest
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
 from minigrad.nn import Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SelfAttention, SwiGLU
-from minigrad.nn.transformer import one_by_one
+from minigrad.nn.fusion import one_by_one
 
 B, T, C, NH = 2, 7, 12, 3
 

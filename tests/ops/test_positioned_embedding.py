@@ -12,7 +12,7 @@ from harness import CHECKS, Op, check_name, host, integers, uniform
 
 import minigrad as mg
 from minigrad import nn
-from minigrad.nn.transformer import embed, one_by_one
+from minigrad.nn.fusion import embed, one_by_one
 
 from harness import torch  # isort: skip
 

@@ -15,7 +15,7 @@ from harness import CHECKS, Op, check_name, host, uniform
 import minigrad as mg
 from minigrad import nn
 from minigrad.cpu_kernels import transformer_block as kernel
-from minigrad.nn.transformer import one_by_one
+from minigrad.nn.fusion import one_by_one
 from minigrad.ops.transformer_block import TransformerBlock
 
 from harness import torch  # isort: skip
