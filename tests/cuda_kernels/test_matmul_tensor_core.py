@@ -12,8 +12,10 @@ import pytest
 import minigrad
 from minigrad.cuda_kernels import (
     array,
+    choices,
     launch,
     matmul,
+    matmul_simt,
     matmul_tensor_core,
     memory,
     ptx,
@@ -134,13 +136,17 @@ def test_batches() -> None:
         check(multiply(stored(a), stored(b, "columns")), product(a, b))
 
 
-def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [bf16, f16, f32])
+def test_divided_sums_have_the_same_bits_at_each_run(
+    dtype: Any, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gradient of a weight: dy^T x over many rows, added to what there is."""
     use(monkeypatch, 64, 3)
-    dy, x, bias = draw(150, 8), draw(150, 6), draw(6)
+    word = np.dtype(dtype).name
+    dy, x, bias = draw(150, 8, dtype=dtype), draw(150, 6, dtype=dtype), draw(6, dtype=dtype)
     y = multiply(stored(dy).T, stored(x), stored(bias))
     check(y, product(dy.T, x) + bias.astype("f8"))
-    assert launched[-2:] == ["tiles_bfloat16_float32_64_oo", "sum_parts_bfloat16_bfloat16"]
+    assert launched[-2:] == [f"tiles_{word}_float32_64_oo", f"sum_parts_{word}_{word}"]
     simulator.order(3)
     try:
         again = multiply(stored(dy).T, stored(x), stored(bias))
@@ -149,8 +155,11 @@ def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkey
     np.testing.assert_array_equal(array.to_host(again), array.to_host(y))
     before = RNG.standard_normal((8, 6)).astype(f32)
     total = array.from_host(before)
+    monkeypatch.setattr(choices, "precision", "high")  # float32 too
+    monkeypatch.setattr(matmul_simt, "SMALL", 0)
     matmul.add_matmul(total, stored(dy).T, stored(x))
     check(total, before + product(dy.T, x))
+    assert launched[-1] == f"sum_parts_{word}_float32"
 
 
 def test_plans_fill_the_card() -> None:

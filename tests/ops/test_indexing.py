@@ -485,6 +485,16 @@ def test_scattering_in_place(device):
         x.scatter_(1, index, mg.ones(2, 2, device=device, requires_grad=True))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"])
+def test_a_number_where_a_mask_holds(dtype, device):
+    """In more elements than a block has threads."""
+    values = np.random.default_rng(0).integers(0, 100, (9, 33))
+    x, number = mg.tensor(values, dtype=dtype, device=device), 0 if dtype == "bool" else 200
+    x[mg.tensor(values % 3 == 0, device=device)] = number
+    expected = np.where(values % 3 == 0, number, values > 0 if dtype == "bool" else values)
+    np.testing.assert_array_equal(host(x.double()), expected)
+
+
 def test_index_put_and_masked_fill_in_place(device):
     x = mg.zeros(2, 3, device=device)
     rows, columns = mg.tensor([0, 1, 0], device=device), mg.tensor([1, 2, 1], device=device)

@@ -90,6 +90,18 @@ def test_positions_may_be_fractions(device):
     np.testing.assert_allclose(host(y), reference(host(x), np.array([0.5, -1.5])), rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("of_positions", ["float64", "float32", "int64", "int32", "uint8"])
+def test_positions_of_any_dtype(of_positions, dtype, device):
+    rows, positions = np.random.default_rng(0).standard_normal((3, 6)).astype(dtype), np.array([0, 7, 200])
+    if of_positions.startswith("float"):
+        positions = positions + 0.25
+    y = F.rope(mg.tensor(rows, device=device), mg.tensor(positions, dtype=of_positions, device=device))
+    assert y.dtype == dtype
+    rtol = 1e-6 if dtype == "float32" else 1e-12
+    np.testing.assert_allclose(host(y), reference(rows.astype("f8"), positions), rtol=rtol, atol=rtol)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_frequencies_of_ones_own(interleaved, device):
     """They replace those of the base, pair by pair; the gradient is the rotation back."""
