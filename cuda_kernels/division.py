@@ -125,9 +125,15 @@ _REMAINDER = Pointwise("remainder", _remainder, like(np.remainder), 2, width=1, 
 _FMOD = Pointwise("fmod", _fmod, like(np.fmod), 2, width=1, later=("float64", "int64", "int32"))
 _POW = Pointwise("pow", _pow, like(np.power), 2, width=1, later=("float64", "int64"))
 _ANY_ZERO = Pointwise(
-    *("any_zero", _zero, like(np.logical_not), 1), width=1, marks=True,
-    dtypes=("int64 to uint8",), later=("int32 to uint8",),
-)  # fmt: skip
+    "any_zero",
+    _zero,
+    like(np.logical_not),
+    1,
+    width=1,
+    marks=True,
+    dtypes=("int64 to uint8",),
+    later=("int32 to uint8",),
+)
 
 
 def _refuse_zero(x: Any, y: Any, operation: Pointwise) -> None:

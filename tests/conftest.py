@@ -29,6 +29,15 @@ LONG = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-kernel", action="store_true", help="fail if no test ran a CUDA kernel (simulator)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--every-kernel", default=False):
+        config.pluginmanager.register(importlib.import_module("kernel_launches").Launches(config))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
     marked = [item for item in items if item.get_closest_marker("gpu")]
