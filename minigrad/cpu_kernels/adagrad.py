@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from .jit import kernel, parallel_kernel
 from .multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .task_pool import task_kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 
@@ -40,9 +40,9 @@ def _update(p: np.ndarray, g: np.ndarray, s: np.ndarray, scalars: np.ndarray) ->
         p[i] = p[i] - lr * gi / (np.sqrt(si) + eps)
 
 
-@kernel
-def _task(first, last, runs, addresses, scalars, like):
-    for r in range(first, last):
+@task_kernel
+def _step(task, tasks, starts, runs, addresses, like, scalars):
+    for r in range(starts[task], starts[task + 1]):
         _update(
             run_of(addresses, runs, r, PARAM, like),
             run_of(addresses, runs, r, GRAD, like),
@@ -51,16 +51,10 @@ def _task(first, last, runs, addresses, scalars, like):
         )
 
 
-@parallel_kernel
-def _step(tasks, runs, addresses, scalars, like):
-    for task in numba.prange(tasks.shape[0] - 1):
-        _task(tasks[task], tasks[task + 1], runs, addresses, scalars, like)
-
-
 def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
     """Update the parameters and the sums of squares in place; arguments as ``Table.bind``.
 
     Raises ValueError or TypeError, naming the position, before anything is changed.
     """
     scalars = table.bind(grads, scalars, len(SCALARS))
-    _step(table.tasks, table.runs, table.addresses, scalars, table.like)
+    table.launch(_step, scalars)

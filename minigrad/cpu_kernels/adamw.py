@@ -26,8 +26,8 @@ import numba
 import numpy as np
 
 from . import elementwise, multi_tensor
-from .jit import kernel, parallel_kernel
 from .multi_tensor import GRAD, PARAM, STATE, run_of
+from .task_pool import task_kernel
 
 SCALARS = ("decay", "weight", "beta2", "one_minus_beta2", "step_size", "root", "eps")
 """The columns of ``scalars``, one row for each parameter."""
@@ -57,9 +57,9 @@ def _update(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars:
         p[i] = p[i] * decay - step_size * mi / (np.sqrt(vi) / root + eps)
 
 
-@kernel
-def _task(first, last, runs, addresses, scalars, like):
-    for r in range(first, last):
+@task_kernel
+def _step(task, tasks, starts, runs, addresses, like, scalars):
+    for r in range(starts[task], starts[task + 1]):
         _update(
             run_of(addresses, runs, r, PARAM, like),
             run_of(addresses, runs, r, GRAD, like),
@@ -67,12 +67,6 @@ def _task(first, last, runs, addresses, scalars, like):
             run_of(addresses, runs, r, STATE + 1, like),
             scalars[runs[r, 0]],
         )
-
-
-@parallel_kernel
-def _step(tasks, runs, addresses, scalars, like):
-    for task in numba.prange(tasks.shape[0] - 1):
-        _task(tasks[task], tasks[task + 1], runs, addresses, scalars, like)
 
 
 class Table(multi_tensor.Table):
@@ -124,7 +118,7 @@ def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None
                 raise TypeError(f"array {i} has dtype {g.dtype}, the table has {w.dtype}")
         grads = [elementwise.cast(g, np.dtype(np.float32)) for g in grads]
     scalars = table.bind(grads, scalars, len(L2_SCALARS) if coupled else len(SCALARS))
-    _step(table.tasks, table.runs, table.addresses, scalars, table.like)
+    table.launch(_step, scalars)
     if weights is not None:
         for w, p in zip(weights, table.arrays[0], strict=True):
             elementwise.assign(w, p.reshape(w.shape))

@@ -24,11 +24,11 @@ import numpy as np
 from numba.core import types
 
 from .embedding import _within
-from .jit import kernel, parallel_kernel
+from .jit import kernel
 from .register_tile import whole_vectors
 from .softmax import SUM_BLOCK, row_max
 from .task_pool import call_at, compiled_address, task_kernel
-from .threads import get_num_threads, rows_of_a_task
+from .threads import get_num_threads, tasks_of_rows
 from .vector_math import exp_nonpositive
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
@@ -37,10 +37,12 @@ TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 MAXIMA_TOGETHER = 4096
 
 
-@kernel
-def _forward_rows(x, targets, ignore_index, smoothing, class_weight, losses, lse):
+@task_kernel
+def _forward(task, tasks, x, targets, ignore_index, smoothing, class_weight, losses, lse):
     """class_weight (C,), or (0,) for none."""
     real = x.dtype.type
+    a, b = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
+    x, targets, losses, lse = x[a:b], targets[a:b], losses[a:b], lse[a:b]
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
     for i in range(N):  # a loop of its own: short rows overlap in the processor instead of waiting for their maximum
@@ -75,15 +77,8 @@ def _forward_rows(x, targets, ignore_index, smoothing, class_weight, losses, lse
         losses[i] = loss
 
 
-@parallel_kernel
-def _forward(x, targets, ignore_index, smoothing, class_weight, losses, lse, rows):
-    for task in numba.prange((x.shape[0] + rows - 1) // rows):
-        a, b = task * rows, (task + 1) * rows
-        _forward_rows(x[a:b], targets[a:b], ignore_index, smoothing, class_weight, losses[a:b], lse[a:b])
-
-
-@kernel
-def _backward_rows(dlosses, x, targets, lse, ignore_index, smoothing, class_weight, dx):
+@task_kernel
+def _backward(task, tasks, dlosses, x, targets, lse, ignore_index, smoothing, class_weight, dx):
     real = x.dtype.type
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
@@ -93,7 +88,7 @@ def _backward_rows(dlosses, x, targets, lse, ignore_index, smoothing, class_weig
         total_weight = real(0)
         for j in range(C):
             total_weight += class_weight[j]
-    for i in range(N):
+    for i in range(task * N // tasks, (task + 1) * N // tasks):
         xi, dxi = x[i], dx[i]
         target = targets[i]
         if target == ignore_index:
@@ -112,13 +107,6 @@ def _backward_rows(dlosses, x, targets, lse, ignore_index, smoothing, class_weig
             for j in range(C):
                 dxi[j] = scale * exp_nonpositive(xi[j] - log_sum) - spread
         dxi[target] -= on_target
-
-
-@parallel_kernel
-def _backward(dlosses, x, targets, lse, ignore_index, smoothing, class_weight, dx, rows):
-    for task in numba.prange((x.shape[0] + rows - 1) // rows):
-        a, b = task * rows, (task + 1) * rows
-        _backward_rows(dlosses[a:b], x[a:b], targets[a:b], lse[a:b], ignore_index, smoothing, class_weight, dx[a:b])
 
 
 @kernel
@@ -239,10 +227,7 @@ def forward(
     losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
     logits = np.ascontiguousarray(logits)
     arguments = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
-    if logits.size <= TASK_ELEMENTS:
-        _forward_rows(logits, *arguments, losses, lse)
-    else:
-        _forward(logits, *arguments, losses, lse, rows_of_a_task(N, C, TASK_ELEMENTS))
+    _forward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), logits, *arguments, losses, lse)
     return losses, lse
 
 
@@ -260,10 +245,8 @@ def backward(
     dlogits = np.empty((N, C), logits.dtype)
     logits, dlosses = np.ascontiguousarray(logits), np.ascontiguousarray(dlosses)
     targets, *options = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
-    if logits.size <= TASK_ELEMENTS:
-        _backward_rows(dlosses, logits, targets, lse, *options, dlogits)
-    else:
-        _backward(dlosses, logits, targets, lse, *options, dlogits, rows_of_a_task(N, C, TASK_ELEMENTS))
+    tasks = tasks_of_rows(N, C, TASK_ELEMENTS)
+    _backward.launch(logits.dtype, tasks, dlosses, logits, targets, lse, *options, dlogits)
     return dlogits
 
 

@@ -8,25 +8,19 @@ Source: Srivastava et al., "Dropout: a simple way to prevent neural networks fro
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from .jit import kernel, parallel_kernel
 from .random import CHUNK, fill_dropout, state
+from .task_pool import task_kernel, tasks_of
 
 
-@kernel
-def _dropout(x, y, start, seed, offset, p):
+@task_kernel
+def _dropout(task, tasks, x, y, seed, offset, p):
+    start = task * CHUNK
+    x, y = x[start : start + CHUNK], y[start : start + CHUNK]
     fill_dropout(y, start, seed, offset, p)  # the chunk stays in the L1 or L2 cache for the product
     for i in range(x.shape[0]):
         y[i] *= x[i]
-
-
-@parallel_kernel
-def _dropout_parallel(x, y, seed, offset, p):
-    for chunk in numba.prange((x.shape[0] + CHUNK - 1) // CHUNK):
-        start = chunk * CHUNK
-        _dropout(x[start : start + CHUNK], y[start : start + CHUNK], start, seed, offset, p)
 
 
 def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
@@ -35,10 +29,7 @@ def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
         raise ValueError(f"p={p}: expected a probability from 0 to 1")
     y = np.empty(x.shape, x.dtype)
     flat_x, flat_y = np.ascontiguousarray(x).reshape(-1), y.reshape(-1)
-    if x.size <= CHUNK:
-        _dropout(flat_x, flat_y, 0, *state(seed, offset), float(p))
-    else:
-        _dropout_parallel(flat_x, flat_y, *state(seed, offset), float(p))
+    _dropout.launch(x.dtype, tasks_of(x.size, CHUNK), flat_x, flat_y, *state(seed, offset), float(p))
     return y
 
 

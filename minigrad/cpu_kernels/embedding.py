@@ -7,45 +7,34 @@ in the L1 cache; of a large table only the rows in use are touched.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from . import threads
-from .jit import kernel, parallel_kernel
+from .jit import kernel
 from .storage import is_half
+from .task_pool import task_kernel, tasks_of
 
 TASK_ELEMENTS = 16384  # forward: rows of about this many elements are one task
 COLUMNS = 16  # backward: columns are split at multiples of this, one cache line of float32
 
 
-@kernel
-def _gather_rows(weight, indices, y):
-    for i in range(indices.shape[0]):
+@task_kernel
+def _gather(task, tasks, weight, indices, y):
+    n = indices.shape[0]
+    for i in range(task * n // tasks, (task + 1) * n // tasks):
         source, target = weight[indices[i]], y[i]
         for j in range(source.shape[0]):
             target[j] = source[j]
 
 
-@parallel_kernel
-def _gather(weight, indices, y, rows):
-    for task in numba.prange((indices.shape[0] + rows - 1) // rows):
-        _gather_rows(weight, indices[task * rows : (task + 1) * rows], y[task * rows : (task + 1) * rows])
-
-
-@kernel
-def _scatter_add_columns(dy, indices, dweight, first, last):
-    """dweight[indices[i], first:last] += dy[i, first:last] for i in order."""
+@task_kernel
+def _scatter_add(task, tasks, dy, indices, dweight, columns):
+    """dweight[indices[i]] += dy[i] for i in order, in the task's ``columns`` columns."""
+    first, last = task * columns, min((task + 1) * columns, dy.shape[1])
     for i in range(indices.shape[0]):
         source, target = dy[i][first:last], dweight[indices[i]][first:last]
         for j in range(source.shape[0]):
             target[j] += source[j]
-
-
-@parallel_kernel
-def _scatter_add(dy, indices, dweight, columns):
-    C = dy.shape[1]
-    for block in numba.prange((C + columns - 1) // columns):
-        _scatter_add_columns(dy, indices, dweight, block * columns, min((block + 1) * columns, C))
 
 
 @kernel
@@ -79,10 +68,7 @@ def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
     y = np.empty((*indices.shape, C), weight.dtype)
     flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(indices.size, C)
     weight = np.ascontiguousarray(weight)
-    if y.size <= TASK_ELEMENTS:
-        _gather_rows(weight, flat, rows_y)
-    else:
-        _gather(weight, flat, rows_y, threads.rows_of_a_task(indices.size, C, TASK_ELEMENTS))
+    _gather.launch(weight.dtype, threads.tasks_of_rows(indices.size, C, TASK_ELEMENTS), weight, flat, rows_y)
     return y.view(dtype) if C else y
 
 
@@ -104,8 +90,6 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
         return
     C = dweight.shape[1]
     flat, rows_dy = np.ascontiguousarray(indices).reshape(-1), np.ascontiguousarray(dy).reshape(indices.size, C)
-    if dy.size <= TASK_ELEMENTS:
-        _scatter_add_columns(rows_dy, flat, dweight, 0, C)
-    else:
-        share = -(-C // threads.get_num_threads())
-        _scatter_add(rows_dy, flat, dweight, -(-share // COLUMNS) * COLUMNS)
+    share = C if dy.size <= TASK_ELEMENTS else -(-C // threads.get_num_threads())
+    columns = max(-(-share // COLUMNS), 1) * COLUMNS
+    _scatter_add.launch(dy.dtype, tasks_of(C, columns), rows_dy, flat, dweight, columns)

@@ -12,12 +12,10 @@ Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numba
 import numpy as np
 
-from .jit import kernel, parallel_kernel
+from .task_pool import TaskKernel, task_kernel, tasks_of
 from .vector_math import exp2_fast, exp_nonpositive, normal_cdf
 
 CHUNK = 16384  # elements of one task
@@ -27,8 +25,9 @@ EXPONENT = -SLOPE / math.log(2)  # e^-2u = 2^(EXPONENT (x + CUBIC x^3))
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
 
 
-@kernel
-def _forward_tanh(x, y):
+@task_kernel
+def _forward_tanh(task, tasks, x, y):
+    x, y = x[task * CHUNK : (task + 1) * CHUNK], y[task * CHUNK : (task + 1) * CHUNK]
     real = x.dtype.type
     one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
     for i in range(x.shape[0]):
@@ -36,8 +35,9 @@ def _forward_tanh(x, y):
         y[i] = xi / (one + exp2_fast(xi * (linear + cubic * (xi * xi))))
 
 
-@kernel
-def _forward_erf(x, y):
+@task_kernel
+def _forward_erf(task, tasks, x, y):
+    x, y = x[task * CHUNK : (task + 1) * CHUNK], y[task * CHUNK : (task + 1) * CHUNK]
     real = x.dtype.type
     half = real(0.5)
     for i in range(x.shape[0]):
@@ -45,8 +45,10 @@ def _forward_erf(x, y):
         y[i] = xi * normal_cdf(xi, exp_nonpositive(-half * xi * xi))
 
 
-@kernel
-def _backward_tanh(dy, x, dx):
+@task_kernel
+def _backward_tanh(task, tasks, dy, x, dx):
+    a, b = task * CHUNK, (task + 1) * CHUNK
+    dy, x, dx = dy[a:b], x[a:b], dx[a:b]
     real = x.dtype.type
     one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
     slope, slope3 = real(SLOPE), real(3 * SLOPE * CUBIC)
@@ -57,8 +59,10 @@ def _backward_tanh(dy, x, dx):
         dx[i] = dy[i] * (s + xi * s * (one - s) * (slope + slope3 * square))
 
 
-@kernel
-def _backward_erf(dy, x, dx):
+@task_kernel
+def _backward_erf(task, tasks, dy, x, dx):
+    a, b = task * CHUNK, (task + 1) * CHUNK
+    dy, x, dx = dy[a:b], x[a:b], dx[a:b]
     real = x.dtype.type
     half, density = real(0.5), real(NORMAL_DENSITY)
     for i in range(x.shape[0]):
@@ -67,53 +71,26 @@ def _backward_erf(dy, x, dx):
         dx[i] = dy[i] * (normal_cdf(xi, gaussian) + xi * density * gaussian)
 
 
-@parallel_kernel
-def _forward_tanh_parallel(x, y):
-    for chunk in numba.prange((x.shape[0] + CHUNK - 1) // CHUNK):
-        _forward_tanh(x[chunk * CHUNK : (chunk + 1) * CHUNK], y[chunk * CHUNK : (chunk + 1) * CHUNK])
+_FORWARD = {"tanh": _forward_tanh, "none": _forward_erf}
+_BACKWARD = {"tanh": _backward_tanh, "none": _backward_erf}
 
 
-@parallel_kernel
-def _forward_erf_parallel(x, y):
-    for chunk in numba.prange((x.shape[0] + CHUNK - 1) // CHUNK):
-        _forward_erf(x[chunk * CHUNK : (chunk + 1) * CHUNK], y[chunk * CHUNK : (chunk + 1) * CHUNK])
-
-
-@parallel_kernel
-def _backward_tanh_parallel(dy, x, dx):
-    for chunk in numba.prange((x.shape[0] + CHUNK - 1) // CHUNK):
-        a, b = chunk * CHUNK, (chunk + 1) * CHUNK
-        _backward_tanh(dy[a:b], x[a:b], dx[a:b])
-
-
-@parallel_kernel
-def _backward_erf_parallel(dy, x, dx):
-    for chunk in numba.prange((x.shape[0] + CHUNK - 1) // CHUNK):
-        a, b = chunk * CHUNK, (chunk + 1) * CHUNK
-        _backward_erf(dy[a:b], x[a:b], dx[a:b])
-
-
-_FORWARD = {"tanh": (_forward_tanh, _forward_tanh_parallel), "none": (_forward_erf, _forward_erf_parallel)}
-_BACKWARD = {"tanh": (_backward_tanh, _backward_tanh_parallel), "none": (_backward_erf, _backward_erf_parallel)}
-
-
-def _select(kernels: dict[str, tuple[Any, Any]], approximate: str, size: int) -> Any:
+def _launch(kernels: dict[str, TaskKernel], approximate: str, *arrays: np.ndarray) -> None:
     if approximate not in kernels:
         raise ValueError(f"approximate={approximate!r}: expected 'none' (erf) or 'tanh'")
-    serial, parallel = kernels[approximate]
-    return serial if size <= CHUNK else parallel
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    kernels[approximate].launch(flat[0].dtype, tasks_of(flat[0].size, CHUNK), *flat)
 
 
 def forward(x: np.ndarray, approximate: str) -> np.ndarray:
     """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape."""
     y = np.empty(x.shape, x.dtype)
-    _select(_FORWARD, approximate, x.size)(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+    _launch(_FORWARD, approximate, x, y)
     return y
 
 
 def backward(dy: np.ndarray, x: np.ndarray, approximate: str) -> np.ndarray:
     """dx = dy * dy/dx(x), shapes all equal."""
     dx = np.empty(x.shape, x.dtype)
-    run = _select(_BACKWARD, approximate, x.size)
-    run(np.ascontiguousarray(dy).reshape(-1), np.ascontiguousarray(x).reshape(-1), dx.reshape(-1))
+    _launch(_BACKWARD, approximate, dy, x, dx)
     return dx

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-from .jit import kernel, parallel_kernel
+from .jit import kernel
 from .pointers import addresses_of, elements_at
+from .task_pool import TaskKernel, task_kernel
 
 CHUNK = 32768  # elements of one partial sum
 
@@ -45,30 +45,26 @@ def _is_finite(x):
     return finite
 
 
-@parallel_kernel
-def _partial_sums(addresses, sizes, like, partial):
-    for chunk in numba.prange(sizes.shape[0]):
-        partial[chunk] = _sum_of_squares(elements_at(addresses[chunk], sizes[chunk], like))
+@task_kernel
+def _partial_sums(chunk, chunks, addresses, sizes, like, partial):
+    partial[chunk] = _sum_of_squares(elements_at(addresses[chunk], sizes[chunk], like))
 
 
-@parallel_kernel
-def _scale_chunks(addresses, sizes, like, factor):
-    for chunk in numba.prange(sizes.shape[0]):
-        _scale(elements_at(addresses[chunk], sizes[chunk], like), factor)
+@task_kernel
+def _scale_chunks(chunk, chunks, addresses, sizes, like, factor):
+    _scale(elements_at(addresses[chunk], sizes[chunk], like), factor)
 
 
-@parallel_kernel
-def _check_chunks(addresses, sizes, like, finite):
-    for chunk in numba.prange(sizes.shape[0]):
-        finite[chunk] = _is_finite(elements_at(addresses[chunk], sizes[chunk], like))
+@task_kernel
+def _check_chunks(chunk, chunks, addresses, sizes, like, finite):
+    finite[chunk] = _is_finite(elements_at(addresses[chunk], sizes[chunk], like))
 
 
-@parallel_kernel
-def _unscale_chunks(addresses, sizes, like, factor, finite):
-    for chunk in numba.prange(sizes.shape[0]):
-        x = elements_at(addresses[chunk], sizes[chunk], like)
-        finite[chunk] = _is_finite(x)
-        _scale(x, factor)
+@task_kernel
+def _unscale_chunks(chunk, chunks, addresses, sizes, like, factor, finite):
+    x = elements_at(addresses[chunk], sizes[chunk], like)
+    finite[chunk] = _is_finite(x)
+    _scale(x, factor)
 
 
 class _Chunks(NamedTuple):
@@ -77,6 +73,10 @@ class _Chunks(NamedTuple):
     addresses: np.ndarray
     sizes: np.ndarray
     like: np.ndarray
+
+    def launch(self, kernel: TaskKernel, *arguments: Any) -> None:
+        """Run a kernel over the chunks, each a task."""
+        kernel.launch(self.like.dtype, self.sizes.size, *self, *arguments)
 
 
 def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
@@ -132,9 +132,9 @@ def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
     """
     total = 0.0
     for group in _readable(arrays):
-        addresses, sizes, like = _table(group)
-        partial = np.empty(sizes.size)
-        _partial_sums(addresses, sizes, like, partial)
+        chunks = _table(group)
+        partial = np.empty(chunks.sizes.size)
+        chunks.launch(_partial_sums, partial)
         total += float(partial.sum())
     return total
 
@@ -147,8 +147,7 @@ def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
     groups, others = _writable(arrays, "scale_")
     _scale_others(others, factor)
     for group in groups:
-        addresses, sizes, like = _table(group)
-        _scale_chunks(addresses, sizes, like, float(factor))
+        _table(group).launch(_scale_chunks, float(factor))
 
 
 def _scale_others(arrays: Iterable[np.ndarray], factor: float) -> None:
@@ -181,9 +180,9 @@ def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float) -> np.ndarray:
     finite = all_finite(others)
     _scale_others(others, inverse_scale)
     for group in groups:
-        addresses, sizes, like = _table(group)
-        each = np.empty(sizes.size, np.bool_)
-        _unscale_chunks(addresses, sizes, like, float(inverse_scale), each)
+        chunks = _table(group)
+        each = np.empty(chunks.sizes.size, np.bool_)
+        chunks.launch(_unscale_chunks, float(inverse_scale), each)
         finite = finite and bool(each.all())
     return np.array(not finite, np.int32)
 
@@ -191,9 +190,9 @@ def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float) -> np.ndarray:
 def all_finite(arrays: Iterable[np.ndarray]) -> bool:
     """Whether no element of any array is infinite or NaN."""
     for group in _readable(arrays):
-        addresses, sizes, like = _table(group)
-        finite = np.empty(sizes.size, np.bool_)
-        _check_chunks(addresses, sizes, like, finite)
+        chunks = _table(group)
+        finite = np.empty(chunks.sizes.size, np.bool_)
+        chunks.launch(_check_chunks, finite)
         if not finite.all():
             return False
     return True

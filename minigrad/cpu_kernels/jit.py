@@ -170,8 +170,8 @@ def kernel(fn: Callable[..., Any]) -> Any:
 def parallel_kernel(fn: Callable[..., Any]) -> Any:
     """Compile a kernel whose ``numba.prange`` loops run on the one thread pool (see ``threads.py``).
 
-    Compile time is mostly that of the parallel transformation, so keep the body to one ``prange`` over tasks that calls
-    a serial ``kernel``. Call it from Python only.
+    Compile time is mostly that of the parallel transformation: for a kernel of the library ``task_pool.task_kernel`` is
+    the way. Call it from Python only.
     """
     dispatcher = _compile(fn, parallel=True)
     if threads.LAYER != "workqueue":

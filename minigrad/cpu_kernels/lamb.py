@@ -25,8 +25,9 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from .jit import inline, kernel, parallel_kernel
+from .jit import inline, kernel
 from .multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .task_pool import task_kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 
@@ -87,10 +88,11 @@ def _descend(
             p[i] = p[i] - step * m[i]
 
 
-@kernel
-def _task(first, last, runs, addresses, scalars, like, step_sizes, sums):
+@task_kernel
+def _step(task, tasks, starts, runs, addresses, like, scalars, step_sizes, sums):
+    """Without ``step_sizes`` the first launch, which fills ``sums`` (runs, 2); with them the second."""
     lamb = addresses.shape[1] > STATE + 1
-    for r in range(first, last):
+    for r in range(starts[task], starts[task + 1]):
         k = runs[r, 0]
         p, m = run_of(addresses, runs, r, PARAM, like), run_of(addresses, runs, r, STATE, like)
         v = run_of(addresses, runs, r, addresses.shape[1] - 1, like)  # LARS has none and looks at none
@@ -99,13 +101,6 @@ def _task(first, last, runs, addresses, scalars, like, step_sizes, sums):
             _squares(p, m, v, scalars[k], lamb, sums[r])
         else:
             _descend(p, m, v, scalars[k], lamb, step_sizes[k])
-
-
-@parallel_kernel
-def _launch(tasks, runs, addresses, scalars, like, step_sizes, sums):
-    """Without ``step_sizes`` the first launch, which fills ``sums`` (runs, 2); with them the second."""
-    for task in numba.prange(tasks.shape[0] - 1):
-        _task(tasks[task], tasks[task + 1], runs, addresses, scalars, like, step_sizes, sums)
 
 
 def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
@@ -117,11 +112,11 @@ def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None
     if not grads:
         return
     sums = np.empty((len(table.runs), 2))
-    _launch(table.tasks, table.runs, table.addresses, scalars, table.like, np.empty(0), sums)
+    table.launch(_step, scalars, np.empty(0), sums)
     of_p, of_u = (
         np.sqrt(np.bincount(table.runs[:, 0], sums[:, column], len(grads)))  # adds in the order of the runs
         for column in (0, 1)
     )
     with np.errstate(all="ignore"):  # an infinite norm gives a ratio of NaN
         ratio = np.where((of_p > 0) & (of_u > 0), np.minimum(of_p / of_u, scalars[:, 7]), 1.0)
-    _launch(table.tasks, table.runs, table.addresses, scalars, table.like, scalars[:, 0] * ratio, sums)
+    table.launch(_step, scalars, scalars[:, 0] * ratio, sums)

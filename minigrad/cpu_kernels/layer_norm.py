@@ -92,7 +92,8 @@ def _add_chunks(partial, dweight, dbias):
     for c in range(partial.shape[1]):
         for part, total in ((partial[0, c], dweight), (partial[1, c], dbias)):
             if c == 0:
-                total[:] = part
+                for j in range(total.shape[0]):  # not a slice: Numba would compile its error's message as well
+                    total[j] = part[j]
             else:
                 for j in range(total.shape[0]):
                     total[j] += part[j]

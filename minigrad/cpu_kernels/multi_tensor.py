@@ -2,10 +2,10 @@
 
 A run is a stretch of one tensor, of at most ``RUN`` elements and cut at multiples of it, so a sum over a run does not
 depend on what else the table holds. A task is a few neighbouring runs, about ``RUN`` elements; each thread gets
-equally many tasks, so that all have about as much to do. An optimizer's kernel is
+equally many tasks, so that all have about as much to do. An optimizer's task kernel is
 
-    for task in numba.prange(tasks.size - 1):
-        for r in range(tasks[task], tasks[task + 1]):
+    def step(task, tasks, starts, runs, addresses, like, scalars):
+        for r in range(starts[task], starts[task + 1]):
             update(run_of(addresses, runs, r, PARAM, like), run_of(addresses, runs, r, GRAD, like), ...)
 
 The multi-tensor launch by pointer table is NVIDIA Apex's.
@@ -21,6 +21,7 @@ import numpy as np
 from . import threads
 from .jit import inline
 from .pointers import addresses_of, elements_at
+from .task_pool import TaskKernel
 
 RUN = 16384  # elements: the four arrays of AdamW's run fill a quarter of a 1 MiB L2 cache
 
@@ -87,6 +88,10 @@ class Table:
                 _check_array(i, g, dtype, size)
         self.addresses[:, GRAD] = addresses_of(grads)
         return np.ascontiguousarray(scalars)
+
+    def launch(self, kernel: TaskKernel, *arguments: np.ndarray) -> None:
+        """Run an optimizer's kernel over all tasks; see the module's docstring."""
+        kernel.launch(self.dtype, self.tasks.size - 1, self.tasks, self.runs, self.addresses, self.like, *arguments)
 
 
 def _cut(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

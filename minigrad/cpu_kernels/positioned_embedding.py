@@ -4,28 +4,21 @@ are those of ``embedding`` and of a sum over b.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from . import threads
-from .jit import kernel, parallel_kernel
+from .task_pool import task_kernel
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 
 
-@kernel
-def _gather_sums(weight, indices, positions, y, first, last):
-    for i in range(first, last):
+@task_kernel
+def _gather(task, tasks, weight, indices, positions, y):
+    n = indices.shape[0]
+    for i in range(task * n // tasks, (task + 1) * n // tasks):
         source, place, target = weight[indices[i]], positions[i % positions.shape[0]], y[i]
         for j in range(source.shape[0]):
             target[j] = source[j] + place[j]
-
-
-@parallel_kernel
-def _gather(weight, indices, positions, y, rows):
-    n = indices.shape[0]
-    for task in numba.prange((n + rows - 1) // rows):
-        _gather_sums(weight, indices, positions, y, task * rows, min((task + 1) * rows, n))
 
 
 def forward(weight: np.ndarray, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -35,8 +28,5 @@ def forward(weight: np.ndarray, indices: np.ndarray, positions: np.ndarray) -> n
     y = np.empty((B, T, C), weight.dtype)
     weight, positions = np.ascontiguousarray(weight), np.ascontiguousarray(positions)
     flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(B * T, C)
-    if y.size <= TASK_ELEMENTS:
-        _gather_sums(weight, flat, positions, rows_y, 0, B * T)
-    else:
-        _gather(weight, flat, positions, rows_y, threads.rows_of_a_task(B * T, C, TASK_ELEMENTS))
+    _gather.launch(y.dtype, threads.tasks_of_rows(B * T, C, TASK_ELEMENTS), weight, flat, positions, rows_y)
     return y

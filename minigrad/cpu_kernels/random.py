@@ -21,9 +21,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from .jit import OPTIONS, kernel, parallel_kernel
+from .jit import OPTIONS, kernel
+from .task_pool import TaskKernel, task_kernel, tasks_of
 
-CHUNK = 16384  # elements of one parallel task; a multiple of 4, so that tasks start on blocks
+CHUNK = 16384  # elements of one task; a multiple of 4, so that tasks start on blocks
 
 # Unsigned constants: Numba promotes uint64 with a signed int to float64. Unsigned indices besides spare the check for
 # negative ones, which would keep the loops over blocks from vectorising (six times slower).
@@ -136,9 +137,18 @@ def _word64(words, i):
     return np.uint64(words[j + ONE]) << HALF_WORD | np.uint64(words[j])
 
 
-@kernel
-def _uniform(out, start, seed, offset):
+# Work is cut by CHUNK, not by threads.
+
+
+@task_kernel
+def _bits(task, tasks, words, seed, offset):
+    fill_bits(words[task * CHUNK : (task + 1) * CHUNK], task * CHUNK // 4, seed, offset)
+
+
+@task_kernel
+def _uniform(task, tasks, out, seed, offset):
     """Uniform in [0, 1): 24 bits of one word for float32, 53 bits of two words for float64."""
+    start, out = task * CHUNK, out[task * CHUNK : (task + 1) * CHUNK]
     n = out.shape[0]
     if out.itemsize == 4:
         words = np.empty(n, np.uint32)
@@ -152,9 +162,10 @@ def _uniform(out, start, seed, offset):
             out[i] = np.float64(np.int64(_word64(words, i) >> np.uint64(11))) * 2.0**-53
 
 
-@kernel
-def _normal(out, start, seed, offset):
+@task_kernel
+def _normal(task, tasks, out, seed, offset):
     """Box-Muller: words u, v -> r cos(t), r sin(t) with r = sqrt(-2 log((u + 1/2) / 2^32)), t = 2 pi v / 2^32."""
+    start, out = task * CHUNK, out[task * CHUNK : (task + 1) * CHUNK]
     n = out.shape[0]
     words = np.empty(n + n % 2, np.uint32)
     fill_bits(words, np.uint64(start) // FOUR, seed, offset)
@@ -167,9 +178,10 @@ def _normal(out, start, seed, offset):
             out[j + 1] = radius * math.sin(angle)
 
 
-@kernel
-def _integers(out, start, seed, offset, low, span):
+@task_kernel
+def _integers(task, tasks, out, seed, offset, low, span):
     """low + floor(word64 * span / 2^64), by the schoolbook product of 32-bit halves."""
+    start, out = task * CHUNK, out[task * CHUNK : (task + 1) * CHUNK]
     words = np.empty(2 * out.shape[0], np.uint32)
     fill_bits(words, np.uint64(start) // TWO, seed, offset)
     span_low, span_high = span & LOW_WORD, span >> HALF_WORD
@@ -180,33 +192,6 @@ def _integers(out, start, seed, offset, low, span):
         other = (word & LOW_WORD) * span_high + (middle & LOW_WORD)
         high = (word >> HALF_WORD) * span_high + (middle >> HALF_WORD) + (other >> HALF_WORD)
         out[i] = np.int64(np.uint64(low) + high)
-
-
-# Work is cut by CHUNK, not by threads. A parallel kernel is compiled when a draw is first larger than a chunk.
-
-
-@parallel_kernel
-def _bits_parallel(words, seed, offset):
-    for chunk in numba.prange((words.shape[0] + CHUNK - 1) // CHUNK):
-        fill_bits(words[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK // 4, seed, offset)
-
-
-@parallel_kernel
-def _uniform_parallel(out, seed, offset):
-    for chunk in numba.prange((out.shape[0] + CHUNK - 1) // CHUNK):
-        _uniform(out[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK, seed, offset)
-
-
-@parallel_kernel
-def _normal_parallel(out, seed, offset):
-    for chunk in numba.prange((out.shape[0] + CHUNK - 1) // CHUNK):
-        _normal(out[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK, seed, offset)
-
-
-@parallel_kernel
-def _integers_parallel(out, seed, offset, low, span):
-    for chunk in numba.prange((out.shape[0] + CHUNK - 1) // CHUNK):
-        _integers(out[chunk * CHUNK : (chunk + 1) * CHUNK], chunk * CHUNK, seed, offset, low, span)
 
 
 def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
@@ -220,34 +205,25 @@ def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
 def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:
     """The first n words of the draw: uint32 (n,)."""
     words = np.empty(n, np.uint32)
-    if n <= CHUNK:
-        fill_bits(words, 0, *state(seed, offset))
-    else:
-        _bits_parallel(words, *state(seed, offset))
+    _bits.launch(None, tasks_of(n, CHUNK), words, *state(seed, offset))
     return words
 
 
 def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
-    return _real_draw(_uniform, _uniform_parallel, shape, dtype, seed, offset)
+    return _real_draw(_uniform, shape, dtype, seed, offset)
 
 
 def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
-    return _real_draw(_normal, _normal_parallel, shape, dtype, seed, offset)
+    return _real_draw(_normal, shape, dtype, seed, offset)
 
 
-def _real_draw(
-    serial: Any, parallel: Any, shape: int | Sequence[int], dtype: Any, seed: int, offset: int
-) -> np.ndarray:
+def _real_draw(draw: TaskKernel, shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
     out = np.empty(shape, dtype)
     if out.dtype not in (np.float32, np.float64):
         raise TypeError(f"dtype {out.dtype}: random draws are float32 or float64; cast the result")
-    flat = out.reshape(-1)
-    if flat.size <= CHUNK:
-        serial(flat, 0, *state(seed, offset))
-    else:
-        parallel(flat, *state(seed, offset))
+    draw.launch(out.dtype, tasks_of(out.size, CHUNK), out.reshape(-1), *state(seed, offset))
     return out
 
 
@@ -259,12 +235,8 @@ def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset:
     if not -(2**63) <= low < high < 2**63:
         raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
     out = np.empty(shape, np.int64)
-    flat = out.reshape(-1)
     arguments = (*state(seed, offset), np.int64(low), np.uint64(high - low))
-    if flat.size <= CHUNK:
-        _integers(flat, 0, *arguments)
-    else:
-        _integers_parallel(flat, *arguments)
+    _integers.launch(None, tasks_of(out.size, CHUNK), out.reshape(-1), *arguments)
     return out
 
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from .jit import kernel, parallel_kernel
 from .multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .task_pool import task_kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 
@@ -53,20 +53,14 @@ def _descend_with_momentum(p: np.ndarray, g: np.ndarray, b: np.ndarray, scalars:
         p[i] = p[i] - lr * (gi + momentum * bi if nesterov else bi)
 
 
-@kernel
-def _task(first, last, runs, addresses, scalars, like):
-    for r in range(first, last):
+@task_kernel
+def _step(task, tasks, starts, runs, addresses, like, scalars):
+    for r in range(starts[task], starts[task + 1]):
         p, g, row = run_of(addresses, runs, r, PARAM, like), run_of(addresses, runs, r, GRAD, like), scalars[runs[r, 0]]
         if addresses.shape[1] > STATE:
             _descend_with_momentum(p, g, run_of(addresses, runs, r, STATE, like), row)
         else:
             _descend(p, g, row)
-
-
-@parallel_kernel
-def _step(tasks, runs, addresses, scalars, like):
-    for task in numba.prange(tasks.shape[0] - 1):
-        _task(tasks[task], tasks[task + 1], runs, addresses, scalars, like)
 
 
 def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
@@ -75,4 +69,4 @@ def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None
     Raises ValueError or TypeError, naming the position, before anything is changed.
     """
     scalars = table.bind(grads, scalars, len(SCALARS))
-    _step(table.tasks, table.runs, table.addresses, scalars, table.like)
+    table.launch(_step, scalars)

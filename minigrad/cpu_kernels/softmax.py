@@ -14,13 +14,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
 from . import threads
-from .jit import kernel, parallel_kernel
+from .jit import kernel
 from .register_tile import pointer, row_maximum, tile_columns, whole_vectors
-from .task_pool import task_kernel
+from .task_pool import TaskKernel, task_kernel
 from .vector_math import exp_nonpositive, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
@@ -41,12 +40,12 @@ def row_max(x: np.ndarray) -> Any:
     return m
 
 
-@kernel
-def _forward_rows(x, y, log):
+@task_kernel
+def _forward_rows(task, tasks, x, y, log):
     whole_vectors()
     real = x.dtype.type
     N, C = x.shape
-    for i in range(N):
+    for i in range(task * N // tasks, (task + 1) * N // tasks):
         xi, yi = x[i], y[i]
         m = row_max(xi)
         s = real(0)
@@ -75,11 +74,11 @@ def _forward_rows(x, y, log):
                 yi[j] *= scale
 
 
-@kernel
-def _backward_rows(dy, y, dx, log):
+@task_kernel
+def _backward_rows(task, tasks, dy, y, dx, log):
     real = y.dtype.type
     N, C = y.shape
-    for i in range(N):
+    for i in range(task * N // tasks, (task + 1) * N // tasks):
         dyi, yi, dxi = dy[i], y[i], dx[i]
         total = real(0)
         if log:
@@ -92,19 +91,6 @@ def _backward_rows(dy, y, dx, log):
                 total += dyi[j] * yi[j]
             for j in range(C):
                 dxi[j] = yi[j] * (dyi[j] - total)
-
-
-@parallel_kernel
-def _forward_parallel(x, y, log, rows):
-    for task in numba.prange((x.shape[0] + rows - 1) // rows):
-        _forward_rows(x[task * rows : (task + 1) * rows], y[task * rows : (task + 1) * rows], log)
-
-
-@parallel_kernel
-def _backward_parallel(dy, y, dx, log, rows):
-    for task in numba.prange((y.shape[0] + rows - 1) // rows):
-        a, b = task * rows, (task + 1) * rows
-        _backward_rows(dy[a:b], y[a:b], dx[a:b], log)
 
 
 @task_kernel
@@ -171,9 +157,7 @@ def _backward_columns(task, tasks, dy, y, dx, log):
                     dxc[j] = yc[j] * (dyc[j] - total[j])
 
 
-def _along(
-    serial: Any, parallel: Any, columns: Any, inputs: tuple[np.ndarray, ...], axis: int, log: bool
-) -> np.ndarray:
+def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...], axis: int, log: bool) -> np.ndarray:
     """Run a kernel along ``axis`` of equally shaped inputs -> a new contiguous array."""
     shape = inputs[0].shape or (1,)  # 0-d: one row of one element, as in PyTorch
     axis %= len(shape)
@@ -185,29 +169,26 @@ def _along(
     if inner > 1:
         columns.launch(out.dtype, threads.get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
         return out
-    rows = [x.reshape(-1, C) for x in arrays]
-    if out.size <= TASK_ELEMENTS:
-        serial(*rows, log)
-    else:
-        parallel(*rows, log, max(1, TASK_ELEMENTS // C))
+    N = out.size // C
+    rows.launch(out.dtype, threads.tasks_of_rows(N, C, TASK_ELEMENTS), *[x.reshape(N, C) for x in arrays], log)
     return out
 
 
 def forward(x: np.ndarray, axis: int) -> np.ndarray:
     """softmax(x) along ``axis``; x float32 or float64, any shape and strides."""
-    return _along(_forward_rows, _forward_parallel, _forward_columns, (x,), axis, False)
+    return _along(_forward_rows, _forward_columns, (x,), axis, False)
 
 
 def backward(dy: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     """dx from dy and the result y of ``forward``."""
-    return _along(_backward_rows, _backward_parallel, _backward_columns, (dy, y), axis, False)
+    return _along(_backward_rows, _backward_columns, (dy, y), axis, False)
 
 
 def log_forward(x: np.ndarray, axis: int) -> np.ndarray:
     """log(softmax(x)) along ``axis``."""
-    return _along(_forward_rows, _forward_parallel, _forward_columns, (x,), axis, True)
+    return _along(_forward_rows, _forward_columns, (x,), axis, True)
 
 
 def log_backward(dy: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     """dx from dy and the result y of ``log_forward``."""
-    return _along(_backward_rows, _backward_parallel, _backward_columns, (dy, y), axis, True)
+    return _along(_backward_rows, _backward_columns, (dy, y), axis, True)

@@ -230,6 +230,11 @@ class TaskKernel:
         return compiled_address(self.kernel, types.int64, types.int64, *map(numba.typeof, arguments))
 
 
+def tasks_of(elements: int, chunk: int) -> int:
+    """How many tasks of ``chunk`` elements, the last of perhaps fewer, there are; 1 if there is nothing to do."""
+    return -(-elements // chunk) or 1
+
+
 def compiled_address(kernel: Any, *argument_types: Any) -> int:
     """Where the machine code of a kernel for arguments of these Numba types is."""
     kernel.compile(argument_types)

@@ -64,13 +64,14 @@ def get_num_threads() -> int:
     return _threads_of_pool()()
 
 
-def rows_of_a_task(rows: int, width: int, elements: int) -> int:
-    """How many of ``rows`` rows of ``width`` elements are one task: about ``elements`` of them, and so that all threads
-    get like shares.
+def tasks_of_rows(rows: int, width: int, elements: int) -> int:
+    """How many tasks of about ``elements`` elements ``rows`` rows of ``width`` are, so that all threads get like
+    shares; 1 if there are no more than ``elements``.
     """
+    if rows * width <= elements:
+        return 1
     count = get_num_threads()
-    tasks = count * max(1, round(rows * width / (elements * count)))
-    return max(1, -(-rows // tasks))
+    return min(rows, count * max(1, round(rows * width / (elements * count))))
 
 
 def set_num_threads(n: int) -> None:

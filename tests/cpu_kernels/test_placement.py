@@ -27,11 +27,11 @@ def column(columns):
 
 
 def forward_loss(x, weights, losses, lse):
-    cross_entropy._forward_rows(x, TARGETS, -100, 0.1, weights, losses, lse)
+    cross_entropy._forward.kernel(0, 1, x, TARGETS, -100, 0.1, weights, losses, lse)
 
 
 def backward_loss(dlosses, x, lse, weights, dx):
-    cross_entropy._backward_rows(dlosses, x, TARGETS, lse, -100, 0.1, weights, dx)
+    cross_entropy._backward.kernel(0, 1, dlosses, x, TARGETS, lse, -100, 0.1, weights, dx)
 
 
 def fused_loss(dlosses, weights, x, losses, lse):
@@ -40,10 +40,18 @@ def fused_loss(dlosses, weights, x, losses, lse):
 
 # Name: the kernel, the shapes of what it reads, and of what it writes.
 KERNELS = {
-    "softmax": (lambda x, y: softmax._forward_rows(x, y, False), [matrix], [matrix]),
-    "log_softmax": (lambda x, y: softmax._forward_rows(x, y, True), [matrix], [matrix]),
-    "softmax_backward": (lambda dy, y, dx: softmax._backward_rows(dy, y, dx, False), [matrix] * 2, [matrix]),
-    "log_softmax_backward": (lambda dy, y, dx: softmax._backward_rows(dy, y, dx, True), [matrix] * 2, [matrix]),
+    "softmax": (lambda x, y: softmax._forward_rows.kernel(0, 1, x, y, False), [matrix], [matrix]),
+    "log_softmax": (lambda x, y: softmax._forward_rows.kernel(0, 1, x, y, True), [matrix], [matrix]),
+    "softmax_backward": (
+        lambda dy, y, dx: softmax._backward_rows.kernel(0, 1, dy, y, dx, False),
+        [matrix] * 2,
+        [matrix],
+    ),
+    "log_softmax_backward": (
+        lambda dy, y, dx: softmax._backward_rows.kernel(0, 1, dy, y, dx, True),
+        [matrix] * 2,
+        [matrix],
+    ),
     "layer_norm": (
         lambda x, weight, bias, *results: layer_norm._forward_rows(x, weight, bias, 1e-5, *results),
         [matrix, row, row],
