@@ -51,8 +51,9 @@ def _column_sums(x: np.ndarray) -> np.ndarray:
     part = np.empty(columns, x.dtype)
     for start in range(0, rows, strip):
         end = start + strip if start + strip < rows else rows
+        first = x[start]
         for j in range(columns):
-            part[j] = x[start, j]
+            part[j] = first[j]
         i = start + 1
         while i + 4 <= end:  # four rows in one pass over the sums, which is two and a half times less to load and store
             a, b, c, d = x[i], x[i + 1], x[i + 2], x[i + 3]
