@@ -23,6 +23,7 @@ from .matmul import FLOATS, NO_BIAS, matmul
 from .product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
 from .product_loops import (
     DEPTH_BLOCK,
+    DEPTH_BLOCK_TRANSPOSED,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
     ROW_BLOCK,
@@ -46,16 +47,18 @@ from .register_tile import (
 )
 from .task_pool import call_at, task_kernel
 
+HALVED_ROWS = 128  # with fewer the tiles' results are as many as their terms
 GELU, SLOPE = {"tanh": GELU_TANH, "none": GELU_ERF}, {"tanh": SLOPE_TANH, "none": SLOPE_ERF}
 
 
 @task_kernel
 def _products(
     task, tasks, a, b, transposed, bias, has_bias, y, other, extra, epilogue, grid, c, z, sums, has_sums, accumulate,
-    sums_grid,
+    longest, sums_grid,
 ):  # fmt: skip
     """y = a @ b or a @ b^T, with bias and epilogue; z = or += a^T @ c, and sums = the column sums of a.
 
+    ``longest`` are the rows of a and c that are summed, at most, before they are added to z and sums.
     Each product is a grid of cells, of which a task takes its share; (0, 0) leaves a product out.
     """
     n = tile_columns(pointer(a))
@@ -102,7 +105,7 @@ def _products(
             else:
                 multiply_packed(
                     a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias and product == 0, y_cell,
-                    columns, height, width, depth, packed_a, packed_b, small,
+                    columns, height, width, depth, DEPTH_BLOCK if product == 0 else longest, packed_a, packed_b, small,
                     accumulate and product == 1, finish, other_cell, extra_cell,
                     advance(pointer(sums), i if with_sums else 0), with_sums and column_part == 0,
                 )  # fmt: skip
@@ -123,17 +126,17 @@ def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, ep
     return call_at(
         address, _multiply_both,
         (0, 1, a, b, transposed, bias, has_bias, y, other, extra, epilogue, pairs[1], none, none, no_bias, False, False,
-         pairs[0]),
+         1, pairs[0]),
     )  # fmt: skip
 
 
 @inline
-def _weight_gradient(address, task, tasks, dy, x, dweight, dbias, has_bias, grid, none, no_bias, pairs):
+def _weight_gradient(address, task, tasks, dy, x, dweight, dbias, has_bias, longest, grid, none, no_bias, pairs):
     """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
     return call_at(
         address, _multiply_both,
         (task, tasks, dy, none, False, no_bias, False, none, none, none, 0, pairs[0], x, dweight, dbias, has_bias,
-         False, grid),
+         False, longest, grid),
     )  # fmt: skip
 
 
@@ -162,6 +165,16 @@ def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> 
     return grid_of(1, rows, columns, TILE_BYTES // itemsize, count), count
 
 
+def depth_block(rows: int, outputs: int, inputs: int) -> int:
+    """How many of ``rows`` rows of dy and x are summed, at most, before they are added to dW (outputs, inputs).
+
+    Half of them where rows are few but more to read than dW is: two threads can then each sum their own half, in their
+    own cache, and exchange dW alone (see ``transformer_block``). It depends on the sizes only, and so do all bits.
+    """
+    halved = HALVED_ROWS <= rows <= 2 * DEPTH_BLOCK and rows * (outputs + inputs) > 2 * outputs * inputs
+    return -(-rows // 2) if halved else DEPTH_BLOCK_TRANSPOSED
+
+
 def _multiply(
     x: np.ndarray,
     weight: np.ndarray,
@@ -180,7 +193,7 @@ def _multiply(
     _products.launch(
         y.dtype, count, x, weight, transposed, NO_BIAS[char] if bias is None else bias, bias is not None, y,
         y if other is None else other, y if extra is None else extra, epilogue, grid,
-        none[char], none[char], NO_BIAS[char], False, False, NONE,
+        none[char], none[char], NO_BIAS[char], False, False, 1, NONE,
     )  # fmt: skip
     return y
 
@@ -233,7 +246,7 @@ def backward(
     target = none if dx is None else dx
     _products.launch(
         dtype, count, dy, none if dx is None else weight, False, no_bias, False, target, target, target, 0, grid,
-        x, dweight, no_bias if dbias is None else dbias, of_bias, False, sums_grid,
+        x, dweight, no_bias if dbias is None else dbias, of_bias, False, depth_block(rows, outputs, inputs), sums_grid,
     )  # fmt: skip
     return dx, dweight, dbias
 
@@ -248,7 +261,7 @@ def add_weight_gradient(dweight: np.ndarray, dy: np.ndarray, x: np.ndarray) -> N
     none, no_bias = EMPTY[dy.dtype.char], NO_BIAS[dy.dtype.char]
     _products.launch(
         dy.dtype, count, dy, none, False, no_bias, False, none, none, none, 0, NONE,
-        x, dweight, no_bias, False, True, grid,
+        x, dweight, no_bias, False, True, depth_block(rows, outputs, inputs), grid,
     )  # fmt: skip
 
 

@@ -24,8 +24,8 @@ _fused_rows = cross_entropy._fused_rows
 
 @task_kernel
 def _steps(
-    task, tasks, addresses, ignore_index, x, weight, targets, dlosses, losses, lse, dlogits, dx, dweight, grid, none,
-    no_bias, no_weights, pairs,
+    task, tasks, addresses, ignore_index, x, weight, targets, dlosses, losses, lse, dlogits, dx, dweight, longest, grid,
+    none, no_bias, no_weights, pairs,
 ):  # fmt: skip
     product, fused = addresses
     step, task = step_of(task)
@@ -41,7 +41,7 @@ def _steps(
         failed += _product_rows(product, z, weight, False, no_bias, False, rows, rows, rows, 0, none, no_bias, pairs)
     else:
         failed += _weight_gradient(
-            product, task, tasks, dlogits, x, dweight, no_bias, False, grid, none, no_bias, pairs
+            product, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid, none, no_bias, pairs
         )
     if failed:
         raise MemoryError("no memory for the kernel's workspace")
@@ -74,12 +74,30 @@ def forward_backward(
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     product = linear._products.address(
         dtype,
-        (x, weight, True, no_bias, False, dlogits, dlogits, dlogits, 0, grid, none, none, no_bias, False, False, grid),
+        (
+            x,
+            weight,
+            True,
+            no_bias,
+            False,
+            dlogits,
+            dlogits,
+            dlogits,
+            0,
+            grid,
+            none,
+            none,
+            no_bias,
+            False,
+            False,
+            1,
+            grid,
+        ),
     )
     bound = _steps.bind(
         dtype, (product, cross_entropy._fused_address(dtype)), int(ignore_index), x, weight,
-        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, dweight, grid, none,
-        no_bias, np.empty(0, dtype), _PAIRS,
+        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, dweight, linear.depth_block(N, M, C), grid,
+        none, no_bias, np.empty(0, dtype), _PAIRS,
     )  # fmt: skip
     bound.run(np.array((count, count)), count > 1)
     return losses, dx, dweight

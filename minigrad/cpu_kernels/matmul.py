@@ -12,6 +12,7 @@ import numpy as np
 from . import bfloat16_product, threads
 from .product_loops import (
     DEPTH_BLOCK,
+    DEPTH_BLOCK_TRANSPOSED,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
     ROW_BLOCK,
@@ -71,9 +72,10 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
                 height, width, depth, small,
             )  # fmt: skip
         else:
+            longest = DEPTH_BLOCK if a_column == 1 else DEPTH_BLOCK_TRANSPOSED
             multiply_packed(
                 a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row,
-                height, width, depth, packed_a, packed_b, small, False, 0, y_cell, y_cell, y_cell, False,
+                height, width, depth, longest, packed_a, packed_b, small, False, 0, y_cell, y_cell, y_cell, False,
             )  # fmt: skip
     keep_alive(small)
     keep_alive(packed_a)

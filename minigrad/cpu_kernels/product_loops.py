@@ -62,11 +62,12 @@ def panels_space(depth: int, columns: int, tile_width: int) -> int:
 @inline
 def multiply_packed(
     a: Any, a_row: int, a_column: int, b: Any, b_row: int, b_column: int, bias: Any, has_bias: bool, y: Any, y_row: int,
-    rows: int, columns: int, depth: int, packed_a: Any, packed_b: Any, small: Any,
+    rows: int, columns: int, depth: int, longest: int, packed_a: Any, packed_b: Any, small: Any,
     accumulate: bool, epilogue: int, other: Any, extra: Any, row_sums: Any, has_row_sums: bool,
 ) -> None:  # fmt: skip
     """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias): the loops of the module docstring.
 
+    k is cut into equal blocks of at most ``longest``; their sums are added in order.
     With ``accumulate`` it is added to y. Finished rows go through the ``epilogue`` (``product_epilogue.py``) while they
     are in the L1 cache; ``other`` and ``extra`` are as y. With ``has_row_sums``, ``row_sums`` gets the sums of the rows
     of a, whose columns are contiguous.
@@ -74,12 +75,12 @@ def multiply_packed(
     n = tile_columns(y)
     panels, row_tiles, zeros = pointer(packed_b), pointer(packed_a), pointer(small)
     edge = advance(zeros, n)
-    column_block, longest = COLUMN_BLOCK, DEPTH_BLOCK
-    if a_column != 1:
-        column_block, longest = COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED
     far = rows * columns > FAR
     depth_blocks = (depth + longest - 1) // longest
     depth_block = (depth + depth_blocks - 1) // depth_blocks
+    column_block = COLUMN_BLOCK
+    if a_column != 1 and depth_block <= DEPTH_BLOCK_TRANSPOSED:
+        column_block = COLUMN_BLOCK_TRANSPOSED
     for j in range(0, columns, column_block):
         width = min(column_block, columns - j)
         for k in range(0, depth, depth_block):

@@ -10,6 +10,10 @@ all stages, and waits for nobody. Backward has two steps; the second waits for t
                dqkv = attention'(da), dn1 = dqkv Wqkv, dx = dx2 + norm'(dn1)
     weights    dV = dy^T g, dW = dh^T n2, dWo = dx2^T a, dWqkv = dqkv^T n1, and their biases'; those of the norms
 
+Each task computes a part of each dW, and for that reads the rows of all tasks. Small models have more of these than of
+weights, and cores exchange them slowly. There each half of the tasks sums over its half of the rows, and a last step
+adds the two; a half that is a single task need not wait before.
+
 Each stage calls the kernel that ``linear``, ``attention`` and ``layer_norm`` launch, at its address, with the rows of
 the task as its arrays: it is the same machine code, and no sum is divided in another way, so all bits are those of the
 six operations. dweight of a norm is summed in chunks of rows; tasks take whole chunks.
@@ -57,6 +61,20 @@ def _activations(kept, N, T, C, inner, heads):
         kept[3 * n : 4 * n].reshape((N, C)), kept[4 * n : 7 * n].reshape((N, 3 * C)),
         kept[7 * n : end].reshape((N, inner)), kept[end : end + 4 * N].reshape((4, N)),
         kept[end + 4 * N :].reshape((N // T, heads, T)),
+    )  # fmt: skip
+
+
+@inline
+def _second_half(memory, C, inner):
+    """Places for the gradients of the matrices, from the last to the first, and of their biases."""
+    n, m = C * inner, C * C
+    end = 2 * n + 4 * m
+    return (
+        memory[:n].reshape((C, inner)), memory[n : 2 * n].reshape((inner, C)),
+        memory[2 * n : 2 * n + m].reshape((C, C)), memory[2 * n + m : end].reshape((3 * C, C)),
+    ), (
+        memory[end : end + C], memory[end + C : end + C + inner], memory[end + C + inner : end + 2 * C + inner],
+        memory[end + 2 * C + inner : end + 5 * C + inner],
     )  # fmt: skip
 
 
@@ -114,16 +132,18 @@ def _forward(
 
 @task_kernel
 def _backward(
-    task, tasks, addresses, sizes, options, wanted, grids, dy, x, kept, norm_1, wqkv, wo, norm_2, w, v, scratch, dx,
-    dnorm_1, dbias_1, dwqkv, dbqkv, dwo, dbo, dnorm_2, dbias_2, dw, db, dv, dc, none, no_bias, pairs,
+    task, tasks, addresses, sizes, options, wanted, longest, grids, dy, x, kept, norm_1, wqkv, wo, norm_2, w, v,
+    scratch, dx, dnorm_1, dbias_1, dwqkv, dbqkv, dwo, dbo, dnorm_2, dbias_2, dw, db, dv, dc, none, no_bias, pairs,
 ):  # fmt: skip
-    """``sizes``: B, T, heads, sequences in a chunk, rows of a chunk of the norms' sums.
+    """``sizes``: B, T, heads, sequences in a chunk, rows of a chunk of the norms' sums, the step of the weights and
+    that of the last sums, which is another one if each half of the tasks has its half of the rows. ``wanted`` (of the
+    matrices, then of their biases), ``longest`` and ``grids`` are from the last matrix to the first.
 
-    ``scratch`` holds these sums, ``partial``: norm, weight or bias, such a chunk, channel; what the second step reads;
-    and a place for each task's dn1.
+    ``scratch`` holds the norms' sums, ``partial``: norm, weight or bias, such a chunk, channel; what the step of the
+    weights reads; a place for each task's dn1; and the second half's gradients.
     """
     product, attend, norm, add_chunks = addresses
-    B, T, H, chunk, chunk_rows = sizes
+    B, T, H, chunk, chunk_rows, weights_step, sums_step = sizes
     epilogue, causal, scale, no_seed = options
     (N, C), I, failed = x.shape, w.shape[0], 0
     n1, a, x2, n2, qkv, h, stats, lse = _activations(kept, N, T, C, I, H)
@@ -133,7 +153,8 @@ def _backward(
     rest = scratch[4 * chunks * C :]
     dqkv, dx2 = rest[: 3 * n].reshape((N, 3 * C)), rest[3 * n : 4 * n].reshape((N, C))
     rest = rest[4 * n :]
-    g, dh, dn1 = rest[: N * I].reshape((N, I)), rest[N * I : 2 * N * I].reshape((N, I)), rest[2 * N * I :]
+    g, dh, rest = rest[: N * I].reshape((N, I)), rest[N * I : 2 * N * I].reshape((N, I)), rest[2 * N * I :]
+    dn1, rest = rest[: tasks * chunk * T * C], rest[tasks * chunk * T * C :]
     if step == 0:
         D, end = C // H, (task + 1) * B // tasks
         for first in range(task * B // tasks, end, chunk):
@@ -173,23 +194,40 @@ def _backward(
                      partial[0, 0, i // chunk_rows], partial[0, 1, i // chunk_rows]),
                 )  # fmt: skip
             _add(rows, dx[r:t])
-    else:
-        if wanted[3]:
-            failed += _weight_gradient(product, task, tasks, dy, g, dv, dc, wanted[7], grids[3], none, no_bias, pairs)
-        if wanted[2]:
-            failed += _weight_gradient(product, task, tasks, dh, n2, dw, db, wanted[6], grids[2], none, no_bias, pairs)
-        if wanted[1]:
-            failed += _weight_gradient(
-                product, task, tasks, dx2, a, dwo, dbo, wanted[5], grids[1], none, no_bias, pairs
-            )
-        if wanted[0]:
-            failed += _weight_gradient(
-                product, task, tasks, dqkv, n1, dwqkv, dbqkv, wanted[4], grids[0], none, no_bias, pairs
-            )
+    halves = sums_step > weights_step
+    totals, bias_totals = (dv, dw, dwo, dwqkv), (dc, db, dbo, dbqkv)
+    if step == weights_step:
+        of_y, of_x = (dy, dh, dx2, dqkv), (g, n2, a, n1)
+        part, parts, half, r, t = task, tasks, 0, 0, N
+        if halves:
+            parts = tasks // 2
+            half, part = task // parts, task % parts
+            r, t = half * (N // 2), (half + 1) * (N // 2)
+        for m in range(4):
+            if wanted[m]:
+                total, bias_total = totals[m], bias_totals[m]
+                if half == 1:
+                    seconds, bias_seconds = _second_half(rest, C, I)
+                    total, bias_total = seconds[m], bias_seconds[m]
+                failed += _weight_gradient(
+                    product, part, parts, of_y[m][r:t], of_x[m][r:t], total, bias_total, wanted[4 + m], longest[m],
+                    grids[m], none, no_bias, pairs,
+                )  # fmt: skip
+    if step == sums_step:
         if task == 0:
             failed += call_at(add_chunks, _add_chunks, (partial[0], dnorm_1, dbias_1))
         if task == tasks - 1:
             failed += call_at(add_chunks, _add_chunks, (partial[1], dnorm_2, dbias_2))
+        if halves:
+            seconds, bias_seconds = _second_half(rest, C, I)
+            for m in range(4):
+                if wanted[m]:
+                    rows = totals[m].shape[0]
+                    r, t = task * rows // tasks, (task + 1) * rows // tasks
+                    _add(seconds[m][r:t], totals[m][r:t])
+                if wanted[4 + m] and task == 0:
+                    for j in range(bias_totals[m].shape[0]):
+                        bias_totals[m][j] += bias_seconds[m][j]
     if failed:
         raise MemoryError("no memory for the kernel's workspace")
 
@@ -217,7 +255,7 @@ def _addresses(dtype: np.dtype[Any]) -> Addresses:
         options = flag, real, real, seed, seed
         product = (
             integer, integer, matrix, matrix, flag, vector, flag, matrix, matrix, matrix, integer, pair, matrix, matrix,
-            vector, flag, flag, pair,
+            vector, flag, flag, integer, pair,
         )  # fmt: skip
         attend = (
             integer, integer, *[vector] * 3, of_4, of_3, *[triple] * 3, integer, integer, *options, integer,
@@ -307,22 +345,33 @@ class Plan(NamedTuple):
     chunk_rows: int
     scratch: int
     """Elements."""
+    longest: tuple[int, ...]
+    """For the gradients of the matrices, from the last to the first, how many rows are summed before they are added."""
     grids: tuple[tuple[int, int], ...]
-    """How the tasks share the gradients of the four matrices."""
+    """How the tasks, or half of them, share each of these."""
     steps: np.ndarray
     """The tasks of each step."""
+    weights_step: int
+    sums_step: int
 
 
 @functools.lru_cache(maxsize=64)
 def _plan(B: int, T: int, C: int, inner: int, itemsize: int, tasks: int) -> Plan:
     if not _whole_chunks(B, T, tasks):  # other threads than in forward
         tasks = 1
-    shapes = (3 * C, C), (C, C), (inner, C), (C, inner)
-    grids = tuple((1, 1) if tasks == 1 else grid_of(1, *shape, TILE_BYTES // itemsize, tasks) for shape in shapes)
     N, chunk, rows = B * T, -(-CHUNK_ROWS // T), _chunk_rows(B * T)
     chunk = min(chunk if chunk * T % rows == 0 else B, -(-B // tasks))
     scratch = 4 * -(-N // rows) * C + N * (4 * C + 2 * inner) + tasks * chunk * T * C
-    return Plan(chunk, rows, scratch, grids, np.full(2, tasks))
+    shapes = (C, inner), (inner, C), (C, C), (3 * C, C)
+    longest = tuple(linear.depth_block(N, *shape) for shape in shapes)
+    halves = B % 2 == 0 and tasks % 2 == 0 and all(n * 2 == N for n in longest)
+    sharing = tasks // 2 if halves else tasks
+    grids = tuple((1, 1) if sharing == 1 else grid_of(1, *shape, TILE_BYTES // itemsize, sharing) for shape in shapes)
+    if not halves:
+        return Plan(chunk, rows, scratch, longest, grids, np.full(2, tasks), 1, 1)
+    scratch += sum(outputs * (inputs + 1) for outputs, inputs in shapes)
+    weights_step = 0 if tasks == 2 else 1  # a task that is half of them needs the rows of nobody else
+    return Plan(chunk, rows, scratch, longest, grids, np.full(weights_step + 2, tasks), weights_step, weights_step + 1)
 
 
 def forward(
@@ -384,10 +433,11 @@ def backward(
         empty((C, inner), dtype) if of_v else none, empty(C, dtype) if of_c else no_bias,
     )  # fmt: skip
     bound = _backward.bind(
-        dtype, _addresses(dtype).backward, (B, T, heads, plan.chunk, plan.chunk_rows),
+        dtype, _addresses(dtype).backward,
+        (B, T, heads, plan.chunk, plan.chunk_rows, plan.weights_step, plan.sums_step),
         (linear.SLOPE[approximate], causal, scale, _NO_SEED),
-        (of_wqkv, of_wo, of_w, of_v, of_bqkv, of_bo, of_b, of_c), plan.grids, dy, x.reshape(N, C), kept, *weights,
-        empty(plan.scratch, dtype), dx.reshape(N, C), *grads, none, no_bias, _PAIRS,
+        (of_v, of_w, of_wo, of_wqkv, of_c, of_b, of_bo, of_bqkv), plan.longest, plan.grids, dy, x.reshape(N, C), kept,
+        *weights, empty(plan.scratch, dtype), dx.reshape(N, C), *grads, none, no_bias, _PAIRS,
     )  # fmt: skip
     bound.run(plan.steps, plan.steps[0] > 1)
     found = (dx, *grads)

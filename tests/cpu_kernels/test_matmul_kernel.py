@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.cpu_kernels import product_loops, register_tile, threads
+from minigrad.cpu_kernels import linear, product_loops, register_tile, threads
 from minigrad.cpu_kernels.matmul import matmul
 
 DTYPES = [np.float32, np.float64]
@@ -234,3 +234,21 @@ def test_other_vector_widths(cpu, features, vector_bytes):
     )
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) == vector_bytes
+
+
+@pytest.mark.parametrize("rows", [127, 128, 129, 254, 1023, 1024, 1025])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weight_gradient_of_any_number_of_rows(rows, dtype):
+    """Many rows for few weights are summed in two halves, which are then added."""
+    dy, x, weight = (RNG.normal(size=shape).astype(dtype) for shape in ((rows, 33), (rows, 20), (33, 20)))
+    _, dweight, dbias = linear.backward(dy, x, weight, (True, True, True))
+    total = np.ones_like(weight)
+    linear.add_weight_gradient(total, dy, x)
+    assert_product(dweight, dy.T, x, None)
+    np.testing.assert_allclose(total - 1, dweight, rtol=0, atol=100 * np.finfo(dtype).eps * np.sqrt(rows))
+    np.testing.assert_allclose(dbias, dy.sum(0, dtype=np.float64), rtol=0, atol=100 * np.finfo(dtype).eps * rows)
+    if rows == 254:
+        first, second = (linear.backward(dy[part], x[part], weight, (False, True, True))[1:]
+                         for part in (slice(127), slice(127, None)))  # fmt: skip
+        np.testing.assert_array_equal(dweight, first[0] + second[0])
+        np.testing.assert_array_equal(dbias, first[1] + second[1])

@@ -284,12 +284,13 @@ def wanted_gradients() -> list[list[bool]]:
     return [*alone, *without, [False] * 13, *(list(map(bool, rng.integers(0, 2, 13))) for _ in range(30))]
 
 
-def test_whatever_is_frozen_the_gradients_are_those_of_the_single_operations():
+@pytest.mark.parametrize("T", [16, 64])  # tasks share the weights' gradients, or the rows that these are sums of
+def test_whatever_is_frozen_the_gradients_are_those_of_the_single_operations(T):
     block = drawn(10, 2)
     whole = None
     outcomes = set()
     for wanted in wanted_gradients():
-        x = input_for(block, 2, 16, requires_grad=wanted[0])
+        x = input_for(block, 2, T, requires_grad=wanted[0])
         for weight, want in zip(weights_of(block), wanted[1:], strict=True):
             weight.requires_grad_(want)
         one = whether_one(wanted)
