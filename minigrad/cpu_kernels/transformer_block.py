@@ -197,7 +197,7 @@ def _backward(
     halves = sums_step > weights_step
     totals, bias_totals = (dv, dw, dwo, dwqkv), (dc, db, dbo, dbqkv)
     if step == weights_step:
-        of_y, of_x = (dy, dh, dx2, dqkv), (g, n2, a, n1)
+        gradients, inputs = (dy, dh, dx2, dqkv), (g, n2, a, n1)
         part, parts, half, r, t = task, tasks, 0, 0, N
         if halves:
             parts = tasks // 2
@@ -210,7 +210,7 @@ def _backward(
                     seconds, bias_seconds = _second_half(rest, C, I)
                     total, bias_total = seconds[m], bias_seconds[m]
                 failed += _weight_gradient(
-                    product, part, parts, of_y[m][r:t], of_x[m][r:t], total, bias_total, wanted[4 + m], longest[m],
+                    product, part, parts, gradients[m][r:t], inputs[m][r:t], total, bias_total, wanted[4 + m], longest[m],
                     grids[m], none, no_bias, pairs,
                 )  # fmt: skip
     if step == sums_step:
