@@ -210,8 +210,8 @@ def _backward(
                     seconds, bias_seconds = _second_half(rest, C, I)
                     total, bias_total = seconds[m], bias_seconds[m]
                 failed += _weight_gradient(
-                    product, part, parts, gradients[m][r:t], inputs[m][r:t], total, bias_total, wanted[4 + m], longest[m],
-                    grids[m], none, no_bias, pairs,
+                    product, part, parts, gradients[m][r:t], inputs[m][r:t], total, bias_total, wanted[4 + m],
+                    longest[m], grids[m], none, no_bias, pairs,
                 )  # fmt: skip
     if step == sums_step:
         if task == 0:
