@@ -20,6 +20,7 @@ class Launches:
             raise pytest.UsageError("--every-kernel counts what the simulator runs: set NUMBA_ENABLE_CUDASIM=1")
         self.of_worker: dict[str, Any] | None = getattr(config, "workeroutput", None)  # of pytest-xdist
         self.kernels: set[str] = set(inspect.load_all())
+        assert self.kernels
         self.run: set[str] = set()
         run_simulated = launch.Kernel._run_simulated
 

@@ -243,7 +243,8 @@ def backward(
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
     dlogits = np.empty((N, C), logits.dtype)
-    logits, dlosses = np.ascontiguousarray(logits), np.ascontiguousarray(dlosses)
+    logits = np.ascontiguousarray(logits)
+    dlosses, lse = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, lse))
     targets, *options = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
     tasks = tasks_of_rows(N, C, TASK_ELEMENTS)
     _backward.launch(logits.dtype, tasks, dlosses, logits, targets, lse, *options, dlogits)

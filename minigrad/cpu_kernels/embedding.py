@@ -92,4 +92,4 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
     flat, rows_dy = np.ascontiguousarray(indices).reshape(-1), np.ascontiguousarray(dy).reshape(indices.size, C)
     share = C if dy.size <= TASK_ELEMENTS else -(-C // threads.get_num_threads())
     columns = max(-(-share // COLUMNS), 1) * COLUMNS
-    _scatter_add.launch(dy.dtype, tasks_of(C, columns), rows_dy, flat, dweight, columns)
+    _scatter_add.launch((dy.dtype, dweight.dtype), tasks_of(C, columns), rows_dy, flat, dweight, columns)

@@ -79,7 +79,7 @@ def _launch(kernels: dict[str, TaskKernel], approximate: str, *arrays: np.ndarra
     if approximate not in kernels:
         raise ValueError(f"approximate={approximate!r}: expected 'none' (erf) or 'tanh'")
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    kernels[approximate].launch(flat[0].dtype, tasks_of(flat[0].size, CHUNK), *flat)
+    kernels[approximate].launch(tuple(x.dtype for x in flat), tasks_of(flat[0].size, CHUNK), *flat)
 
 
 def forward(x: np.ndarray, approximate: str) -> np.ndarray:

@@ -138,17 +138,16 @@ def forward(
 
     Inputs that are not contiguous are copied.
     """
-    N, C = x.shape
-    y = np.empty((N, C), x.dtype)
-    mean, rstd = np.empty(N, x.dtype), np.empty(N, x.dtype)
-    weight = np.ones(C, x.dtype) if weight is None else np.ascontiguousarray(weight)
-    bias = np.zeros(C, x.dtype) if bias is None else np.ascontiguousarray(bias)
-    x = np.ascontiguousarray(x)
+    (N, C), dtype, empty, contiguous = x.shape, x.dtype, np.empty, np.ascontiguousarray
+    y, mean, rstd = empty((N, C), dtype), empty(N, dtype), empty(N, dtype)
+    weight = np.ones(C, dtype) if weight is None else contiguous(weight)
+    bias = np.zeros(C, dtype) if bias is None else contiguous(bias)
+    x = contiguous(x)
     if x.size <= TASK_ELEMENTS:
         _forward_rows(x, weight, bias, float(eps), y, mean, rstd)
     else:
         tasks = min(N, threads.get_num_threads())
-        _forward.launch(x.dtype, tasks, _row_addresses(x.dtype)[0], x, weight, bias, float(eps), y, mean, rstd)
+        _forward.launch(dtype, tasks, _row_addresses(dtype)[0], x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
 
@@ -156,19 +155,18 @@ def backward(
     dy: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
-    N, C = x.shape
-    dx = np.empty((N, C), x.dtype)
-    dweight, dbias = np.empty(C, x.dtype), np.empty(C, x.dtype)
-    weight = np.ones(C, x.dtype) if weight is None else np.ascontiguousarray(weight)
-    dy, x = np.ascontiguousarray(dy), np.ascontiguousarray(x)
+    (N, C), dtype, empty, contiguous = x.shape, x.dtype, np.empty, np.ascontiguousarray
+    dx, dweight, dbias = empty((N, C), dtype), empty(C, dtype), empty(C, dtype)
+    weight = np.ones(C, dtype) if weight is None else contiguous(weight)
+    dy, x = contiguous(dy), contiguous(x)
     if N <= BACKWARD_ROWS:
         _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias)
         return dx, dweight, dbias
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
-    partial = np.empty((2, -(-N // rows), C), x.dtype)
+    partial = empty((2, -(-N // rows), C), dtype)
     tasks = 1 if x.size <= TASK_ELEMENTS else threads.get_num_threads()
     _backward.launch(
-        x.dtype, tasks, _row_addresses(x.dtype)[1], dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
+        dtype, tasks, _row_addresses(dtype)[1], dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
     )
     if tasks > 1:
         _add_chunks(partial, dweight, dbias)

@@ -10,7 +10,7 @@ follows a product happens to rows that are still in the cache (``product_epilogu
 dy that dW reads. Other operands take the functions of ``matmul``, ``gelu`` and ``reduce`` one after the other.
 
 Each task takes a share of the rows or columns of dx and then of dW, so two threads wait for each other once. No
-element's sum is divided, so bits do not depend on the number of threads.
+element's sum is divided in another way for more threads (``_depth_block``), so bits do not depend on their number.
 """
 
 from __future__ import annotations
@@ -165,11 +165,12 @@ def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> 
     return grid_of(1, rows, columns, TILE_BYTES // itemsize, count), count
 
 
-def depth_block(rows: int, outputs: int, inputs: int) -> int:
+def _depth_block(rows: int, outputs: int, inputs: int) -> int:
     """How many of ``rows`` rows of dy and x are summed, at most, before they are added to dW (outputs, inputs).
 
     Half of them where rows are few but more to read than dW is: two threads can then each sum their own half, in their
-    own cache, and exchange dW alone (see ``transformer_block``). It depends on the sizes only, and so do all bits.
+    own cache, and exchange dW alone (see ``transformer_block``). It depends on the sizes only, so bits do not depend on
+    the threads.
     """
     halved = HALVED_ROWS <= rows <= 2 * DEPTH_BLOCK and rows * (outputs + inputs) > 2 * outputs * inputs
     return -(-rows // 2) if halved else DEPTH_BLOCK_TRANSPOSED
@@ -246,7 +247,7 @@ def backward(
     target = none if dx is None else dx
     _products.launch(
         dtype, count, dy, none if dx is None else weight, False, no_bias, False, target, target, target, 0, grid,
-        x, dweight, no_bias if dbias is None else dbias, of_bias, False, depth_block(rows, outputs, inputs), sums_grid,
+        x, dweight, no_bias if dbias is None else dbias, of_bias, False, _depth_block(rows, outputs, inputs), sums_grid,
     )  # fmt: skip
     return dx, dweight, dbias
 
@@ -261,7 +262,7 @@ def add_weight_gradient(dweight: np.ndarray, dy: np.ndarray, x: np.ndarray) -> N
     none, no_bias = EMPTY[dy.dtype.char], NO_BIAS[dy.dtype.char]
     _products.launch(
         dy.dtype, count, dy, none, False, no_bias, False, none, none, none, 0, NONE,
-        x, dweight, no_bias, False, True, depth_block(rows, outputs, inputs), grid,
+        x, dweight, no_bias, False, True, _depth_block(rows, outputs, inputs), grid,
     )  # fmt: skip
 
 

@@ -74,29 +74,12 @@ def forward_backward(
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     product = linear._products.address(
         dtype,
-        (
-            x,
-            weight,
-            True,
-            no_bias,
-            False,
-            dlogits,
-            dlogits,
-            dlogits,
-            0,
-            grid,
-            none,
-            none,
-            no_bias,
-            False,
-            False,
-            1,
-            grid,
-        ),
-    )
+        (x, weight, True, no_bias, False, dlogits, dlogits, dlogits, 0, grid, none, none, no_bias, False, False, 1,
+         grid),
+    )  # fmt: skip
     bound = _steps.bind(
         dtype, (product, cross_entropy._fused_address(dtype)), int(ignore_index), x, weight,
-        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, dweight, linear.depth_block(N, M, C), grid,
+        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, dweight, linear._depth_block(N, M, C), grid,
         none, no_bias, np.empty(0, dtype), _PAIRS,
     )  # fmt: skip
     bound.run(np.array((count, count)), count > 1)

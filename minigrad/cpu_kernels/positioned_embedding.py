@@ -28,5 +28,7 @@ def forward(weight: np.ndarray, indices: np.ndarray, positions: np.ndarray) -> n
     y = np.empty((B, T, C), weight.dtype)
     weight, positions = np.ascontiguousarray(weight), np.ascontiguousarray(positions)
     flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(B * T, C)
-    _gather.launch(y.dtype, threads.tasks_of_rows(B * T, C, TASK_ELEMENTS), weight, flat, positions, rows_y)
+    _gather.launch(
+        (weight.dtype, positions.dtype), threads.tasks_of_rows(B * T, C, TASK_ELEMENTS), weight, flat, positions, rows_y
+    )
     return y

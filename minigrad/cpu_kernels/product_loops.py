@@ -8,7 +8,7 @@ Three nested blocks keep each operand in the cache level from which the register
                 for each row tile, for each panel:       # the row tile of a stays in L1, panels stream from L2
                     multiply_tile                        # y tile (+)= a tile @ panel
 
-A transposed a is packed once for each block of columns, so for it these are wider and those of k shorter. Lines of a
+A transposed a is packed once for each block of columns, so these are wider where those of k are shorter. Lines of a
 large y, and of what an epilogue reads and writes, are asked for before a tile is multiplied, and are there when it is
 done.
 

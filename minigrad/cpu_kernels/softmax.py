@@ -166,11 +166,12 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
         return out
     C, inner = shape[axis], math.prod(shape[axis + 1 :])
     arrays = [np.ascontiguousarray(x).reshape(-1, C, inner) for x in (*inputs, out)]
+    key = tuple(x.dtype for x in arrays)
     if inner > 1:
-        columns.launch(out.dtype, threads.get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
+        columns.launch(key, threads.get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
         return out
     N = out.size // C
-    rows.launch(out.dtype, threads.tasks_of_rows(N, C, TASK_ELEMENTS), *[x.reshape(N, C) for x in arrays], log)
+    rows.launch(key, threads.tasks_of_rows(N, C, TASK_ELEMENTS), *[x.reshape(N, C) for x in arrays], log)
     return out
 
 

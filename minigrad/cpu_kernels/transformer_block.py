@@ -4,7 +4,7 @@
     n2 = norm(x2)      h = n2 W^T + b            g = gelu(h)              y = x2 + g V^T + b
 
 Sequences do not see each other, so forward is one launch in which each task takes its share of the sequences through
-all stages, and waits for nobody. Backward has two steps; the second waits for the first:
+all stages, and waits for nobody. Backward has two kinds of work, and the second waits for the first:
 
     rows       dh = (dy V) gelu'(h), g = gelu(h), dn2 = dh W, dx2 = dy + norm'(dn2), da = dx2 Wo,
                dqkv = attention'(da), dn1 = dqkv Wqkv, dx = dx2 + norm'(dn1)
@@ -363,7 +363,7 @@ def _plan(B: int, T: int, C: int, inner: int, itemsize: int, tasks: int) -> Plan
     chunk = min(chunk if chunk * T % rows == 0 else B, -(-B // tasks))
     scratch = 4 * -(-N // rows) * C + N * (4 * C + 2 * inner) + tasks * chunk * T * C
     shapes = (C, inner), (inner, C), (C, C), (3 * C, C)
-    longest = tuple(linear.depth_block(N, *shape) for shape in shapes)
+    longest = tuple(linear._depth_block(N, *shape) for shape in shapes)
     halves = B % 2 == 0 and tasks % 2 == 0 and all(n * 2 == N for n in longest)
     sharing = tasks // 2 if halves else tasks
     grids = tuple((1, 1) if sharing == 1 else grid_of(1, *shape, TILE_BYTES // itemsize, sharing) for shape in shapes)

@@ -184,3 +184,14 @@ def test_the_sum_of_a_long_row_keeps_its_many_small_terms() -> None:
         cross_entropy.forward_backward(ones, logits, targets, IGNORE, 0.0, None)[0],
     ):
         np.testing.assert_allclose(losses, exact, rtol=0, atol=1e-6)
+
+
+def test_backward_takes_statistics_and_gradients_of_any_layout_and_width():
+    rng = np.random.default_rng(3)
+    logits, targets = rng.standard_normal((300, 200)).astype(np.float32), rng.integers(0, 200, 300)
+    dlosses = rng.standard_normal(300).astype(np.float32)
+    options = (-100, 0.0, None)
+    _, lse = cross_entropy.forward(logits, targets, *options)
+    expected = cross_entropy.backward(dlosses, logits, targets, lse, *options)
+    found = cross_entropy.backward(dlosses.astype(np.float64), logits, targets, np.repeat(lse, 2)[::2], *options)
+    np.testing.assert_array_equal(found, expected)

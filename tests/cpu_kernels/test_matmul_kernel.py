@@ -236,11 +236,15 @@ def test_other_vector_widths(cpu, features, vector_bytes):
     assert int(result.stdout) == vector_bytes
 
 
-@pytest.mark.parametrize("rows", [127, 128, 129, 254, 1023, 1024, 1025])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [*((rows, 33, 20) for rows in (127, 128, 129, 254, 1023, 1024, 1025)), (1023, 600, 513), (1024, 65, 600)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weight_gradient_of_any_number_of_rows(rows, dtype):
+def test_weight_gradient_of_any_number_of_rows(rows, outputs, inputs, dtype):
     """Many rows for few weights are summed in two halves, which are then added."""
-    dy, x, weight = (RNG.normal(size=shape).astype(dtype) for shape in ((rows, 33), (rows, 20), (33, 20)))
+    shapes = (rows, outputs), (rows, inputs), (outputs, inputs)
+    dy, x, weight = (RNG.normal(size=shape).astype(dtype) for shape in shapes)
     _, dweight, dbias = linear.backward(dy, x, weight, (True, True, True))
     total = np.ones_like(weight)
     linear.add_weight_gradient(total, dy, x)
