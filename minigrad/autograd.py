@@ -129,7 +129,7 @@ class Function:
     order: int  # the output's id: inputs have smaller ones
     out_shape: tuple[int, ...]
     out_dtype: Any
-    versions: tuple[Version, ...]  # where anything is saved: of the tensors that ``saved`` may hold the memory of
+    versions: Sequence[Version]  # where anything is saved: of the tensors that ``saved`` may hold the memory of
     saved_at: int  # a change of theirs that has a later number came after ``forward``
     line: str | None  # the user's line that called the op; set within detect_anomaly only
 
@@ -225,7 +225,10 @@ class Function:
                 y._version = Version()
             if self.saved:
                 self.saved_at = y._id
-                self.versions = (*[x._version for x in inputs if isinstance(x, TensorCore)], y._version)
+                self.versions = versions = [y._version]
+                for x in inputs:  # not a comprehension, whose call costs more than a small operation's inputs
+                    if isinstance(x, TensorCore):
+                        versions.append(x._version)
             if mode.anomaly:
                 self.line = user_line()
         else:

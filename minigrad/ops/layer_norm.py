@@ -17,28 +17,29 @@ class LayerNorm(Function):
     __slots__ = ("shape",)
     autocast = "float32"
     promotes = True
-    shape: Any
+    shape: tuple[int, ...] | None  # of x, unless its rows are those of a matrix
 
     def forward(self, x: Any, weight: Any, bias: Any, *, eps: float, made: Any = None) -> Any:
         """``made``: what ``AddForNorm`` has computed of this x already."""
-        self.shape = x.shape
+        self.shape = None
         w, b, rows = weight, bias, x
         if weight.ndim > 1:
             w, b = (self.kernels.contiguous(array).reshape(-1) for array in (weight, bias))
         if x.ndim != 2 or weight.ndim != 1:
+            self.shape = x.shape
             rows = self.kernels.contiguous(x).reshape(math.prod(x.shape[: x.ndim - weight.ndim]), w.size)
         y, mean, rstd = made or self.kernels.layer_norm.forward(rows, w, b, eps)
         self.saved = (rows, w, mean, rstd, weight.shape)
-        return y if rows is x else y.reshape(x.shape)
+        return y if self.shape is None else y.reshape(self.shape)
 
     def backward(self, dy: Any) -> Any:
         rows, w, mean, rstd, shape = self.saved
-        if self.shape != rows.shape:
+        if self.shape is not None:
             dy = self.kernels.contiguous(dy).reshape(rows.shape)
         dx, dw, db = self.kernels.layer_norm.backward(dy, rows, w, mean, rstd)
         if len(shape) > 1:
             dw, db = dw.reshape(shape), db.reshape(shape)
-        return dx if self.shape == rows.shape else dx.reshape(self.shape), dw, db
+        return dx if self.shape is None else dx.reshape(self.shape), dw, db
 
 
 class AddForNorm(Function):
