@@ -206,23 +206,19 @@ class Function:
     def _output(self, out: Any, shared: TensorCore | None, inputs: tuple[Any, ...], mode: Mode, needed: bool) -> Tensor:
         """The tensor of the array that ``forward`` returned, with this instance as its node if a gradient is needed.
 
-        ``shared``: the input whose memory it may share. Other results get a Version now if they are recorded, else when
-        one is asked for.
+        ``shared``: the input whose memory it may share.
         """
         y: Tensor = _new(TensorCore.tensor_type)
         y.data = out
         y.device = self.device
         y._id = next_id()
-        if shared is not None:
-            y._version = shared._version
+        y._version = Version() if shared is None else shared._version
         if needed and (out.dtype is float32 or out.dtype.kind in "fV"):
             y.requires_grad = True
             y.node = self
             self.order = y._id
             self.out_shape = out.shape
             self.out_dtype = out.dtype
-            if shared is None:
-                y._version = Version()
             if self.saved:
                 self.saved_at = y._id
                 self.versions = versions = [y._version]
@@ -297,6 +293,7 @@ def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
     z.data = out
     z.device = device
     z._id = number = next_id()
+    z._version = version = Version()
     if needed:
         source_x, source_y = x.node or x, y.node or y
         node.edges = (source_x if need_x else None, source_y if need_y else None)
@@ -305,7 +302,6 @@ def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
         node.order = number
         node.out_shape = out.shape
         node.out_dtype = out.dtype
-        z._version = version = Version()
         if node.saved:
             node.saved_at = number
             node.versions = (x._version, y._version, version)

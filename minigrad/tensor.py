@@ -36,7 +36,6 @@ from .methods.sampling import SamplingMethods
 from .methods.search import SearchMethods
 from .methods.softmax import SoftmaxMethods
 from .methods.trigonometry import TrigonometryMethods
-from .versions import first_version
 
 
 class Tensor(
@@ -190,12 +189,8 @@ class Tensor(
                 )
             ) from error
 
-    if not TYPE_CHECKING:  # else type checkers would take every name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "_version":
-                return first_version(self)
-            raise hints.missing("Tensor", name, dir(type(self)), type(self).__name__)
+    def __dir__(self) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in hints.HINTS["Tensor"]]
 
     # ------------------------------------------------------------------ autograd
 
@@ -327,6 +322,9 @@ class Tensor(
 
 
 TensorCore.tensor_type = Tensor
+
+for _name in hints.HINTS["Tensor"]:
+    setattr(Tensor, _name, hints.Absent(_name))
 
 for _base in Tensor.__bases__[:-1]:
     for _method in filter(inspect.isfunction, vars(_base).values()):

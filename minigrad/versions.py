@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .autograd import TensorCore
 
 _lock = threading.Lock()
-_first_lock = threading.Lock()
 _latest = 0
 
 
@@ -30,16 +29,6 @@ class Version:
     """The number of the last change."""
     memory: int = 0
     """The ``id`` of the array that owns what was changed then."""
-
-
-def first_version(tensor: TensorCore) -> Version:
-    """The Version of a tensor that was made without one; every thread gets the same."""
-    with _first_lock:
-        try:
-            version: Version = object.__getattribute__(tensor, "_version")
-        except AttributeError:
-            version = tensor._version = Version()
-        return version
 
 
 def bump(tensors: Iterable[TensorCore]) -> None:

@@ -1022,20 +1022,3 @@ def test_a_result_without_a_graph_has_one_version_for_all() -> None:
         for loss in (first, second):
             with pytest.raises(RuntimeError, match="Mul needs .* changed in place"):
                 loss.backward()
-
-
-def test_threads_agree_on_the_version_of_a_result() -> None:
-    x = Tensor([1.0])
-    results, start = [x + x for _ in range(200)], threading.Barrier(4)
-    found: list[list[Any]] = []
-
-    def ask() -> None:
-        start.wait()
-        found.append([y._version for y in results])
-
-    asking = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
-    assert len(found) == 4 and all(len({id(version) for version in versions}) == 1 for versions in zip(*found))

@@ -735,11 +735,6 @@ def a_layer_of_another_place() -> None:
 
 
 @mistake
-def a_misspelt_method() -> None:
-    mg.ones(2).sofmax(0)
-
-
-@mistake
 def a_misspelt_parameter() -> None:
     nn.Linear(2, 2).wieght  # noqa: B018
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -280,9 +282,17 @@ def test_formatting_a_number_and_asking_for_grad() -> None:
     assert f"{mg.tensor([1, 2])}" == "tensor([1, 2])"
     with pytest.raises(AttributeError, match="grads = loss.backward"):
         _ = loss.grad
-    assert not hasattr(loss, "grad")
+    assert not hasattr(loss, "grad") and "grad" not in dir(loss)
+    with pytest.raises(AttributeError, match="grads = loss.backward"):
+        loss.grad = None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = loss.nonsense
+
+
+def test_python_says_which_method_was_meant() -> None:
+    program = "import minigrad; minigrad.ones(2).sofmax(0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and "Did you mean: 'softmax'?" in done.stderr
 
 
 def test_to_another_tensors_dtype() -> None:
