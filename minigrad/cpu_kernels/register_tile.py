@@ -221,6 +221,15 @@ class Vectors:
         return cgutils.get_or_insert_function(self.builder.module, function_type, name)
 
 
+def _opaque(builder: Any, value: Any) -> Any:
+    """An integer in a register, of which LLVM does not know how it was computed: an empty piece of assembly.
+
+    LLVM would compute row offsets anew in each step, each from the one before: a chain of additions as long as the
+    multiply-adds take, on the ports where these start.
+    """
+    return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=r,0", [value], False)
+
+
 @intrinsic
 def multiply_tile(
     _: Any, depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any
@@ -239,7 +248,7 @@ def multiply_tile(
         vectors = Vectors(builder, context, signature.args[1].dtype)
         multiply_add = vectors.multiply_add()
         rows, columns = range(TILE_ROWS), range(TILE_VECTORS)
-        a_offsets = [builder.mul(a_row, INT64(r)) for r in rows]
+        a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in rows[1:])]
 
         before = builder.block
         loop = builder.append_basic_block("tile.loop")
