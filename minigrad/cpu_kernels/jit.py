@@ -43,6 +43,17 @@ FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
 
 
+def _second_level_cache() -> int:
+    """Bytes of a core's L2 cache, if Linux tells; else 0."""
+    for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        if size.with_name("level").read_text().strip() == "2":
+            return int(size.read_text().strip().removesuffix("K")) * 1024
+    return 0
+
+
+L2_BYTES = _second_level_cache()  # block sizes are compiled for it
+
+
 def cache_directory() -> Path:
     """The folder of compiled kernels, created private (0700); one that others can write to is refused.
 
@@ -83,7 +94,7 @@ def _remove_old(root: Path) -> None:
 
 
 def _source_hash() -> str:
-    digest = hashlib.sha256(numba.__version__.encode())
+    digest = hashlib.sha256(f"{numba.__version__} {L2_BYTES}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -48,6 +48,7 @@ from .register_tile import (
 from .task_pool import call_at, task_kernel
 
 HALVED_ROWS = 128  # with fewer the tiles' results are as many as their terms
+FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
 GELU, SLOPE = {"tanh": GELU_TANH, "none": GELU_ERF}, {"tanh": SLOPE_TANH, "none": SLOPE_ERF}
 
 
@@ -169,11 +170,13 @@ def _depth_block(rows: int, outputs: int, inputs: int) -> int:
     """How many of ``rows`` rows of dy and x are summed, at most, before they are added to dW (outputs, inputs).
 
     Half of them where rows are few but more to read than dW is: two threads can then each sum their own half, in their
-    own cache, and exchange dW alone (see ``transformer_block``). It depends on the sizes only, so bits do not depend on
-    the threads.
+    own cache, and exchange dW alone (see ``transformer_block``). More where dW is large, which is read and written
+    for each block. It depends on the sizes only, so bits do not depend on the threads.
     """
     halved = HALVED_ROWS <= rows <= 2 * DEPTH_BLOCK and rows * (outputs + inputs) > 2 * outputs * inputs
-    return -(-rows // 2) if halved else DEPTH_BLOCK_TRANSPOSED
+    if halved:
+        return -(-rows // 2)
+    return DEPTH_BLOCK if outputs * inputs > FAR_WEIGHTS else DEPTH_BLOCK_TRANSPOSED
 
 
 def _multiply(

@@ -23,7 +23,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from .jit import inline
+from .jit import L2_BYTES, inline
 from .product_epilogue import add_columns, finish_rows
 from .register_tile import (
     TILE_ROWS,
@@ -38,7 +38,8 @@ from .register_tile import (
     tile_columns,
 )
 
-COLUMN_BLOCK, DEPTH_BLOCK = 256, 512
+# Packed panels take a half of L2, at least 512 KiB. How many columns are packed at a time changes no sum.
+COLUMN_BLOCK, DEPTH_BLOCK = 512 if L2_BYTES >= 2 << 20 else 256, 512
 COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED = 512, 256
 ROW_BLOCK = 8 * TILE_ROWS
 THIN_ROWS = 2

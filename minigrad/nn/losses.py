@@ -119,7 +119,7 @@ def linear_cross_entropy(
     (..., in), linear_weight (classes, in), target (...) of integers -> the mean or sum.
 
     The logits, for a large vocabulary the largest arrays of a training step, are made, turned into their gradient and
-    used for those of input and linear_weight in chunks of 128 MiB, on a GPU of 512 MiB, all in the forward pass (Hsu et
+    used for those of input and linear_weight in chunks of 256 MiB, on a GPU of 512 MiB, all in the forward pass (Hsu et
     al., "Liger Kernel", 2024). No rows at all, and input and weight of different dtypes, take the two operations.
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".

@@ -10,7 +10,7 @@ import numpy as np
 from ..autograd import Deferred, Function
 from ..dtypes import float16, float32, is_half
 
-CHUNK_BYTES = 128 << 20  # of logits that exist at a time
+CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 DEVICE_CHUNK_BYTES = 512 << 20  # on a GPU, where each chunk reads and writes all of dW once more
 FLOAT16_FACTOR = 64.0  # dz of float16 are so many times as large: that of an improbable class stays a normal number
 
