@@ -1,0 +1,164 @@
+"""Functions of users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_cases import Cube, Passes, leaf
+
+import minigrad as mg
+from minigrad import Function, Tensor
+from minigrad.autograd import TensorCore
+
+
+def test_the_cube_of_the_documentation() -> None:
+    x = leaf(4)
+    assert mg.gradcheck(Cube.apply, [x])
+    np.testing.assert_allclose(Cube.apply(x).sum().backward()[x].numpy(), 3 * x.detach().numpy() ** 2)
+
+
+def test_an_op_with_parameters_and_several_inputs() -> None:
+    class ScaledDifference(Function):
+        """z = c (x - y);  dx = c dz, dy = -c dz, summed back over broadcast dimensions by autograd."""
+
+        def forward(self, x: Any, y: Any, *, c: float) -> Any:
+            self.c = c
+            return c * (x - y)
+
+        def backward(self, dz: Any) -> Any:
+            return self.c * dz if self.needs[0] else None, -self.c * dz if self.needs[1] else None
+
+    assert mg.gradcheck(lambda x, y: ScaledDifference.apply(x, y, c=3.0), [leaf(2, 3), leaf(3, seed=1)])
+
+
+def test_numpy_scalars_from_forward_and_backward_become_arrays() -> None:
+    class Total(Function):
+        """y = sum of x;  dx = dy everywhere."""
+
+        def forward(self, x: Any) -> Any:
+            self.saved = (x.shape,)
+            return x.sum()  # a NumPy scalar
+
+        def backward(self, dy: Any) -> Any:
+            return np.broadcast_to(dy, self.saved[0])  # read-only
+
+    x = leaf(2, 3)
+    y = Total.apply(x)
+    assert isinstance(y.data, np.ndarray) and y.shape == ()
+    grad = (y + y).backward()[x]
+    grad.add_(1)
+    np.testing.assert_array_equal(grad.numpy(), np.full((2, 3), 3.0))
+
+
+def test_none_means_zero() -> None:
+    class Stops(Function):
+        """y = a + b, but no gradient to a."""
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return a + b
+
+        def backward(self, dy: Any) -> Any:
+            return None, dy
+
+    a, b = leaf(3), leaf(3)
+    grads = Stops.apply(a * 2, b).sum().backward()
+    assert a not in grads and b in grads
+    for stopped in (a, a * 2):  # also a node that no gradient reaches, below which the leaf still becomes final
+        grads = (Stops.apply(stopped, b) + a).sum().backward()
+        np.testing.assert_array_equal(grads[a].numpy(), np.ones(3))
+
+
+def _wrong(result: Any) -> type[Function]:
+    class Wrong(Function):
+        def forward(self, a: Any, b: Any) -> Any:
+            return a + b
+
+        def backward(self, dy: Any) -> Any:
+            return result(dy)
+
+    return Wrong
+
+
+@pytest.mark.parametrize("result", [lambda dy: dy, lambda dy: (dy,), lambda dy: (dy, dy, dy), lambda dy: ()])
+def test_a_wrong_number_of_gradients(result: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"Wrong\.backward returned \d gradients for 2 inputs"):
+        _wrong(result).apply(leaf(3), leaf(3)).sum().backward()
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 3, 1), ()])
+def test_a_gradient_of_the_wrong_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError, match=r"shape .* for input 1 of shape \(3,\)"):
+        _wrong(lambda dy: (dy, np.ones(shape))).apply(leaf(3), leaf(3)).sum().backward()
+
+
+def test_missing_methods_are_named() -> None:
+    class Empty(Function):
+        pass
+
+    class NoBackward(Function):
+        def forward(self, x: Any) -> Any:
+            return x * 1
+
+    class NoBackwardInto(NoBackward):
+        adds_in_place = True
+
+    with pytest.raises(NotImplementedError, match="Empty has no forward"):
+        Empty.apply(leaf(2))
+    with pytest.raises(NotImplementedError, match="NoBackward has no backward"):
+        NoBackward.apply(leaf(2)).sum().backward()
+    with pytest.raises(NotImplementedError, match="NoBackwardInto has no backward_into"):
+        NoBackwardInto.apply(leaf(2)).sum().backward()
+
+
+def test_an_op_that_adds_in_place_meets_gradients_from_elsewhere() -> None:
+    class Row(Function):
+        """y = x[i];  dx[i] += dy."""
+
+        adds_in_place = True
+
+        def forward(self, x: Any, i: int) -> Any:
+            self.i = i
+            return x[i].copy()
+
+        def backward_into(self, dy: Any, dx: Any) -> None:
+            dx[self.i] += dy
+
+    x = leaf(3, 2)
+    outer = mg.tensor(np.full((3, 2), 10.0))
+    for before in (True, False):  # the dense gradient arrives before or after the sparse ones
+        y = x * 1 if before else None
+        rows = Row.apply(x, 0) + Row.apply(x, 2) + Row.apply(x, 2)
+        y = x * 1 if y is None else y
+        loss = (y * outer).sum() + rows.sum()
+        np.testing.assert_array_equal(loss.backward()[x].numpy(), [[11, 11], [10, 10], [12, 12]])
+    seed = mg.tensor(np.full((3, 2), 5.0))
+    row = Row.apply(x, 1).expand(3, 2)
+    total = Passes.apply(Passes.apply(x, x.detach()), row)  # dx is the seed itself: it must be copied, not added to
+    np.testing.assert_array_equal(total.backward(seed)[x].numpy(), [[5, 5], [20, 20], [5, 5]])
+    np.testing.assert_array_equal(seed.numpy(), np.full((3, 2), 5.0))
+
+
+def test_apply_without_a_tensor() -> None:
+    with pytest.raises(TypeError, match="Cube: expected at least one Tensor"):
+        Cube.apply(np.ones(3))
+
+
+def test_value_errors_of_forward_name_the_op_and_its_inputs() -> None:
+    with pytest.raises(ValueError, match=r"(?s)Add: .*\n  inputs: \(2, 3\) float32 on cpu, \(4,\) float32 on cpu"):
+        mg.ones(2, 3) + mg.ones(4)
+
+
+def test_apply_returns_tensors_not_cores() -> None:
+    assert type(Cube.apply(leaf(2))) is Tensor
+    assert TensorCore.tensor_type is Tensor
+
+
+def test_forward_must_return_one_array() -> None:
+    class Two(Function):
+        def forward(self, x: Any) -> Any:
+            return x, x
+
+    with pytest.raises(TypeError, match=r"Two.forward returned a tuple; expected one array"):
+        Two.apply(mg.ones(3))

@@ -1,0 +1,63 @@
+"""detach, clone, requires_grad_, and what has no gradient."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from graph_cases import leaf
+
+import minigrad as mg
+from minigrad import Tensor, nn
+from minigrad.device import Device
+
+
+def test_detach_shares_memory_and_stops_gradients() -> None:
+    x = leaf(3)
+    d = x.detach()
+    assert d.is_leaf and not d.requires_grad and np.shares_memory(d.data, x.data) and d.id != x.id
+    grads = (x * d).sum().backward()
+    np.testing.assert_array_equal(grads[x].numpy(), d.numpy())
+    version = x.version
+    d.add_(1)
+    assert x.version == version + 1
+
+
+def test_clone_copies_and_passes_gradients() -> None:
+    x = leaf(3)
+    y = x.clone()
+    assert not np.shares_memory(x.data, y.data) and not y.is_leaf
+    np.testing.assert_array_equal((y * 3).sum().backward()[x].numpy(), np.full(3, 3.0))
+
+
+def test_requires_grad_errors() -> None:
+    with pytest.raises(RuntimeError, match="int64"):
+        mg.arange(3).requires_grad_()
+    with pytest.raises(RuntimeError, match="only floating"):
+        mg.tensor([True], requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"\.detach\(\)"):
+        (leaf(3) * 2).requires_grad_(False)
+    x = leaf(3).requires_grad_(False)
+    assert not (x * 2).requires_grad
+
+
+def test_operations_without_a_derivative_do_not_require_grad() -> None:
+    x = leaf(3)
+    for y in (x > 0, x.argmax(), x.long(), x // 2, x.isnan()):
+        assert not y.requires_grad and y.is_leaf
+
+
+def test_non_tensors_and_pickles() -> None:
+    with pytest.raises(TypeError, match="not pickled.*save_safetensors"):
+        pickle.dumps([leaf(2)])
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(nn.Linear(2, 2))
+
+
+def test_mixed_devices_are_refused_before_any_kernel_runs() -> None:
+    elsewhere = Tensor.wrap(np.ones(3), Device("cuda"))  # naming the device needs no GPU
+    with pytest.raises(RuntimeError, match=r"(?s)Add: inputs are on different devices.*on cpu, .*on cuda:0"):
+        leaf(3) + elsewhere
+    with pytest.raises(RuntimeError, match="different devices"):
+        mg.cat([leaf(3), elsewhere])

@@ -1,0 +1,211 @@
+"""Graphs of every shape, and how backward is called."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_cases import leaf
+
+import minigrad as mg
+from minigrad import Tensor
+
+
+def test_a_chain_of_100_000_operations() -> None:
+    x = mg.tensor(2.0, requires_grad=True)
+    y = x
+    for _ in range(100_000):
+        y = y + 1.0
+    assert y.item() == 100_002
+    assert y.backward()[x].item() == 1
+
+
+def test_a_long_chain_is_dropped_without_backward() -> None:
+    x = mg.tensor(2.0, requires_grad=True)
+    y = x
+    for _ in range(100_000):
+        y = -y
+    oldest = weakref.ref(x)
+    del x, y  # frees node after node: must not recurse
+    assert oldest() is None
+
+
+def test_a_chain_of_saving_operations_is_freed_and_differentiated() -> None:
+    x = mg.tensor(1.0, dtype="float64", requires_grad=True)
+    y = x
+    for _ in range(20_000):
+        y = y * 1.0001
+    grad = y.backward()[x].item()
+    assert grad == pytest.approx(1.0001**20_000, rel=1e-10)
+
+
+def test_diamonds_are_walked_once_per_node() -> None:
+    """2^200 paths, 400 nodes."""
+    x = mg.tensor(1.0, dtype="float64", requires_grad=True)
+    y = x
+    for _ in range(200):
+        y = y * 0.5 + y * 0.5
+    assert y.backward()[x].item() == 1
+
+
+def test_nested_diamond_against_the_formula() -> None:
+    x = leaf(5)
+    a = x * x
+    b = a * x
+    y = (a * b + b / (a + 1)).sum()
+    v = x.detach().numpy()
+    want = 5 * v**4 + (3 * v**2 * (v**2 + 1) - v**3 * 2 * v) / (v**2 + 1) ** 2
+    np.testing.assert_allclose(y.backward()[x].numpy(), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("uses", [1, 2, 3, 7])
+def test_a_tensor_used_many_times(uses: int) -> None:
+    x, y = leaf(4), leaf(4, seed=1)
+    total = x * 0
+    for i in range(uses):
+        total = total + (x + y if i % 2 else x * y)
+    grads = total.sum().backward()
+    plain = uses // 2
+    np.testing.assert_allclose(grads[x].numpy(), plain + (uses - plain) * y.detach().numpy())
+    np.testing.assert_allclose(grads[y].numpy(), plain + (uses - plain) * x.detach().numpy())
+
+
+@pytest.mark.parametrize("uses", [2, 3, 5])
+def test_a_number_used_many_times(uses: int) -> None:
+    x = leaf()
+    y = x * 3  # NumPy's sum of two 0-d arrays is no array
+    total = x
+    for _ in range(uses):
+        total = total + y + x
+    np.testing.assert_allclose(total.backward()[x].numpy(), 1 + 4 * uses)
+
+
+def test_the_same_tensor_as_both_inputs() -> None:
+    x = leaf(3)
+    np.testing.assert_array_equal((x + x).sum().backward()[x].numpy(), np.full(3, 2.0))
+    np.testing.assert_allclose((x * x).sum().backward()[x].numpy(), 2 * x.detach().numpy())
+    np.testing.assert_array_equal((x - x).sum().backward()[x].numpy(), np.zeros(3))
+
+
+def test_an_input_that_needs_no_gradient_gets_none() -> None:
+    x, constant = leaf(3), mg.ones(3, dtype="float64")
+    grads = (x * constant + constant).sum().backward()
+    assert x in grads and constant not in grads and len(grads) == 1
+
+
+def test_only_leaves_have_gradients() -> None:
+    x = leaf(3)
+    y = x * 2
+    grads = (y * y).sum().backward()
+    assert grads.keys() == [x.id]
+    with pytest.raises(KeyError, match="is not a leaf"):
+        grads[y]
+
+
+def test_a_leaf_that_the_loss_does_not_depend_on() -> None:
+    x, other = leaf(3), leaf(3)
+    unused = other * x  # recorded, but above the loss, not below it
+    grads = (x * 1).sum().backward()
+    assert other not in grads and unused.requires_grad
+
+
+def test_backward_of_a_leaf_is_the_seed_in_its_own_memory() -> None:
+    x = mg.tensor(3.0, requires_grad=True)
+    seed = mg.tensor(5.0)
+    grad = x.backward(seed)[x]
+    assert grad.item() == 5
+    grad.fill_(0)
+    assert seed.item() == 5
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((), (3, 4)),
+        ((1,), (3, 4)),
+        ((4,), (3, 4)),
+        ((3, 1), (1, 4)),
+        ((2, 1, 4), (3, 1)),
+        ((1, 1), ()),
+        ((), ()),
+        ((0, 3), (1, 3)),
+        ((0,), ()),
+    ],
+)
+def test_gradients_are_summed_back_over_broadcast_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    x, y = leaf(*a), leaf(*b, seed=1)
+    z = x * y
+    dz = np.random.default_rng(2).standard_normal(z.shape)
+    grads = z.backward(Tensor(dz))
+    for p, other in ((x, y), (y, x)):
+        full = dz * np.broadcast_to(other.detach().numpy(), z.shape)
+        extra = z.ndim - p.ndim
+        axes = (*range(extra), *(extra + i for i, n in enumerate(p.shape) if n == 1 and z.shape[extra + i] != 1))
+        want = full.sum(axis=axes).reshape(p.shape)
+        assert grads[p].shape == p.shape and grads[p].dtype == p.dtype
+        np.testing.assert_allclose(grads[p].numpy(), want, rtol=1e-13, atol=1e-13)
+
+
+def test_gradients_have_the_dtype_of_their_leaf() -> None:
+    x, y = leaf(3, dtype=np.float32), leaf(3, dtype=np.float64)
+    z = x * y
+    grads = z.sum().backward()
+    assert z.dtype == np.float64
+    assert grads[x].dtype == np.float32 and grads[y].dtype == np.float64
+
+
+def test_retain_graph_gives_the_same_twice() -> None:
+    x = leaf(5)
+    loss = (x.exp() * x).sum()
+    first = loss.backward(retain_graph=True)[x].numpy().copy()
+    np.testing.assert_array_equal(loss.backward(retain_graph=True)[x].numpy(), first)
+    np.testing.assert_array_equal(loss.backward()[x].numpy(), first)
+    with pytest.raises(RuntimeError, match="second time: .*retain_graph=True"):
+        loss.backward()
+
+
+def test_a_freed_graph_says_so_where_it_is_reached() -> None:
+    x = leaf(5)
+    shared = x.exp()
+    shared.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through Exp a second time"):
+        (shared * 2).sum().backward()
+
+
+def test_create_graph_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="no higher-order gradients"):
+        leaf(2).sum().backward(create_graph=True)
+
+
+def test_a_gradient_is_needed_for_more_than_one_element() -> None:
+    x = leaf(2, 3)
+    with pytest.raises(RuntimeError, match=r"shape \(2, 3\): only a scalar.*\.sum\(\)"):
+        (x * 2).backward()
+    assert (leaf(1, 1) * 2).backward()  # one element is enough
+    with pytest.raises(RuntimeError, match=r"shape \(0,\)"):
+        (leaf(0) * 2).backward()
+
+
+@pytest.mark.parametrize("gradient", [mg.ones(3), mg.ones(2, 3, dtype="float32"), mg.ones(()), np.ones((3, 2))])
+def test_gradient_must_fit(gradient: Any) -> None:
+    with pytest.raises(ValueError, match=r"gradient has shape .* but the tensor has \(2, 3\) and float64"):
+        (leaf(2, 3) * 2).backward(gradient)
+
+
+def test_without_requires_grad() -> None:
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        mg.ones(3).sum().backward()
+    x = leaf(3)
+    with mg.no_grad():
+        y = (x * 2).sum()
+    with pytest.raises(RuntimeError, match="no_grad or detached"):
+        y.backward()
+
+
+def test_nan_and_inf_pass_without_warnings() -> None:
+    x = mg.tensor([0.0, -1.0, np.inf], requires_grad=True)
+    large = mg.tensor([3e38, 3e38, 3e38])
+    grad = ((x.log() + x).sum() * large).sum().backward()[x]  # backward overflows
+    assert not np.isfinite(grad.numpy()).any()

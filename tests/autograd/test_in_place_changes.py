@@ -1,0 +1,108 @@
+"""Changes of memory that a graph still needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_cases import leaf
+
+import minigrad as mg
+from minigrad import Tensor, nn
+from minigrad.nn import functional as F
+
+
+def test_a_changed_saved_input_is_noticed() -> None:
+    x, w = leaf(3), mg.ones(3, dtype="float64")
+    y = (x * w).sum()
+    w.add_(1)
+    with pytest.raises(RuntimeError, match=r"that Mul needs .* changed in place .*version 1.*\.clone"):
+        y.backward()
+
+
+def test_a_changed_saved_output_is_noticed() -> None:
+    x = leaf(3)
+    y = x.exp()
+    z = y.sum()
+    y.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="Exp"):
+        z.backward()
+
+
+@pytest.mark.parametrize(
+    "view", [lambda w: w[0], lambda w: w.T, lambda w: w.reshape(6), lambda w: w[:, 1:][0], lambda w: w.detach()]
+)
+def test_a_change_through_a_view_is_noticed(view: Any) -> None:
+    x, w = leaf(2, 3), mg.ones(2, 3, dtype="float64")
+    part = view(w)
+    y = (x * w).sum()
+    part.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.backward()
+
+
+def test_a_change_of_the_base_of_a_saved_view_is_noticed() -> None:
+    x, w = leaf(3), mg.ones(2, 3, dtype="float64")
+    y = (x * w[0]).sum()
+    w.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.backward()
+
+
+def test_changes_before_the_operation_and_of_unsaved_tensors_are_allowed() -> None:
+    x, w = leaf(3), mg.ones(3, dtype="float64")
+    w.add_(1)
+    y = x * w
+    z = (y + w * 1).sum()  # Add saves nothing; neither is y saved
+    y.detach().add_(5)
+    np.testing.assert_array_equal(z.backward()[x].numpy(), np.full(3, 2.0))
+    a = w.clone()
+    total = (x + a).sum()
+    a.zero_()
+    assert total.backward()
+
+
+def test_changing_a_copy_is_allowed() -> None:
+    x, w = leaf(3), mg.ones(3, dtype="float64")
+    y = (x * w).sum()
+    w.clone().zero_()
+    assert y.backward()
+
+
+def test_an_optimizer_step_between_forward_and_backward_is_noticed() -> None:
+    layer = nn.Linear(3, 3)
+    loss = layer(layer(mg.ones(1, 3))).sum()
+    grads = layer(mg.ones(1, 3)).sum().backward()
+    mg.optim.AdamW(layer.parameters(), lr=0.1).step(grads)
+    with pytest.raises(RuntimeError, match="that Linear needs"):
+        loss.backward()
+
+
+def test_indices_and_class_weights_may_change_after_forward() -> None:
+    x, index = leaf(4), mg.tensor([0, 1])
+    array, mask = np.array([3, 3]), mg.tensor([True, False, True, False])
+    y = x[index].sum() + x[array].sum() + x[mask].sum()
+    index.add_(1)
+    array[:] = 0
+    mask.fill_(True)
+    np.testing.assert_array_equal(y.backward()[x].numpy(), [2, 1, 1, 2])
+
+    logits, weight = leaf(2, 3), mg.ones(3, dtype="float64")
+    loss = F.cross_entropy(logits, mg.tensor([0, 1]), weight)
+    first = loss.backward(retain_graph=True)[logits].numpy().copy()
+    weight.mul_(100)
+    np.testing.assert_array_equal(loss.backward()[logits].numpy(), first)
+
+
+def test_a_result_without_a_graph_has_one_version_for_all() -> None:
+    p, x = Tensor([2.0], requires_grad=True), Tensor([3.0])
+    with mg.no_grad():
+        results = [x + x, p * x, x.exp()]
+    for y in results:
+        assert y.version == 0 and y.node is None and not y.requires_grad
+        first, second = (y * p).sum(), (y.detach() * p).sum()
+        y.add_(1.0)
+        for loss in (first, second):
+            with pytest.raises(RuntimeError, match="Mul needs .* changed in place"):
+                loss.backward()

@@ -1,0 +1,108 @@
+"""no_grad, enable_grad, set_grad_enabled."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from graph_cases import leaf
+
+import minigrad as mg
+from minigrad import Tensor
+
+
+def test_no_grad_and_enable_grad_nest() -> None:
+    x = leaf(2)
+    assert mg.is_grad_enabled()
+    with mg.no_grad():
+        assert not (x * 2).requires_grad
+        with mg.enable_grad():
+            assert (x * 2).requires_grad
+            with mg.no_grad():
+                assert not mg.is_grad_enabled()
+            assert mg.is_grad_enabled()
+        assert not mg.is_grad_enabled()
+    assert (x * 2).requires_grad
+
+
+def test_modes_are_restored_after_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), mg.no_grad():
+        raise ZeroDivisionError
+    assert mg.is_grad_enabled()
+
+
+def test_an_instance_can_be_nested_and_reused() -> None:
+    mode = mg.no_grad()
+    with mode, mg.enable_grad(), mode:
+        assert not mg.is_grad_enabled()
+    assert mg.is_grad_enabled()
+
+
+def test_modes_as_decorators() -> None:
+    @mg.no_grad()
+    def without(x: Tensor, *, depth: int) -> bool:
+        """Doc."""
+        return without(x, depth=depth - 1) if depth else (x * 2).requires_grad
+
+    @mg.enable_grad()
+    def with_grad(x: Tensor) -> bool:
+        return (x * 2).requires_grad
+
+    x = leaf(2)
+    assert without.__name__ == "without" and without.__doc__ == "Doc."
+    assert without(x, depth=3) is False
+    with mg.no_grad():
+        assert with_grad(x) is True
+    assert mg.is_grad_enabled()
+
+
+def test_generator_and_coroutine_functions_are_refused() -> None:
+    def generator() -> Any:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for fn in (generator, coroutine):
+        with pytest.raises(TypeError, match="generator or coroutine"):
+            mg.no_grad()(fn)
+
+
+def test_each_thread_has_its_own_mode() -> None:
+    x = leaf(2)
+    inside, checked = threading.Event(), threading.Event()
+    seen = {}
+
+    def work() -> None:
+        seen["start"] = mg.is_grad_enabled()
+        with mg.no_grad():
+            inside.set()
+            checked.wait(10)
+            seen["inside"] = (x * 2).requires_grad
+
+    thread = threading.Thread(target=work)
+    with mg.no_grad():
+        thread.start()
+        assert inside.wait(10)
+    seen["here"] = (x * 2).requires_grad
+    checked.set()
+    thread.join()
+    assert seen == {"start": True, "inside": False, "here": True}
+
+
+def test_set_grad_enabled():
+    x = mg.ones(2, requires_grad=True)
+    assert mg.is_grad_enabled()
+    with mg.set_grad_enabled(False):
+        assert not (x * 2).requires_grad
+        with mg.set_grad_enabled(True):
+            assert (x * 2).requires_grad
+        assert not mg.is_grad_enabled()
+    assert mg.is_grad_enabled()
+    try:
+        mg.set_grad_enabled(False)
+        assert not mg.is_grad_enabled()
+    finally:
+        mg.set_grad_enabled(True)
+    decorated = mg.set_grad_enabled(False)(lambda: (x * 2).requires_grad)
+    assert mg.is_grad_enabled() and not decorated() and mg.is_grad_enabled()
