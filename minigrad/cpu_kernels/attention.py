@@ -79,13 +79,14 @@ def _stack_ahead(rows, row_bytes):
     return ahead
 
 
-@inline
+@kernel
 def _ask_for(ahead, x, x_row, rows):
     """Put rows of x on the stack ``ahead``, from which ``_fetch_ahead`` takes them.
 
     ahead[0] is how many numbers it holds: three for each x, its address, the bytes to the next row, and the rows.
     ahead[1] is the bytes in a row, or 0 if nothing is to be fetched.
     """
+    not_inlined()
     if ahead[1] > 0:
         top = ahead[0]
         ahead[0] = top + 3
