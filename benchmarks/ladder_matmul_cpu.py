@@ -33,6 +33,7 @@ from minigrad.cpu_kernels.register_tile import (
     aligned_empty,
     keep_alive,
     multiply_tile,
+    pack_panels,
     pointer,
     tile_columns,
 )
@@ -111,10 +112,7 @@ def tile(a, b, y):
         width = min(COLUMNS, columns - j)
         for k in range(0, inner, DEPTH):
             depth = min(DEPTH, inner - k)
-            for s in range(0, width, n):
-                for r in range(depth):
-                    for c in range(n):
-                        strips[s * depth + r * n + c] = b[k + r, j + s + c]
+            pack_panels(advance(pointer(b), k * columns + j), columns, 1, depth, width, pointer(strips))
             for i in range(0, rows, TILE_ROWS):
                 a_rows = advance(pointer(a), i * inner + k)
                 for s in range(0, width, n):
