@@ -27,7 +27,8 @@ OURS = __name__.partition(".")[0]
 KERNELS = __name__.rpartition(".")[0]
 MODELS = f"{OURS}.nn.", f"{OURS}.models."  # whose operations say more, but for those of LOSSES
 LOSSES = f"{OURS}.nn.functional", f"{OURS}.nn.losses"
-CAPTURES = f"{OURS}.cuda_graph", f"{OURS}.distributed.captured_step"  # which call what the program wants to be captured
+CAPTURES = f"{OURS}.cuda_graph", f"{OURS}.capturing", f"{OURS}.distributed.captured_step"
+"""Modules that call what the program wants to be captured."""
 READ = "it reads a value from the GPU", "keep it as a tensor, and read it after the launch"
 WRITE = "it copies from the host's memory", "pass it as an input of the graph, or make the tensor before the capture"
 WAIT = "it waits for the GPU", "wait after the launch"

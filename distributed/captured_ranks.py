@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import cuda_graph
+from minigrad import capturing
 from minigrad.tensor import Tensor
 
 from .calls import ReduceOp
@@ -34,7 +34,7 @@ class CapturedRanks:
 
         ``marks()`` is called before each launch.
         """
-        graph, comm = cuda_graph.current(), self.communicator
+        graph, comm = capturing.current(), self.communicator
         assert graph is not None
         kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
         numbers = graph.number(lambda: np.array(marks(), np.float64))

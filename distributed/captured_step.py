@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minigrad import cuda_graph
+from minigrad import capturing, cuda_graph
 from minigrad.device import Device
 from minigrad.grad_store import GradStore
 from minigrad.optim import NonFiniteGradientError
@@ -190,7 +190,7 @@ class CapturedStep:
 
     def _record(self, *inputs: Tensor) -> Tensor:
         """What is captured; the results of its launches."""
-        graph, trainer = cuda_graph.current(), self._trainer
+        graph, trainer = capturing.current(), self._trainer
         assert graph is not None
         named, memory = trainer._prepared(self._params), trainer._captured_memory()
         shapes, self._new, self._present = _shapes(inputs), None, []
@@ -223,7 +223,7 @@ class CapturedStep:
     def clip(self, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
         """What the trainer calls instead of its own clipping: capture that, and the decision on the update, which the
         optimizer's kernels then follow. The norm is not known before a launch: NaN."""
-        graph, kernels = cuda_graph.current(), self._device.kernels
+        graph, kernels = capturing.current(), self._device.kernels
         assert graph is not None
         norm = clip_grad_norm_async(grads, max_norm, params)
         if norm.device is not self._device:

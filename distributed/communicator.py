@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, ClassVar
 
-from minigrad import cuda, cuda_graph
+from minigrad import capturing, cuda
 from minigrad.device import CPU, Device
 from minigrad.dtypes import SUPPORTED, bool_, is_floating
 from minigrad.tensor import Tensor
@@ -222,7 +222,7 @@ class Communicator(ABC):
         tag: int = 0,
     ) -> Call:
         self._check_usable(name)
-        if not self.captures and cuda_graph.recorded() is not None:
+        if not self.captures and capturing.recorded() is not None:
             raise cuda.CaptureError(
                 f"{name}() during capture: {type(self).__name__} exchanges data by the host, and a graph's launch "
                 "could not do that again; capture collectives of NcclCommunicator"

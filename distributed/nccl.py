@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import cuda, cuda_graph
+from minigrad import capturing, cuda, cuda_graph
 from minigrad.device import Device, DeviceError
 
 from . import call_header
@@ -207,7 +207,7 @@ class NcclCommunicator(Communicator):
     # ------------------------------------------------------------------ starting
 
     def _start(self, call: Call) -> Work:
-        graph = cuda_graph.recorded()
+        graph = capturing.recorded()
         if graph is not None:
             return self._capture(call, graph)
         self._drop_finished()

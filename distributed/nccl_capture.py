@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minigrad import cuda_graph
+from minigrad import capturing
 
 from .calls import Call, Work
 from .comm_errors import CommunicatorBrokenError
@@ -63,7 +63,7 @@ class CapturedWork(Work):
         """
         if self._joined:
             return
-        graph = cuda_graph.recorded()
+        graph = capturing.recorded()
         if graph is None:
             raise RuntimeError(
                 f"{self._call} is part of a graph: wait for it within the capture, then launch the graph"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda_graph, dlpack, dtypes, shapes
+from . import capturing, dlpack, dtypes, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
 from .errors import located
@@ -148,13 +148,13 @@ def arange(
         raise located(ValueError("arange: step must not be 0"))
     if dtype is None and any(isinstance(v, float) for v in (start, end, step)):
         dtype = dtypes.default_dtype()
-    return cuda_graph.constant(lambda: Tensor(np.arange(start, end, step), dtype=dtype, device=device))
+    return capturing.constant(lambda: Tensor(np.arange(start, end, step), dtype=dtype, device=device))
 
 
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """``steps`` evenly spaced values from start to end, both included."""
     dtype = dtype or dtypes.default_dtype()
-    return cuda_graph.constant(lambda: Tensor(np.linspace(start, end, steps), dtype=dtype, device=device))
+    return capturing.constant(lambda: Tensor(np.linspace(start, end, steps), dtype=dtype, device=device))
 
 
 def logspace(
@@ -162,23 +162,23 @@ def logspace(
 ) -> Tensor:
     """``steps`` values from base**start to base**end, both included, whose exponents are evenly spaced."""
     dtype = dtype or dtypes.default_dtype()
-    return cuda_graph.constant(lambda: Tensor(np.logspace(start, end, steps, base=base), dtype=dtype, device=device))
+    return capturing.constant(lambda: Tensor(np.logspace(start, end, steps, base=base), dtype=dtype, device=device))
 
 
 def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """The (n, m) matrix with ones on the diagonal."""
     dtype = dtype or dtypes.default_dtype()
-    return cuda_graph.constant(lambda: Tensor(np.eye(n, m), dtype=dtype, device=device))
+    return capturing.constant(lambda: Tensor(np.eye(n, m), dtype=dtype, device=device))
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the lower triangle of a (row, col) matrix, row by row; see ``tril``."""
-    return cuda_graph.constant(lambda: Tensor(np.stack(np.tril_indices(row, offset, col)), device=device))
+    return capturing.constant(lambda: Tensor(np.stack(np.tril_indices(row, offset, col)), device=device))
 
 
 def triu_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the upper triangle of a (row, col) matrix, row by row; see ``triu``."""
-    return cuda_graph.constant(lambda: Tensor(np.stack(np.triu_indices(row, offset, col)), device=device))
+    return capturing.constant(lambda: Tensor(np.stack(np.triu_indices(row, offset, col)), device=device))
 
 
 def _draw(kind: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:
@@ -348,5 +348,5 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """x where the bool ``condition`` holds, else y; x and y broadcast, numbers allowed."""
     if not isinstance(x, TensorCore):
         like = y.data if isinstance(y, TensorCore) else y
-        x = cuda_graph.number(x, Tensor, dtypes.result_dtype((like, x)), condition.device)
+        x = capturing.number(x, Tensor, dtypes.result_dtype((like, x)), condition.device)
     return x.where(condition, y)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from . import random
+from . import capturing, random
 from .device import Device
 from .errors import located
 from .tensor import Tensor
@@ -69,7 +68,7 @@ class Graph:
         """Capture what is within. Raises CaptureError where a replay could not do it again; the device is then as
         before, and the graph closed.
         """
-        with self.raw.capture(), _drawing(self), _now(self):
+        with self.raw.capture(), _drawing(self), capturing.by(self):
             yield self
 
     def before(self, function: Callable[[], None]) -> None:
@@ -158,39 +157,6 @@ def _state_of(generator: random.Generator) -> np.ndarray:
     return np.array([generator.seed, generator.offset], np.uint64)
 
 
-class _Thread(threading.local):
-    graph: Graph | None = None
-
-
-_thread = _Thread()
-
-
-def current() -> Graph | None:
-    """The graph that the calling thread captures, or None."""
-    return _thread.graph
-
-
-def recorded() -> Graph | None:
-    """The graph that what the calling thread does now becomes a part of, or None: also while the capture is paused."""
-    graph = _thread.graph
-    return graph if graph is not None and graph._graphs.recording.current() is not None else None
-
-
-def refuse(what: str, remedy: str) -> None:
-    """Raise CaptureError during capture: what a launch could not do again, and what to do instead."""
-    if _thread.graph is not None:
-        _thread.graph._graphs.recording.refuse(what, remedy)
-
-
-@contextlib.contextmanager
-def _now(graph: Graph) -> Iterator[None]:
-    _thread.graph = graph
-    try:
-        yield
-    finally:
-        _thread.graph = None
-
-
 @contextlib.contextmanager
 def _drawing(graph: Graph) -> Iterator[None]:
     with random.drawing_by(graph._draw, graph._graphs.recording.refuse):
@@ -200,26 +166,6 @@ def _drawing(graph: Graph) -> Iterator[None]:
 def graph(cuda_graph: Graph) -> contextlib.AbstractContextManager[Graph]:
     """``with minigrad.cuda.graph(g):`` is ``with g.capture():`` (``torch.cuda.graph``)."""
     return cuda_graph.capture()
-
-
-def constant(make: Callable[[], Tensor]) -> Tensor:
-    """``make()``; during capture a copy of what it gives then, for data from the host that numbers alone decide."""
-    graph = current()
-    if graph is None:
-        return make()
-    with graph.paused():
-        found = make()
-    graph.raw.keep.append(found)
-    return found.clone()
-
-
-def number(x: Any, make: type[Tensor], dtype: Any, device: Device) -> Tensor:
-    """``x``, a number or an array, as a tensor; a Python number may be part of a graph, arrays of the host may not."""
-
-    def made() -> Tensor:
-        return make(x, dtype=dtype, device=device)
-
-    return constant(made) if isinstance(x, int | float) else made()
 
 
 # Functions of tensors -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import cuda_graph
+from . import capturing
 from .autograd import Deferred, Function, TensorCore, shape_and_dtype
 from .errors import located
 from .grad_mode import enable_grad, is_grad_enabled, no_grad, of_thread
@@ -176,7 +176,7 @@ class _Recomputation(Deferred):
             if first.shape != second.shape or first.dtype != second.dtype:
                 raise _mismatch(name, "outputs of other shapes or dtypes")
             kernels = outputs[0].device.kernels
-            if cuda_graph.current() is not None:  # whose values are not there yet; the eager step before has compared
+            if capturing.current() is not None:  # whose values are not there yet; the eager step before has compared
                 continue
             if kernels.to_host(first).tobytes() != kernels.to_host(second).tobytes():
                 raise _mismatch(name, "other values")

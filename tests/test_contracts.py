@@ -10,7 +10,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -323,6 +324,37 @@ def test_an_injected_upward_import_is_caught(path, source):
 )
 def test_a_rightful_import_is_not_reported(path, source):
     assert forbidden_imports(source, path) == []
+
+
+def circle(files: Iterable[tuple[str, str]]) -> list[str]:
+    """Modules that load each other while they are imported, the first again at the end; [] if there are none.
+
+    It would depend on which is imported first whether names are there. Packages do not count: they load all.
+    """
+    loads = {
+        module_name(path): {item.module for item in imports(text, path) if not item.lazy}
+        for path, text in files
+        if not path.endswith("__init__.py")
+    }
+    try:
+        TopologicalSorter({name: found & loads.keys() for name, found in loads.items()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_load_each_other():
+    assert circle(sources("minigrad", "distributed", "cuda_kernels")) == []
+
+
+def test_an_injected_circle_of_imports_is_caught():
+    files = {
+        "minigrad/tensor.py": "from .methods import indexing",
+        "minigrad/methods/indexing.py": "from .. import tensor",
+    }
+    assert set(circle(files.items())) == {"minigrad.tensor", "minigrad.methods.indexing"}
+    files["minigrad/methods/indexing.py"] = "def f():\n    from .. import tensor"
+    assert circle(files.items()) == []
 
 
 def test_no_data_becomes_code():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import cuda_graph, dtypes, shapes
+from .. import capturing, dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import located
 from ..indices import scatter_source
@@ -76,7 +76,7 @@ class DerivedIndexingMethods:
         def every() -> Tensor:
             return self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
 
-        places = cuda_graph.constant(every)[tuple(indices)]
+        places = capturing.constant(every)[tuple(indices)]
         if isinstance(values, TensorCore):
             values = values.expand(*places.shape).reshape(-1)
         write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import cuda_graph, dtypes
+from .. import capturing, dtypes
 from ..autograd import TensorCore, combine
 from ..errors import located
 from ..ops import elementwise
@@ -269,7 +269,7 @@ class ElementwiseMethods:
         """self where the bool ``condition`` holds, else ``other``."""
         y = self._operand(other)
         if not isinstance(y, TensorCore):
-            y = cuda_graph.number(y, self.tensor_type, dtypes.result_dtype((self.data, y)), self.device)
+            y = capturing.number(y, self.tensor_type, dtypes.result_dtype((self.data, y)), self.device)
         dtype = dtypes.result_dtype((self.data, y.data))
         return elementwise.Where.apply(self._cast(dtype), y._cast(dtype), bool_mask("where", condition))
 

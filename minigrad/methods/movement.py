@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import cuda_graph, shapes
+from .. import capturing, shapes
 from ..errors import located
 from ..indices import repeated_positions
 from ..ops import movement
@@ -141,7 +141,7 @@ class MovementMethods:
         def positions() -> Tensor:
             return self.tensor_type(repeated_positions(repeats, size), device=self.device)
 
-        return self.index_select(dim, cuda_graph.constant(positions) if isinstance(repeats, int) else positions())
+        return self.index_select(dim, capturing.constant(positions) if isinstance(repeats, int) else positions())
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
         """With borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import cuda_graph
+from .. import capturing
 from ..autograd import is_grad_enabled
 from ..creation import empty
 from ..errors import located
@@ -62,7 +62,7 @@ class KVCache:
 
     def _room(self, T: int) -> tuple[int, int]:
         """The places of T new tokens; ValueError when the cache is full. CaptureError during capture."""
-        cuda_graph.refuse("the cache counts its tokens on the host", "capture a pass without caches")
+        capturing.refuse("the cache counts its tokens on the host", "capture a pass without caches")
         start, end, max_tokens = self.length, self.length + T, self._keys.shape[2]
         if end > max_tokens:
             raise located(ValueError(f"KVCache holds {max_tokens} tokens; {start} are in it and {T} more came"))

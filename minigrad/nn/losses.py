@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import cuda_graph
+from .. import capturing
 from ..dtypes import float32, float64
 from ..errors import located
 from ..mixed_precision import cast_inputs
@@ -93,7 +93,7 @@ def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tenso
 
 def _captured(x: Tensor) -> bool:
     """Whether operations on x become part of a CUDA graph, where the host sees no values."""
-    return x.device.type == "cuda" and cuda_graph.current() is not None
+    return x.device.type == "cuda" and capturing.current() is not None
 
 
 def _divisor(total: Tensor, dtype: Any) -> Any:

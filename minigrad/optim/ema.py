@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cuda_graph
+from .. import capturing
 from ..device import Device
 from ..dtypes import float32, is_half
 from ..errors import located
@@ -79,7 +79,7 @@ class EMA:
         """
         self._refuse_while_applied("update")
         self._check_fits()
-        graph = cuda_graph.current()
+        graph = capturing.current()
         for device, names, table in self._batches:
             params = [device.kernels.contiguous(_wide(self._params[name])) for name in names]
             scalars = functools.partial(self._scalars, len(names))

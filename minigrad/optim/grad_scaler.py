@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from .. import cuda_graph
+from .. import capturing
 from ..device import Device
 from ..dtypes import finfo, float16, float32, is_half
 from ..errors import located
@@ -154,7 +154,7 @@ class GradScaler:
         if not self._enabled:
             return outputs
         wide = outputs.float() if is_half(outputs.dtype) else outputs
-        graph = cuda_graph.current()
+        graph = capturing.current()
         return wide * (self._scale if graph is None else graph.number(lambda: np.array(self._scale, wide.dtype)))
 
     def scale_loss(self, loss: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class GradScaler:
                     "keep parameters in float32 and compute under autocast"
                 )
             )
-        graph = cuda_graph.current()
+        graph = capturing.current()
         inverse: Any = 1.0 / self._scale if graph is None else graph.varying(lambda: np.array([1.0 / self._scale]))
         flags = [
             (device, device.kernels.grad_norm.unscale_(arrays, inverse))

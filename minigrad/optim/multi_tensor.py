@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cuda_graph
+from .. import capturing, cuda_graph
 from ..dtypes import float32, is_half
 from ..errors import located
 from ..grad_store import GradStore, check_grads
@@ -87,7 +87,7 @@ class MultiTensorOptimizer(Optimizer):
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
         check_grads("update", grads)
-        graph = cuda_graph.current()
+        graph = capturing.current()
         for batch, arrays in self._batches_for(grads, graph):
             kernels = batch.params[0].device.kernels
             family = getattr(kernels, self.family)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import cuda_graph, hints
+from .. import capturing, hints
 from ..device import Device
 from ..errors import located
 from ..grad_store import GradStore, check_grads
@@ -203,7 +203,7 @@ class Optimizer(ABC):
                     "so nothing would be trained; was the optimizer made with the parameters of another model?"
                 )
             )
-        graph = cuda_graph.current()
+        graph = capturing.current()
         if graph is not None and not self.capturable:
             raise located(
                 RuntimeError(
