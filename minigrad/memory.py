@@ -17,6 +17,7 @@ def memory_stats() -> dict[str, int]:
 def release_memory() -> int:
     """Give memory that no tensor uses back to the system; the number of bytes by which the process shrank.
 
-    Worth a call when a process will be idle, or after its largest step. The next step takes the memory anew.
+    Worth a call after the largest step of a process; one that computes nothing for a minute does it by itself. The next
+    step takes the memory anew.
     """
     return int(CPU.kernels.heap.release())

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,10 +49,20 @@ def test_kernels_are_kept_in_a_private_folder_and_found_again(warm: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in entries(warm)} == before
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80", b"no pickle at all"], ids=["empty", "cut off", "garbage"])
-def test_damaged_entries_are_compiled_again(warm: Path, content: bytes) -> None:
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut off": lambda content: content[: len(content) // 2],
+    "garbage": lambda content: b"no pickle at all",
+    "a page of zeros": lambda content: content[:8192] + bytes(len(content[8192:12288])) + content[12288:],
+    "one bit": lambda content: content[:-200] + bytes([content[-200] ^ 1]) + content[-199:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_entries_are_compiled_again(warm: Path, damage: Callable[[bytes], bytes]) -> None:
     for path in entries(warm):
-        path.write_bytes(content)
+        content = path.read_bytes()
+        path.write_bytes(damage(content))
     result = run(warm)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[1] == "12.0"

@@ -30,7 +30,7 @@ from typing import Any
 
 import numba
 from llvmlite.binding import Linkage
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.types import unliteral
@@ -51,11 +51,13 @@ OPTIONS: dict[str, Any] = {
 def _second_level_cache() -> int:
     """Bytes of a core's L2 cache, if Linux tells; else 0."""
     for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        if size.with_name("level").read_text().strip() == "2":
-            return int(size.read_text().strip().removesuffix("K")) * 1024
+        with contextlib.suppress(OSError, ValueError):  # some containers show the folder and not what is in it
+            if size.with_name("level").read_text().strip() == "2":
+                return int(size.read_text().strip().removesuffix("K")) * 1024
     return 0
 
 
+DIGEST_BYTES = 32  # of sha256
 L2_BYTES = _second_level_cache()  # block sizes are compiled for it
 
 
@@ -105,20 +107,65 @@ def _source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
+class DigestedFiles(IndexDataCacheFile):
+    """Numba's files of a kernel, the index and its entries, which begin with the sha256 of the rest.
+
+    Unpickling damaged machine code raises anything, aborts the process, or runs it.
+    """
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            version, stamp, overloads = self._read(self._index_path)
+        except FileNotFoundError:
+            return {}
+        return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
+
+    def _save_index(self, overloads: dict[Any, str]) -> None:
+        self._write(self._index_path, (self._version, self._source_stamp, overloads))
+
+    def _load_data(self, name: str) -> Any:
+        return self._read(self._data_path(name))
+
+    def _save_data(self, name: str, data: Any) -> None:
+        self._write(self._data_path(name), data)
+
+    def _read(self, path: str) -> Any:
+        content = Path(path).read_bytes()
+        digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if digest != hashlib.sha256(data).digest():
+            raise DamagedEntryError(path)
+        return pickle.loads(data)
+
+    def _write(self, path: str, content: Any) -> None:
+        data = self._dump(content)
+        with self._open_for_write(path) as file:
+            file.write(hashlib.sha256(data).digest() + data)
+
+
+class DamagedEntryError(Exception):
+    """A file of the kernel cache is not what was written."""
+
+
 class KernelCache(FunctionCache):
-    """Numba's function cache, except that an unreadable entry counts as absent and is written anew."""
+    """Numba's function cache, except that a damaged entry counts as absent and is written anew."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__(fn)
+        self._cache_file = DigestedFiles(
+            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except (EOFError, pickle.UnpicklingError, ValueError, AttributeError, ImportError, IndexError, TypeError):
+        except (DamagedEntryError, AttributeError, ImportError, TypeError):  # or of other versions of what Numba needs
             self.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
-        except (EOFError, pickle.UnpicklingError, ValueError):  # a damaged index: start a new one
+        except DamagedEntryError:  # of the index: start a new one
             self.flush()
             super().save_overload(sig, data)
 

@@ -144,3 +144,29 @@ def test_debug_reports_when_the_process_ends():
     done = python("import minigrad as mg; mg.ones(3).exp()", MINIGRAD_DEBUG="1")
     assert "minigrad: memory:" in done.stderr and "page faults, peak" in done.stderr
     assert python("import minigrad as mg; mg.ones(3).exp()", MINIGRAD_DEBUG="0").stderr == ""
+
+
+IDLE = """
+import time
+import numpy as np
+import minigrad as mg
+from minigrad.cpu_kernels import heap
+
+heap.release_when_idle(0.3)
+blocks = [np.ones(1_000_000) for _ in range(30)]  # 240 MB
+del blocks
+full, end = mg.memory_stats()["resident"], time.monotonic() + 1.5
+while time.monotonic() < end:
+    sum(range(1000))
+busy, end = mg.memory_stats()["resident"], time.monotonic() + 30
+while mg.memory_stats()["resident"] > full - 200e6 and time.monotonic() < end:
+    time.sleep(0.1)
+print(full - busy, full - mg.memory_stats()["resident"])
+"""
+
+
+@needs_glibc
+def test_an_idle_process_gives_its_free_memory_back_and_a_busy_one_does_not():
+    while_busy, when_idle = map(int, python(IDLE, MINIGRAD_MALLOPT="1").stdout.split())
+    assert while_busy < 20e6
+    assert when_idle > 200e6
