@@ -52,12 +52,13 @@ KERNEL_SUPPORT = {
     "grad_norm": "global-norm clipping, used by minigrad.optim",
     "memory": "reuse of large output buffers",
     "poison": "new memory is NaN, for tests; called by memory",
+    "numpy_allocator": "functions in place of NumPy's allocator, for heap and poison",
     "heap": "what memory the process holds, for minigrad.memory_stats",
 }
 
 # Those of them that a GPU has no use for.
 CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers", "register_tile", "poison"}
-CPU_ONLY |= {"bfloat16_product", "heap", "product_epilogue", "product_loops"}
+CPU_ONLY |= {"bfloat16_product", "heap", "numpy_allocator", "product_epilogue", "product_loops"}
 # A GPU's step between the products is a launch of its own: the modules' kernels are the way there.
 CPU_ONLY |= {"decode"}
 # They save what threads wait for each other, and passes over memory between cores: only asked for on the CPU.

@@ -81,6 +81,16 @@ def test_a_folder_that_others_may_write_to_is_not_used(warm: Path) -> None:
     assert "writable by somebody else" in result.stderr
 
 
+def test_a_root_in_which_others_may_rename_is_not_used(warm: Path) -> None:
+    try:
+        warm.chmod(0o777)
+        assert f"everybody may rename what is in {warm}" in run(warm).stderr
+        warm.chmod(0o1777)  # as /tmp is
+        assert run(warm).stderr == ""
+    finally:
+        warm.chmod(0o700)
+
+
 def test_a_root_that_is_no_folder_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

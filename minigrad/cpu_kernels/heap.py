@@ -1,7 +1,8 @@
 """What memory the process holds on the CPU, and giving back what no array uses.
 
 ``statistics`` counts the page faults, which is how often memory was new: freed blocks that are used again
-(``memory.py``) add none. ``MINIGRAD_DEBUG=1`` prints it when the process ends.
+(``memory.py``) add none. ``MINIGRAD_DEBUG=1`` prints it when the process ends, with the share of all arrays' memory
+that had been used before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ import threading
 import time
 from pathlib import Path
 
+import numba
+import numpy as np
+
+from . import numpy_allocator
+from .numpy_allocator import calloc, malloc
+
+LARGE = 1 << 30  # bytes; blocks below this come from the heap (memory.py)
 IDLE_SECONDS = 60.0  # without work, after which the process gives back what no array uses
 IDLE_SHARE = 0.01  # of one core's time, which a process at rest may take
 
@@ -52,6 +60,7 @@ def statistics() -> dict[str, int]:
     resident = _resident()
     if resident is not None:
         found["resident"] = resident
+        found["peak"] = max(found["peak"], resident)  # Linux counts the two at different moments
     libc = glibc()
     if libc is not None and hasattr(libc, "mallinfo2"):
         libc.mallinfo2.restype = _Heap
@@ -97,12 +106,51 @@ def release_when_idle(seconds: float = IDLE_SECONDS) -> None:
         os.register_at_fork(after_in_child=start)
 
 
+_counts = np.zeros(4, np.int64)
+"""With MINIGRAD_DEBUG, of the importing thread's arrays: how many, their bytes, those of hits, the highest address."""
+
+
+@numba.njit
+def _count(counts, address, size):
+    counts[0] += 1
+    counts[1] += size
+    if address + size <= counts[3]:  # the heap grows upwards: arrays have been here before
+        counts[2] += size
+    elif size < LARGE:  # else it has a mapping of its own
+        counts[3] = address + size
+    return address
+
+
+def _counted(counts, size):
+    return _count(counts, malloc(size), size)
+
+
+def _counted_zeros(counts, count, size):
+    return _count(counts, calloc(count, size), count * size)
+
+
 def _report() -> None:
     sizes = statistics()
+    arrays, asked, hits, _ = _counts.tolist()
+    if hits:
+        print(
+            f"minigrad: {arrays} arrays of {asked / 1e6:.1f} MB, {hits / asked:.1%} of it hits: memory used before",
+            file=sys.stderr,
+        )
     faults = sizes.pop("page_faults")
     text = ", ".join(f"{name.replace('_', ' ')} {size / 1e6:.1f} MB" for name, size in sizes.items())
     print(f"minigrad: memory: {faults} page faults, {text}", file=sys.stderr)
 
 
-if int(os.environ.get("MINIGRAD_DEBUG") or 0) >= 1:
+def _debugging() -> bool:
+    level = os.environ.get("MINIGRAD_DEBUG") or "0"
+    if not level.isdigit():
+        raise ValueError(f"MINIGRAD_DEBUG={level} is in the environment; expected 0, 1 or 2")
+    return int(level) > 0
+
+
+if _debugging():
+    others = os.environ.get("MINIGRAD_POISON") == "1" or os.environ.get("MINIGRAD_MALLOPT") == "0"
+    if glibc() and not others:  # poisoned memory has an allocator already, and unkept memory has no hits
+        numpy_allocator.install("minigrad_counted", _counts, _counted, _counted_zeros)
     atexit.register(_report)

@@ -75,9 +75,11 @@ def cache_directory() -> Path:
         if not folder.exists():
             _remove_old(Path(root))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = folder.stat()
+        info, above = folder.stat(), Path(root).stat().st_mode
         if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            raise PermissionError(f"{folder} is owned or writable by somebody else")
+            raise PermissionError(f"{folder} is owned or writable by somebody else; chmod go-w mends the second")
+        if hasattr(os, "getuid") and above & stat.S_IWOTH and not above & stat.S_ISVTX:
+            raise PermissionError(f"everybody may rename what is in {root}; chmod o-w or chmod +t mends it")
         tempfile.TemporaryFile(dir=folder).close()
         return folder
     except OSError as error:

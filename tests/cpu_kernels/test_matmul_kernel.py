@@ -238,7 +238,12 @@ def test_other_vector_widths(cpu, features, vector_bytes):
 
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [*((rows, 33, 20) for rows in (127, 128, 129, 254, 1023, 1024, 1025)), (1023, 600, 513), (1024, 65, 600)],
+    [
+        *((rows, 33, 20) for rows in (127, 128, 129, 254, 1023, 1024, 1025)),
+        (1023, 600, 513),
+        (1024, 65, 600),
+        (600, 2100, 513),
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weight_gradient_of_any_number_of_rows(rows, outputs, inputs, dtype):

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -144,6 +145,34 @@ def test_debug_reports_when_the_process_ends():
     done = python("import minigrad as mg; mg.ones(3).exp()", MINIGRAD_DEBUG="1")
     assert "minigrad: memory:" in done.stderr and "page faults, peak" in done.stderr
     assert python("import minigrad as mg; mg.ones(3).exp()", MINIGRAD_DEBUG="0").stderr == ""
+
+
+HITS = """
+import numpy as np
+import minigrad as mg
+mg.ones(3).exp()
+for _ in range(20):
+    x = np.empty(1_000_000)
+    del x
+kept = [np.empty(1_000_000) for _ in range(20)]
+"""
+
+
+@needs_glibc
+def test_debug_shows_how_much_memory_was_used_before():
+    """20 arrays of 8 MB in one place, 20 in places of their own: about half are hits."""
+    found = re.search(r"(\d+) arrays of ([\d.]+) MB, ([\d.]+)% of it hits", python(HITS, MINIGRAD_DEBUG="1").stderr)
+    assert found
+    arrays, megabytes, share = map(float, found.groups())
+    assert arrays >= 40 and 320 <= megabytes < 400
+    assert 45 < share < 65
+    assert "hits" not in python(HITS, MINIGRAD_DEBUG="1", MINIGRAD_MALLOPT="0").stderr
+
+
+def test_a_level_that_is_no_number_is_named():
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        python("import minigrad as mg; mg.ones(3)", MINIGRAD_DEBUG="yes")
+    assert "MINIGRAD_DEBUG=yes" in error.value.stderr
 
 
 IDLE = """
