@@ -20,6 +20,8 @@ def main() -> int:
     parser.add_argument("--chars", type=int, default=500, help="characters to write (default 500)")
     add_sampling(parser)
     args = parser.parse()
+    if args.chars < 0:
+        parser.error(f"--chars {args.chars}: expected 0 or more")
     device = choose_device(args.device)
     run = load_run(latest_folder(args.run), device, args.step)
     tokens = minigrad.tensor([encode(run.tokenizer, args.prompt)], device=device)

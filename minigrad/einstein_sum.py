@@ -63,9 +63,13 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
             ValueError(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
         )
     labels: list[Labels] = []
-    for term, x in zip(terms, operands, strict=True):
-        hidden = 0 if term is None else x.ndim - len(term[1]) - len(term[3])
-        if term is None or hidden < 0 or (hidden and not term[2]):
+    for text, term, x in zip(left.split(","), terms, operands, strict=True):
+        if term is None:
+            raise located(
+                ValueError(f"einsum {equation!r}: {text!r} is not of letters and '...'; '->' stands before the output")
+            )
+        hidden = x.ndim - len(term[1]) - len(term[3])
+        if hidden < 0 or (hidden and not term[2]):
             raise located(
                 ValueError(
                     f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}; expected one letter a dimension"

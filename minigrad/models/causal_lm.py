@@ -155,6 +155,13 @@ class CausalLM(nn.Module):
         The logits never exist all at once (``F.linear_cross_entropy``), except for a model that has forward hooks or
         another ``forward``, which are called.
         """
+        if targets.shape != tokens.shape:
+            raise located(
+                ValueError(
+                    f"loss: targets {targets.shape} for tokens {tokens.shape}; expected one for each token, as "
+                    "text[:, 1:] has for text[:, :-1]"
+                )
+            )
         cls = type(self)
         if (
             cls.forward is not CausalLM.forward

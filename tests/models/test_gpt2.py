@@ -238,11 +238,19 @@ def test_no_new_tokens(model: GPT2) -> None:
     assert model.generate(ids, 0).tolist() == ids.tolist()
 
 
+def test_targets_of_another_shape_than_the_tokens_are_refused(model: GPT2) -> None:
+    tokens = mg.zeros(2, 4, dtype="int64")
+    with pytest.raises(ValueError, match=r"targets \(2, 3\) for tokens \(2, 4\)"):
+        model.loss(tokens, tokens[:, 1:])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": "1"}, "temperature='1'"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
         ({"temperature": math.inf}, "temperature=inf"),
         ({"top_k": 0}, "top_k=0"),
         ({"top_p": 0.0}, "top_p=0.0"),

@@ -183,6 +183,7 @@ def test_wrong_products_are_named(device):
     a, v = mg.ones(2, 3, device=device), mg.ones(3, device=device)
     for wrong, message in (
         (lambda: mg.einsum("ij,jk", a), "2 terms for 1 operands"),
+        (lambda: mg.einsum("ij,jk=>ik", a, a), "'jk=>ik' is not of letters"),
         (lambda: mg.einsum("ij", v), r"operand 0 has shape \(3,\); expected one letter a dimension"),
         (lambda: mg.einsum("i", a), "expected one letter a dimension"),
         (lambda: mg.einsum("i.j", a), "expected one letter a dimension"),
