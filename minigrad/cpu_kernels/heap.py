@@ -142,6 +142,13 @@ def _report() -> None:
     print(f"minigrad: memory: {faults} page faults, {text}", file=sys.stderr)
 
 
+def _count_arrays() -> None:
+    """Poisoned memory has an allocator already, and memory that is not kept has no hits."""
+    others = os.environ.get("MINIGRAD_POISON") == "1" or os.environ.get("MINIGRAD_MALLOPT") == "0"
+    if glibc() and not others:
+        numpy_allocator.install("minigrad_counted", _counts, _counted, _counted_zeros)
+
+
 def _debugging() -> bool:
     level = os.environ.get("MINIGRAD_DEBUG") or "0"
     if not level.isdigit():
@@ -150,7 +157,5 @@ def _debugging() -> bool:
 
 
 if _debugging():
-    others = os.environ.get("MINIGRAD_POISON") == "1" or os.environ.get("MINIGRAD_MALLOPT") == "0"
-    if glibc() and not others:  # poisoned memory has an allocator already, and unkept memory has no hits
-        numpy_allocator.install("minigrad_counted", _counts, _counted, _counted_zeros)
+    _count_arrays()
     atexit.register(_report)

@@ -18,8 +18,8 @@ from numba import types
 SET_HANDLER = 304  # the place of PyDataMem_SetHandler in the table of NumPy's C interface
 
 _size, _context = types.uintp, types.CPointer(types.int64)  # pointers to arrays' memory travel as numbers
-malloc = types.ExternalFunction("malloc", _size(_size))
-calloc = types.ExternalFunction("calloc", _size(_size, _size))
+malloc: Any = types.ExternalFunction("malloc", _size(_size))
+calloc: Any = types.ExternalFunction("calloc", _size(_size, _size))
 _realloc = types.ExternalFunction("realloc", _size(_size, _size))
 _free = types.ExternalFunction("free", types.void(_size))
 

@@ -72,7 +72,7 @@ def test_text_that_the_terminal_cannot_show_is_escaped(finished):
         (["--temperature", "-1"], ["temperature=-1.0"]),
         (["--top-k", "0"], ["top_k=0"]),
         (["--top-p", "1.5"], ["top_p=1.5"]),
-        (["--chars", "-1"], ["max_new_tokens=-1"]),
+        (["--chars", "-1"], ["--chars -1", "expected 0 or more"]),
         (["--seed", "-1"], ["seed -1"]),
         (["--step", "7"], ["no checkpoint of step 7", "8, 16, 24"]),
         (["--tempreature", "1"], ["unknown argument --tempreature", "did you mean --temperature?"]),
