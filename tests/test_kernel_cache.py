@@ -91,6 +91,11 @@ def test_a_root_in_which_others_may_rename_is_not_used(warm: Path) -> None:
         warm.chmod(0o700)
 
 
+def test_an_empty_variable_is_as_none(tmp_path: Path) -> None:
+    result = run(Path(), MINIGRAD_CACHE_DIR="", XDG_CACHE_HOME=str(tmp_path))
+    assert result.stdout.splitlines()[0].startswith(str(tmp_path / "minigrad"))
+
+
 def test_a_root_that_is_no_folder_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

@@ -22,7 +22,6 @@ import numpy as np
 from . import numpy_allocator
 from .numpy_allocator import calloc, malloc
 
-LARGE = 1 << 30  # bytes; blocks below this come from the heap (memory.py)
 IDLE_SECONDS = 60.0  # without work, after which the process gives back what no array uses
 IDLE_SHARE = 0.01  # of one core's time, which a process at rest may take
 
@@ -110,13 +109,16 @@ _counts = np.zeros(4, np.int64)
 """With MINIGRAD_DEBUG, of the importing thread's arrays: how many, their bytes, those of hits, the highest address."""
 
 
+_sbrk = numba.types.ExternalFunction("sbrk", numba.types.intp(numba.types.intp))
+
+
 @numba.njit
 def _count(counts, address, size):
     counts[0] += 1
     counts[1] += size
     if address + size <= counts[3]:  # the heap grows upwards: arrays have been here before
         counts[2] += size
-    elif size < LARGE:  # else it has a mapping of its own
+    elif address < _sbrk(0):  # the end of the heap; what is beyond has a mapping of its own
         counts[3] = address + size
     return address
 
@@ -132,7 +134,7 @@ def _counted_zeros(counts, count, size):
 def _report() -> None:
     sizes = statistics()
     arrays, asked, hits, _ = _counts.tolist()
-    if hits:
+    if arrays:
         print(
             f"minigrad: {arrays} arrays of {asked / 1e6:.1f} MB, {hits / asked:.1%} of it hits: memory used before",
             file=sys.stderr,

@@ -67,18 +67,17 @@ def cache_directory() -> Path:
     Unpickling is running code, so a folder that another user owns or may write to is not used: the kernels are then
     compiled into a temporary folder that goes with the process, with a warning, because each process pays for it again.
     """
-    root = os.environ.get("MINIGRAD_CACHE_DIR")
-    if root is None:
-        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "minigrad")
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    root = os.environ.get("MINIGRAD_CACHE_DIR") or os.path.join(above, "minigrad")
     folder = Path(root) / f"cpu-{_source_hash()}"
     try:
         if not folder.exists():
             _remove_old(Path(root))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info, above = folder.stat(), Path(root).stat().st_mode
+        info, root_mode = folder.stat(), Path(root).stat().st_mode
         if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             raise PermissionError(f"{folder} is owned or writable by somebody else; chmod go-w mends the second")
-        if hasattr(os, "getuid") and above & stat.S_IWOTH and not above & stat.S_ISVTX:
+        if hasattr(os, "getuid") and root_mode & stat.S_IWOTH and not root_mode & stat.S_ISVTX:
             raise PermissionError(f"everybody may rename what is in {root}; chmod o-w or chmod +t mends it")
         tempfile.TemporaryFile(dir=folder).close()
         return folder
@@ -117,28 +116,30 @@ class DigestedFiles(IndexDataCacheFile):
 
     def _load_index(self) -> dict[Any, str]:
         try:
-            version, stamp, overloads = self._read(self._index_path)
+            version, stamp, overloads = self.read(self._index_path)
         except FileNotFoundError:
             return {}
         return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
 
     def _save_index(self, overloads: dict[Any, str]) -> None:
-        self._write(self._index_path, (self._version, self._source_stamp, overloads))
+        self.write(self._index_path, (self._version, self._source_stamp, overloads))
 
     def _load_data(self, name: str) -> Any:
-        return self._read(self._data_path(name))
+        return self.read(self._data_path(name))
 
     def _save_data(self, name: str, data: Any) -> None:
-        self._write(self._data_path(name), data)
+        self.write(self._data_path(name), data)
 
-    def _read(self, path: str) -> Any:
+    def read(self, path: str) -> Any:
+        """What ``write`` wrote; raises DamagedEntryError."""
         content = Path(path).read_bytes()
         digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         if digest != hashlib.sha256(data).digest():
             raise DamagedEntryError(path)
         return pickle.loads(data)
 
-    def _write(self, path: str, content: Any) -> None:
+    def write(self, path: str, content: Any) -> None:
+        """In one step for those who read at the same time."""
         data = self._dump(content)
         with self._open_for_write(path) as file:
             file.write(hashlib.sha256(data).digest() + data)
@@ -179,8 +180,8 @@ class KernelLibrary(JITCodeLibrary):
     optimised apart, and with ``reassoc`` may add in another order: last bits would depend on which kernels the process
     compiled, or took from the cache, before. A resumed training run would then not repeat the uninterrupted one.
 
-    Numba optimises each function by itself, and then all of them once they are linked. Here only the second is done: it
-    finds everything that the first does, which is an eighth of the compile time.
+    Numba optimises each function by itself, and then all once they are linked. Here only the second is done: the
+    first is an eighth of the compile time, and kernels are as fast without it (docs/performance.md).
     """
 
     def _optimize_functions(self, ll_module: Any) -> None:

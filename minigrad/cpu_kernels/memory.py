@@ -18,13 +18,13 @@ from __future__ import annotations
 import os
 
 from . import heap, poison
-from .heap import LARGE
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_TOP_PAD = -2
 M_MMAP_THRESHOLD = -3
 
+LARGE = 1 << 30  # blocks below this come from the heap
 LARGE_OLD = 32 << 20  # the most that older versions of glibc accept
 KEEP = (1 << 31) - 1  # the heap's free top goes back to the system only beyond this: the parameter is an int
 GROW = 64 << 20  # the heap grows by this much at a time

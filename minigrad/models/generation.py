@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,13 +45,13 @@ def stream(
         )
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise located(ValueError(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1"))
-    if not isinstance(temperature, int | float) or temperature < 0 or not math.isfinite(temperature):
+    if not isinstance(temperature, numbers.Real) or temperature < 0 or not math.isfinite(temperature):
         raise located(ValueError(f"generate: temperature={temperature!r}; expected 0 (greedy) or a positive number"))
-    if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
-        raise located(ValueError(f"generate: top_k={top_k}; expected an integer of at least 1"))
-    if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+    if top_k is not None and not (isinstance(top_k, numbers.Integral) and top_k >= 1):
+        raise located(ValueError(f"generate: top_k={top_k!r}; expected an integer of at least 1"))
+    if top_p is not None and not (isinstance(top_p, numbers.Real) and 0 < top_p <= 1):
         raise located(ValueError(f"generate: top_p={top_p!r}; expected a probability above 0, at most 1"))
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+    if not isinstance(max_new_tokens, numbers.Integral) or max_new_tokens < 0:
         raise located(ValueError(f"generate: max_new_tokens={max_new_tokens!r}; expected an integer of 0 or more"))
     ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
     if not all(type(end) is int and end >= 0 for end in ends):

@@ -238,6 +238,15 @@ def test_no_new_tokens(model: GPT2) -> None:
     assert model.generate(ids, 0).tolist() == ids.tolist()
 
 
+def test_generate_takes_the_numbers_of_numpy(model: GPT2) -> None:
+    ids = mg.tensor([[1, 2, 3]])
+    ours = model.generate(ids, 4, temperature=0.5, top_k=3, top_p=0.75, seed=1)
+    numpys = model.generate(
+        ids, np.int64(4), temperature=np.float32(0.5), top_k=np.int32(3), top_p=np.float32(0.75), seed=1
+    )
+    assert ours.tolist() == numpys.tolist()
+
+
 def test_targets_of_another_shape_than_the_tokens_are_refused(model: GPT2) -> None:
     tokens = mg.zeros(2, 4, dtype="int64")
     with pytest.raises(ValueError, match=r"targets \(2, 3\) for tokens \(2, 4\)"):
