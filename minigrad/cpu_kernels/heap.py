@@ -83,7 +83,7 @@ def release() -> int:
 
 def release_when_idle(seconds: float = IDLE_SECONDS) -> None:
     """From now on, ``release`` after each ``seconds`` in which the process has hardly computed; once, until it works
-    again. A step after that takes its memory anew, 0.2 s for each gigabyte. Child processes do the same.
+    again. A step after that takes its memory anew, about 0.1 s for each gigabyte. Child processes do the same.
     """
 
     def watch() -> None:

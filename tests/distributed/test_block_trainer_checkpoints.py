@@ -1,0 +1,111 @@
+"""What the trainer writes: checkpoints that resume bit for bit, and the log of rank 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from block_trainer_nets import CONFIG, Net, One, batch, contents, parts
+from data_parallel import state_bits
+
+import minigrad
+from minigrad.distributed import (
+    BlockDistributedTrainer,
+    Communicator,
+    NoOpCommunicator,
+    ReplicaMismatchError,
+    ThreadCommunicator,
+    run_threads,
+)
+from minigrad.metrics_log import read_json_lines
+from minigrad.optim import SGD
+from minigrad.serialization import CheckpointError
+
+
+def test_must_checkpoint_resumes_bit_for_bit_on_every_rank(tmp_path):
+    def make(comm: Communicator, seed: int) -> tuple[Net, BlockDistributedTrainer]:
+        net = Net(seed, np.float32)
+        return net, BlockDistributedTrainer(net, comm, CONFIG, log=tmp_path / f"log-{seed}.jsonl")
+
+    def steps(comm: Communicator, trainer: BlockDistributedTrainer, which: range) -> None:
+        for step in which:
+            trainer.train_batch(*batch(step, parts((7, 5), comm.rank), np.float32))
+
+    def whole(comm: ThreadCommunicator) -> Any:
+        net, trainer = make(comm, 0)
+        steps(comm, trainer, range(3))
+        path = trainer.save_checkpoint(tmp_path / "run", {"note": "x"})
+        assert path == tmp_path / "run/step-00000003"
+        steps(comm, trainer, range(3, 6))
+        return state_bits(trainer, net), contents(net)
+
+    def resumed(comm: ThreadCommunicator) -> Any:
+        net, trainer = make(comm, 9)
+        assert trainer.load_checkpoint(tmp_path / "run") == {"note": "x"}
+        assert trainer.global_step == 3
+        trainer.verify_replicas()
+        steps(comm, trainer, range(3, 6))
+        return state_bits(trainer, net), contents(net)
+
+    straight, again = run_threads(2, whole, timeout=20), run_threads(2, resumed, timeout=20)
+    for (bits, held), (bits2, held2) in zip(straight, again):
+        assert bits == bits2
+        assert {k: a.tobytes() for k, a in held.items()} == {k: a.tobytes() for k, a in held2.items()}
+    assert [r["step"] for r in read_json_lines(tmp_path / "log-9.jsonl")] == [4, 5, 6]
+
+
+def test_must_checkpoint_of_another_dtype_is_not_cast_in_silence(tmp_path):
+    for dtype in (np.float64, np.float32):
+        net = One(dtype)
+        net.blocks[0].weight.data[...] = 1 / 3
+        plain = SGD([net.blocks[0].weight], lr=0.1)
+        trainer = BlockDistributedTrainer(net, NoOpCommunicator(), CONFIG, optimizer=plain)
+        if dtype is np.float64:
+            trainer.save_checkpoint(tmp_path)
+        else:
+            with pytest.raises(CheckpointError, match="does not fit rank 0: the weights' hash is"):
+                trainer.load_checkpoint(tmp_path)
+
+
+def test_must_checkpoint_hashes_every_ranks_weights_and_writes_nothing_if_they_differ(tmp_path):
+    def body(comm: ThreadCommunicator) -> None:
+        net = Net()
+        trainer = BlockDistributedTrainer(net, comm, CONFIG)
+        trainer.train_batch(*batch(0))
+        trainer.save_checkpoint(tmp_path / "run")
+        net.norm.weight.data[0] += comm.rank
+        with pytest.raises(ReplicaMismatchError, match="norm.weight"):
+            trainer.save_checkpoint(tmp_path / "broken")
+
+    run_threads(2, body, timeout=20)
+    assert not (tmp_path / "broken").exists()
+    state = minigrad.serialization.load_checkpoint(tmp_path / "run").state
+    assert len(state["weight_hashes"]) == 2 and len(set(state["weight_hashes"])) == 1 and state["world_size"] == 2
+
+    def other(comm: ThreadCommunicator) -> None:
+        trainer = BlockDistributedTrainer(Net(dtype=np.float32), comm, CONFIG)
+        with pytest.raises(CheckpointError, match="does not fit rank 0"):
+            trainer.load_checkpoint(tmp_path / "run")
+        with pytest.raises(CheckpointError):
+            trainer.load_checkpoint(tmp_path / "nowhere")
+
+    run_threads(2, other, timeout=20)
+
+
+def test_should_launcher_rank_0_writes_loss_norm_tokens_and_communication(tmp_path):
+    def body(comm: ThreadCommunicator) -> Any:
+        net = Net(comm.rank)
+        trainer = BlockDistributedTrainer(net, comm, CONFIG, log=tmp_path / "log.jsonl", log_every=2)
+        made = [trainer.train_batch(*batch(step, parts((7, 5), comm.rank))) for step in range(4)]
+        trainer.close()
+        return made
+
+    made, _ = run_threads(2, body, timeout=20)
+    lines = read_json_lines(tmp_path / "log.jsonl")
+    assert [line["step"] for line in lines] == [2, 4]
+    for line in lines:
+        metrics = made[line["step"] - 1]
+        assert (line["loss"], line["grad_norm"], line["lr"]) == (metrics.loss, metrics.grad_norm, metrics.lr)
+        assert line["tokens_per_second"] > 0 and line["world_size"] == 2 and line["skipped_steps"] == 0
+        assert line["communication_seconds"] > 0 and line["waited_seconds"] >= 0

@@ -1,0 +1,86 @@
+"""What holds before the first step: checked settings, shards of batches, and the same weights on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from block_trainer_nets import Net, contents
+
+from minigrad.distributed import (
+    BlockDistributedTrainer,
+    DistributedTrainConfig,
+    NoOpCommunicator,
+    ThreadCommunicator,
+    run_threads,
+    shard_batches,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"world_size": 0}, "world_size is 0, expected an integer >= 1"),
+        ({"world_size": True}, "world_size is True"),
+        ({"world_size": "2"}, "world_size is '2'"),
+        ({"world_size": 2, "rank": 2}, "rank is 2, expected an integer from 0 to 1"),
+        ({"world_size": 2, "rank": -1}, "rank is -1"),
+        ({"world_size": 2, "local_rank": 2}, "local_rank is 2"),
+        ({"world_size": 2, "role": "boss"}, "role is 'boss', expected one of coordinator, worker"),
+        ({"world_size": 2, "rank": 1, "role": "coordinator"}, "rank 1 is the worker"),
+        ({"world_size": 2, "backend": "wgpu"}, "backend is 'wgpu', expected one of cpu, cuda"),
+        ({"world_size": 2, "backend": "auto"}, "there is no 'auto'"),
+        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host"}, "expected HOST:PORT"),
+        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host:0"}, "expected HOST:PORT"),
+        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host:70000"}, "expected HOST:PORT"),
+        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "a b:9000"}, "expected HOST:PORT"),
+        ({"world_size": 2, "coordinator_addr": "host:9000"}, "is for backend 'cuda'"),
+        ({"world_size": 1, "backend": "cuda", "coordinator_addr": "host:9000"}, "one rank meets nobody"),
+    ],
+)
+def test_must_config_refuses_invalid_values(fields, message):
+    with pytest.raises(ValueError, match=message):
+        DistributedTrainConfig(**fields)
+
+
+def test_must_config_fits_the_communicator():
+    assert DistributedTrainConfig(2, 1, role="worker", backend="cuda", coordinator_addr="[::1]:9000").rank == 1
+    assert DistributedTrainConfig(2).is_coordinator and not DistributedTrainConfig(2, 1).is_coordinator
+    for config in (DistributedTrainConfig(2), DistributedTrainConfig(1, backend="cuda")):
+        with pytest.raises(ValueError, match="the communicator's that of rank 0 of 1 on cpu"):
+            BlockDistributedTrainer(Net(), NoOpCommunicator(), config=config)
+    with pytest.raises(ValueError, match="log_every is 0"):
+        BlockDistributedTrainer(Net(), NoOpCommunicator(), log_every=0)
+
+
+def test_must_start_sync_gives_all_rank_0s_weights_and_buffers():
+    def body(comm: ThreadCommunicator) -> Any:
+        net = Net(seed=comm.rank)
+        net.blocks[1].statistic.mean.data[...] = comm.rank + 5.0
+        BlockDistributedTrainer(net, comm)
+        return contents(net)
+
+    want = contents(Net(seed=0))
+    want["blocks.1.statistic.mean"][...] = 5.0
+    for got in run_threads(3, body, timeout=20):
+        assert {k: a.tobytes() for k, a in got.items()} == {k: a.tobytes() for k, a in want.items()}
+
+
+@pytest.mark.parametrize(
+    ("n", "world", "want"),
+    [
+        (10, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]),
+        (7, 3, [[0, 3, 6], [1, 4], [2, 5]]),
+        (5, 1, [[0, 1, 2, 3, 4]]),
+        (2, 4, [[0], [1], [], []]),
+    ],
+)
+def test_must_sharding_vectors_are_disjoint_and_complete(n, world, want):
+    found = [list(shard_batches(n, rank, world)) for rank in range(world)]
+    assert found == want and sorted(i for one in found for i in one) == list(range(n))
+
+
+@pytest.mark.parametrize("arguments", [(3, 0, 0), (3, 2, 2), (3, -1, 2), (-1, 0, 1), (3.0, 0, 1), (3, 0, True)])
+def test_must_sharding_refuses(arguments):
+    with pytest.raises(ValueError, match="shard_batches: "):
+        shard_batches(*arguments)

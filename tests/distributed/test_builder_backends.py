@@ -1,0 +1,94 @@
+"""DdpBuilder: averages in host memory and through communicators are the same, weighted with the batches done."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from replica_builder import ASYNC, CADENCE, Net, X, Y, adamw, arrays, builder, epoch_batches, loss_of, tensors, trained
+
+from minigrad import Tensor
+from minigrad.distributed.policies import AverageBackend
+from minigrad.distributed.replica_average import CommunicatorAverager, HostAverager, weighted_mean
+from minigrad.distributed.simple_trainer import SimpleTrainer, TrainingConfig
+from minigrad.distributed.thread import ThreadCommunicator
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_backends_give_the_same_average_of_the_same_inputs(dtype):
+    world, weights = 3, [7, 3, 1]
+
+    def replicas() -> list[list[Tensor]]:
+        made = []
+        for rank in range(world):
+            model = Net(seed=rank, dtype=dtype)
+            model.mean.data[...] = rank
+            model.seen.data[...] = (5, 9, 2)[rank]
+            made.append([*model.parameters(), *model.buffers()])
+        return made
+
+    want = [sum(w * r[i].data.astype(np.float64) for w, r in zip(weights, replicas())) / 11 for i in range(5)]
+    results = []
+    for averager in (HostAverager(world, 5.0), CommunicatorAverager(ThreadCommunicator.group(world, 5.0))):
+        mine, deltas = replicas(), [0.0] * world
+
+        def work(rank: int, averager: Any = averager, mine: Any = mine, deltas: Any = deltas) -> None:
+            deltas[rank] = averager.average(rank, mine[rank], weights)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for rank in range(world):
+            for a, b in zip(mine[rank], mine[0]):
+                assert a.data.tobytes() == b.data.tobytes()
+        results.append((mine[0], deltas))
+    (host, host_deltas), (comm, comm_deltas) = results
+    tolerance = 4 * float(np.finfo(dtype).eps)
+    for i, (a, b) in enumerate(zip(host, comm)):
+        assert a.data.tobytes() == b.data.tobytes() and a.dtype == replicas()[0][i].dtype
+        if i not in (2, 4):  # the frozen bias stays, a counter becomes the largest
+            np.testing.assert_allclose(a.data.astype(np.float64), want[i], rtol=tolerance, atol=tolerance)
+    assert host[4].item() == 9 and host[2].data.tobytes() == replicas()[0][2].data.tobytes()
+    alone = weighted_mean(replicas(), weights)
+    assert [a.data.tobytes() for a in alone] == [a.data.tobytes() for a in host]
+    assert host_deltas == comm_deltas
+    pre, post = (
+        np.concatenate([r[i].data.astype(np.float64).ravel() for i in (0, 1, 3)]) for r in (replicas()[1], host)
+    )
+    assert host_deltas[1] == pytest.approx(np.linalg.norm(pre - post) / np.linalg.norm(post), rel=10 * tolerance)
+
+
+@pytest.mark.parametrize("policy", [CADENCE, ASYNC])
+@pytest.mark.parametrize("backend", AverageBackend)
+def test_backends_learn_with_every_policy(policy, backend):
+    handle = builder(policy=policy, backend=backend, num_epochs=25, anchor=2, max_anchor=4).run()
+    losses = []
+    while (metrics := handle.next_metrics()) is not None:
+        losses.append(metrics.avg_loss)
+    state = handle.join()
+    assert len(losses) == 25 and losses[-1] < 0.3 * losses[0]
+    assert sum(state.report.batches) == 25 * 12 and state.report.averages > 1
+
+
+@pytest.mark.parametrize("backend", AverageBackend)
+def test_backends_weight_with_the_batches_done(backend):
+    """With so large an anchor there is one average, at the end: of 9 batches and of 3."""
+    options = {"policy": CADENCE, "anchor": 200, "partition_ratios": [3, 1], "num_epochs": 1}
+    state = builder(**options, backend=backend).run().join()
+    alone = []
+    for part in (slice(0, 9), slice(9, 12)):
+        model = Net()
+        trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), adamw(trained(model)))
+        for rows in epoch_batches(0)[part]:
+            loss = loss_of(model, (Tensor(X[rows]), Tensor(Y[rows])))
+            trainer.step(list(model.named_parameters()), loss.backward(), loss.item())
+        alone.append(tensors(model))
+    assert state.report.count_history == [[9, 3]]
+    for name in ("w", "v", "mean"):
+        want = (9 * alone[0][name] + 3 * alone[1][name]) / 12
+        np.testing.assert_allclose(arrays(state)[name], want, rtol=0, atol=1e-14)
+    assert arrays(state)["seen"] == 9

@@ -1,0 +1,184 @@
+"""DdpBuilder: a replica that raises, dies or is stuck is left out, and the others' average is what is trained."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from replica_builder import CADENCE, SYNC, Net, builder, is_replica, loss_of
+
+from minigrad import Tensor
+from minigrad.distributed import replica_average
+from minigrad.distributed.coordinator import Coordinator, Plan
+from minigrad.distributed.ddp_handle import ReplicaFailedError
+from minigrad.distributed.faults import Fault, FaultPlan
+from minigrad.distributed.policies import AverageBackend, AveragingPolicy
+from minigrad.distributed.replica_threads import ReplicaThreads
+from minigrad.distributed.thread import ThreadCommunicator
+from minigrad.distributed.workload import Batch
+
+
+def failing(rank: int, at: int, how: Any) -> Any:
+    done = [0]
+
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        if is_replica(rank):
+            done[0] += 1
+            if done[0] == at:
+                how()
+        return loss_of(model, batch)
+
+    return train_fn
+
+
+def raises(error: BaseException) -> Any:
+    def how() -> None:
+        raise error
+
+    return how
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("backend", AverageBackend)
+@pytest.mark.parametrize("error", [ValueError("bad row"), SystemExit("killed")])
+def test_death_a_replica_that_raises_leaves_the_survivors_state(policy, backend, error):
+    handle = builder(
+        policy=policy, backend=backend, replicas=3, num_epochs=1000, train_fn=failing(1, 5, raises(error))
+    ).run()
+    with pytest.warns(RuntimeWarning, match=f"replica 1: {type(error).__name__}: .*average of replica 0, 2"):
+        state = handle.join()
+    assert state.failures == {1: error}
+    handle.poll_metrics()
+    assert handle.next_metrics() is None
+    assert all(np.isfinite(array).all() for array in state.params.values())
+    assert not np.array_equal(state.params["w"], Net().w.data)
+
+
+def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
+    """The lost replica has ruined its weights before: nothing of that may be left."""
+
+    def ruin(model: Any, batch: Any) -> Tensor:
+        if is_replica(2) and int(model.seen.item()) > 0:
+            model.w.data[...] = 1e30
+            raise RuntimeError("ruined")
+        return loss_of(model, batch)
+
+    handle = builder(policy=SYNC, replicas=3, train_fn=ruin).run()
+    with pytest.warns(RuntimeWarning, match="replica 2: RuntimeError: ruined"):
+        state = handle.join()
+    assert np.abs(state.params["w"]).max() < 100
+
+
+@pytest.mark.parametrize("policy", [SYNC, CADENCE])
+@pytest.mark.parametrize("call", [1, 2])
+def test_death_in_the_midst_of_an_average(policy, call):
+    comms = ThreadCommunicator.group(3, timeout=5.0, fault=FaultPlan([Fault("kill", rank=1, call=2 * call)]))
+    handle = builder(policy=policy, replicas=3, num_epochs=1000, communicators=comms, anchor=1).run()
+    with pytest.warns(RuntimeWarning, match="replica 1: RankKilledError"):
+        state = handle.join()
+    assert list(state.failures) == [1]
+    assert all(np.isfinite(array).all() for array in state.params.values())
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
+    def pack(tensors: Any, share: float) -> Any:
+        if is_replica(1):
+            raise MemoryError("no room for the sum")
+        return original(tensors, share)
+
+    original = replica_average.pack
+    monkeypatch.setattr(replica_average, "pack", pack)
+    handle = builder(policy=policy, backend=AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
+    with handle._threads.changed:
+        handle._threads.wait(lambda: False)
+    monkeypatch.undo()
+    with pytest.warns(RuntimeWarning, match=r"\(replica 1: MemoryError: .*average of replica 0, 2$"):
+        state = handle.join()
+    assert list(state.failures) == [1]
+
+
+@pytest.mark.parametrize("policy", [SYNC, CADENCE])
+def test_death_of_a_replica_whose_words_never_arrive(policy):
+    """It does not know that it is lost; the others find out at the communicator's deadline, and name it."""
+    comms = ThreadCommunicator.group(3, timeout=0.5, fault=FaultPlan([Fault("drop", rank=1, call=2)]))
+    handle = builder(policy=policy, replicas=3, num_epochs=1000, communicators=comms, anchor=1).run()
+    with pytest.warns(RuntimeWarning, match=r"replica 1: CommTimeoutError: .*average of replica 0, 2$"):
+        state = handle.join()
+    assert list(state.failures) == [1]
+
+
+@pytest.mark.parametrize("policy", AveragingPolicy)
+def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
+    release = threading.Event()
+    handle = builder(policy=policy, batch_timeout=1.0, train_fn=failing(0, 3, release.wait), num_epochs=1000).run()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"replica 0: ReplicaStuckError: replica 0 has not ended .* within 1 s"):
+            state = handle.join()
+        assert list(state.failures) == [0]
+    finally:
+        release.set()
+
+
+def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy():
+    """All wait, with nothing to watch; one is woken alone, gets a batch, and never comes back."""
+    coordinator = Coordinator(Plan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
+    threads = ReplicaThreads(coordinator, [], None, None, [], None, None, None, None, None)  # type: ignore[arg-type]
+    for rank in (0, 1):
+        assert isinstance(coordinator.next(rank), Batch)
+    coordinator.batch_done(0, 4, 0.0, 1.0)
+    woken = threading.Thread(target=threads._next, args=(0,), daemon=True)
+    woken.start()
+    watching = threading.Event()
+
+    def watch() -> None:
+        with threads.changed:
+            watching.set()
+            threads.wait(lambda: False)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    while not threads.changed._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    with threads.changed:
+        coordinator.batch_done(1, 4, 0.0, 1.0)
+        coordinator.arrived(0, 1)
+        coordinator.arrived(1, 1)
+        coordinator.average_done(0, 0.0)
+        coordinator.average_done(1, 0.0)
+        coordinator.leave(1)
+    watcher.start()
+    assert watching.wait(5)
+    with threads.changed:
+        threads.changed.notify(1)  # the first that waits: the replica
+    watcher.join(5)
+    assert not watcher.is_alive() and list(coordinator.failures) == [0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_death_of_all_is_a_clear_error(replicas):
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        raise KeyError("column")
+
+    handle = builder(train_fn=train_fn, replicas=replicas).run()
+    assert handle.next_metrics() is None
+    with pytest.raises(ReplicaFailedError, match="no trained replica is left: replica .: KeyError: 'column'") as info:
+        handle.join()
+    assert isinstance(info.value.__cause__, KeyError) and info.value.failures
+
+
+def test_death_by_numbers_that_are_not_finite_names_the_step():
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        loss = loss_of(model, batch)
+        return loss * float("nan") if is_replica(1) and int(model.seen.item()) > 2 else loss
+
+    with pytest.warns(RuntimeWarning, match="replica 1: NonFiniteLossError: the loss of step 3 is nan"):
+        state = builder(policy=SYNC, train_fn=train_fn).run().join()
+    assert np.isfinite(state.params["w"]).all()
+
+
+def test_death_of_the_only_one_by_the_keyboard_is_passed_on():
+    with pytest.raises(KeyboardInterrupt):
+        builder(replicas=1, train_fn=lambda m, b: raises(KeyboardInterrupt())()).run()

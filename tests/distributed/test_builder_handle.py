@@ -1,0 +1,235 @@
+"""DdpBuilder and DdpHandle: settings and what is refused, metrics, stop, callbacks, datasets, timeline, devices."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from replica_builder import (
+    BATCH,
+    CADENCE,
+    COMMUNICATOR,
+    CPU,
+    SYNC,
+    N,
+    Net,
+    X,
+    Y,
+    adamw,
+    arrays,
+    assert_same_bits,
+    builder,
+    is_replica,
+    loss_of,
+)
+
+import minigrad
+from minigrad import Tensor, nn
+from minigrad.distributed.builder import DdpBuilder
+from minigrad.distributed.thread import ThreadCommunicator
+from minigrad.distributed.timeline import EventKind, Timeline
+from minigrad.distributed.trainer import Trainer
+
+
+@pytest.mark.parametrize("name", ["dataset", "batch_size", "num_epochs"])
+def test_builder_required_fields(name):
+    with pytest.raises(ValueError, match=f"^DdpBuilder: {name} is required$"):
+        builder(**{name: None}).run()
+
+
+def test_builder_defaults_are_those_of_flodl():
+    b = DdpBuilder(Net, adamw, loss_of)
+    assert (b.policy, b.backend, b.anchor, b.max_anchor, b.overhead_target) == (CADENCE, COMMUNICATOR, 10, 200, 0.1)
+    assert (b.divergence_threshold, b.max_batch_diff, b.max_overshoot, b.progressive_dispatch) == (
+        0.05,
+        None,
+        None,
+        None,
+    )
+    assert (b.max_grad_norm, b.lr_scale_ratio, b.seed, b.snapshot_timeout, b.timeline) == (None, 1.0, 42, 5.0, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0, expected an integer >= 1"),
+        ({"num_epochs": -1}, "num_epochs is -1, expected an integer >= 0"),
+        ({"replicas": 0}, "replicas is 0"),
+        ({"replicas": True}, "replicas is True"),
+        ({"max_batch_diff": 0}, "max_batch_diff is 0, expected an integer >= 1"),
+        ({"checkpoint_every": 1}, "checkpoint_every and checkpoint_fn go together"),
+        ({"lr_scale_ratio": -1}, "lr_scale_ratio is -1"),
+        ({"speed_hint": (0, 0.4)}, "speed_hint is .0, 0.4., expected .slowest rank, ratio >= 1"),
+        ({"speed_hint": (2, 2.0)}, "slow_rank is 2, expected a rank from 0 to 1"),
+        ({"partition_ratios": [1, 2, 3]}, "partition_ratios is .1, 2, 3., expected 2 numbers > 0"),
+        ({"partition_ratios": [1, 2], "progressive_dispatch": True}, "partition_ratios have no effect"),
+        ({"partition_ratios": [1, 2], "policy": SYNC}, "with policy SYNC every replica has one batch"),
+        ({"policy": SYNC, "replicas": 13}, "50 samples are 12 batches of 4, too few for a step of 13 replicas"),
+        ({"batch_timeout": 0}, "batch_timeout is 0"),
+        ({"dataset": (X, Y[:-1])}, "arrays of the lengths .49, 50., expected equal ones"),
+        ({"backend": CPU, "communicators": ThreadCommunicator.group(2)}, "communicators are for several replicas"),
+        ({"communicators": ThreadCommunicator.group(3)}, "communicators are .rank, world size. "),
+        ({"divergence_threshold": 0.0}, "divergence_threshold is 0.0"),
+    ],
+)
+def test_builder_refuses_what_does_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        builder(**options).run()
+
+
+def test_builder_replicas_must_be_alike():
+    made = iter([Net(), nn.Linear(5, 2)])
+    with pytest.raises(ValueError, match="^Ddp: replica 1 has 2 parameters and 0 buffers, expected 3 and 2"):
+        builder(model_factory=lambda: next(made)).run()
+    made = iter([Net(), Net(dtype=np.float32)])
+    with pytest.raises(ValueError, match=r"Ddp: replica 1 has w \(5, 6\) float32, expected w \(5, 6\) float64"):
+        builder(model_factory=lambda: next(made)).run()
+
+
+def test_builder_replicas_begin_with_the_first_ones_values():
+    seeds, first = iter(range(3)), []
+    builder(
+        model_factory=lambda: Net(seed=next(seeds)),
+        replicas=3,
+        epoch_fn=lambda epoch, replica: first.append(replica.model.w.data.copy()) if epoch == 0 else None,
+        policy=SYNC,
+    ).run().join()
+    assert len(first) == 3 and all(np.array_equal(w, Net(seed=0).w.data) for w in first)
+
+
+def test_builder_needs_an_optimizer():
+    with pytest.raises(TypeError, match=r"optim_factory\(params\) returned NoneType, expected an Optimizer"):
+        builder(optim_factory=lambda params: None).run()
+
+
+def test_builder_from_trainer():
+    got = Trainer.builder(Net, adamw, loss_of, dataset=(X, Y), batch_size=BATCH, num_epochs=2, policy=SYNC)
+    assert_same_bits(arrays(got.run().join()), arrays(builder(replicas=1).run().join()))
+
+
+def test_handle_metrics_come_in_order_and_end_with_none():
+    released = threading.Event()
+
+    def train_fn(model: Any, batch: Any) -> Any:
+        assert released.wait(10)
+        return loss_of(model, batch), {"rank": float(is_replica(1))}
+
+    handle = builder(num_epochs=3, train_fn=train_fn).run()
+    assert handle.world_size == 2
+    assert handle.poll_metrics() == []  # run() has not waited for anything
+    released.set()
+    got = [handle.next_metrics() for _ in range(3)]
+    assert [m.epoch for m in got if m is not None] == [0, 1, 2]
+    assert handle.next_metrics() is None and handle.next_metrics() is None and handle.poll_metrics() == []
+    for metrics in got:
+        assert metrics is not None
+        assert sum(r.batches for r in metrics.per_rank) == 12
+        assert metrics.scalars["rank"] == pytest.approx(metrics.batch_share[1])
+        assert sum(metrics.batch_share) == pytest.approx(1)
+    state = handle.join()
+    assert handle.join() is state and state.epoch == 3 and state.failures == {}
+
+
+def test_handle_poll_drains():
+    handle = builder(num_epochs=2, replicas=1).run()
+    assert [m.epoch for m in handle.poll_metrics()] == [0, 1]
+    assert handle.poll_metrics() == [] and handle.next_metrics() is None
+
+
+def test_handle_stop_gives_what_has_been_trained():
+    began = threading.Event()
+
+    def train_fn(model: Any, batch: Any) -> Tensor:
+        began.set()
+        return loss_of(model, batch)
+
+    with builder(num_epochs=10**9, train_fn=train_fn).run() as handle:
+        assert began.wait(10)
+        handle.stop()
+        state = handle.join()
+    assert state.failures == {} and state.replicas == [] and np.isfinite(state.params["w"]).all()
+    with pytest.raises(ValueError, match="the state has optimizers of 0 replicas, for 2"):
+        builder(resume=state).run()
+
+
+def test_metrics_fn_and_epoch_fn(caplog):
+    seen, epochs = [], []
+
+    def metrics_fn(metrics: Any) -> None:
+        seen.append(metrics.epoch)
+        if metrics.epoch == 1:
+            raise RuntimeError("the disk of the metrics is full")
+
+    with caplog.at_level(logging.ERROR, "minigrad.distributed"):
+        builder(num_epochs=4, metrics_fn=metrics_fn, epoch_fn=lambda e, r: epochs.append((r.rank, e))).run().join()
+    assert seen == [0, 1, 2, 3]
+    assert "metrics_fn failed for epoch 1" in caplog.text and "the disk of the metrics is full" in caplog.text
+    for rank in (0, 1):
+        mine = [e for r, e in epochs if r == rank]
+        assert mine == sorted(set(mine))
+
+
+def test_datasets_of_other_kinds():
+    class Rows:
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, indices: np.ndarray) -> Any:
+            return Tensor(X[indices]), Tensor(Y[indices])
+
+    want = arrays(builder(policy=SYNC).run().join())
+    assert_same_bits(arrays(builder(policy=SYNC, dataset=Rows()).run().join()), want)
+    only_x = builder(policy=SYNC, dataset=X, train_fn=lambda m, x: (m(x) ** 2).mean()).run().join()
+    assert only_x.batches == 24
+    with pytest.raises(TypeError, match="dataset is a int, expected arrays"):
+        builder(dataset=3).run()
+
+
+def test_data_partition_static_ratios_are_kept():
+    handle = builder(partition_ratios=[3, 1]).run()
+    handle.join()
+    assert [m.batch_share for m in handle.poll_metrics()] == [[0.75, 0.25]] * 2
+
+
+def test_timeline_of_a_run(tmp_path):
+    timeline = Timeline()
+    state = builder(policy=SYNC, backend=CPU, timeline=timeline).run().join()
+    summary = timeline.summary()
+    assert summary.batches == state.report.batches == [12, 12]
+    assert summary.averages == state.report.averages == 12 and summary.epochs == 2
+    kinds = {event.kind for event in timeline.events}
+    assert EventKind.AVERAGE_START in kinds and EventKind.SYNC_START not in kinds
+    assert "replica 1" in timeline.draw()
+
+
+def test_handle_and_metrics_tell_the_devices():
+    handle = builder(replicas=2, num_epochs=1).run()
+    metrics = handle.next_metrics()
+    assert metrics is not None and metrics.device_indices == [0, 0]
+    assert handle.devices == [minigrad.device.CPU] * 2
+    handle.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"devices": []}, ValueError, "0 devices for 1 replicas"),
+        ({"devices": ["cpu"] * 3, "replicas": 2}, ValueError, "3 devices for 2 replicas; leave one of them out"),
+        ({"devices": ["cpu", "cuda"]}, ValueError, "NcclComms requires CUDA devices, got CPU"),
+        ({"devices": ["cuda:99"]}, minigrad.device.DeviceError, "cuda:99 cannot be used"),
+        ({"prefetch": -1}, ValueError, "prefetch is -1, expected an integer >= 0"),
+    ],
+)
+def test_builder_devices_that_do_not_fit_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        builder(**{"replicas": 1, **options}).run()
+
+
+def test_builder_devices_say_how_many_replicas_there_are():
+    got = builder(policy=SYNC, replicas=1, devices=["cpu", "cpu"]).run()
+    want = builder(policy=SYNC, replicas=2).run()
+    assert got.world_size == 2
+    assert_same_bits(arrays(got.join()), arrays(want.join()))
