@@ -268,7 +268,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "report.json")
-        launch = [sys.executable, "-m", "minigrad.distributed.launch", "-n", str(args.ranks), "--threads-per-rank", "1"]
+        launch = [
+            sys.executable,
+            "-m",
+            "minigrad.distributed.launch",
+            "-n",
+            str(args.ranks),
+            "--threads-per-rank",
+            "1",
+        ]
         flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
         code = subprocess.run([*launch, __file__, *flags, "--worker", str(file)]).returncode
         if code:

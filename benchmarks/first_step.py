@@ -1,9 +1,9 @@
-"""Time from the start of Python to the end of the first training step, with an empty and with a filled kernel cache.
+"""The time from starting Python to the end of the first training step, with an empty and with a filled kernel cache.
 
     python benchmarks/first_step.py
 
-Runs ``examples/train_char_gpt.py`` in a process of its own and waits for the first line of its ``metrics.jsonl``, which
-it writes as soon as the first step is done.
+Runs ``examples/train_char_gpt.py`` in a process of its own. Its ``metrics.jsonl`` has a first line as soon as the first
+step is done.
 """
 
 from __future__ import annotations

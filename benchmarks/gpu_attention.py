@@ -10,6 +10,7 @@ import numpy as np
 from gpu_case import Arrays, Call, Case, Sizes, normal, softmax
 
 from minigrad.dtypes import bfloat16
+from minigrad.ops.attention import Options
 
 HALF_TOLERANCE = 2e-2  # probabilities are rounded to bfloat16 between the two products
 
@@ -31,13 +32,13 @@ def _attention_backward(dy: Any, q: Any, k: Any, v: Any) -> Arrays:
 
 
 def _ours(k: Any, q: Any, key: Any, v: Any) -> Call:
-    return lambda: k.attention.forward(q, key, v, True, 1 / math.sqrt(q.shape[-1]))[0]
+    return lambda: k.attention.forward(q, key, v, Options(True, 1 / math.sqrt(q.shape[-1])))[0]
 
 
 def _our_backward(k: Any, dy: Any, q: Any, key: Any, v: Any) -> Call:
     scale = 1 / math.sqrt(q.shape[-1])
-    y, lse = k.attention.forward(q, key, v, True, scale)
-    return lambda: k.attention.backward(dy, q, key, v, y, lse, True, scale)
+    y, lse = k.attention.forward(q, key, v, Options(True, scale))
+    return lambda: k.attention.backward(dy, q, key, v, y, lse, Options(True, scale))
 
 
 def _torch(t: Any, q: Any, key: Any, v: Any) -> Call:

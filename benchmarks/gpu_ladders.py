@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from gpu_case import Arrays, Call, Case, Sizes, elements, normal, normals, softmax
 
-from minigrad.cuda_kernels import ladder_matmul as multiplying
-from minigrad.cuda_kernels import ladder_reduction as summing
-from minigrad.cuda_kernels import ladder_softmax as normalising
-from minigrad.cuda_kernels import ladder_transpose as transposing
-from minigrad.cuda_kernels.array import DeviceArray, empty
-from minigrad.cuda_kernels.launch import Kernel
+from minigrad.cuda_kernels.ladders import ladder_matmul as multiplying
+from minigrad.cuda_kernels.ladders import ladder_reduction as summing
+from minigrad.cuda_kernels.ladders import ladder_softmax as normalising
+from minigrad.cuda_kernels.ladders import ladder_transpose as transposing
+from minigrad.cuda_kernels.platform.array import DeviceArray, empty
+from minigrad.cuda_kernels.platform.launch import Kernel
+from minigrad.cuda_kernels.rowwise import transposes
 
 
 def cases() -> list[Case]:
@@ -30,8 +31,8 @@ def transpose_rungs() -> list[Case]:
     kernels = {
         "naive": transposing.naive,
         "tile": transposing.tile,
-        "padded": transposing.PADDED[4],
-        "wide": transposing.WIDE[4][0],
+        "padded": transposes.PADDED_TILES[4],
+        "wide": transposes.WIDE_TILES[4][0],
     }
     return [
         Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import numpy as np
 from gpu_case import Arrays, Call, Case, Sizes, normal
 
+from minigrad.cuda_kernels.platform import choices
+from minigrad.cuda_kernels.products import choose, cublaslt, simt, tensor_core
+from minigrad.cuda_kernels.products import hopper as wgmma
+from minigrad.cuda_kernels.products.record import broadcast, problem
 from minigrad.dtypes import bfloat16
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "tf32": np.float32, "bfloat16": bfloat16, "float16": np.float16}
@@ -37,24 +42,25 @@ def views(transposed: str, a: Any, b: Any) -> tuple[Any, Any]:
 
 def numba(k: Any, p: Any, word: str) -> Any:
     """The kernels of this package: mma on tensor cores, multiply-adds for float32."""
-    return k.matmul_simt.multiply(p) if word in ("float32", "float64") else k.matmul_tensor_core.multiply(p)
+    return simt.multiply(p) if word in ("float32", "float64") else tensor_core.multiply(p)
 
 
-def cublaslt(k: Any, p: Any, word: str) -> Any:
+def library(k: Any, p: Any, word: str) -> Any:
     """NVIDIA's library."""
-    return k.cublaslt.multiply(p, word == "tf32")
+    return cublaslt.multiply(p, word == "tf32")
 
 
 def hopper(k: Any, p: Any, word: str) -> Any:
     """TMA and wgmma, for compute capability 9.0."""
-    if not k.matmul_hopper.multiply(p):
+    if not wgmma.supports(p):
         raise ValueError(f"TMA and wgmma do not take {p.a!r} times {p.b!r}")
+    return wgmma.multiply(p)
 
 
 def no_library(k: Any) -> str | None:
     """Why cuBLASLt cannot be measured, or None."""
     try:
-        k.cublaslt.library()
+        cublaslt.library()
     except OSError as error:
         return str(error)
     return None
@@ -63,7 +69,7 @@ def no_library(k: Any) -> str | None:
 def no_hopper(k: Any) -> str | None:
     """Why wgmma cannot be measured, or None."""
     device = k.memory.current_device()
-    return None if k.matmul_hopper.takes_device(device) else "wgmma needs compute capability 9.0"
+    return None if wgmma.supports_device(device) else "wgmma needs compute capability 9.0"
 
 
 # Names in the report: what computes, what it may lack, and the goals by dtype in per cent of cuBLAS.
@@ -71,14 +77,14 @@ Engine = tuple[Callable[[Any, Any, str], Any], Callable[[Any], str | None], dict
 ENGINES: dict[str, Engine] = {
     "": (numba, lambda k: None, {"float32": 80, "tf32": 44, "bfloat16": 45, "float16": 45}),
     ", wgmma": (hopper, no_hopper, {"bfloat16": 70, "float16": 70}),
-    ", cuBLASLt": (cublaslt, no_library, {"float32": 95, "tf32": 95, "bfloat16": 95, "float16": 95}),
+    ", cuBLASLt": (library, no_library, {"float32": 95, "tf32": 95, "bfloat16": 95, "float16": 95}),
 }
 
 
 def product(k: Any, a: Any, b: Any) -> Any:
     """A product of two operands, with an array for its result."""
-    a, b, shape = k.matmul_operands.broadcast(a, b)
-    return k.matmul_operands.Product(k.empty(shape, a.dtype), a, b)
+    a, b, shape = broadcast(a, b)
+    return problem(k.empty(shape, a.dtype), a, b)
 
 
 def _ours(engine: Callable[[Any, Any, str], Any], word: str, transposed: str) -> Callable[..., Call]:
@@ -167,29 +173,29 @@ def tuned_shapes(s: Sizes) -> Iterator[tuple[tuple[int, int], tuple[int, int], s
 def tune(
     k: Any, word: str, s: Sizes, timer: Callable[[Sequence[Call]], float], most: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Measure the engines for each shape of a dtype, and remember the fastest one (``matmul_tuning.py``).
+    """Measure the engines for each shape of a dtype, and remember the fastest one (``choose.py``).
 
     With ``most`` only that many shapes, and nothing is remembered.
     """
     rng, measured, errors = np.random.default_rng(0), {}, {}
     half = word in ("bfloat16", "float16")
-    engines = {n: f for n, f in k.matmul_engines.ENGINES.items() if n != "hopper" or (half and no_hopper(k) is None)}
-    k.choices.precision = "high" if word == "tf32" else "highest"
+    engines = {n: f for n, f in choose.ENGINES.items() if n != "hopper" or (half and no_hopper(k) is None)}
+    choices.precision = "high" if word == "tf32" else "highest"
     for shape_a, shape_b, transposed in itertools.islice(tuned_shapes(s), most):
         host = [normal(rng, *(max(n, 2) for n in shape)).astype(DTYPES[word]) for shape in (shape_a, shape_b)]
         p = product(k, *views(transposed, *map(k.from_host, host)))
         ms = {}
-        for name, multiply in engines.items():
+        for name, engine_of in engines.items():
             try:
-                ms[name] = 1e3 * timer([lambda p=p, multiply=multiply: multiply(p)])
+                ms[name] = 1e3 * timer([functools.partial(engine_of(p), p)])
             except Exception as error:
                 errors[name] = f"{type(error).__name__}: {error}"[:400]
         if len(ms) > 1:
-            measured[k.matmul_tuning.key(p)] = {"engine": min(ms, key=ms.__getitem__), "ms": ms}
-    k.choices.precision = "highest"
+            measured[choose.key(p)] = {"engine": min(ms, key=ms.__getitem__), "ms": ms}
+    choices.precision = "highest"
     yield {"products": measured, "errors": errors}
     if not measured:
         yield {"skipped": f"only one engine could be measured, so nothing is remembered: {errors}"}
         return
     if most is None:  # a rehearsal's choice would be nobody's
-        yield {"file": str(k.matmul_tuning.write(k.memory.current_device(), measured))}
+        yield {"file": str(choose.write(k.memory.current_device(), measured))}

@@ -5,10 +5,10 @@
     python benchmarks/gpu_report.py --out report.json --tune --only engines
     python benchmarks/gpu_report.py --out report.json --rehearse
 
-Kernels that move data are given in per cent of the driver's copy within the same card, kernels that multiply in per
-cent of cuBLAS's product of the same dtype, both measured in the same run. Beside them are the goal, the largest error
-against float64 (relative to the largest value), and PyTorch's time where it is installed. Each part has a limit, eight
-minutes in all, and three more for --tune. The file is written after each entry, so it keeps what was
+Kernels that move data are given in per cent of the driver's copy within the same card. Kernels that multiply are given
+in per cent of cuBLAS's product of the same dtype. Both are measured in the same run. Beside them are the goal, the
+largest error against float64 (relative to the largest value), and PyTorch's time where it is installed. Each part has a
+limit, eight minutes in all, and three more for --tune. The file is written after each entry, so it keeps what was
 measured whatever happens. An entry that fails is recorded with its error, and the next one goes on.
 
 --tune also measures which engine multiplies the matrices of a GPT-2 faster, and remembers it for this card beside the

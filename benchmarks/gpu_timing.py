@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.cuda_kernels import elementwise, libcuda, limits, memory, streams
-from minigrad.cuda_kernels.array import empty, from_host, full
-from minigrad.cuda_kernels.language import SIMULATED, cuda
-from minigrad.cuda_kernels.launch import kernel
-from minigrad.cuda_kernels.matmul_operands import Product
+from minigrad.cuda_kernels import elementwise
+from minigrad.cuda_kernels.platform import launch, libcuda, limits, memory, streams
+from minigrad.cuda_kernels.platform.array import empty, from_host, full
+from minigrad.cuda_kernels.platform.language import SIMULATED, cuda
+from minigrad.cuda_kernels.platform.launch import kernel
+from minigrad.cuda_kernels.products.record import problem
 from minigrad.dtypes import as_dtype
 
 Call = Callable[[], Any]
@@ -33,7 +34,7 @@ def median_seconds(calls: Sequence[Call], seconds: float = 0.1) -> float:
     """Seconds of GPU time for a call. ``calls`` do the same on arrays of their own, together larger than the L2 cache.
 
     All calls run once to compile and to warm up. A sample is as many rounds of them as take a few milliseconds, between
-    two events; while the GPU clears other memory the host gets ahead of it, so what Python costs is not in the time,
+    two events. While the GPU clears other memory the host gets ahead of it. So what Python costs is not in the time,
     unless the kernels are shorter than that.
     """
     for call in calls:
@@ -72,9 +73,9 @@ def copy_rate() -> float:
 
 
 def multiply_add_rate(timer: Timer, blocks: int, n: int) -> float:
-    """Operations per second of `limits.multiply_adds`: ``blocks`` of 256 threads, 16 n each, each counted twice."""
+    """Operations per second of `launch.multiply_adds`: ``blocks`` of 256 threads, 16 n each, each counted twice."""
     y = empty(256 * blocks, np.float32)
-    return 32 * n * y.size / timer([lambda: limits.multiply_adds.launch(blocks, y, n, 0.5)])
+    return 32 * n * y.size / timer([lambda: launch.multiply_adds.launch(blocks, y, n, 0.5)])
 
 
 def matrix_rate(timer: Timer, side: int = SIDE, word: str = "float32") -> tuple[float, str] | None:
@@ -122,12 +123,12 @@ def _cupy_product(side: int, word: str) -> Call:
 
 
 def _our_product(side: int, word: str) -> Call:
-    from minigrad.cuda_kernels import cublaslt
+    from minigrad.cuda_kernels.products import cublaslt
 
     a, b, y = (full((side, side), 1, np.float32) for _ in range(3))
     if word not in ("float32", "tf32"):
         a, b, y = (elementwise.cast(x, as_dtype(word)) for x in (a, b, y))
-    p = Product(y, a, b)
+    p = problem(y, a, b)
     return lambda: cublaslt.multiply(p, word == "tf32")
 
 

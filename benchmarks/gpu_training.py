@@ -24,7 +24,7 @@ from train_step_contenders import (
 )
 
 from minigrad import cuda as devices
-from minigrad.cuda_kernels import memory
+from minigrad.cuda_kernels.platform import memory
 
 Result = dict[str, Any]
 

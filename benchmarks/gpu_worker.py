@@ -31,9 +31,9 @@ from gpu_timing import torch_with_cuda
 from train_step_contenders import Preset
 
 import minigrad
-from minigrad.cuda_kernels import memory
-from minigrad.cuda_kernels.array import DeviceArray, copy, from_host, to_host
-from minigrad.cuda_kernels.language import SIMULATED
+from minigrad.cuda_kernels.platform import memory
+from minigrad.cuda_kernels.platform.array import DeviceArray, copy, from_host, to_host
+from minigrad.cuda_kernels.platform.language import SIMULATED
 from minigrad.dtypes import bfloat16, is_floating
 
 ANSWER = "entry "  # before the JSON, since libraries print as well

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from minigrad.cpu_kernels.jit import kernel, parallel_kernel
-from minigrad.cpu_kernels.register_tile import (
+from minigrad.cpu_kernels.toolbox.jit import kernel, parallel_kernel
+from minigrad.cpu_kernels.toolbox.register_tile import (
     TILE_BYTES,
     TILE_ROWS,
     advance,

@@ -29,7 +29,7 @@ from typing import Any
 from train_step_contenders import PRESETS, Minigrad
 from turns import conditions
 
-from minigrad.nn.fusion import one_by_one
+import minigrad
 
 # Parts by the module of cpu_kernels. The head and its loss count as product; what is named nowhere as OTHER.
 PARTS = {
@@ -39,8 +39,7 @@ PARTS = {
     "optimizer and clipping": ("adamw", "grad_norm", "multi_tensor"),
 }
 OTHER = "elementwise, norm, softmax, loss"
-SUPPORT = ("heap", "jit", "memory", "pointers", "poison", "product_epilogue", "product_loops", "register_tile")
-SUPPORT += ("storage", "task_pool", "threads", "vector_math")
+TIMED_TOOLS = ("bfloat16_product", "multi_tensor")  # of the toolbox; its other modules compute nothing by themselves
 
 
 class Clock:
@@ -70,9 +69,10 @@ class Clock:
     def install(self) -> None:
         """Time the public functions of all kernel modules from now on."""
         package = importlib.import_module("minigrad.cpu_kernels")
-        for info in pkgutil.iter_modules(package.__path__):
-            if info.name not in SUPPORT:
-                self._wrap(importlib.import_module(f"minigrad.cpu_kernels.{info.name}"), part_of(info.name))
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            room, _, name = info.name.removeprefix(f"{package.__name__}.").rpartition(".")
+            if not info.ispkg and (room in ("", "stages") or name in TIMED_TOOLS):
+                self._wrap(importlib.import_module(info.name), part_of(name))
 
     def _wrap(self, module: ModuleType, part: str) -> None:
         for name, function in vars(module).copy().items():
@@ -95,7 +95,7 @@ def profile(
     clock = Clock()
     clock.install()
     _, step = build(PRESETS[preset], threads)
-    with one_by_one() if apart else contextlib.nullcontext():
+    with minigrad.unfused("whole block", "embeddings") if apart else contextlib.nullcontext():
         for _ in range(3):
             step()
         clock.seconds.clear()

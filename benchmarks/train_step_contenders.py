@@ -1,8 +1,8 @@
 """The contenders of ``train_step_cpu.py``: the same GPT-2 and the same step in each library.
 
 As a script it is the worker: ``train_step_contenders.py NAME PRESET PRODUCTS THREADS`` prints a JSON line when it is
-warm, then for each line with a number of steps on its input, one with the seconds per step. PRODUCTS are in float32 or
-bfloat16.
+warm. For each line with a number of steps on its input it then prints one with the seconds per step. PRODUCTS are in
+float32 or bfloat16.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class MinigradBfloat16(Minigrad):
         """Why it cannot run, or None."""
         if (reason := Minigrad.missing()) is not None:
             return reason
-        from minigrad.cpu_kernels import bfloat16_product
+        from minigrad.cpu_kernels.toolbox import bfloat16_product
 
         return None if bfloat16_product.AVAILABLE else "this CPU has no avx512_bf16"
 

@@ -5,8 +5,8 @@
     python benchmarks/train_step_cpu.py --against torch-eager torch-compile jax tinygrad --rounds 6
     python benchmarks/train_step_cpu.py --preset M --bf16
 
-A step is forward, backward, clipping by the global norm and AdamW, in float32, through each library's public interface,
-with the same sizes, initial weights, tokens and threads; the first losses must agree. Machines are noisy, so no
+A step is forward, backward, clipping by the global norm and AdamW, in float32, through each library's public interface.
+Sizes, initial weights, tokens and threads are the same, and the first losses must agree. Machines are noisy, so no
 absolute time counts: contenders take turns, and ratios within a round count (see ``turns.py``). Those that are not
 installed are skipped. tinygrad uses one thread and its steps are slow: take few rounds.
 

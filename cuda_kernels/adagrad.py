@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from .array import DeviceArray
-from .language import math
-from .launch import Kernel
-from .multi_tensor import REALS, WORDS, Table, updater
+from .optimizers.multi_tensor import REALS, WORDS, Table, updater
+from .platform.array import DeviceArray
+from .platform.language import math
+from .platform.launch import Kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from . import multi_tensor
-from .array import DeviceArray
-from .language import math
-from .master_weights import CONVERSIONS, master_updater
-from .multi_tensor import REALS, WORDS, updater
+from .optimizers.master_weights import HALVES, master_updater
+from .optimizers.multi_tensor import REALS, WORDS, Table, updater
+from .platform.array import DeviceArray
+from .platform.language import math
+
+__all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
 
 SCALARS = ("decay", "weight", "beta2", "one_minus_beta2", "step_size", "root", "eps")
 """The columns of ``scalars``, one row for each parameter."""
@@ -54,28 +55,7 @@ def _element(real: Any) -> Callable[..., Any]:
 
 _STEP = {
     real.__name__: updater("adamw", real, 2, _element(real), {np.float32: 40, np.float64: 56}[real]) for real in REALS
-} | {half: master_updater("adamw", half, _element(np.float32), 48) for half in CONVERSIONS}
-
-
-class Table(multi_tensor.Table):
-    """A ``multi_tensor.Table`` of parameters with their first and second moments.
-
-    With ``weights``, of a half dtype, the parameters are their float32 masters, and a step rounds these to the weights.
-    """
-
-    def __init__(
-        self,
-        params: Sequence[DeviceArray],
-        exp_avg: Sequence[DeviceArray],
-        exp_avg_sq: Sequence[DeviceArray],
-        weights: Sequence[DeviceArray] | None = None,
-    ) -> None:
-        if not len(params) == len(exp_avg) == len(exp_avg_sq):
-            raise ValueError(
-                f"{len(params)} parameters, {len(exp_avg)} first and {len(exp_avg_sq)} second moments: expected "
-                "as many of each"
-            )
-        super().__init__(params, exp_avg, exp_avg_sq, weights=weights)
+} | {half: master_updater("adamw", half, _element(np.float32), 48) for half in HALVES}
 
 
 def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:

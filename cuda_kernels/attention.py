@@ -19,43 +19,41 @@ from typing import Any
 
 import numpy as np
 
-from . import attention_rows, flash, matmul_tensor_core
-from .array import DeviceArray, copy, empty
-from .strided_copy import copy_into
+from .elementwise import cast
+from .flash import attention_rows, flash, flash_tensor_core, flash_tensor_core_gradient
+from .platform import memory
+from .platform.array import DeviceArray, copy, empty
+from .rowwise.strided_copy import copy_into
 
+Options = tuple[bool, float, float, int, int]  # those of ``minigrad.ops.attention``
 SMALL = 1 << 18  # multiply-adds of all scores: below, a thread for each row is enough
 
 
-def forward(
-    q: DeviceArray,
-    k: DeviceArray,
-    v: DeviceArray,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    offset: int = 0,
-) -> tuple[DeviceArray, DeviceArray]:
+def forward(q: DeviceArray, k: DeviceArray, v: DeviceArray, options: Options) -> tuple[DeviceArray, DeviceArray]:
     """softmax(scale q k^T) v, with dropout on the probabilities.
 
     Args:
         q: (B, H, Tq, D); k, v: (B, Hkv, Tk, D) with H a multiple of Hkv; float32 or float64, any strides (copied only
-            if the last dimension is not contiguous). float16 and bfloat16 go to ``flash_tensor_core.py``.
-        causal: query i sees the keys j <= i, as in PyTorch also where Tq and Tk differ.
-        dropout_p, seed, offset: a probability is zeroed or divided by 1 - p; element (b, h, i, j) of the (B, H, Tq, Tk)
-            mask is drawn as by the CPU backend, to the bit.
+            if the last dimension is not contiguous). float16 and bfloat16: on tensor cores, or of float32 copies.
+        options: causal, scale, dropout_p, seed, offset. With ``causal`` query i sees the keys j <= i, as in PyTorch
+            also where Tq and Tk differ. Dropout: a probability is zeroed or divided by 1 - p; element (b,
+            h, i, j) of the (B, H, Tq, Tk) mask is drawn as by the CPU backend, to the bit.
 
     Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
     the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
     """
     if q.dtype.itemsize == 2:
-        return _tensor_cores().forward(q, k, v, causal, scale, dropout_p, seed, offset)
+        causal, scale, dropout_p, *_ = options
+        if _on_tensor_cores(q, k, dropout_p):
+            return flash_tensor_core.forward(q, k, v, causal, scale)
+        y, lse = forward(_single(q), _single(k), _single(v), options)
+        return cast(y, q.dtype), lse
     B, Hq, Tq, D = q.shape
     y = empty((B, Tq, Hq, D), q.dtype, q.device)
     lse = empty((B, Hq, Tq), q.dtype, q.device)
     q, k, v = _rows(q), _rows(k), _rows(v)
-    settings = _settings(q, k, causal, scale, dropout_p, seed, offset)
-    if use_tiles(q, k):
+    settings = _settings(q, k, options)
+    if _use_tiles(q, k):
         flash.forward(y, lse, q, k, v, settings)
     else:
         arguments = (*settings, *_steps(q, k, v))
@@ -70,27 +68,28 @@ def backward(
     v: DeviceArray,
     out: DeviceArray,
     lse: DeviceArray,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    offset: int = 0,
+    options: Options,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
 
     Arguments as given to and returned by ``forward``; the dropout mask is drawn again.
     """
     if q.dtype.itemsize == 2:
-        return _tensor_cores().backward(dy, q, k, v, out, lse, causal, scale, dropout_p, seed, offset)
+        causal, scale, dropout_p, *_ = options
+        if _on_tensor_cores(q, k, dropout_p):
+            return flash_tensor_core_gradient.backward(dy, q, k, v, out, lse, causal, scale)
+        operands = _single(dy), _single(q), _single(k), _single(v), _single(out)
+        dq, dk, dv = backward(*operands, lse, options)
+        return cast(dq, q.dtype), cast(dk, q.dtype), cast(dv, q.dtype)
     B, Hq, Tq, D = q.shape
     H, Tk = k.shape[1:3]
     dq = empty((B, Tq, Hq, D), q.dtype, q.device)
     dk, dv = (empty((B, Tk, H, D), q.dtype, q.device) for _ in range(2))
     delta = empty((B, Hq, Tq), q.dtype, q.device)
     dy, q, k, v, out = _rows(dy), _rows(q), _rows(k), _rows(v), _rows(out)
-    settings = _settings(q, k, causal, scale, dropout_p, seed, offset)
-    if use_tiles(q, k):
-        flash.backward(dq, dk, dv, delta, dy, q, k, v, out, lse, settings)
+    settings = _settings(q, k, options)
+    if _use_tiles(q, k):
+        flash.backward((dq, dk, dv), delta, (dy, q, k, v, out, lse), settings)
     else:
         arguments = (*settings, *_steps(dy, q, k, v, out))
         queries, keys = attention_rows.QUERIES[q.dtype], attention_rows.KEYS[q.dtype]
@@ -101,44 +100,40 @@ def backward(
 
 
 def backward_packed(
-    dy: DeviceArray,
-    qkv: DeviceArray,
-    out: DeviceArray,
-    lse: DeviceArray,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    offset: int = 0,
+    dy: DeviceArray, qkv: DeviceArray, out: DeviceArray, lse: DeviceArray, options: Options
 ) -> DeviceArray:
     """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
     q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
     dqkv = empty(qkv.shape, qkv.dtype, qkv.device)
-    grads = backward(dy, q, k, v, out, lse, causal, scale, dropout_p, seed, offset)
+    grads = backward(dy, q, k, v, out, lse, options)
     for i, grad in enumerate(grads):
         copy_into(dqkv[:, :, i], grad.swapaxes(1, 2))
     return dqkv
 
 
-def use_tiles(q: DeviceArray, k: DeviceArray) -> bool:
+def _use_tiles(q: DeviceArray, k: DeviceArray) -> bool:
     """Whether ``flash.py`` computes heads of these sizes."""
-    return 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and worth_tiles(q, k) and flash.fits(q.device)
+    return 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and _worth_tiles(q, k) and flash.fits(q.device)
 
 
-def worth_tiles(q: DeviceArray, k: DeviceArray) -> bool:
+def _worth_tiles(q: DeviceArray, k: DeviceArray) -> bool:
     """Whether there are enough scores to fill tiles."""
     return bool(q.size * k.shape[2] > SMALL)
 
 
-def takes_halves(x: DeviceArray) -> bool:
+def supports_half(x: DeviceArray) -> bool:
     """Whether x's device computes attention of float16 and bfloat16, with tensor cores."""
-    return matmul_tensor_core.takes(x.device)
+    return memory.has_tensor_cores(x.device)
 
 
-def _tensor_cores() -> Any:
-    from . import flash_tensor_core  # which uses this module
+def _on_tensor_cores(q: DeviceArray, k: DeviceArray, dropout_p: float) -> bool:
+    """Whether ``flash_tensor_core.py`` computes these heads of half floats."""
+    D = q.shape[-1]
+    return _worth_tiles(q, k) and D <= flash_tensor_core.LARGEST and D % 8 == 0 and not dropout_p
 
-    return flash_tensor_core
+
+def _single(x: DeviceArray) -> DeviceArray:
+    return cast(x, np.float32)
 
 
 def _rows(x: DeviceArray) -> DeviceArray:
@@ -150,24 +145,12 @@ def _steps(*operands: DeviceArray) -> list[int]:
     return [step for x in operands for step in x.steps[:3]]
 
 
-def _settings(
-    q: DeviceArray, k: DeviceArray, causal: bool, scale: float, p: float, seed: int, offset: int
-) -> tuple[Any, ...]:
+def _settings(q: DeviceArray, k: DeviceArray, options: Options) -> tuple[Any, ...]:
     """Sizes and options, as all kernels take them."""
+    causal, scale, p, seed, offset = options
     real = q.dtype.type
     kept = real(1) / (real(1) - real(p)) if p < 1 else real(0)
     Hq, Tq, D = q.shape[1:]
     threshold = float(np.float32(p))
-    return (
-        Hq,
-        k.shape[1],
-        Tq,
-        k.shape[2],
-        D,
-        int(causal),
-        threshold,
-        int(seed),
-        int(offset),
-        float(scale),
-        float(kept),
-    )
+    sizes = Hq, k.shape[1], Tq, k.shape[2], D
+    return *sizes, int(causal), threshold, int(seed), int(offset), float(scale), float(kept)

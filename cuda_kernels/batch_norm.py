@@ -5,7 +5,7 @@
     dx = weight rstd dy                                                  where mean and var are given
     dx = weight rstd (dy - dbias / n - xhat dweight / n),  n = N S      where they are those of x
 
-The variance is the two-pass one, which does not cancel. The sums over channels are those of ``channels.py``.
+The variance is the two-pass one, which does not cancel. The sums over channels are those of ``channel_sums.py``.
 
 Source: Ioffe & Szegedy, "Batch normalization" (2015).
 """
@@ -16,25 +16,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import channels
-from .array import DeviceArray, contiguous, empty
-from .fold import fold
-from .language import cuda, math
-from .launch import Kernel, kernel
-from .rows import ceil_div, quotient
+from . import elementwise
+from .platform.array import DeviceArray, contiguous, empty
+from .platform.language import THREADS, cuda, math
+from .platform.launch import Kernel, kernel
+from .rowwise import channel_sums
+from .rowwise.fold import fold
+from .rowwise.rows import ceil_div, quotient
 
-THREADS = 256
 
-
-class BatchNorm(NamedTuple):
+class BatchNormKernels(NamedTuple):
     """The kernels for one dtype."""
 
     factors: Kernel
-    divide: Kernel
     backward: Kernel
 
 
-def _kernels(real: Any) -> BatchNorm:
+def _kernels(real: Any) -> BatchNormKernels:
     word = real.__name__
 
     @kernel(*(f"{word}*",) * 4, "int64", word, threads=THREADS, registers=24, name=f"factors_{word}")
@@ -44,13 +42,6 @@ def _kernels(real: Any) -> BatchNorm:
         if c < C:
             rstd[c] = real(1) / math.sqrt(var[c] + eps)
             scale[c] = rstd[c] * weight[c]
-
-    @kernel(f"{word}*", "int64", word, threads=THREADS, registers=32, name=f"divide_{word}")
-    def divide(x, C, n):
-        """x /= n."""
-        c = cuda.grid(1)
-        if c < C:
-            x[c] = x[c] / n
 
     @kernel(*(f"{word}*",) * 8, *("int64",) * 4, word, threads=THREADS, registers=40, name=f"backward_{word}")
     def backward(dy, x, weight, mean, rstd, dweight, dbias, dx, N, C, S, tiles, n):
@@ -64,15 +55,10 @@ def _kernels(real: Any) -> BatchNorm:
             slope = dy[row * S + s] - xhat * (dweight[c] / n) - dbias[c] / n
             dx[row * S + s] = slope * (rstd[c] * weight[c])
 
-    return BatchNorm(factors, divide, backward)
+    return BatchNormKernels(factors, backward)
 
 
-_KERNELS: dict[Any, BatchNorm] = {np.dtype(real): _kernels(real) for real in (np.float32, np.float64)}
-
-
-def _over(x: DeviceArray, n: int) -> DeviceArray:
-    _KERNELS[x.dtype].divide.launch(ceil_div(x.size, THREADS), x, x.size, float(n))
-    return x
+_KERNELS: dict[Any, BatchNormKernels] = {np.dtype(real): _kernels(real) for real in (np.float32, np.float64)}
 
 
 def statistics(x: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
@@ -80,9 +66,10 @@ def statistics(x: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
     x = contiguous(x)
     N, C, S = x.shape
     rows = x if S == 1 else fold("sum", x, N * C, S, 1, x.dtype)
-    mean = _over(fold("sum", rows, 1, N, C, x.dtype), N * S)
-    squares, _ = channels.sums("squares", x, x, mean, mean, 0, 1)
-    return mean, _over(squares, N * S)
+    n = x.dtype.type(N * S)
+    mean = elementwise.div(fold("sum", rows, 1, N, C, x.dtype), n)
+    squares, _ = channel_sums.sums("squares", x, x, mean, mean, 0, 1)
+    return mean, elementwise.div(squares, n)
 
 
 def _factors(var: DeviceArray, weight: DeviceArray, eps: float) -> tuple[DeviceArray, DeviceArray]:
@@ -98,7 +85,7 @@ def forward(
     """x (N, C, S), the others (C,) -> y (N, C, S), rstd (C,); all of x's dtype."""
     x, weight, bias, mean, var = (contiguous(a) for a in (x, weight, bias, mean, var))
     rstd, scale = _factors(var, weight, eps)
-    return channels.affine(x, mean, scale, bias, 0, 1), rstd
+    return channel_sums.affine(x, mean, scale, bias, 0, 1), rstd
 
 
 def backward(
@@ -106,13 +93,13 @@ def backward(
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     """dy, x (N, C, S) -> dx (N, C, S), dweight (C,), dbias (C,); ``of_batch``: mean and rstd depend on x."""
     dy, x, weight, mean, rstd = (contiguous(a) for a in (dy, x, weight, mean, rstd))
-    dbias, dweight = channels.sums("slopes", dy, x, mean, rstd, 0, 1)
+    dbias, dweight = channel_sums.sums("slopes", dy, x, mean, rstd, 0, 1)
     if not of_batch:
-        return channels.times(channels.times(dy, rstd), weight), dweight, dbias
+        return channel_sums.times(channel_sums.times(dy, rstd), weight), dweight, dbias
     N, C, S = x.shape
     dx = empty(x.shape, x.dtype, x.device)
     if x.size:
-        grid, along, threads = channels.tiles(N, C, S)
+        grid, along, threads = channel_sums.tiles(N, C, S)
         pointers = dy, x, weight, mean, rstd, dweight, dbias, dx
         _KERNELS[x.dtype].backward.launch(grid, *pointers, N, C, S, along, float(N * S), threads=threads)
     return dx, dweight, dbias

@@ -6,44 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from . import rules
-from .array import DeviceArray
-from .language import device_function, math
-from .pointwise import Pointwise, like
+from .platform.array import DeviceArray
+from .platform.language import math
+from .pointwise import rules
+from .pointwise.pointwise import Pointwise, like
+from .pointwise.rules import of_numbers, rule
 
 _KINDS = ("float64", "int64", "int32", "uint8", "bool", "bfloat16", "float16")
-
-
-def _eq(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x == y
-
-    return rule
-
-
-def _ne(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x != y
-
-    return rule
-
-
-def _lt(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x < y
-
-    return rule
-
-
-def _le(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x <= y
-
-    return rule
 
 
 class _Comparison(Pointwise):
@@ -63,10 +32,10 @@ def _bounded(x: Any, other: Any) -> Any:
     return x
 
 
-eq: Pointwise = _Comparison("eq", _eq, like(np.equal), 2, later=_KINDS)
-ne: Pointwise = _Comparison("ne", _ne, like(np.not_equal), 2, later=_KINDS)
-lt: Pointwise = _Comparison("lt", _lt, like(np.less), 2, later=_KINDS)
-le: Pointwise = _Comparison("le", _le, like(np.less_equal), 2, later=_KINDS)
+eq: Pointwise = _Comparison("eq", of_numbers(lambda x, y: x == y), like(np.equal), 2, lazy=_KINDS)
+ne: Pointwise = _Comparison("ne", of_numbers(lambda x, y: x != y), like(np.not_equal), 2, lazy=_KINDS)
+lt: Pointwise = _Comparison("lt", of_numbers(lambda x, y: x < y), like(np.less), 2, lazy=_KINDS)
+le: Pointwise = _Comparison("le", of_numbers(lambda x, y: x <= y), like(np.less_equal), 2, lazy=_KINDS)
 
 
 def gt(x: Any, y: Any) -> DeviceArray:
@@ -82,112 +51,38 @@ def ge(x: Any, y: Any) -> DeviceArray:
 # Logic ----------------------------------------------------------------------------------------------------------------
 
 
-def _logical_not(real: Any) -> Any:
-    zero = real(0)
+# Zero has the type of x: comparing with Python's 0 would widen floats to float64.
+_LOGICAL_NOT = rule(lambda real: lambda x: x == real(0))
+_LOGICAL_AND = rule(lambda real: lambda x, y: x != real(0) and y != real(0))
+_LOGICAL_OR = rule(lambda real: lambda x, y: x != real(0) or y != real(0))
+_LOGICAL_XOR = rule(lambda real: lambda x, y: (x != real(0)) != (y != real(0)))
 
-    @device_function
-    def rule(x):
-        return x == zero
-
-    return rule
-
-
-def _logical_and(real: Any) -> Any:
-    zero = real(0)
-
-    @device_function
-    def rule(x, y):
-        return x != zero and y != zero
-
-    return rule
-
-
-def _logical_or(real: Any) -> Any:
-    zero = real(0)
-
-    @device_function
-    def rule(x, y):
-        return x != zero or y != zero
-
-    return rule
-
-
-def _logical_xor(real: Any) -> Any:
-    zero = real(0)
-
-    @device_function
-    def rule(x, y):
-        return (x != zero) != (y != zero)
-
-    return rule
-
-
-_BOOL: Any = {"dtypes": ("bool",), "later": ("float32", "int64")}
-logical_not: Pointwise = Pointwise("logical_not", _logical_not, like(np.logical_not), 1, **_BOOL)
-logical_and: Pointwise = Pointwise("logical_and", _logical_and, like(np.logical_and), 2, **_BOOL)
-logical_or: Pointwise = Pointwise("logical_or", _logical_or, like(np.logical_or), 2, **_BOOL)
-logical_xor: Pointwise = Pointwise("logical_xor", _logical_xor, like(np.logical_xor), 2, **_BOOL)
+_BOOL: Any = {"eager": ("bool",), "lazy": ("float32", "int64")}
+logical_not: Pointwise = Pointwise("logical_not", _LOGICAL_NOT, like(np.logical_not), 1, **_BOOL)
+logical_and: Pointwise = Pointwise("logical_and", _LOGICAL_AND, like(np.logical_and), 2, **_BOOL)
+logical_or: Pointwise = Pointwise("logical_or", _LOGICAL_OR, like(np.logical_or), 2, **_BOOL)
+logical_xor: Pointwise = Pointwise("logical_xor", _LOGICAL_XOR, like(np.logical_xor), 2, **_BOOL)
 
 # Bits -----------------------------------------------------------------------------------------------------------------
 
 
-def _bitwise_not(real: Any) -> Any:
-    @device_function
-    def rule(x):
-        return ~x
-
-    return rule
-
-
-def _bitwise_and(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x & y
-
-    return rule
-
-
-def _bitwise_or(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x | y
-
-    return rule
-
-
-def _bitwise_xor(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x ^ y
-
-    return rule
-
-
-def _left_shift(real: Any) -> Any:
+@rule
+def _left_shift(real):
     zero, bits = real(0), real(8 * np.dtype(real).itemsize)
-
-    @device_function
-    def rule(x, y):
-        return x << y if zero <= y and y < bits else zero
-
-    return rule
+    return lambda x, y: x << y if zero <= y and y < bits else zero
 
 
-def _right_shift(real: Any) -> Any:
+@rule
+def _right_shift(real):
     zero, bits = real(0), real(8 * np.dtype(real).itemsize)
-
-    @device_function
-    def rule(x, y):
-        return x >> y if zero <= y and y < bits else (-real(1) if x < zero else zero)
-
-    return rule
+    return lambda x, y: x >> y if zero <= y and y < bits else (-real(1) if x < zero else zero)
 
 
-_INTEGERS: Any = {"dtypes": ("int64",), "later": ("int32", "uint8")}
-_BITWISE_NOT = Pointwise("bitwise_not", _bitwise_not, like(np.invert), 1, **_INTEGERS)
-bitwise_and: Pointwise = Pointwise("bitwise_and", _bitwise_and, like(np.bitwise_and), 2, **_INTEGERS)
-bitwise_or: Pointwise = Pointwise("bitwise_or", _bitwise_or, like(np.bitwise_or), 2, **_INTEGERS)
-bitwise_xor: Pointwise = Pointwise("bitwise_xor", _bitwise_xor, like(np.bitwise_xor), 2, **_INTEGERS)
+_INTEGERS: Any = {"eager": ("int64",), "lazy": ("int32", "uint8")}
+_BITWISE_NOT = Pointwise("bitwise_not", of_numbers(lambda x: ~x), like(np.invert), 1, **_INTEGERS)
+bitwise_and: Pointwise = Pointwise("bitwise_and", of_numbers(lambda x, y: x & y), like(np.bitwise_and), 2, **_INTEGERS)
+bitwise_or: Pointwise = Pointwise("bitwise_or", of_numbers(lambda x, y: x | y), like(np.bitwise_or), 2, **_INTEGERS)
+bitwise_xor: Pointwise = Pointwise("bitwise_xor", of_numbers(lambda x, y: x ^ y), like(np.bitwise_xor), 2, **_INTEGERS)
 left_shift: Pointwise = Pointwise("left_shift", _left_shift, like(np.left_shift), 2, **_INTEGERS)
 right_shift: Pointwise = Pointwise("right_shift", _right_shift, like(np.right_shift), 2, **_INTEGERS)
 
@@ -200,44 +95,20 @@ def bitwise_not(x: DeviceArray) -> DeviceArray:
 # Kinds of floats ------------------------------------------------------------------------------------------------------
 
 
-def _isnan(real: Any) -> Any:
-    @device_function
-    def rule(x):
-        return x != x
-
-    return rule
+_ISNAN = of_numbers(lambda x: x != x)
 
 
-def _isinf(real: Any) -> Any:
-    if not rules.is_float(real):
-        return _isnan(real)  # no integer is
-    infinity = real(np.inf)
-
-    @device_function
-    def rule(x):
-        return math.fabs(x) == infinity
-
-    return rule
+@rule
+def _isinf(real):
+    return (lambda x: math.fabs(x) == real(np.inf)) if rules.is_float(real) else (lambda x: x != x)  # no integer is
 
 
-def _isfinite(real: Any) -> Any:
-    if not rules.is_float(real):
-
-        @device_function
-        def of_integers(x):
-            return x == x
-
-        return of_integers
-    infinity = real(np.inf)
-
-    @device_function
-    def rule(x):
-        return math.fabs(x) < infinity
-
-    return rule
+@rule
+def _isfinite(real):
+    return (lambda x: math.fabs(x) < real(np.inf)) if rules.is_float(real) else (lambda x: x == x)
 
 
-_HALVES: Any = {"later": ("float64", "float16", "bfloat16")}
-isnan: Pointwise = Pointwise("isnan", _isnan, like(np.isnan), 1, **_HALVES)
+_HALVES: Any = {"lazy": ("float64", "float16", "bfloat16")}
+isnan: Pointwise = Pointwise("isnan", _ISNAN, like(np.isnan), 1, **_HALVES)
 isinf: Pointwise = Pointwise("isinf", _isinf, like(np.isinf), 1, **_HALVES)
 isfinite: Pointwise = Pointwise("isfinite", _isfinite, like(np.isfinite), 1, **_HALVES)

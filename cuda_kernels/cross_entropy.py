@@ -17,25 +17,23 @@ Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Ince
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import numpy as np
 
-from . import libcuda, recording
-from .array import DeviceArray, contiguous, empty, to_host
-from .cross_entropy_row import row_passes
-from .fold import fold
-from .index_arrays import harmless
-from .language import SIMULATED, cuda, math
-from .launch import Kernel, kernel
-from .rows import aligned, ceil_div, power_of_two
+from . import elementwise
+from .platform import libcuda
+from .platform.array import DeviceArray, contiguous, empty
+from .platform.language import SIMULATED, THREADS, cuda, math
+from .platform.launch import Kernel, kernel
+from .rowwise.cross_entropy_row import row_passes
+from .rowwise.fold import fold
+from .rowwise.index_arrays import find_outside, harmless
+from .rowwise.rows import aligned, ceil_div, power_of_two
 
-THREADS = 256
-WIDE = 1024  # threads for a row of more than LONG elements
-LONG = 16384
+LONG_ROW_THREADS = 1024  # threads for a row of more than LONG_ROW elements
+LONG_ROW = 16384
 SHARED = (16 << 10, 96 << 10, 200 << 10)  # bytes for a row: many blocks, two blocks, one block on a multiprocessor
-CHECKED = 65536  # targets that a pass of ``bad_targets`` takes at most with one value for each thread
 
 
 def _forward(real: Any) -> Kernel:
@@ -44,7 +42,7 @@ def _forward(real: Any) -> Kernel:
 
     @kernel(
         f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", "int64", "int64", "int64", word, "int32", "int32",
-        threads=WIDE, registers=64, vector_loads=True, name=f"forward_{word}",
+        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, name=f"forward_{word}",
     )  # fmt: skip
     def forward(x, targets, w, losses, lse, N, C, ignore_index, smooth, vectors, weighted):
         partial = cuda.shared.array(64, real)
@@ -76,7 +74,7 @@ def _backward(real: Any) -> Kernel:
     @kernel(
         f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
         "int64", "int64", "int64", word, "int32", "int32",
-        threads=WIDE, registers=64, vector_loads=True, name=f"backward_{word}",
+        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, name=f"backward_{word}",
     )  # fmt: skip
     def backward(dlosses, x, targets, lse, w, total_weight, dx, N, C, ignore_index, smooth, vectors, weighted):
         row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
@@ -104,7 +102,7 @@ def _fused(real: Any, nbytes: int) -> Kernel:
     @kernel(
         f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
         "int64", "int64", word, "int32", "int32",
-        threads=WIDE, registers=64, vector_loads=True, shared_bytes=nbytes, resident=1,
+        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, shared_bytes=nbytes, resident=1,
         name=f"fused_{nbytes >> 10}k_{word}",
     )  # fmt: skip
     def fused(dlosses, x, targets, w, total_weight, losses, lse, dx, C, ignore_index, smooth, vectors, weighted):
@@ -138,20 +136,6 @@ def _fused(real: Any, nbytes: int) -> Kernel:
     return fused
 
 
-@kernel("int64*", "int64*", "int64", "int64", "int64", threads=THREADS, registers=32)
-def bad_targets(targets, first, n, classes, ignore_index):
-    """first[i]: the first place of those that this thread checks whose target is no class, else n."""
-    start = np.int64(cuda.grid(1))
-    step = cuda.gridsize(1)
-    if start < n:
-        found = n
-        for i in range(start, n, step):
-            target = targets[i]
-            if (target < 0 or target >= classes) and target != ignore_index and found == n:
-                found = np.int64(i)
-        first[start] = found
-
-
 _REALS = (np.float32, np.float64)
 _FORWARD: dict[Any, Kernel] = {np.dtype(real): _forward(real) for real in _REALS}
 _BACKWARD: dict[Any, Kernel] = {np.dtype(real): _backward(real) for real in _REALS}
@@ -165,25 +149,13 @@ def check_targets(targets: DeviceArray, classes: int, ignore_index: int) -> int:
 
     ``forward`` and ``backward`` index with the targets unchecked: call this first. One number is copied to the host.
     """
-    n = targets.size
-    if not n:
-        return -1
-    threads = min(THREADS, power_of_two(n))
-    blocks = min(CHECKED // THREADS, ceil_div(n, threads))
-    first = empty(min(n, blocks * threads), np.int64, targets.device)
-    bad_targets.launch(blocks, contiguous(targets), first, n, classes, ignore_index, threads=threads)
-    lowest, graph = fold("min", first, 1, first.size, 1, first.dtype), recording.current()
-    if graph is not None:  # each launch checks its own
-        graph.in_range(lowest, n)
-        return -1
-    found = int(to_host(lowest)[0])
-    return -1 if found == n else found
+    return find_outside(contiguous(targets), 0, classes, ignore_index)
 
 
 def _block(N: int, C: int) -> tuple[int, int]:
     if C <= 1024:
         return 32, min(4, power_of_two(N))
-    return (THREADS if C <= LONG else WIDE), 1
+    return (THREADS if C <= LONG_ROW else LONG_ROW_THREADS), 1
 
 
 def _weights(class_weight: DeviceArray | None, x: DeviceArray) -> tuple[DeviceArray, DeviceArray, int]:
@@ -191,7 +163,7 @@ def _weights(class_weight: DeviceArray | None, x: DeviceArray) -> tuple[DeviceAr
     if class_weight is None:
         return x, x, 0
     if class_weight.dtype != x.dtype:
-        class_weight = importlib.import_module(f"{__package__}.elementwise").cast(class_weight, x.dtype)
+        class_weight = elementwise.cast(class_weight, x.dtype)
     weight = contiguous(class_weight)
     return weight, fold("sum", weight, 1, weight.size, 1, x.dtype), 1
 

@@ -12,48 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from . import ptx
-from .array import DeviceArray, contiguous, copy, empty
-from .language import cuda, device_function
-from .launch import Kernel, kernel
-from .random import THREADS, draw, philox_block, state, unit_float32
+from .platform.array import DeviceArray, contiguous, copy, empty
+from .platform.language import THREADS, cuda
+from .platform.launch import Kernel, kernel
+from .pointwise.philox import philox_block, unit_float32
+from .ptx.fours import fours
+from .random import draw, state
 
 
-@device_function
-def load_four_float32(x: Any, i: Any) -> Any:
-    """x[i .. i + 3], by one load."""
-    return ptx.load_constant4(x, i)
+def _dropout(real: Any) -> Kernel:
+    _, load_four, store_four = fours(np.dtype(real).itemsize)
 
-
-@device_function
-def load_four_float64(x: Any, i: Any) -> Any:
-    """x[i .. i + 3], by two loads."""
-    a, b = ptx.load_constant2(x, i)
-    c, d = ptx.load_constant2(x, i + 2)
-    return a, b, c, d
-
-
-@device_function
-def store_four_float32(y: Any, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    """y[i .. i + 3] = a, b, c, d, by one store."""
-    ptx.store4(y, i, (a, b, c, d))
-
-
-@device_function
-def store_four_float64(y: Any, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    """y[i .. i + 3] = a, b, c, d, by two stores."""
-    ptx.store2(y, i, (a, b))
-    ptx.store2(y, i + 2, (c, d))
-
-
-def _dropout(real: Any, load_four: Any, store_four: Any) -> Kernel:
     @kernel(
         *(f"{real.__name__}*", "int64", f"{real.__name__}*", "uint64", "uint64", "float32", real.__name__),
-        threads=THREADS,
-        registers=40,
-        name=f"forward_{real.__name__}",
-        vector_loads=True,
-    )
+        threads=THREADS, registers=40, name=f"forward_{real.__name__}", vector_loads=True,
+    )  # fmt: skip
     def forward(y: Any, n: Any, x: Any, seed: Any, offset: Any, p: Any, kept: Any) -> None:
         """A thread has four elements; their words are one block's."""
         block = cuda.grid(1)
@@ -66,7 +39,7 @@ def _dropout(real: Any, load_four: Any, store_four: Any) -> Kernel:
             scale_d = kept if unit_float32(d) >= p else real(0)
             if i + 4 <= n:
                 x0, x1, x2, x3 = load_four(x, i)
-                store_four(y, i, x0 * scale_a, x1 * scale_b, x2 * scale_c, x3 * scale_d)
+                store_four(y, i, (x0 * scale_a, x1 * scale_b, x2 * scale_c, x3 * scale_d))
             else:
                 y[i] = x[i] * scale_a
                 if i + 1 < n:
@@ -77,10 +50,7 @@ def _dropout(real: Any, load_four: Any, store_four: Any) -> Kernel:
     return forward
 
 
-_KERNELS = {
-    np.dtype(np.float32): _dropout(np.float32, load_four_float32, store_four_float32),
-    np.dtype(np.float64): _dropout(np.float64, load_four_float64, store_four_float64),
-}
+_KERNELS = {np.dtype(real): _dropout(real) for real in (np.float32, np.float64)}
 
 
 def forward(x: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:

@@ -9,59 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from . import memory, rules
-from .array import DeviceArray, copy, from_host, may_share_memory
-from .conversion import loaded
-from .division import floor_div as floor_div
-from .division import fmod as fmod
-from .division import pow as pow
-from .division import remainder as remainder
-from .language import device_function, math
-from .movement import expand
-from .pointwise import Pointwise, floating, like
-from .strided_copy import copy_into
+from .platform import memory
+from .platform.array import DeviceArray, copy, expand, from_host, may_share_memory
+from .platform.language import math
+from .pointwise import rules
+from .pointwise.conversion import loaded
+from .pointwise.division import floor_div as floor_div
+from .pointwise.division import fmod as fmod
+from .pointwise.division import pow as pow
+from .pointwise.division import remainder as remainder
+from .pointwise.pointwise import Pointwise, floating, like
+from .pointwise.rules import of_numbers, rule
+from .rowwise.strided_copy import copy_into
 
 # x + y and kin --------------------------------------------------------------------------------------------------------
-
-
-def _add(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x + y
-
-    return rule
-
-
-def _sub(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x - y
-
-    return rule
-
-
-def _mul(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x * y
-
-    return rule
-
-
-def _div(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return x / y
-
-    return rule
-
-
-def _where(real: Any) -> Any:
-    @device_function
-    def rule(condition, x, y):
-        return x if condition else y
-
-    return rule
 
 
 def _where_dtypes(condition: Any, x: Any, y: Any) -> tuple[np.dtype[Any], ...]:
@@ -71,22 +32,23 @@ def _where_dtypes(condition: Any, x: Any, y: Any) -> tuple[np.dtype[Any], ...]:
 
 _EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
 
-_FLOATS = ("float64",)
 _NUMBERS = ("float64", "int64", "int32", "uint8", "bool")
 
-add: Pointwise = Pointwise("add", _add, like(np.add), 2, later=_NUMBERS)
-sub: Pointwise = Pointwise("sub", _sub, like(np.subtract), 2, later=_NUMBERS[:-1])
-mul: Pointwise = Pointwise("mul", _mul, like(np.multiply), 2, later=(*_NUMBERS, "float32 bool to float32"))
-div: Pointwise = Pointwise("div", _div, like(np.true_divide), 2, later=("float64", "int64"))
-maximum: Pointwise = Pointwise("maximum", rules.larger, like(np.maximum), 2, later=_NUMBERS)
-minimum: Pointwise = Pointwise("minimum", rules.smaller, like(np.minimum), 2, later=_NUMBERS)
+add: Pointwise = Pointwise("add", of_numbers(lambda x, y: x + y), like(np.add), 2, lazy=_NUMBERS)
+sub: Pointwise = Pointwise("sub", of_numbers(lambda x, y: x - y), like(np.subtract), 2, lazy=_NUMBERS[:-1])
+mul: Pointwise = Pointwise(
+    "mul", of_numbers(lambda x, y: x * y), like(np.multiply), 2, lazy=(*_NUMBERS, "float32 bool to float32")
+)
+div: Pointwise = Pointwise("div", of_numbers(lambda x, y: x / y), like(np.true_divide), 2, lazy=("float64", "int64"))
+maximum: Pointwise = Pointwise("maximum", rules.larger, like(np.maximum), 2, lazy=_NUMBERS)
+minimum: Pointwise = Pointwise("minimum", rules.smaller, like(np.minimum), 2, lazy=_NUMBERS)
 _WHERE = Pointwise(
     "where",
-    _where,
+    of_numbers(lambda condition, x, y: x if condition else y),
     lambda *kinds: (*_where_dtypes(*kinds), _where_dtypes(*kinds)[-1]),
     3,
-    dtypes=("bool float32 float32",),
-    later=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16"),
+    eager=("bool float32 float32",),
+    lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16"),
 )
 
 
@@ -103,86 +65,29 @@ def select(condition: DeviceArray, x: DeviceArray) -> DeviceArray:
 # Functions of x -------------------------------------------------------------------------------------------------------
 
 
-def _neg(real: Any) -> Any:
-    @device_function
-    def rule(x):
-        return -x
-
-    return rule
+@rule
+def _abs(real):
+    return (lambda x: math.fabs(x)) if rules.is_float(real) else (lambda x: -x if x < real(0) else x)
 
 
-def _abs(real: Any) -> Any:
-    zero = real(0)
+@rule
+def _reciprocal(real):
+    one, zero = real(1), real(0)
     if rules.is_float(real):
-        return rules.of_math("fabs")(real)
-
-    @device_function
-    def rule(x):
-        return -x if x < zero else x
-
-    return rule
+        return lambda x: one / x
+    return lambda x: one if x == one else (-one if x == -one else zero)
 
 
-def _square(real: Any) -> Any:
-    @device_function
-    def rule(x):
-        return x * x
-
-    return rule
-
-
-def _reciprocal(real: Any) -> Any:
-    one = real(1)
-    if rules.is_float(real):
-
-        @device_function
-        def rule(x):
-            return one / x
-
-        return rule
-    zero = real(0)
-
-    @device_function
-    def integer_rule(x):
-        return one if x == one else (-one if x == -one else zero)
-
-    return integer_rule
-
-
-def _rsqrt(real: Any) -> Any:
-    one = real(1)
-
-    @device_function
-    def rule(x):
-        return one / math.sqrt(x)
-
-    return rule
-
-
-def _sign(real: Any) -> Any:
+@rule
+def _sign(real):
     zero, one = real(0), real(1)
     other = -one if np.dtype(real).kind != "u" else one
-
-    @device_function
-    def rule(x):
-        return one if x > zero else (other if x < zero else zero)
-
-    return rule
+    return lambda x: one if x > zero else (other if x < zero else zero)
 
 
-def _relu(real: Any) -> Any:
-    zero = real(0)
-
-    @device_function
-    def rule(x):
-        return zero if x <= zero else x
-
-    return rule
-
-
-neg: Pointwise = Pointwise("neg", _neg, like(np.negative), 1, later=("float64", "int64"))
-abs: Pointwise = Pointwise("abs", _abs, like(np.abs), 1, later=("float64", "int64"))
-square: Pointwise = Pointwise("square", _square, like(np.square), 1, later=("float64", "int64"))
+neg: Pointwise = Pointwise("neg", of_numbers(lambda x: -x), like(np.negative), 1, lazy=("float64", "int64"))
+abs: Pointwise = Pointwise("abs", _abs, like(np.abs), 1, lazy=("float64", "int64"))
+square: Pointwise = Pointwise("square", of_numbers(lambda x: x * x), like(np.square), 1, lazy=("float64", "int64"))
 reciprocal: Pointwise = Pointwise("reciprocal", _reciprocal, like(np.reciprocal), 1)
 exp: Pointwise = Pointwise("exp", rules.of_math("exp"), like(np.exp), 1)
 exp2: Pointwise = Pointwise("exp2", rules.of_libdevice("exp2"), like(np.exp2), 1)
@@ -196,27 +101,22 @@ sin: Pointwise = Pointwise("sin", rules.of_math("sin"), like(np.sin), 1, width=1
 cos: Pointwise = Pointwise("cos", rules.of_math("cos"), like(np.cos), 1, width=1, slow_path=True)
 tan: Pointwise = Pointwise("tan", rules.of_math("tan"), like(np.tan), 1, width=1, slow_path=True)
 tanh: Pointwise = Pointwise("tanh", rules.of_math("tanh"), like(np.tanh), 1)
-floor: Pointwise = Pointwise("floor", rules.rounding("floor"), like(np.floor), 1, later=("float64", "int64"))
-ceil: Pointwise = Pointwise("ceil", rules.rounding("ceil"), like(np.ceil), 1, later=("float64", "int64"))
-round: Pointwise = Pointwise("round", rules.rounding("rint"), floating, 1, later=("float64", "int64"))
-trunc: Pointwise = Pointwise("trunc", rules.rounding("trunc"), like(np.trunc), 1, later=("float64", "int64"))
-rsqrt: Pointwise = Pointwise("rsqrt", _rsqrt, like(np.sqrt), 1)
-sign: Pointwise = Pointwise("sign", _sign, floating, 1, later=("float64", "int64"))
+floor: Pointwise = Pointwise("floor", rules.rounding("floor"), like(np.floor), 1, lazy=("float64", "int64"))
+ceil: Pointwise = Pointwise("ceil", rules.rounding("ceil"), like(np.ceil), 1, lazy=("float64", "int64"))
+round: Pointwise = Pointwise("round", rules.rounding("rint"), floating, 1, lazy=("float64", "int64"))
+trunc: Pointwise = Pointwise("trunc", rules.rounding("trunc"), like(np.trunc), 1, lazy=("float64", "int64"))
+rsqrt: Pointwise = Pointwise("rsqrt", rule(lambda real: lambda x: real(1) / math.sqrt(x)), like(np.sqrt), 1)
+sign: Pointwise = Pointwise("sign", _sign, floating, 1, lazy=("float64", "int64"))
 sigmoid: Pointwise = Pointwise("sigmoid", rules.sigmoid, like(np.exp), 1)
 erf: Pointwise = Pointwise("erf", rules.of_math("erf"), floating, 1)
-relu: Pointwise = Pointwise("relu", _relu, floating, 1, later=("float64", "int64"))
+relu: Pointwise = Pointwise(
+    "relu", rule(lambda real: lambda x: real(0) if x <= real(0) else x), floating, 1, lazy=("float64", "int64")
+)
 
 # Functions with bounds ------------------------------------------------------------------------------------------------
 
 
-def _clamp(real: Any) -> Any:
-    larger, smaller = rules.larger(real), rules.smaller(real)
-
-    @device_function
-    def rule(x, low, high):
-        return smaller(larger(x, low), high)
-
-    return rule
+_CLAMPED = of_numbers(lambda x, low, high: rules.smaller_of(rules.larger_of(x, low), high))
 
 
 def _clamp_dtypes(*kinds: Any) -> tuple[np.dtype[Any], ...]:
@@ -224,21 +124,21 @@ def _clamp_dtypes(*kinds: Any) -> tuple[np.dtype[Any], ...]:
     return (result,) * 4
 
 
-def _nan_to_num(real: Any) -> Any:
+@rule
+def _nan_to_num(real):
     infinity = real(np.inf)
 
-    @device_function
-    def rule(x, nan, posinf, neginf):
+    def finite(x, nan, posinf, neginf):
         if x != x:
             return nan
         if x == infinity:
             return posinf
         return neginf if x == -infinity else x
 
-    return rule
+    return finite
 
 
-_CLAMP = Pointwise("clamp", _clamp, _clamp_dtypes, 3, later=("float64", "int64"))
+_CLAMP = Pointwise("clamp", _CLAMPED, _clamp_dtypes, 3, lazy=("float64", "int64"))
 _NAN_TO_NUM = Pointwise("nan_to_num", _nan_to_num, floating, 4)
 
 
@@ -266,10 +166,10 @@ _CAST = Pointwise(
     rules.same,
     floating,
     1,
-    dtypes=("float32 to bfloat16", "bfloat16 to float32", "float32 to float16", "float16 to float32"),
-    later=("float32 to float64", "float64 to float32", "float64 to float16", "int64 to float32", "float32 to int64"),
+    eager=("float32 to bfloat16", "bfloat16 to float32", "float32 to float16", "float16 to float32"),
+    lazy=("float32 to float64", "float64 to float32", "float64 to float16", "int64 to float32", "float32 to int64"),
 )
-_FILL = Pointwise("fill", rules.same, floating, 1, later=())
+_FILL = Pointwise("fill", rules.same, floating, 1, lazy=())
 
 
 def cast(x: DeviceArray, dtype: Any) -> DeviceArray:

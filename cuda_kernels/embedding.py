@@ -16,30 +16,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import places as at
-from . import ptx
-from .array import DeviceArray, contiguous, empty
-from .index_arrays import find_outside, harmless
-from .language import cuda, device_function
-from .launch import Kernel, kernel
-from .places import LOW_BITS
-from .rows import ceil_div
-from .sorting import sort_rows
-from .strided_copy import threads
+from .platform.array import DeviceArray, contiguous, empty
+from .platform.language import cuda, device_function
+from .platform.launch import Kernel, kernel
+from .pointwise.conversion import element_conversions
+from .ptx import ptx
+from .rowwise import gather_scatter as at
+from .rowwise.gather_scatter import LOW_BITS
+from .rowwise.index_arrays import find_outside, harmless
+from .rowwise.rows import ceil_div
+from .rowwise.sorting import sort_rows
+from .rowwise.strided_copy import threads
 
-CHUNK = 32
+SORTED_CHUNK = 32
 
 
-class Sums(NamedTuple):
+class RowSums(NamedTuple):
     """The two kernels of backward, and the dtype of what the first leaves to the second."""
 
     chunks: Kernel
     spanning: Kernel
     total: np.dtype[Any]
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 @device_function
@@ -53,23 +50,10 @@ def _store_one(p: Any, i: Any, values: Any) -> None:
     p[i] = values[0]
 
 
-@device_function
-def _load_four(p: Any, i: Any) -> Any:
-    return ptx.load4(p, i)
-
-
-@device_function
-def _store_four(p: Any, i: Any, values: Any) -> None:
-    ptx.store4(p, i, values)
-
-
-def _sums(dtype: str, width: int) -> Sums:
+def _sums(dtype: str, width: int) -> RowSums:
     real = np.float64 if dtype == "float64" else np.float32
-    read, write = {
-        "float16": (ptx.float16_to_float, ptx.float_to_float16),
-        "bfloat16": (ptx.bfloat16_to_float, ptx.float_to_bfloat16),
-    }.get(dtype, (device_function(_same), device_function(_same)))
-    load, store = (_load_four, _store_four) if width == 4 else (_load_one, _store_one)
+    read, write = element_conversions(dtype)
+    load, store = (ptx.load4, ptx.store4) if width == 4 else (_load_one, _store_one)
     vector_loads = width == 4 and dtype == "float32"
 
     @device_function
@@ -82,26 +66,17 @@ def _sums(dtype: str, width: int) -> Sums:
             ptx.store4(dweight, to, (first, write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)))
 
     @kernel(
-        f"{dtype}*",
-        f"{dtype}*",
-        "uint64*",
-        "int64*",
-        f"{real.__name__}*",
-        "int64",
-        "int64",
-        threads=256,
-        registers=32,
-        name=f"sum_chunks_{dtype}_{width}",
-        vector_loads=vector_loads,
-    )
+        f"{dtype}*", f"{dtype}*", "uint64*", "int64*", f"{real.__name__}*", "int64", "int64",
+        threads=256, registers=32, name=f"sum_chunks_{dtype}_{width}", vector_loads=vector_loads,
+    )  # fmt: skip
     def chunks(dweight, dy, keys, order, kept, N, C):
         """kept (chunks, 2, C): what an index from the chunk before has here; what one that goes on has here."""
         column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         if column >= C:
             return
         chunk = np.int64(cuda.blockIdx.x)
-        start = chunk * CHUNK
-        end = min(start + CHUNK, N)
+        start = chunk * SORTED_CHUNK
+        end = min(start + SORTED_CHUNK, N)
         began_before = start > 0 and keys[start - 1] == keys[start]
         a = b = c = d = real(0)
         for i in range(start, end):
@@ -124,21 +99,15 @@ def _sums(dtype: str, width: int) -> Sums:
                 a = b = c = d = real(0)
 
     @kernel(
-        f"{dtype}*",
-        "uint64*",
-        f"{real.__name__}*",
-        "int64",
-        "int64",
-        threads=256,
-        registers=22,
-        name=f"sum_spanning_{dtype}_{width}",
-    )
+        f"{dtype}*", "uint64*", f"{real.__name__}*", "int64", "int64",
+        threads=256, registers=22, name=f"sum_spanning_{dtype}_{width}",
+    )  # fmt: skip
     def spanning(dweight, keys, kept, N, C):
         """The block of the chunk where an index that goes on begins adds what all its chunks have."""
         column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         chunk = np.int64(cuda.blockIdx.x)
-        start = chunk * CHUNK
-        end = start + CHUNK
+        start = chunk * SORTED_CHUNK
+        end = start + SORTED_CHUNK
         if column >= C or end >= N:
             return
         key = keys[end - 1]
@@ -154,10 +123,10 @@ def _sums(dtype: str, width: int) -> Sums:
                 b += x[1]
                 c += x[2]
                 d += x[3]
-            end += CHUNK
+            end += SORTED_CHUNK
         add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
 
-    return Sums(chunks, spanning, np.dtype(real))
+    return RowSums(chunks, spanning, np.dtype(real))
 
 
 _SUMS = {
@@ -202,7 +171,7 @@ def backward_into(dy: DeviceArray, indices: DeviceArray, dweight: DeviceArray) -
     sums = _SUMS.get((name, 4 if wide else 1)) or _SUMS[name, 1]
     width = 4 if wide and (name, 4) in _SUMS else 1
     keys, order = sort_rows(harmless(contiguous(indices), 0, len(dweight)).reshape(1, N))
-    chunks = ceil_div(N, CHUNK)
+    chunks = ceil_div(N, SORTED_CHUNK)
     kept = empty((chunks, 2, C), sums.total, dweight.device)
     used = threads(C // width)
     grid = (chunks, ceil_div(C // width, used))

@@ -10,61 +10,44 @@ Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 from __future__ import annotations
 
 import math as host_math
-from typing import Any
 
-from . import rules
-from .array import DeviceArray
-from .language import device_function, math
-from .pointwise import Pointwise, floating
+from .platform.array import DeviceArray
+from .platform.language import math
+from .pointwise import rules
+from .pointwise.pointwise import Pointwise, floating
+from .pointwise.rules import rule
 
-SLOPE = 2 * host_math.sqrt(2 / host_math.pi)
-CUBIC = 0.044715
 NORMAL_DENSITY = 1 / host_math.sqrt(2 * host_math.pi)  # phi(0)
 
 
-def _forward_tanh(real: Any) -> Any:
-    one, slope, cubic = real(1), real(SLOPE), real(CUBIC)
+@rule
+def _forward_tanh(real):
+    one, slope, cubic = real(1), real(rules.GELU_SLOPE), real(rules.GELU_CUBIC)
     sigmoid = rules.sigmoid(real)
 
-    @device_function
-    def rule(x):
-        return x * sigmoid(slope * x * (one + cubic * x * x))
-
-    return rule
+    return lambda x: x * sigmoid(slope * x * (one + cubic * x * x))
 
 
-def _backward_tanh(real: Any) -> Any:
-    one, slope, cubic, cubic3 = real(1), real(SLOPE), real(CUBIC), real(3 * CUBIC)
-    sigmoid = rules.sigmoid(real)
+@rule
+def _backward_tanh(real):
+    slope_of = rules.gelu_slope(real)
 
-    @device_function
-    def rule(dy, x):
-        square = x * x
-        s = sigmoid(slope * x * (one + cubic * square))
-        return dy * (s + x * s * (one - s) * slope * (one + cubic3 * square))
-
-    return rule
+    return lambda dy, x: dy * slope_of(x)
 
 
-def _forward_erf(real: Any) -> Any:
+@rule
+def _forward_erf(real):
     normal_cdf = rules.normal_cdf(real)
 
-    @device_function
-    def rule(x):
-        return x * normal_cdf(x)
-
-    return rule
+    return lambda x: x * normal_cdf(x)
 
 
-def _backward_erf(real: Any) -> Any:
+@rule
+def _backward_erf(real):
     half, density = real(-0.5), real(NORMAL_DENSITY)
     normal_cdf = rules.normal_cdf(real)
 
-    @device_function
-    def rule(dy, x):
-        return dy * (normal_cdf(x) + x * density * math.exp(half * x * x))
-
-    return rule
+    return lambda dy, x: dy * (normal_cdf(x) + x * density * math.exp(half * x * x))
 
 
 _FORWARD = {

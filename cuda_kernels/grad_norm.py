@@ -18,26 +18,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import elementwise, memory, recording
-from .array import DeviceArray, contiguous, empty, to_host
-from .collective import block_sum
-from .language import cuda, device_function, math
-from .launch import Kernel, kernel
-from .multi_tensor import REALS, THREADS, WORDS, Cut, Upload, block_of
+from . import elementwise
+from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
+from .platform import memory, recording
+from .platform.array import DeviceArray, contiguous, empty, to_host
+from .platform.language import THREADS, cuda, device_function, math
+from .platform.launch import Kernel, kernel
+from .platform.upload import Upload
+from .rowwise.collective import block_sum
 
-CHUNK = 8192  # elements of one partial sum
-SMALL, LARGE = 2.0**-80, 2.0**120  # sums of float32 squares between these lost nothing to the range
+NORM_CHUNK = 8192  # elements of one partial sum
+SMALL_SUM, LARGE_SUM = 2.0**-80, 2.0**120  # sums of float32 squares between these lost nothing to the range
 UP, DOWN = 2.0**100, 2.0**-80  # the factors of chunks whose sums are not
-PLANS = 16  # lists of sizes that a thread remembers
+REMEMBERED = 16  # lists of sizes that a thread remembers
 
 
-class _Kernels(NamedTuple):
+class NormKernels(NamedTuple):
     squares: Kernel
     total: Kernel
     scale: Kernel
 
 
-def _kernels(real: Any) -> _Kernels:
+def _kernels(real: Any) -> NormKernels:
     pointer, load, store, width, _ = WORDS[real]
     itemsize, may_leave = np.dtype(real).itemsize, real is np.float32
 
@@ -73,14 +75,12 @@ def _kernels(real: Any) -> _Kernels:
     def squares(addresses, sizes, chunks, sums, length):
         """``sums`` (chunks, 2): the sum of the squares of f x, and f."""
         partial = cuda.shared.array(32, real)
-        tensor = chunks[2 * cuda.blockIdx.x]
-        first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
-        n = np.int32(min(np.int64(length), sizes[tensor] - first))
+        tensor, first, n = chunk_of(chunks, sizes, length)
         address = addresses[tensor] + first * itemsize
         x, aligned, factor = pointer(address), address & 15 == 0, real(1)
         total = sum_of_chunk(x, n, aligned, factor, partial)
-        if may_leave and not (real(SMALL) < total < real(LARGE)):
-            factor = real(UP) if total <= real(SMALL) else real(DOWN)
+        if may_leave and not (real(SMALL_SUM) < total < real(LARGE_SUM)):
+            factor = real(UP) if total <= real(SMALL_SUM) else real(DOWN)
             total = sum_of_chunk(x, n, aligned, factor, partial)
         if cuda.threadIdx.x == 0:
             sums[2 * cuda.blockIdx.x] = total
@@ -128,9 +128,7 @@ def _kernels(real: Any) -> _Kernels:
         if factor == real(1):
             writes = 0
         if checks or writes:
-            tensor = chunks[2 * cuda.blockIdx.x]
-            first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
-            n = np.int32(min(np.int64(length), sizes[tensor] - first))
+            tensor, first, n = chunk_of(chunks, sizes, length)
             address = addresses[tensor] + first * itemsize
             x, bad = pointer(address), False
             i = cuda.threadIdx.x
@@ -155,7 +153,7 @@ def _kernels(real: Any) -> _Kernels:
             if bad and checks:
                 found[0] = 1  # whoever writes, writes the same
 
-    return _Kernels(squares, total, scale)
+    return NormKernels(squares, total, scale)
 
 
 _KERNELS = {np.dtype(real): _kernels(real) for real in REALS}
@@ -168,12 +166,12 @@ class _Plan:
     """What passes over arrays of these sizes share: the list of chunks, and a way for addresses to the device."""
 
     def __init__(self, sizes: tuple[int, ...], device: int) -> None:
-        self.cut = Cut(sizes, CHUNK, device)
+        self.cut = Cut(sizes, NORM_CHUNK, device)
         self.upload = Upload(8 * len(sizes) + 8, device)
 
 
 class _Plans(threading.local):
-    """Each thread's own, as what is under way belongs to its stream; the last ``PLANS`` that were used."""
+    """Each thread's own, as what is under way belongs to its stream; the last ``REMEMBERED`` that were used."""
 
     def __init__(self) -> None:
         self.known: OrderedDict[Any, _Plan] = OrderedDict()
@@ -185,12 +183,12 @@ _plans = _Plans()
 def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
     """``arrays``: of one device and dtype."""
     sizes, device = tuple([array.size for array in arrays]), arrays[0].device
-    key = sizes, CHUNK, arrays[0].dtype, device, memory.current_stream()
+    key = sizes, NORM_CHUNK, arrays[0].dtype, device, memory.current_stream()
     found = _plans.known.get(key)
     with recording.outside() as graph:
         if found is None:
             found = _plans.known[key] = _Plan(sizes, device)
-            if len(_plans.known) > PLANS:
+            if len(_plans.known) > REMEMBERED:
                 _plans.known.popitem(last=False)
     _plans.known.move_to_end(key)
     if graph is not None:

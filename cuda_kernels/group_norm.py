@@ -8,8 +8,9 @@ Source: Wu & He, "Group normalization" (2018).
 
 from __future__ import annotations
 
-from . import channels, layer_norm
-from .array import DeviceArray, contiguous, zeros
+from . import layer_norm
+from .platform.array import DeviceArray, contiguous, zeros
+from .rowwise import channel_sums
 
 
 def forward(
@@ -21,7 +22,7 @@ def forward(
     y, mean, rstd = layer_norm.forward(rows, None, None, eps)
     y = DeviceArray(y.memory, x.shape, x.dtype)
     none = zeros(1, x.dtype, x.device)
-    channels.affine(y, none, contiguous(weight), contiguous(bias), 0, max(C, 1), y)
+    channel_sums.affine(y, none, contiguous(weight), contiguous(bias), 0, max(C, 1), y)
     return y, mean, rstd
 
 
@@ -32,8 +33,8 @@ def backward(
     N, C, _ = x.shape
     dy, x = contiguous(dy), contiguous(x)
     rows = (mean.size, x.size // max(mean.size, 1))
-    g = channels.times(dy, contiguous(weight)).reshape(rows)
+    g = channel_sums.times(dy, contiguous(weight)).reshape(rows)
     dx = layer_norm.backward(g, x.reshape(rows), None, mean, rstd)[0]
     groups = mean.size // max(N, 1)
-    dbias, dweight = channels.sums("slopes", dy, x, mean, rstd, groups, C // max(groups, 1) or 1)
+    dbias, dweight = channel_sums.sums("slopes", dy, x, mean, rstd, groups, C // max(groups, 1) or 1)
     return DeviceArray(dx.memory, x.shape, x.dtype), dweight, dbias

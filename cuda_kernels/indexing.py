@@ -1,28 +1,27 @@
 """Reading and adding at positions, sorting: ``minigrad.cpu_kernels.indexing`` on the device.
 
 An index is anything NumPy accepts (``index_arrays.py``). Every function reduces it to places along one dimension of a
-contiguous array (``places.py``); an array that is written and not contiguous is copied and copied back.
+contiguous array (``gather_scatter.py``); an array that is written and not contiguous is copied and copied back.
 ``gather`` and the scatters turn (coordinates, index) into places in the flattened array; indices must be in range.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from . import places as at
-from .array import DeviceArray, contiguous, contiguous_strides, copy, empty, from_host, full, zeros
-from .index_arrays import as_indices, harmless, is_basic, select
-from .language import cuda
-from .launch import Kernel, kernel
-from .movement import expand
-from .rows import ceil_div
-from .sorting import sort_rows
-from .strided_copy import MOST_WORDS, RANK, THREADS, Dimension, collapse, copy_into, threads
+from . import elementwise
+from .platform.array import DeviceArray, contiguous, contiguous_strides, copy, empty, expand, from_host, full, zeros
+from .platform.language import THREADS, cuda
+from .platform.launch import Kernel, kernel
+from .rowwise import gather_scatter as at
+from .rowwise.index_arrays import as_indices, harmless, is_basic, select
+from .rowwise.rows import ceil_div
+from .rowwise.sorting import sort_rows
+from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, threads
 
 REDUCTIONS = ("prod", "amax", "amin")
 
@@ -43,7 +42,7 @@ def add_at(x: DeviceArray, where: Any, y: Any, distinct: bool) -> None:
     """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
     if is_basic(where):
         target = x[where]
-        _elementwise().add_into(target, _values(y, target.shape, x))
+        elementwise.add_into(target, _values(y, target.shape, x))
         return
     chosen = select(x, where)
     values = contiguous(_values(y, chosen.shape, x))
@@ -51,7 +50,7 @@ def add_at(x: DeviceArray, where: Any, y: Any, distinct: bool) -> None:
     def add(cube: DeviceArray) -> None:
         rows = values.reshape(cube.shape[0], chosen.places.size, cube.shape[2])
         if distinct:
-            at.put(cube, chosen.places, _elementwise().add(at.take(cube, chosen.places), rows), distinct=True)
+            at.put(cube, chosen.places, elementwise.add(at.take(cube, chosen.places), rows), distinct=True)
         else:
             at.reduce_at(cube, chosen.places, rows, "sum")
 
@@ -65,7 +64,7 @@ def assign_at(x: DeviceArray, where: Any, y: Any) -> None:
         if isinstance(y, DeviceArray | np.ndarray):
             copy_into(target, _values(y, target.shape, x))
         else:
-            _elementwise().fill(target, y)
+            elementwise.fill(target, y)
         return
     if _covers(where, x) and not isinstance(y, DeviceArray | np.ndarray):
         _FILL_WHERE[x.itemsize].launch(
@@ -103,7 +102,7 @@ def _change(x: DeviceArray, first: int, last: int, change: Callable[[DeviceArray
 def _values(y: Any, shape: tuple[int, ...], x: DeviceArray) -> DeviceArray:
     """``y`` in x's dtype, broadcast to ``shape``, in memory that writing x does not change."""
     if isinstance(y, DeviceArray):
-        y = y if y.dtype == x.dtype else _elementwise().cast(y, x.dtype)
+        y = y if y.dtype == x.dtype else elementwise.cast(y, x.dtype)
     else:
         y = np.asarray(y).astype(x.dtype)
         y = from_host(y, x.device) if y.ndim else full((), y[()], x.dtype, x.device)
@@ -112,10 +111,6 @@ def _values(y: Any, shape: tuple[int, ...], x: DeviceArray) -> DeviceArray:
     if y.ndim > len(shape) or any(n not in (1, m) for n, m in zip(reversed(y.shape), reversed(shape), strict=False)):
         raise ValueError(f"could not broadcast input array from shape {y.shape} into shape {shape}")
     return expand(copy(y) if y.memory is x.memory else y, shape)
-
-
-def _elementwise() -> Any:
-    return importlib.import_module(f"{__package__}.elementwise")
 
 
 def _fill_where(bits: int) -> Kernel:

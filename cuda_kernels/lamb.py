@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import recording
-from .array import DeviceArray, empty
-from .collective import block_sum
-from .language import cuda, device_function, math
-from .launch import Kernel, kernel
-from .multi_tensor import REALS, THREADS, WORDS, Table, block_of, row_of
-from .rows import ceil_div
+from .optimizers.multi_tensor import REALS, WORDS, Table, block_of, chunk_of, row_of
+from .platform import recording
+from .platform.array import DeviceArray, empty
+from .platform.language import THREADS, cuda, device_function, math
+from .platform.launch import Kernel, kernel
+from .rowwise.collective import block_sum
+from .rowwise.rows import ceil_div
 
 __all__ = ["SCALARS", "Table", "step"]
 
@@ -40,7 +40,7 @@ SCALARS = ("lr", "weight_decay", "beta1", "beta2", "correction", "root", "eps", 
 """The columns of ``scalars``, one row for each parameter."""
 
 
-class _Kernels(NamedTuple):
+class LambKernels(NamedTuple):
     moments: Kernel
     descend: Kernel
 
@@ -72,7 +72,7 @@ def _ratios(real: Any) -> Kernel:
     return ratios
 
 
-def _lamb(real: Any, lamb: bool) -> _Kernels:
+def _lamb(real: Any, lamb: bool) -> LambKernels:
     """``lamb``: with v in the table. Rows of the kernels: weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, correction,
     root, eps."""
     pointer, product = WORDS[real].pointer, WORDS[real].product
@@ -102,9 +102,7 @@ def _lamb(real: Any, lamb: bool) -> _Kernels:
     def moments(addresses, sizes, grads, chunks, scalars, sums, length):
         """``sums`` (chunks, 2): the squares of p and of u."""
         partial = cuda.shared.array(32, np.float64)
-        tensor = chunks[2 * cuda.blockIdx.x]
-        first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
-        n = np.int32(min(np.int64(length), sizes[tensor] - first))
+        tensor, first, n = chunk_of(chunks, sizes, length)
         row = row_of(scalars, tensor)
         p, m, v = arrays_of(addresses, tensor, first)
         g = pointer(grads[tensor] + first * itemsize)
@@ -134,9 +132,7 @@ def _lamb(real: Any, lamb: bool) -> _Kernels:
         threads=THREADS, registers=32, name=name.format("step"),
     )  # fmt: skip
     def descend(addresses, sizes, chunks, scalars, steps, length):
-        tensor = chunks[2 * cuda.blockIdx.x]
-        first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
-        n = np.int32(min(np.int64(length), sizes[tensor] - first))
+        tensor, first, n = chunk_of(chunks, sizes, length)
         row = row_of(scalars, tensor)
         p, m, v = arrays_of(addresses, tensor, first)
         i = cuda.threadIdx.x
@@ -148,7 +144,7 @@ def _lamb(real: Any, lamb: bool) -> _Kernels:
             p[i] = p_one - product(steps[tensor], direction(row, p_one, m_one, v_one))
             i += cuda.blockDim.x
 
-    return _Kernels(moments, descend)
+    return LambKernels(moments, descend)
 
 
 _RATIOS = {np.dtype(real): _ratios(real) for real in REALS}

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from . import elementwise, gelu, matmul, reduce
-from .array import DeviceArray, ones
-from .matmul import HALVES
+from .platform.array import DeviceArray, ones
+from .products.choose import HALVES
 
 
 def forward(

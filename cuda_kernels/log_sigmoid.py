@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from . import rules
-from .array import DeviceArray
-from .language import device_function
-from .pointwise import Pointwise, floating
+from .pointwise import rules
+from .pointwise.pointwise import Pointwise, floating
+from .pointwise.rules import rule
 
 
-def _forward(real: Any) -> Any:
+@rule
+def _forward(real):
     softplus = rules.softplus(real)
-
-    @device_function
-    def rule(x):
-        return -softplus(-x)
-
-    return rule
+    return lambda x: -softplus(-x)
 
 
-def _backward(real: Any) -> Any:
+@rule
+def _backward(real):
     sigmoid = rules.sigmoid(real)
-
-    @device_function
-    def rule(dy, x):
-        return dy * sigmoid(-x)
-
-    return rule
+    return lambda dy, x: dy * sigmoid(-x)
 
 
-_FORWARD = Pointwise("forward", _forward, floating, 1)
-_BACKWARD = Pointwise("backward", _backward, floating, 2)
-
-
-def forward(x: DeviceArray) -> DeviceArray:
-    """y of the shape and (floating) dtype of x."""
-    return _FORWARD(x)
-
-
-def backward(dy: DeviceArray, x: DeviceArray) -> DeviceArray:
-    """dx from dy and the input of ``forward``."""
-    return _BACKWARD(dy, x)
+forward: Pointwise = Pointwise("forward", _forward, floating, 1)
+backward: Pointwise = Pointwise("backward", _backward, floating, 2)

@@ -1,17 +1,17 @@
-"""Matrix products ``y = a @ b``, with what a layer does to them next in the same pass: ``matmul_operands.py`` has the
-steps, ``matmul_engines.py`` chooses who computes.
+"""Matrix products ``y = a @ b``, with what a layer does to them next in the same pass: ``products/record.py`` has the
+steps, ``products/choose.py`` chooses who computes.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from . import matmul_engines, matmul_tensor_core, product
-from .array import DeviceArray, contiguous, empty
-from .matmul_operands import Product, broadcast
-from .product import ADD, BIAS, GELU, SLOPE
-
-HALVES = ("bfloat16", "float16")
+from .platform import memory
+from .platform.array import DeviceArray, contiguous, empty
+from .products.choose import HALVES, multiply
+from .products.record import ADD, BIAS, GELU, SLOPE, broadcast, problem
 
 
 def matmul(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> DeviceArray:
@@ -29,39 +29,29 @@ def matmul(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> D
     Raises ValueError if the shapes do not fit, TypeError for half floats on devices without tensor cores for them:
     operations widen them before.
     """
-    p = _prepare(a, b, bias)
-    matmul_engines.multiply(p)
-    return p.y
+    return _product(a, b, bias)[0]
 
 
-def takes_halves(x: DeviceArray) -> bool:
+def supports_half(x: DeviceArray) -> bool:
     """Whether x's device multiplies float16 and bfloat16 on tensor cores; on others they are widened before."""
-    return matmul_tensor_core.takes(x.device)
+    return memory.has_tensor_cores(x.device)
 
 
 def matmul_gelu(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> tuple[DeviceArray, DeviceArray]:
     """(gelu(h), h) of h = matmul(a, b, bias), the GELU of "tanh"; its gradient needs h. TypeError for integers."""
-    p = _of_floats(_prepare(a, b, bias), "matmul_gelu")
-    before = empty(p.y.shape, p.y.dtype, p.y.device)
-    matmul_engines.multiply(p._replace(before=before, epilogue=p.epilogue | GELU))
-    return p.y, before
+    return _product(a, b, bias, GELU)
 
 
 def matmul_gelu_slope(a: DeviceArray, b: DeviceArray, before: DeviceArray) -> DeviceArray:
     """matmul(a, b) times the derivative of GELU at ``before``, the h of ``matmul_gelu``: the gradient of h."""
-    p = _of_floats(_prepare(a, b, None), "matmul_gelu_slope")
-    matmul_engines.multiply(p._replace(before=_like(p.y, before, "before"), epilogue=SLOPE))
-    return p.y
+    return _product(a, b, None, SLOPE, before)[0]
 
 
 def matmul_residual(
     a: DeviceArray, b: DeviceArray, residual: DeviceArray, bias: DeviceArray | None = None
 ) -> DeviceArray:
     """residual + matmul(a, b, bias), for a residual of the product's shape and dtype."""
-    p = _of_floats(_prepare(a, b, bias), "matmul_residual")
-    residual = _like(p.y, residual, "residual")
-    matmul_engines.multiply(p._replace(residual=residual, epilogue=p.epilogue | ADD))
-    return p.y
+    return _product(a, b, bias, ADD, residual)[0]
 
 
 def add_matmul(y: DeviceArray, a: DeviceArray, b: DeviceArray) -> None:
@@ -77,11 +67,17 @@ def add_matmul(y: DeviceArray, a: DeviceArray, b: DeviceArray) -> None:
             "float64, or float32 for half floats"
         )
     if a.shape[-1]:
-        matmul_engines.multiply(Product(y, a, b, residual=y, epilogue=ADD))
+        multiply(problem(y, a, b, None, y, ADD))
 
 
-def _prepare(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None) -> Product:
-    """The product of the operands, in a new array."""
+# Each step beside the bias: its function, and what that calls the array ``other``.
+NAMES = {GELU: ("matmul_gelu", "before"), SLOPE: ("matmul_gelu_slope", "before"), ADD: ("matmul_residual", "residual")}
+
+
+def _product(
+    a: DeviceArray, b: DeviceArray, bias: DeviceArray | None, step: int = 0, other: DeviceArray | None = None
+) -> tuple[DeviceArray, Any]:
+    """The product with a step of the epilogue in a new array, and ``other``, new where it is None."""
     a, b, shape = broadcast(a, b)
     dtype = a.dtype
     if b.dtype != dtype:
@@ -91,19 +87,17 @@ def _prepare(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None) -> Produc
         a, b = (x if x.dtype == dtype else elementwise.cast(x, dtype) for x in (a, b))
     if bias is not None and (bias.shape != shape[-1:] or bias.dtype != dtype):
         raise ValueError(f"matmul: bias is {bias!r}; expected {shape[-1:]} of {dtype.name}, one value per column of b")
-    if dtype not in product.SMALL and not (dtype.name in HALVES and takes_halves(a)):
-        raise TypeError(f"matmul has no kernel for {dtype.name}; it has those of {', '.join(map(str, product.SMALL))}")
+    if step:
+        name, word = NAMES[step]
+        if dtype.kind in "iub":
+            raise TypeError(f"{name} of {dtype.name}; expected a float dtype")
+        if other is None:
+            other = empty(shape, dtype, a.device)
+        elif other.shape != shape or other.dtype != dtype:
+            raise ValueError(f"{word} is {other!r}; expected shape {shape} and dtype {dtype.name}, the product's")
+        other = contiguous(other)
+    if bias is not None:
+        bias, step = contiguous(bias), step | BIAS
     y = empty(shape, dtype, a.device)
-    return Product(y, a, b, bias=contiguous(bias), epilogue=BIAS) if bias is not None else Product(y, a, b)
-
-
-def _of_floats(p: Product, name: str) -> Product:
-    if p.y.dtype.kind in "iub":
-        raise TypeError(f"{name} of {p.y.dtype.name}; expected a float dtype")
-    return p
-
-
-def _like(y: DeviceArray, x: DeviceArray, name: str) -> DeviceArray:
-    if x.shape != y.shape or x.dtype != y.dtype:
-        raise ValueError(f"{name} is {x!r}; expected shape {y.shape} and dtype {y.dtype.name}, the product's")
-    return contiguous(x)
+    multiply(problem(y, a, b, bias, other, step))
+    return y, other

@@ -6,12 +6,12 @@ import itertools
 
 import numpy as np
 
-from .array import DeviceArray, contiguous, empty, full
-from .language import cuda
-from .launch import Kernel, kernel
-from .strided_copy import copy_into as copy_into
+from .platform.array import DeviceArray, contiguous, empty, full
+from .platform.array import expand as expand
+from .platform.language import THREADS, cuda
+from .platform.launch import Kernel, kernel
+from .rowwise.strided_copy import copy_into as copy_into
 
-THREADS = 256
 ALL = slice(None)
 
 
@@ -23,13 +23,6 @@ def reshape(x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
 def permute(x: DeviceArray, order: tuple[int, ...]) -> DeviceArray:
     """A view with the axes in another order."""
     return x.transpose(*order)
-
-
-def expand(x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
-    """A read-only view with size-1 and new leading axes repeated (stride 0)."""
-    new = len(shape) - x.ndim
-    kept = zip(x.shape, x.strides, shape[new:], strict=True)
-    return x.view(tuple(shape), (0,) * new + tuple(s if n == m else 0 for n, s, m in kept), writeable=False)
 
 
 def cat(arrays: tuple[DeviceArray, ...], axis: int) -> DeviceArray:

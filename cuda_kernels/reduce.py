@@ -1,29 +1,25 @@
 """Reductions over any axes, in an order that depends on the shape only. ``axes`` is a tuple of non-negative ints.
 
 An array whose memory is dense is reduced as it lies, one run of neighbouring axes after the other, the last run first;
-any other is copied. ``fold.py`` has the kernels of sums, products and extrema, ``pair_fold.py`` those of indices and
+any other is copied. ``fold.py`` has the kernels of sums, products and extrema, ``argmax_fold.py`` those of indices and
 logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products, ``median.py`` the selection.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from typing import Any
 
 import numpy as np
 
-from . import median as selection
-from .array import DeviceArray, contiguous, contiguous_strides, from_host
-from .cumprod_gradient import cumprod_gradient
-from .fold import FOLDS, fold, word_of
-from .pair_fold import pair_fold
-from .scan import scan
-
-
-def _elementwise() -> Any:
-    return importlib.import_module(f"{__package__}.elementwise")
+from . import comparison, elementwise
+from .platform.array import DeviceArray, contiguous, contiguous_strides, from_host
+from .rowwise import median as selection
+from .rowwise.argmax_fold import pair_fold
+from .rowwise.cumprod_gradient import cumprod_gradient
+from .rowwise.fold import FOLDS, fold, word_of
+from .rowwise.scan import scan
 
 
 def _dense(x: DeviceArray) -> tuple[DeviceArray, list[int]]:
@@ -65,9 +61,9 @@ def _fold(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype
     if (name, word_of(dtype), word_of(dtype)) not in FOLDS:
         wide = np.dtype(np.int64 if dtype.kind in "iub" else np.float32)
     if (name, word_of(x.dtype), word_of(wide)) not in FOLDS or x.dtype.kind == "u":
-        x = _elementwise().cast(x, wide)
+        x = elementwise.cast(x, wide)
     y = _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, wide), x, axes, keepdim)
-    return y if wide == dtype else _elementwise().cast(y, dtype)
+    return y if wide == dtype else elementwise.cast(y, dtype)
 
 
 def sum(x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> DeviceArray:
@@ -78,7 +74,7 @@ def sum(x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None)
 def mean(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
     """Mean over ``axes``; NaN for an empty one."""
     count = math.prod(x.shape[axis] for axis in axes)
-    return _elementwise().div(sum(x, axes, keepdim), x.dtype.type(count))
+    return elementwise.div(sum(x, axes, keepdim), x.dtype.type(count))
 
 
 def _extremum(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
@@ -124,7 +120,7 @@ def argmin(x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
 
 def _truth(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
     if x.dtype != np.bool_:
-        x = importlib.import_module(f"{__package__}.comparison").ne(x, 0)
+        x = comparison.ne(x, 0)
     return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
 
 
@@ -168,9 +164,9 @@ def _around(x: DeviceArray, axis: int) -> tuple[int, int, int]:
 
 def _scan(name: str, x: DeviceArray, axis: int, reverse: bool = False, exclusive: bool = False) -> DeviceArray:
     wide = x.dtype if x.dtype.name in ("float32", "float64", "int64") else np.dtype(np.int64)
-    y = x if wide == x.dtype else _elementwise().cast(x, wide)
+    y = x if wide == x.dtype else elementwise.cast(x, wide)
     y = scan(name, contiguous(y), *_around(x, axis), reverse, exclusive)
-    return y if wide == x.dtype else _elementwise().cast(y, x.dtype)
+    return y if wide == x.dtype else elementwise.cast(y, x.dtype)
 
 
 def cumsum(x: DeviceArray, axis: int) -> DeviceArray:
@@ -191,7 +187,7 @@ def cumprod(x: DeviceArray, axis: int) -> DeviceArray:
 def prod_of_others(x: DeviceArray, axis: int) -> DeviceArray:
     """For each place the product of all other values along ``axis``; no division, so zeros need no care."""
     before = _scan("prod", x, axis, exclusive=True)
-    return _elementwise().mul(before, _scan("prod", x, axis, reverse=True, exclusive=True))
+    return elementwise.mul(before, _scan("prod", x, axis, reverse=True, exclusive=True))
 
 
 def cumprod_backward(dy: DeviceArray, x: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:

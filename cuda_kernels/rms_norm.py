@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import norm
-from .array import DeviceArray, contiguous
+from .platform.array import DeviceArray, contiguous
+from .rowwise import norm
 
-_KERNELS: dict[Any, norm.Norm] = norm.norm_kernels("rms_norm", centred=False)
+_KERNELS: dict[Any, norm.RowNormKernels] = norm.norm_kernels("rms_norm", centred=False)
 _ADD: dict[Any, Any] = norm.residual_kernels("add_rms_norm", centred=False)
 
 

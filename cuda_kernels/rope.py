@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from . import ptx
-from .array import DeviceArray, as_array, contiguous, empty
-from .language import cuda, libdevice, math
-from .launch import Kernel, kernel
+from .platform.array import DeviceArray, as_array, contiguous, empty, merged
+from .platform.language import cuda, libdevice, math
+from .platform.launch import Kernel, kernel
+from .ptx import ptx
 
-THREADS = 128
-REALS = (np.float32, np.float64)
+ROPE_THREADS = 128
+ROPE_REALS = (np.float32, np.float64)
 POSITIONS = (np.float32, np.float64, np.int64, np.int32, np.uint8)
 
 
-@kernel("float64*", "float64", "int64", threads=THREADS, registers=64)
+@kernel("float64*", "float64", "int64", threads=ROPE_THREADS, registers=64)
 def base_frequencies(frequencies, base, n):
     """frequencies[j] = base^(-j / n)."""
     j = cuda.grid(1)
@@ -44,16 +44,9 @@ def _angles(position: Any, real: Any) -> Kernel:
     words = np.dtype(real).name, np.dtype(position).name
 
     @kernel(
-        f"{words[0]}*",
-        f"{words[0]}*",
-        f"{words[1]}*",
-        "float64*",
-        "int64",
-        "int64",
-        threads=THREADS,
-        registers=64,
-        name=f"angles_{words[0]}_{words[1]}",
-    )
+        f"{words[0]}*", f"{words[0]}*", f"{words[1]}*", "float64*", "int64", "int64",
+        threads=ROPE_THREADS, registers=64, name=f"angles_{words[0]}_{words[1]}",
+    )  # fmt: skip
     def angles(cos, sin, positions, frequencies, n, half):
         """Row p of the tables (n = rows times half elements): cosine and sine of positions[p] times each frequency."""
         i = np.int64(cuda.grid(1))
@@ -75,15 +68,9 @@ def _rotate(real: Any, wide: bool) -> Kernel:
     count = 4 if wide else 1
 
     @kernel(
-        *[f"{word}*"] * 4,
-        *["uint32"] * 4,
-        *["int64"] * 6,
-        "int32",
-        threads=THREADS,
-        registers=40,
-        name=f"rotate_{word}{'_wide' * wide}",
-        vector_loads=wide,
-    )
+        *[f"{word}*"] * 4, *["uint32"] * 4, *["int64"] * 6, "int32",
+        threads=ROPE_THREADS, registers=40, name=f"rotate_{word}{'_wide' * wide}", vector_loads=wide,
+    )  # fmt: skip
     def rotate_pairs(y, x, cos, sin, n, pieces, n1, n2, x0, x1, x2, t0, t1, t2, interleaved):
         """y (rows, D) contiguous; x and the tables by the steps of their up to three dimensions of rows (.., n1, n2).
 
@@ -142,10 +129,10 @@ def _rotate(real: Any, wide: bool) -> Kernel:
     return rotate_pairs
 
 
-_ANGLES = {(np.dtype(p), np.dtype(real)): _angles(p, real) for p in POSITIONS for real in REALS}
-_ROTATE = {np.dtype(real): _rotate(real, False) for real in REALS}
+_ANGLES = {(np.dtype(p), np.dtype(real)): _angles(p, real) for p in POSITIONS for real in ROPE_REALS}
+_ROTATE = {np.dtype(real): _rotate(real, False) for real in ROPE_REALS}
 _ROTATE_WIDE = _rotate(np.float32, True)
-MOST = 2**31 - 1  # pairs of a launch
+MOST_PAIRS = 2**31 - 1  # pairs of a launch
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -155,7 +142,7 @@ def tables(positions: DeviceArray, dim: int, base: float, dtype: Any) -> tuple[D
     """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
     half = -(-dim // 2)
     frequencies = empty((half,), np.float64, positions.device)
-    base_frequencies.launch(-(-half // THREADS), frequencies, float(base), half)
+    base_frequencies.launch(-(-half // ROPE_THREADS), frequencies, float(base), half)
     return angle_tables(positions, frequencies, dtype)
 
 
@@ -166,7 +153,7 @@ def angle_tables(
     positions, frequencies = contiguous(positions), contiguous(as_array(frequencies, np.float64))
     half = frequencies.shape[0]
     cos, sin = (empty((*positions.shape, half), dtype, positions.device) for _ in range(2))
-    threads = min(THREADS, -(-cos.size // 32) * 32)
+    threads = min(ROPE_THREADS, -(-cos.size // 32) * 32)
     if cos.size:
         grid = -(-cos.size // threads)
         launch = _ANGLES[positions.dtype, cos.dtype].launch
@@ -192,8 +179,8 @@ def _rotate_rows(y: DeviceArray, x: DeviceArray, cos: DeviceArray, sin: DeviceAr
     half = x.shape[-1] // 2
     missing = x.ndim - cos.ndim
     table_steps = [0] * missing + [0 if n == 1 else step for n, step in zip(cos.shape[:-1], cos.steps)]
-    rows = _merge(x.shape[:-1], x.steps, table_steps)
-    if len(rows) > 3 or python_math.prod(x.shape[:-1]) * half > MOST:
+    rows = merged(zip(x.shape[:-1], x.steps, table_steps))
+    if len(rows) > 3 or python_math.prod(x.shape[:-1]) * half > MOST_PAIRS:
         for i in range(x.shape[0]):  # rare: dimensions in no common order, or too many elements for one launch
             c, s = (t[i if t.shape[0] > 1 else 0] if missing == 0 else t for t in (cos, sin))
             _rotate_rows(y[i], x[i], c, s, interleaved)
@@ -204,19 +191,6 @@ def _rotate_rows(y: DeviceArray, x: DeviceArray, cos: DeviceArray, sin: DeviceAr
     kernel_ = _ROTATE_WIDE if wide else _ROTATE[x.dtype]
     pieces = half // 4 if wide else half
     n = y.size // (2 * half) * pieces
-    threads = min(THREADS, -(-n // 32) * 32)
+    threads = min(ROPE_THREADS, -(-n // 32) * 32)
     arguments = (n, pieces, n1, n2, *steps, t0, t1, t2, int(interleaved))
     kernel_.launch(-(-n // threads), y, x, cos, sin, *arguments, threads=threads)
-
-
-def _merge(shape: tuple[int, ...], x_steps: tuple[int, ...], t_steps: list[int]) -> list[tuple[int, int, int]]:
-    """The dimensions of rows as few (size, step of x, step of the tables)."""
-    merged: list[tuple[int, int, int]] = []
-    for n, x_step, t_step in zip(shape, x_steps, t_steps):
-        if n == 1:
-            continue
-        if merged and merged[-1][1] == n * x_step and merged[-1][2] == n * t_step:
-            merged[-1] = (merged[-1][0] * n, x_step, t_step)
-        else:
-            merged.append((n, x_step, t_step))
-    return merged

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from .array import DeviceArray
-from .launch import Kernel
-from .multi_tensor import REALS, WORDS, Table, updater
+from .optimizers.multi_tensor import REALS, WORDS, Table, updater
+from .platform.array import DeviceArray
+from .platform.launch import Kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 

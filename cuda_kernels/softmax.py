@@ -18,18 +18,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .array import DeviceArray, contiguous, empty
-from .collective import block_max, block_sum, larger
-from .fold import THREADS
-from .language import cuda, math
-from .launch import Kernel, kernel
-from .pair_fold import add_exponentials
-from .rows import aligned, ceil_div, power_of_two, quotient, row_threads, row_tile
+from .platform.array import DeviceArray, contiguous, empty
+from .platform.language import THREADS, cuda, math
+from .platform.launch import Kernel, kernel
+from .pointwise.rules import larger_of as larger
+from .rowwise.argmax_fold import add_exponentials
+from .rowwise.collective import block_max, block_sum, column_sum, down_column_of_pairs
+from .rowwise.rows import aligned, ceil_div, power_of_two, quotient, row_threads, row_tile
 
 LONG_THREADS = 512
+of_column: Any = down_column_of_pairs(add_exponentials)
 
 
-class Softmax(NamedTuple):
+class SoftmaxKernels(NamedTuple):
     """The kernels of forward or backward for one dtype: of short rows, of rows, of long rows, of columns."""
 
     short: Kernel
@@ -195,18 +196,8 @@ def _forward_columns(real: Any) -> Kernel:
         m, s = real(-np.inf), real(0)
         for c in range(place, stop, height):
             m, s = add_exponentials(m, s, x[base + c * inner], real(1))
+        m, s = of_column(m, s, maxima, sums)
         if height > 1:
-            me = place * cuda.blockDim.x + cuda.threadIdx.x
-            maxima[me], sums[me] = m, s
-            cuda.syncthreads()
-            half = height >> 1
-            while half > 0:
-                if place < half:
-                    other = me + half * cuda.blockDim.x
-                    m, s = add_exponentials(m, s, maxima[other], sums[other])
-                    maxima[me], sums[me] = m, s
-                cuda.syncthreads()
-                half >>= 1
             m, s = maxima[cuda.threadIdx.x], sums[cuda.threadIdx.x]
         s += m - m  # NaN where m is infinite
         s = math.log(s) if log else real(1) / s
@@ -234,17 +225,8 @@ def _backward_columns(real: Any) -> Kernel:
         for c in range(place, stop, height):
             at = base + c * inner
             total += dy[at] if log else dy[at] * y[at]
+        total = column_sum(total, sums)
         if height > 1:
-            me = place * cuda.blockDim.x + cuda.threadIdx.x
-            sums[me] = total
-            cuda.syncthreads()
-            half = height >> 1
-            while half > 0:
-                if place < half:
-                    total += sums[me + half * cuda.blockDim.x]
-                    sums[me] = total
-                cuda.syncthreads()
-                half >>= 1
             total = sums[cuda.threadIdx.x]
         for c in range(place, stop, height):
             at = base + c * inner
@@ -254,21 +236,21 @@ def _backward_columns(real: Any) -> Kernel:
 
 
 _REALS = (np.float32, np.float64)
-_FORWARD: dict[Any, Softmax] = {
-    np.dtype(real): Softmax(
+_FORWARD: dict[Any, SoftmaxKernels] = {
+    np.dtype(real): SoftmaxKernels(
         _forward_rows(real, 1), _forward_rows(real, 4), _forward_long(real), _forward_columns(real), 4
     )
     for real in _REALS
 }
-_BACKWARD: dict[Any, Softmax] = {  # two rows in 64 registers
-    np.dtype(real): Softmax(
+_BACKWARD: dict[Any, SoftmaxKernels] = {  # two rows in 64 registers
+    np.dtype(real): SoftmaxKernels(
         _backward_rows(real, 1), _backward_rows(real, most), _backward_long(real), _backward_columns(real), most
     )
     for real, most in zip(_REALS, (4, 2), strict=True)
 }
 
 
-def _along(kernels: dict[Any, Softmax], inputs: tuple[DeviceArray, ...], axis: int, log: int) -> DeviceArray:
+def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[DeviceArray, ...], axis: int, log: int) -> DeviceArray:
     """Run a kernel along ``axis`` of equally shaped inputs -> a new contiguous array."""
     shape = inputs[0].shape or (1,)  # 0-d: one row of one element, as in PyTorch
     axis %= len(shape)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .language import device_function, math
-from .pointwise import Pointwise, like
-from .rules import of_math
-
-
-def _atan2(real: Any) -> Any:
-    @device_function
-    def rule(x, y):
-        return math.atan2(x, y)
-
-    return rule
-
+from .platform.language import math
+from .pointwise.pointwise import Pointwise, like
+from .pointwise.rules import of_math, of_numbers
 
 sinh: Pointwise = Pointwise("sinh", of_math("sinh"), like(np.sinh), 1)
 cosh: Pointwise = Pointwise("cosh", of_math("cosh"), like(np.cosh), 1)
 asin: Pointwise = Pointwise("asin", of_math("asin"), like(np.arcsin), 1)
 acos: Pointwise = Pointwise("acos", of_math("acos"), like(np.arccos), 1)
 atan: Pointwise = Pointwise("atan", of_math("atan"), like(np.arctan), 1)
-atan2: Pointwise = Pointwise("atan2", _atan2, like(np.arctan2), 2)
+atan2: Pointwise = Pointwise("atan2", of_numbers(lambda x, y: math.atan2(x, y)), like(np.arctan2), 2)
 asinh: Pointwise = Pointwise("asinh", of_math("asinh"), like(np.arcsinh), 1)
 acosh: Pointwise = Pointwise("acosh", of_math("acosh"), like(np.arccosh), 1)
 atanh: Pointwise = Pointwise("atanh", of_math("atanh"), like(np.arctanh), 1)

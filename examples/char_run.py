@@ -210,8 +210,8 @@ def load_run(
 ) -> Run:
     """Load a run from its newest checkpoint (or that of ``step``, or the one named), with some settings changed.
 
-    Raises CheckpointError for one that is damaged or not of a character model, UsageError for a change of what is fixed
-    and for a run of another ``kind``.
+    Raises CheckpointError for one that is damaged or not of a character model. Raises UsageError for a change of what
+    is fixed and for a run of another ``kind``.
     """
     try:
         checkpoint = load_checkpoint(folder, step)

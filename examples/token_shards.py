@@ -26,9 +26,9 @@ from command_line import BAR, Parser, UsageError, how_to_run, run_cli
 from text_tokenizers import ShardTokenizer, choose_tokenizer, end_of_text, in_words, plain_tokens, tokenizer_of
 from tqdm import tqdm
 
-from minigrad import durable
 from minigrad.data import DataError, load_corpus, open_tokens, write_tokens
 from minigrad.data.corpus import short_name, text_files
+from minigrad.files import durable
 
 INDEX = "shards.json"
 SHARD_TOKENS = 100_000_000

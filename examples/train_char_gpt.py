@@ -81,7 +81,7 @@ def load_text(data: list[str] | None, settings: Settings) -> Corpus:
 def prepare_new(
     kind: type[Settings], data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]
 ) -> TrainingRun:
-    """A run from the start, in a folder of its own."""
+    """A new run, in a folder of its own."""
     settings = kind(**flags)
     settings.check()
     corpus = load_text(data, settings)

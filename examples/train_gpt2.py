@@ -45,7 +45,7 @@ from minigrad.distributed import (
     init_process_group,
     load_distributed_checkpoint,
 )
-from minigrad.distributed.captured_step import CapturedStep
+from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.serialization import CheckpointError
 
 COMMUNICATORS = ("auto", "nccl", "mpi", "none")
@@ -152,7 +152,7 @@ def trainer_of(dtype: str, comm: Communicator) -> Any:
 def prepare_new(
     comm: Communicator, device: Device, source: Source, out: str | None, flags: dict[str, Any]
 ) -> tuple[Run, Shards]:
-    """A run from the start; rank 0 tokenizes, if there is text to tokenize."""
+    """A new run; rank 0 tokenizes, if there is text to tokenize."""
     given = source.shards()
     try:
         start = None

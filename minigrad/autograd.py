@@ -4,7 +4,8 @@ A graph node *is* the Function instance that computed a tensor. ``Function.apply
 if a gradient will be wanted, keeps the instance with edges to where its inputs came from: the nodes that computed them,
 or leaf tensors. Raw arrays also mean that backward records nothing: there are no higher-order gradients.
 
-What every op would otherwise repeat is done here, once: dtype promotion, device checks, errors that name the inputs.
+What every op would otherwise repeat is done once, here and in ``op_inputs.py``: dtype promotion, device checks, errors
+that name the inputs.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .device import CPU, Device
-from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
-from .errors import located, user_line
-from .grad_mode import Mode, of_thread
-from .grad_mode import enable_grad as enable_grad
-from .grad_mode import is_grad_enabled as is_grad_enabled
-from .grad_mode import no_grad as no_grad
-from .grad_mode import set_grad_enabled as set_grad_enabled
+from .device import Device
+from .dtypes import float32, float64
+from .errors import bad_type, user_line
 from .grad_store import next_id
-from .versions import Version, bump
+from .modes import Mode, of_thread
+from .modes import enable_grad as enable_grad
+from .modes import is_grad_enabled as is_grad_enabled
+from .modes import no_grad as no_grad
+from .modes import set_grad_enabled as set_grad_enabled
+from .op_inputs import describe, explained, mixed_devices, prepare
+from .tensor_core import TensorCore as TensorCore
+from .versions import Version
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -29,35 +32,8 @@ if TYPE_CHECKING:
 _new: Callable[..., Any] = object.__new__
 
 
-class TensorCore:
-    """What autograd knows of a tensor. ``minigrad.Tensor`` adds the operations."""
-
-    __slots__ = ("__weakref__", "_id", "_version", "data", "device", "node", "requires_grad")
-
-    tensor_type: ClassVar[type[Tensor]]  # the class of what ops return: Tensor, which minigrad.tensor puts here
-
-    data: Any
-    device: Device
-    requires_grad: bool
-    node: Function | None
-    _id: int
-    _version: Version
-
-    def _init(self, data: Any, device: Device, version: Version | None = None) -> None:
-        self.data = data
-        self.device = device
-        self.requires_grad = False
-        self.node = None
-        self._id = next_id()
-        self._version = version or Version()
-
-    def bump_version(self) -> None:
-        """Tell autograd that this tensor's memory was changed in place."""
-        bump((self,))
-
-
 class Deferred:
-    """Stands in ``node.saved`` for arrays that are computed when ``backward`` needs them (``recompute.py``)."""
+    """Stands in ``node.saved`` for arrays that are computed when ``backward`` needs them, as ``checkpoint`` does."""
 
     def restore(self, node: Function) -> None:
         """Fill ``saved`` of ``node`` and of the others in which this object stands; with another Deferred, perhaps."""
@@ -115,7 +91,7 @@ class Function:
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
     widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
-    half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its takes_halves(array)
+    half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its supports_half(array)
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
     is_view: ClassVar[bool] = False  # the output may share the first input's memory
     adds_in_place: ClassVar[bool] = False  # the op defines backward_into instead of backward
@@ -163,7 +139,7 @@ class Function:
                 if device is None:
                     device, dtype = x.device, array.dtype
                 elif x.device is not device:
-                    raise _mixed_devices(cls, inputs)
+                    raise mixed_devices(cls, inputs)
                 elif array.dtype is not dtype:
                     mixed = True
                 if recording and x.requires_grad:
@@ -176,27 +152,27 @@ class Function:
             edges.append(None)
             needs.append(False)
         if device is None:
-            raise located(TypeError(f"{cls.__name__}: expected at least one Tensor\n  inputs: {_describe(inputs)}"))
+            raise bad_type(f"{cls.__name__}: expected at least one Tensor\n  inputs: {describe(inputs)}")
 
         node = cls()
         node.device = device
-        node.kernels = kernels = device.kernels
+        node.kernels = kernels = device.native if mode.kernels is None else device.kernels
         node.saved = ()
         node.edges = edges
         node.needs = needs
         node.half = None
         if mixed or (dtype is not float32 and dtype is not float64):
-            node.half = _prepare(cls, inputs, arrays, dtype, kernels)
+            node.half = prepare(cls, inputs, arrays, dtype, kernels)
         try:
             out = node.forward(*arrays, **params) if params else node.forward(*arrays)
         except (ValueError, IndexError, OverflowError) as error:
-            explained = _explained(cls, error, inputs)
-            if explained is None:
+            told = explained(cls, error, inputs)
+            if told is None:
                 raise
-            raise explained from error
+            raise told from error
         if not isinstance(out, kernels.Array):
             if isinstance(out, tuple | list) or out is None:
-                raise located(TypeError(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array"))
+                raise bad_type(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array")
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
             out = kernels.elementwise.cast(out, node.half)
@@ -243,171 +219,6 @@ class Function:
     def backward_into(self, dy: Any, dx: Any) -> None:
         """Add the input's gradient to ``dx`` in place."""
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
-
-
-class _Unrecorded(Function):
-    """Stands for the instance in a ``forward`` on the CPU that is not recorded: it keeps nothing."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self.device, self.needs = CPU, (False, False)
-
-    if not TYPE_CHECKING:
-        saved = property(None, lambda self, arrays: None)
-
-
-_unrecorded = _Unrecorded()
-
-
-def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
-    """``op.apply(x, y)`` of arithmetic, at half the cost where both are float32 or float64 on one device.
-
-    Nothing is called here that need not be: for small tensors that is what an operation costs.
-    """
-    a, b = x.data, y.data
-    dtype, device, mode = a.dtype, x.device, of_thread.mode
-    if (
-        (dtype is not float32 and dtype is not float64)
-        or b.dtype is not dtype
-        or y.device is not device
-        or mode.autocast is not None
-    ):
-        return op.apply(x, y)
-    need_x, need_y = x.requires_grad, y.requires_grad
-    needed = (need_x or need_y) and mode.enabled and op.differentiable
-    if not needed and device is not CPU:
-        return op.apply(x, y)
-    node = op() if needed else _unrecorded
-    node.kernels = kernels = device.kernels
-    if needed:
-        node.needs = (need_x, need_y)
-        node.saved = ()
-    try:
-        out = op.forward(node, a, b)
-    except ValueError:
-        return op.apply(x, y)  # which explains it
-    if not isinstance(out, kernels.Array):
-        out = kernels.as_array(out)
-    z: Tensor = _new(TensorCore.tensor_type)
-    z.data = out
-    z.device = device
-    z._id = number = next_id()
-    z._version = version = Version()
-    if needed:
-        source_x, source_y = x.node or x, y.node or y
-        node.edges = (source_x if need_x else None, source_y if need_y else None)
-        node.device = device
-        node.half = None
-        node.order = number
-        node.out_shape = out.shape
-        node.out_dtype = out.dtype
-        if node.saved:
-            node.saved_at = number
-            node.versions = (x._version, y._version, version)
-        if mode.anomaly:
-            node.line = user_line()
-        z.node = node
-        z.requires_grad = True
-    else:
-        z.node = None
-        z.requires_grad = False
-    return z
-
-
-class ToDevice(Function):
-    """y = x on another device;  dx = dy on the device of x. The one operation of two devices."""
-
-    __slots__ = ("source",)
-    source: Device
-
-    @classmethod
-    def apply(cls, *inputs: Any, **params: Any) -> Tensor:
-        """``x, target=device, wait=bool``: without ``wait`` the copy is part of the stream (see ``Tensor.to``)."""
-        (x,), target = inputs, params["target"]
-        node = cls()
-        node.source, node.device, node.kernels = x.device, target, x.device.kernels
-        node.saved, node.half = (), None
-        node.needs, node.edges = (x.requires_grad,), (x if x.node is None else x.node,)
-        mode = of_thread.mode
-        out = _transferred(x.data, x.device, target, params["wait"])
-        return node._output(out, None, (), mode, x.requires_grad and mode.enabled)
-
-    def backward(self, dy: Any) -> Any:
-        return _transferred(dy, self.device, self.source, True)
-
-
-def _transferred(array: Any, source: Device, target: Device, wait: bool) -> Any:
-    """A copy of the array on the device ``target``."""
-    if source.type == "cpu":
-        return target.kernels.from_host(array, wait=wait)
-    if target.type == "cpu":
-        return source.kernels.to_host(array, wait=wait)
-    return target.kernels.from_device(array, target.index)
-
-
-def _explained(cls: type[Function], error: Exception, inputs: tuple[Any, ...]) -> Exception | None:
-    """The error of ``forward`` with the op and its inputs; None for errors of other kinds, which explain themselves."""
-    kind = type(error)
-    if kind not in (ValueError, IndexError, OverflowError) or not isinstance(next(iter(error.args), None), str):
-        return None
-    reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
-    return located(kind(f"{cls.__name__}: {reason}\n  inputs: {_describe(inputs)}"))
-
-
-def _mixed_devices(cls: type[Function], inputs: tuple[Any, ...]) -> RuntimeError:
-    return located(
-        RuntimeError(
-            f"{cls.__name__}: inputs are on different devices; move them to one with .to(device)\n"
-            f"  inputs: {_describe(inputs)}"
-        )
-    )
-
-
-def _broadcast_problem(inputs: tuple[Any, ...]) -> str:
-    shapes = [tuple(x.data.shape)[::-1] for x in inputs if isinstance(x, TensorCore)]
-    for i in range(max(map(len, shapes))):
-        sizes = dict.fromkeys(shape[i] for shape in shapes if i < len(shape) and shape[i] != 1)
-        if len(sizes) > 1:
-            found = " and ".join(map(str, sizes))
-            return f"the shapes do not broadcast: dim {-1 - i} has sizes {found}; they must be equal, or 1"
-    return "the shapes do not broadcast"
-
-
-def _prepare(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
-    """Promote and widen the arrays, where the op asks for it; the half-width dtype to round the result to, or None."""
-    if cls.promotes or cls.floats:
-        dtype = _promote(cls, inputs, arrays)
-    if not cls.widens:
-        if cls.promotes and is_half(dtype):  # numbers too: 0.1 equals what a float16 makes of it
-            cast = kernels.elementwise.cast
-            arrays[:] = [
-                cast(kernels.full((), float(x), float64), dtype) if isinstance(x, int | float) else x for x in arrays
-            ]
-        return None
-    if cls.half_kernels is not None and is_half(dtype) and getattr(kernels, cls.half_kernels).takes_halves(arrays[0]):
-        return None
-    for i, x in enumerate(arrays):
-        if isinstance(x, kernels.Array) and is_half(x.dtype):
-            arrays[i] = kernels.elementwise.cast(x, float32)
-    return dtype if is_half(dtype) else None
-
-
-def _promote(cls: type[Function], inputs: tuple[Any, ...], arrays: list[Any]) -> Any:
-    """Cast the arrays to the op's dtype. Python numbers stay: they never widen an array of their own kind."""
-    dtype = result_dtype(arrays) if len(arrays) > 1 else arrays[0].dtype
-    if cls.floats and not is_floating(dtype):
-        dtype = default_dtype()
-    for i, x in enumerate(inputs):
-        if isinstance(x, TensorCore) and x.data.dtype != dtype:
-            arrays[i] = x.device.kernels.elementwise.cast(x.data, dtype)
-    return dtype
-
-
-def _describe(inputs: tuple[Any, ...]) -> str:
-    return ", ".join(
-        f"{tuple(x.data.shape)} {x.data.dtype} on {x.device}" if isinstance(x, TensorCore) else repr(x) for x in inputs
-    )
 
 
 def shape_and_dtype(source: Function | TensorCore) -> tuple[tuple[int, ...], Any]:

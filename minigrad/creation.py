@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import capturing, dlpack, dtypes, shapes
+from . import capturing, dlpack, dtypes, hints, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
-from .errors import located
+from .errors import bad_type, bad_value, check_choice
 from .ops import indexing, movement
 from .random import Generator, default_generator, draw
 from .tensor import Operand, Tensor
@@ -38,7 +38,7 @@ def as_tensor(data: Any, *, dtype: Any = None, device: str | Device | None = Non
     if hasattr(data, "__cuda_array_interface__"):
         if hasattr(data, "__dlpack__"):
             return from_dlpack(data).to(dtype=dtype, device=device)
-        array = Device("cuda").kernels_package().sharing.from_cuda_array(data)
+        array = Device("cuda").kernels_package().array.from_cuda_array(data)
         dtypes.as_dtype(array.dtype)
         return Tensor.wrap(array, Device(f"cuda:{array.device}")).to(dtype=dtype, device=device)
     return Tensor(data, dtype=dtype, device=CPU if device is None else device)
@@ -49,10 +49,10 @@ def from_numpy(array: np.ndarray) -> Tensor:
     strides.
     """
     if not isinstance(array, np.ndarray):
-        raise located(TypeError(f"from_numpy expects a NumPy array, not {type(array).__name__}; use minigrad.tensor"))
+        raise bad_type(f"from_numpy expects a NumPy array, not {type(array).__name__}; use minigrad.tensor")
     dtypes.as_dtype(array.dtype)
     if any(s < 0 for s in array.strides):
-        raise located(ValueError("from_numpy: negative strides are not supported; pass array.copy()"))
+        raise bad_value("from_numpy: negative strides are not supported; pass array.copy()")
     return Tensor.wrap(array)
 
 
@@ -66,17 +66,13 @@ def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None
     another device, BufferError if the other library refuses.
     """
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        raise located(
-            TypeError(f"from_dlpack expects an object with __dlpack__, not {type(x).__name__}; use minigrad.tensor")
-        )
+        raise bad_type(f"from_dlpack expects an object with __dlpack__, not {type(x).__name__}; use minigrad.tensor")
     kind, index = (int(part) for part in x.__dlpack_device__())
     if kind not in (dlpack.ON_CPU, dlpack.ON_CUDA):
-        raise located(TypeError(f"from_dlpack: device type {kind} of DLPack is neither the CPU (1) nor CUDA (2)"))
+        raise bad_type(f"from_dlpack: device type {kind} of DLPack is neither the CPU (1) nor CUDA (2)")
     source = CPU if kind == dlpack.ON_CPU else Device(f"cuda:{index}")
     if device is not None and Device(device) is not source:
-        raise located(
-            ValueError(f"from_dlpack: the memory is on {source}, not {device}; import it there, then use .to(device)")
-        )
+        raise bad_value(f"from_dlpack: the memory is on {source}, not {device}; import it there, then use .to(device)")
     if isinstance(x, Tensor):  # with the version that its views share
         if x.requires_grad:
             raise BufferError("from_dlpack of a tensor that requires grad would leave the graph; use .detach() first")
@@ -145,7 +141,7 @@ def arange(
     if end is None:
         start, end = 0, start
     if step == 0:
-        raise located(ValueError("arange: step must not be 0"))
+        raise bad_value("arange: step must not be 0")
     if dtype is None and any(isinstance(v, float) for v in (start, end, step)):
         dtype = dtypes.default_dtype()
     return capturing.constant(lambda: Tensor(np.arange(start, end, step), dtype=dtype, device=device))
@@ -216,7 +212,7 @@ def randint(
     if shape is None:
         low, high, shape = 0, low, high
     if not low < high:
-        raise located(ValueError(f"randint: no integer in [{low}, {high})"))
+        raise bad_value(f"randint: no integer in [{low}, {high})")
     device = Device(device)
     place = (generator or default_generator).next()
     return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *place), device)
@@ -244,58 +240,36 @@ def randint_like(
     return randint(low, high, x.shape, device=x.device, generator=generator).to(dtypes.as_dtype(dtype or x.dtype))
 
 
-def bernoulli(p: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """1 with the probability that ``p`` (floating, in [0, 1]) gives for the place, else 0; of the dtype of ``p``."""
-    return p.bernoulli(generator=generator)
-
-
 def randperm(n: int, *, device: str | Device = CPU, generator: Generator | None = None) -> Tensor:
     """A random permutation (int64) of 0 ... n - 1."""
     device = Device(device)
     return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)
 
 
-def multinomial(
-    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
-) -> Tensor:
-    """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights, each at most once
-    in a row unless with ``replacement``.
-    """
-    return weights.multinomial(num_samples, replacement, generator=generator)
-
-
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after the other along ``dim``; all other sizes must agree."""
     tensors = list(tensors)
     if not tensors or not all(isinstance(t, TensorCore) for t in tensors):
-        raise located(TypeError("cat: expected a non-empty sequence of tensors"))
+        raise bad_type("cat: expected a non-empty sequence of tensors")
     if not tensors[0].ndim:
-        raise located(ValueError("cat: 0-d tensors cannot be joined; use stack"))
+        raise bad_value("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.normalize_dim(dim, tensors[0].ndim)
     if len({(*t.shape[:axis], *t.shape[axis + 1 :], t.ndim) for t in tensors}) > 1:
-        raise located(ValueError(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ"))
+        raise bad_value(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ")
     return movement.Cat.apply(*tensors, axis=axis)
 
 
-def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """``cat``."""
-    return cat(tensors, dim)
-
-
-def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """``cat``."""
-    return cat(tensors, dim)
+concat = cat
+concatenate = cat
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, of equal shape, along a new dimension ``dim``."""
     tensors = list(tensors)
     if not tensors:
-        raise located(TypeError("stack: expected a non-empty sequence of tensors"))
+        raise bad_type("stack: expected a non-empty sequence of tensors")
     if any(t.shape != tensors[0].shape for t in tensors):
-        raise located(
-            ValueError(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
-        )
+        raise bad_value(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
     axis = shapes.normalize_dim(dim, tensors[0].ndim + 1)
     return cat([t.unsqueeze(axis) for t in tensors], axis)
 
@@ -317,11 +291,10 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     ``indexing="xy"`` exchanges the first two dimensions, as NumPy does by default. The tensors may come in one list.
     """
     vectors = list(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], TensorCore) else list(tensors)
-    if indexing not in ("ij", "xy"):
-        raise located(ValueError(f"meshgrid: indexing={indexing!r}; expected 'ij' or 'xy'"))
+    check_choice("meshgrid", "indexing", indexing, ("ij", "xy"))
     if not vectors or any(t.ndim > 1 or t.dtype != vectors[0].dtype for t in vectors):
         found = ", ".join(f"{t.shape} {t.dtype}" for t in vectors) or "none"
-        raise located(ValueError(f"meshgrid of tensors {found}; expected vectors of one dtype"))
+        raise bad_value(f"meshgrid of tensors {found}; expected vectors of one dtype")
     order = list(range(len(vectors)))
     if indexing == "xy" and len(order) > 1:
         order[:2] = [1, 0]
@@ -332,15 +305,15 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
     """int64 of shape (*indices.shape, num_classes), 1 at the index; by default as many classes as the largest needs."""
     if indices.dtype.kind not in "iu":
-        raise located(TypeError(f"one_hot: indices must be integers, not {indices.dtype}"))
+        raise bad_type(f"one_hot: indices must be integers, not {indices.dtype}")
     if num_classes == -1:
         num_classes = int(indices.amax()) + 1 if indices.numel() else 0
     bad = indices.device.kernels.embedding.check_indices(indices.long().data, max(num_classes, 0))
     index = int(indices.reshape(-1)[bad]) if bad >= 0 else -1
     if bad >= 0 and index < 0:
-        raise located(ValueError(f"one_hot: negative index {index}"))
+        raise bad_value(f"one_hot: negative index {index}")
     if bad >= 0 or num_classes < 1:
-        raise located(ValueError(f"one_hot: {num_classes} classes cannot hold index {index}"))
+        raise bad_value(f"one_hot: {num_classes} classes cannot hold index {index}")
     return indexing.OneHot.apply(indices, classes=num_classes)
 
 
@@ -350,3 +323,7 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
         like = y.data if isinstance(y, TensorCore) else y
         x = capturing.number(x, Tensor, dtypes.result_dtype((like, x)), condition.device)
     return x.where(condition, y)
+
+
+if not TYPE_CHECKING:
+    __all__ = hints.defined_in(__name__)

@@ -1,17 +1,23 @@
 """Devices: where a tensor's memory is, and which package of kernels works on it.
 
 ``Device("cpu")`` and ``Device("cuda:1")`` are unique objects, so devices compare with ``is``. ``device.kernels`` is the
-backend package, ``minigrad.cpu_kernels`` or ``minigrad.cuda_kernels``; both hold modules of the same names, and an op
-says ``self.kernels.softmax.forward(x)`` without knowing which.
+backend package: ``minigrad.cpu_kernels``, ``minigrad.cuda_kernels``, or for the CPU within ``kernels("plain")``
+``minigrad.plain_kernels``. All have families of the same names, and an op says ``self.kernels.softmax.forward(x)``
+without knowing which.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from .errors import located
+from .modes import check_kernels, of_thread
 
 
 class DeviceError(RuntimeError):
@@ -42,10 +48,15 @@ class Device:
             device = cls._known.setdefault(key, device)
         return device
 
-    @functools.cached_property
+    @property
     def kernels(self) -> Any:
-        """The backend package. Raises DeviceError, saying what is missing, where the device cannot be used."""
-        return importlib.import_module("minigrad.cpu_kernels")
+        """The backend package for this thread: its ``native`` one, or the plain one within ``kernels("plain")``."""
+        return _backend("plain") if of_thread.mode.kernels == "plain" else self.native
+
+    @functools.cached_property
+    def native(self) -> Any:
+        """The backend of this kind of device. Raises DeviceError, saying what is missing, where it cannot be used."""
+        return _backend("cpu")
 
     def kernels_package(self) -> Any:
         """``kernels``, but without making the device the calling thread's current one."""
@@ -80,6 +91,10 @@ class _CudaDevice(Device):
 
     @property
     def kernels(self) -> Any:
+        return self.native
+
+    @property
+    def native(self) -> Any:
         package = self.kernels_package()
         package.select(self.index)
         return package
@@ -90,7 +105,7 @@ class _CudaDevice(Device):
     def kernels_package(self) -> Any:
         if self._package is not None:
             return self._package
-        package = importlib.import_module("minigrad.cuda_kernels")
+        package = _backend("cuda")
         available, reason = package.availability()
         if not available:
             simulator = "without a GPU, NUMBA_ENABLE_CUDASIM=1 in the environment runs the kernels in the simulator"
@@ -104,3 +119,35 @@ class _CudaDevice(Device):
 
 
 CPU = Device("cpu")
+
+
+@functools.cache
+def _backend(name: str) -> Any:
+    package = importlib.import_module(f"minigrad.{name}_kernels")
+    if os.environ.get("MINIGRAD_DEBUG", "0") not in ("", "0") and (plain := getattr(package, "PLAIN_ONLY", ())):
+        print(f"minigrad: {name}: plain kernels: {', '.join(plain)}", file=sys.stderr)
+    return package
+
+
+@contextlib.contextmanager
+def kernels(name: str) -> Iterator[None]:
+    """Choose the kernels for tensors on the CPU, in this thread, within ``with kernels(name):``.
+
+    - ``"plain"``: NumPy alone. Slow, and easy to follow with a debugger. Results differ by rounding, random numbers do
+      not.
+    - ``"cpu"``: the compiled ones, which are the default.
+
+    ``backward`` computes with the kernels of its forward pass. ``MINIGRAD_KERNELS`` in the environment chooses for the
+    whole process. Tensors on a GPU keep the kernels of their device. ValueError for another name.
+    """
+    mode = of_thread.mode
+    before, mode.kernels = mode.kernels, check_kernels("kernels", name)
+    try:
+        yield
+    finally:
+        mode.kernels = before
+
+
+def plain_families(device: str | Device = "cpu") -> tuple[str, ...]:
+    """The families of kernels that a device has from the plain ones; within ``kernels("plain")`` all families."""
+    return tuple(getattr(Device(device).kernels, "PLAIN_ONLY", ()))

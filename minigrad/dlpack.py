@@ -13,7 +13,7 @@ import numpy as np
 
 from .device import CPU
 from .dtypes import bfloat16
-from .errors import located
+from .errors import bad_value
 
 ON_CPU, ON_CUDA = 1, 2
 """Codes of DLDevice."""
@@ -33,7 +33,7 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
     if x.requires_grad:
         raise BufferError("DLPack export of a tensor that requires grad would leave the graph; use .detach() first")
     if x.device is CPU and stream is not None:
-        raise located(ValueError(f"DLPack export from the CPU: stream={stream!r}; there are no streams, expected None"))
+        raise bad_value(f"DLPack export from the CPU: stream={stream!r}; there are no streams, expected None")
     options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
     data = x.device.kernels.reinterpret(x.data, np.uint16) if x.dtype == bfloat16 else x.data
     capsule = data.__dlpack__(**options)

@@ -6,12 +6,13 @@ the one that the package ml_dtypes adds to it, so ``.numpy()`` of such a tensor 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from .errors import located
+from .errors import bad_type, bad_value, located
 
 bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 float16: np.dtype[Any] = np.dtype(np.float16)
@@ -37,7 +38,7 @@ def set_default_dtype(dtype: Any) -> None:
     global _default
     dtype = as_dtype(dtype)
     if dtype not in (float32, float64):
-        raise located(ValueError(f"set_default_dtype({dtype}): expected float32 or float64"))
+        raise bad_value(f"set_default_dtype({dtype}): expected float32 or float64")
     _default = dtype
 
 
@@ -56,7 +57,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         name = repr(dtype) if found is None or dtype is None else str(found)
         device = "" if found is not None or not isinstance(dtype, str) else "; devices are 'cpu', 'cuda' and 'cuda:N'"
         known = ", ".join(str(d) for d in SUPPORTED)
-        raise located(TypeError(f"unsupported dtype {name}: expected one of {known}{device}"))
+        raise bad_type(f"unsupported dtype {name}: expected one of {known}{device}")
     return found
 
 
@@ -68,6 +69,12 @@ def check_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
     for value in (array.min().item(), array.max().item()):  # NaN, if there is one
         if not limits.min - 1 < value < limits.max + 1:  # the fraction is cut off
             raise located(OverflowError(f"{value} does not fit {dtype}, which holds {limits.min} to {limits.max}"))
+
+
+def check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
+    """ValueError, with the method's name, for NaN or an infinity that goes into integers."""
+    if dtype.kind in "iu" and not math.isfinite(value):
+        raise bad_value(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
@@ -89,7 +96,7 @@ def iinfo(dtype: Any) -> np.iinfo[Any]:
     """``numpy.iinfo``: ``bits``, ``min`` and ``max`` of an integer dtype; TypeError for others."""
     found = as_dtype(dtype)
     if found.kind not in "iu":
-        raise located(TypeError(f"iinfo of {found}: expected an integer dtype; finfo is for floating ones"))
+        raise bad_type(f"iinfo of {found}: expected an integer dtype; finfo is for floating ones")
     return np.iinfo(found)
 
 
@@ -140,5 +147,5 @@ def result_dtype(values: Any) -> np.dtype[Any]:
         if group is not None and (best is None or _CATEGORY[group.kind] > _CATEGORY[best.kind]):
             best = group
     if best is None:
-        raise located(TypeError("no dtype: expected at least one array or number"))
+        raise bad_type("no dtype: expected at least one array or number")
     return best

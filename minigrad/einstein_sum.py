@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 
 from . import dtypes
-from .errors import located
+from .errors import bad_type, bad_value
 from .tensor import Tensor
 
 Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
@@ -31,7 +31,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         operands = tuple(operands[0])
     if not all(isinstance(x, Tensor) for x in operands):
         kinds = ", ".join(type(x).__name__ for x in operands)
-        raise located(TypeError(f"einsum {equation!r}: operands {kinds}; expected tensors"))
+        raise bad_type(f"einsum {equation!r}: operands {kinds}; expected tensors")
     dtype = dtypes.result_dtype([x.data for x in operands]) if operands else None
     if dtype is not None and dtypes.is_half(dtype):  # rounded once, whatever the number of products
         return einsum(equation, *(x.float() for x in operands)).to(dtype)
@@ -41,9 +41,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         for label, n in zip(found, x.shape, strict=True):
             known = sizes.get(label, 1)
             if n != 1 and known not in (1, n):
-                raise located(
-                    ValueError(f"einsum {equation!r}: {label!r} has sizes {known} and {n}, which do not broadcast")
-                )
+                raise bad_value(f"einsum {equation!r}: {label!r} has sizes {known} and {n}, which do not broadcast")
             sizes[label] = known if n == 1 else n
     terms = [_plain(x, found, sizes) for x, found in zip(operands, labels, strict=True)]
     result, have = terms[0]
@@ -59,21 +57,15 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [TERM.fullmatch(term) for term in left.split(",")]
     if len(terms) != len(operands):
-        raise located(
-            ValueError(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
-        )
+        raise bad_value(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
     labels: list[Labels] = []
     for text, term, x in zip(left.split(","), terms, operands, strict=True):
         if term is None:
-            raise located(
-                ValueError(f"einsum {equation!r}: {text!r} is not of letters and '...'; '->' stands before the output")
-            )
+            raise bad_value(f"einsum {equation!r}: {text!r} is not of letters and '...'; '->' stands before the output")
         hidden = x.ndim - len(term[1]) - len(term[3])
         if hidden < 0 or (hidden and not term[2]):
-            raise located(
-                ValueError(
-                    f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}; expected one letter a dimension"
-                )
+            raise bad_value(
+                f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}; expected one letter a dimension"
             )
         labels.append([*term[1], *range(-hidden, 0), *term[3]])
     every = [label for found in labels for label in found]
@@ -83,9 +75,7 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
         return labels, [*range(-hidden, 0), *sorted(label for label in letters if letters.count(label) == 1)]
     term = TERM.fullmatch(right)
     if term is None or len(set(term[1] + term[3])) < len(term[1] + term[3]) or not set(term[1] + term[3]) <= {*letters}:
-        raise located(
-            ValueError(f"einsum {equation!r}: the output has each of its letters once, and from the operands")
-        )
+        raise bad_value(f"einsum {equation!r}: the output has each of its letters once, and from the operands")
     return labels, [*term[1], *(range(-hidden, 0) if term[2] else ()), *term[3]]
 
 
@@ -97,9 +87,7 @@ def _plain(x: Tensor, labels: Labels, sizes: dict[str | int, int]) -> tuple[Tens
             i = labels.index(label)
             j = labels.index(label, i + 1)
             if x.shape[i] != x.shape[j]:
-                raise located(
-                    ValueError(f"einsum: {label!r} occurs twice in an operand, with sizes {x.shape[i]}, {x.shape[j]}")
-                )
+                raise bad_value(f"einsum: {label!r} occurs twice in an operand, with sizes {x.shape[i]}, {x.shape[j]}")
             x = x.diagonal(0, i, j)
             labels = [*labels[:i], *labels[i + 1 : j], *labels[j + 1 :], label]
     kept = [i for i, label in enumerate(labels) if x.shape[i] == sizes[label]]

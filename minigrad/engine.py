@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from .autograd import Deferred, Function, TensorCore, shape_and_dtype
 from .device import CPU
 from .dtypes import float32
-from .errors import located
-from .grad_mode import of_thread
+from .errors import bad_state, bad_value, located
 from .grad_store import GradStore, TensorId
+from .modes import of_thread
 from .versions import latest_change, owner
 
 Pending = dict[Any, Any]
@@ -66,39 +66,17 @@ def backward(
             )
         )
     if not root.requires_grad:
-        raise located(
-            RuntimeError(
-                "backward of a tensor that does not require grad: no input of its computation had requires_grad=True, "
-                "or it was computed under no_grad or detached"
-            )
+        raise bad_state(
+            "backward of a tensor that does not require grad: no input of its computation had requires_grad=True, "
+            "or it was computed under no_grad or detached"
         )
-    kernels = root.device.kernels
-    if gradient is None:
-        if root.data.size != 1:
-            raise located(
-                RuntimeError(
-                    f"backward of a tensor of shape {tuple(root.data.shape)}: only a scalar has a gradient by itself; "
-                    "reduce it (for example .sum() or .mean()) or pass gradient="
-                )
-            )
-        seed = kernels.ones(root.data.shape, root.data.dtype)
-    else:
-        seed = gradient.data if isinstance(gradient, TensorCore) else kernels.as_array(gradient)
-        if seed.shape != root.data.shape or seed.dtype != root.data.dtype:
-            raise located(
-                ValueError(
-                    f"gradient has shape {tuple(seed.shape)} and dtype {seed.dtype}, "
-                    f"but the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
-                )
-            )
-
     start = root if root.node is None else root.node
     nodes, finished_by = reachable(start)
-    pending: Pending = {start: seed}
-    del seed  # whoever else refers to an array is counted, see _add
+    device, kernels = root.device, root.device.kernels
+    pending: Pending = {start: _seed(root, gradient, kernels)}
     grads = GradStore()
     if not nodes:
-        _finish([root], pending, grads, hook)
+        _finish([root], pending, grads, hook, device, kernels)
     anomaly = of_thread.mode.anomaly
     with kernels.quiet():
         while nodes:
@@ -108,8 +86,26 @@ def backward(
             if not retain_graph and node.saved:
                 node.saved = _RELEASED
             if node in finished_by:
-                _finish(finished_by[node], pending, grads, hook)
+                _finish(finished_by[node], pending, grads, hook, device, kernels)
     return grads
+
+
+def _seed(root: Any, gradient: Any, kernels: Any) -> Any:
+    """The array that the walk starts with. Nobody else may refer to it: see ``_add``."""
+    if gradient is None:
+        if root.data.size != 1:
+            raise bad_state(
+                f"backward of a tensor of shape {tuple(root.data.shape)}: only a scalar has a gradient by itself; "
+                "reduce it (for example .sum() or .mean()) or pass gradient="
+            )
+        return kernels.ones(root.data.shape, root.data.dtype)
+    seed = gradient.data if isinstance(gradient, TensorCore) else kernels.as_array(gradient)
+    if seed.shape != root.data.shape or seed.dtype != root.data.dtype:
+        raise bad_value(
+            f"gradient has shape {tuple(seed.shape)} and dtype {seed.dtype}, "
+            f"but the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
+        )
+    return seed
 
 
 def reachable(start: Any) -> tuple[list[Function], dict[Function, list[TensorCore]]]:
@@ -159,7 +155,7 @@ def _run(node: Function, dy: Any, pending: Pending, anomaly: bool) -> None:
         results = (results,)
     if len(results) != len(node.edges):
         name = type(node).__name__
-        raise located(RuntimeError(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs"))
+        raise bad_state(f"{name}.backward returned {len(results)} gradients for {len(node.edges)} inputs")
     for i, target in enumerate(node.edges):
         grad = results[i]
         if target is None or grad is None:
@@ -224,15 +220,19 @@ def _add(pending: Pending, target: Any, grad: Any, kernels: Any) -> None:
         pending[target] = total if isinstance(total, kernels.Array) else kernels.as_array(total)
 
 
-def _finish(leaves: list[Any], pending: Pending, grads: GradStore, hook: BackwardHook | None) -> None:
-    """Give the leaves their gradients, in contiguous memory that nothing else refers to."""
+def _finish(
+    leaves: list[Any], pending: Pending, grads: GradStore, hook: BackwardHook | None, device: Any, kernels: Any
+) -> None:
+    """Give the leaves their gradients, in contiguous memory that nothing else refers to. Most are on ``device``."""
     for leaf in leaves:
         if leaf not in pending:
             continue
         ours = sys.getrefcount(pending[leaf]) == 2 and pending[leaf].base is None  # _is_ours, without the call
         array = pending.pop(leaf)
         grad = _new(TensorCore.tensor_type)
-        grad._init(array if ours and array.flags.c_contiguous else leaf.device.kernels.copy(array), leaf.device)
+        if not (ours and array.flags.c_contiguous):
+            array = (kernels if leaf.device is device else leaf.device.kernels).copy(array)
+        grad._init(array, leaf.device)
         grads.insert(leaf, grad)
         if hook is not None:
             hook.on_leaf_grad_ready(TensorId(leaf._id), grad)
@@ -243,22 +243,18 @@ def _refuse_changes(node: Function) -> None:
     saved = {id(owner(array)) for array in node.saved if isinstance(array, node.kernels.Array)}
     for version in node.versions:
         if version.changed_at > node.saved_at and version.memory in saved:
-            raise located(
-                RuntimeError(
-                    f"a tensor that {type(node).__name__} needs for its gradient was changed in place after it was "
-                    f"computed (it is at version {version.count}); change a copy instead (.clone()){_called_at(node)}"
-                )
+            raise bad_state(
+                f"a tensor that {type(node).__name__} needs for its gradient was changed in place after it was "
+                f"computed (it is at version {version.count}); change a copy instead (.clone()){_called_at(node)}"
             )
 
 
 def _restore(node: Function) -> None:
     """Compute saved arrays that were put off; refuse to go on without those that an earlier backward has freed."""
     if node.saved is _RELEASED:
-        raise located(
-            RuntimeError(
-                f"backward through {type(node).__name__} a second time: its saved arrays were freed by the first; "
-                f"pass retain_graph=True to the first call, or compute the loss again{_called_at(node)}"
-            )
+        raise bad_state(
+            f"backward through {type(node).__name__} a second time: its saved arrays were freed by the first; "
+            f"pass retain_graph=True to the first call, or compute the loss again{_called_at(node)}"
         )
     while isinstance(node.saved, Deferred):
         node.saved.restore(node)
@@ -272,11 +268,9 @@ def _called_at(node: Function) -> str:
 def _refuse_nan(node: Function, i: int, grad: Any) -> None:
     kernels = node.kernels
     if kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False):
-        raise located(
-            RuntimeError(
-                f"{type(node).__name__}.backward returned NaN in the gradient of input {i} of shape {tuple(grad.shape)}"
-                f"{_called_at(node)}"
-            )
+        raise bad_state(
+            f"{type(node).__name__}.backward returned NaN in the gradient of input {i} of shape {tuple(grad.shape)}"
+            f"{_called_at(node)}"
         )
 
 
@@ -284,11 +278,8 @@ def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) 
     """Undo broadcasting: sum ``grad`` over the dimensions that broadcasting added or stretched."""
     extra = grad.ndim - len(shape)
     if extra < 0 or any(n != m and n != 1 for n, m in zip(shape, grad.shape[extra:], strict=True)):
-        raise located(
-            RuntimeError(
-                f"{name}.backward returned a gradient of shape {tuple(grad.shape)} "
-                f"for input {i} of shape {tuple(shape)}"
-            )
+        raise bad_state(
+            f"{name}.backward returned a gradient of shape {tuple(grad.shape)} for input {i} of shape {tuple(shape)}"
         )
     axes = tuple(range(extra)) + tuple(extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1)
     total = kernels.reduce.sum(grad, axes, False)

@@ -135,7 +135,7 @@ def threads() -> Threads:
     """The thread layer and the thread counts of the CPU kernels."""
     import numba
 
-    from .cpu_kernels import threads as pool
+    from .cpu_kernels.toolbox import threads as pool
 
     reason = ""
     if pool.LAYER != "tbb":
@@ -161,7 +161,7 @@ def _blas() -> str:
 
 def kernel_cache() -> Cache:
     """The folder of compiled CPU kernels and what lies in it."""
-    from .cpu_kernels import jit
+    from .cpu_kernels.toolbox import jit
 
     folder = Path(jit.CACHE_DIRECTORY)
     sizes = []
@@ -185,59 +185,58 @@ def devices() -> tuple[Status, ...]:
 def extras() -> tuple[Status, ...]:
     """The extras of the distribution, and torch for the parity tests; each is really imported."""
     with ThreadPoolExecutor() as executor:
-        numba_cuda = executor.submit(_probe, "numba_cuda", _NUMBA_CUDA)
-        cupy = executor.submit(_probe, "cupy", "import cupy; v = cupy.__version__")
-        nccl = executor.submit(_probe, "NCCL", _NCCL)
-        inspect = executor.submit(_probe, "minigrad.cuda_kernels.inspect", _INSPECT)
-        mpi = executor.submit(_probe, "mpi4py", _MPI)
-        plot = executor.submit(_probe, "matplotlib", "import matplotlib.pyplot, matplotlib; v = matplotlib.__version__")
-        test = executor.submit(_probe, "pytest", _TEST)
-        torch = executor.submit(_probe, "torch", "import torch; v = torch.__version__")
-    cuda = [numba_cuda.result(), cupy.result(), nccl.result()]
+        found = dict(zip(_PROBES, executor.map(_probe, _PROBES, _PROBES.values()), strict=True))
+    cuda = [found[name] for name in ("numba_cuda", "cupy", "NCCL")]
     return (
         _cuda_extra(12, cuda),
         _cuda_extra(13, cuda),
-        _extra("inspect", inspect.result(), 'pip install "minigrad-cuda[inspect]"'),
-        _extra("mpi", mpi.result(), 'pip install "minigrad-cuda[mpi]"'),
-        _extra("plot", plot.result(), 'pip install "minigrad-cuda[plot]"'),
-        _extra("test", test.result(), 'pip install "minigrad-cuda[test]"'),
-        _extra("torch", torch.result(), "pip install torch"),
+        _extra("inspect", found["minigrad.cuda_kernels.inspect"]),
+        _extra("mpi", found["mpi4py"]),
+        _extra("plot", found["matplotlib"]),
+        _extra("test", found["pytest"]),
+        _extra("torch", found["torch"], "pip install torch"),
     )
 
 
-_NUMBA_CUDA = """
+_PROBES = {
+    "numba_cuda": """
 import numba_cuda, numba.cuda, numpy
 if numpy.lib.NumpyVersion(numpy.__version__) >= "2.5.0.dev0":
     raise RuntimeError(f"numba-cuda compiles no kernel with NumPy {numpy.__version__}; it needs numpy<2.5")
 v = numba_cuda.__version__
-"""
-_NCCL = """
+""",
+    "cupy": "import cupy; v = cupy.__version__",
+    "NCCL": """
 import warnings
 warnings.simplefilter("ignore")
 from cupy.cuda import nccl
 if not nccl.available:
     raise RuntimeError("libnccl cannot be loaded; no CuPy wheel contains it")
 v = nccl.get_version()
-"""
-_INSPECT = """
+""",
+    "minigrad.cuda_kernels.inspect": """
 import os
 os.environ.pop("NUMBA_ENABLE_CUDASIM", None)  # the simulator compiles nothing
 import numba_cuda
 from minigrad.cuda_kernels.inspect import tool
 tool("ptxas"), tool("nvdisasm")
 v = f"with numba_cuda {numba_cuda.__version__}, ptxas and nvdisasm"
-"""
-# MPI_Init is left out: it would start daemons and leave segments in shared memory.
-_MPI = """
+""",
+    # MPI_Init is left out: it would start daemons and leave segments in shared memory.
+    "mpi4py": """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 v = mpi4py.__version__ + ", " + MPI.Get_library_version().split(",")[0].strip()
-"""
-_TEST = """
+""",
+    "matplotlib": "import matplotlib.pyplot, matplotlib; v = matplotlib.__version__",
+    "pytest": """
 import pytest, greenlet, hypothesis, mypy, ruff
 v = f"{pytest.__version__}, hypothesis {hypothesis.__version__}"
-"""
+""",
+    "torch": "import torch; v = torch.__version__",
+}
+"""By the name of a package, code that imports it and assigns its version to ``v``."""
 
 
 def _probe(name: str, code: str) -> Status:
@@ -301,8 +300,9 @@ def _cuda_extra(major: int, packages: list[Status]) -> Status:
     return Status(name, True, ", ".join([part.detail for part in packages] + [found]))
 
 
-def _extra(name: str, part: Status, command: str) -> Status:
-    return Status(name, part.usable, part.detail, "" if part.usable else command)
+def _extra(name: str, part: Status, command: str = "") -> Status:
+    remedy = command or f'pip install "minigrad-cuda[{name}]"'
+    return Status(name, part.usable, part.detail, "" if part.usable else remedy)
 
 
 def format_report(environment: Environment) -> str:

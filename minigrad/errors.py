@@ -1,15 +1,19 @@
 """The line of the user's program in the messages of errors.
 
-A traceback through a library ends far from the mistake. ``raise located(ValueError(...))`` adds the place of the call
-that led into minigrad: the first frame outside of the package. The stack is read only when there is something to raise.
+A traceback through a library ends far from the mistake. ``raise bad_value(...)`` and ``raise located(error)`` add the
+place of the call that led into minigrad: the first frame outside of the package. The stack is read only when there is
+something to raise. The checks of numbers and options that many arguments share stand here too.
 """
 
 from __future__ import annotations
 
 import linecache
+import math
+import numbers
 import os
 import sys
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 E = TypeVar("E", bound=Exception)
 OURS = (__name__.partition(".")[0], "functools", "contextlib", "threading", "concurrent")
@@ -51,6 +55,64 @@ def located(error: E) -> E:
         message = error.args[0].replace(place, "")  # it may quote an error that has its place
         error.args = (message + place, *error.args[1:])
     return error
+
+
+def bad_value(message: str) -> ValueError:
+    """A ValueError with the line of the user's call."""
+    return located(ValueError(message))
+
+
+def bad_type(message: str) -> TypeError:
+    """A TypeError with the line of the user's call."""
+    return located(TypeError(message))
+
+
+def bad_index(message: str) -> IndexError:
+    """An IndexError with the line of the user's call."""
+    return located(IndexError(message))
+
+
+def bad_state(message: str) -> RuntimeError:
+    """A RuntimeError with the line of the user's call."""
+    return located(RuntimeError(message))
+
+
+def check_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """``value`` as an int. ValueError unless it is an integer from ``least`` to ``most``; True and False are none."""
+    integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not integer or (least is not None and value < least) or (most is not None and value > most):
+        bounds = "" if least is None else f" >= {least}" if most is None else f" from {least} to {most}"
+        raise bad_value(f"{name} is {value!r}, expected an integer{bounds}")
+    return int(value)
+
+
+def check_float(name: str, value: Any, least: float = 0.0, below: float = math.inf) -> float:
+    """``value`` as a float. ValueError unless it is a number with least <= value < below; NaN is never one."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not least <= float(value) < below:
+        wanted = "a finite number" if below == math.inf else f"a number below {below:g} and"
+        raise bad_value(f"{name} is {value!r}, expected {wanted} >= {least:g}")
+    return float(value)
+
+
+def check_bool(name: str, value: Any) -> None:
+    """ValueError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise bad_value(f"{name} is {value!r}, expected True or False")
+
+
+def check_option(name: str, value: Any, options: Iterable[Any]) -> None:
+    """ValueError, with a list of the options, unless ``value`` is one of them."""
+    options = list(options)
+    if value not in options:
+        raise bad_value(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}")
+
+
+def check_choice(name: str, option: str, value: Any, known: tuple[Any, ...]) -> None:
+    """ValueError unless ``value`` is one of ``known``."""
+    if value not in known:
+        expected = ", ".join(map(repr, known[:-1]))
+        raise bad_value(f"{name}: {option}={value!r}; expected {expected} or {known[-1]!r}")
 
 
 class LocatedError(ValueError):

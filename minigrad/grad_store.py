@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView
 from typing import TYPE_CHECKING, Any
 
-from .errors import located
+from .errors import bad_type, located
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -64,11 +64,9 @@ class GradStore:
         except AttributeError:
             if isinstance(key, TensorId):
                 return key
-            raise located(
-                TypeError(
-                    f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}; "
-                    "for example grads[model.weight]"
-                )
+            raise bad_type(
+                f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}; "
+                "for example grads[model.weight]"
             ) from None
 
     def __getitem__(self, key: Tensor | TensorId) -> Tensor:
@@ -174,10 +172,8 @@ class GradStore:
 def check_grads(name: str, grads: Any) -> GradStore:
     """``grads``, if it is a GradStore; else TypeError, naming the function that was called with it."""
     if not isinstance(grads, GradStore):
-        raise located(
-            TypeError(
-                f"{name} takes the GradStore that loss.backward() returned, not "
-                f"{'None' if grads is None else type(grads).__name__}: gradients are not stored on the parameters"
-            )
+        raise bad_type(
+            f"{name} takes the GradStore that loss.backward() returned, not "
+            f"{'None' if grads is None else type(grads).__name__}: gradients are not stored on the parameters"
         )
     return grads

@@ -81,7 +81,7 @@ def missing(kind: str, name: str, names: list[str], owner: str | None = None) ->
     return error if name.startswith("_") else located(error)  # protocols ask for such names all the time
 
 
-class Absent:
+class NotInMinigrad:
     """Stands in a class for an attribute that PyTorch's has: to read or to set it is an error that says what to use.
 
     A ``__getattr__`` could say more, of every name; but up to Python 3.11 a class that has one reads each attribute
@@ -91,13 +91,19 @@ class Absent:
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
 
     def __get__(self, instance: object | None, owner: type) -> Any:
         raise missing("Tensor", self.name, [], owner.__name__)
 
     def __set__(self, instance: object, value: Any) -> None:
         raise missing("Tensor", self.name, [], type(instance).__name__)
+
+
+def defined_in(module: str) -> list[str]:
+    """The public functions and classes that a module defines itself: its ``__all__``."""
+    found = vars(sys.modules[module]).items()
+    return [name for name, value in found if name[0] != "_" and getattr(value, "__module__", None) == module]
 
 
 def of_module(module: str) -> Callable[[str], Any]:

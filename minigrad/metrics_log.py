@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import durable
+from .files import durable
 
 
 class JsonLinesLog:

@@ -18,8 +18,8 @@ import numpy as np
 
 from .autograd import TensorCore
 from .dtypes import as_dtype, bfloat16, float16, float32, float64, is_floating, is_half
-from .errors import located
-from .grad_mode import F, of_thread, refuse_generators
+from .errors import bad_value
+from .modes import F, of_thread, refuse_generators
 from .ops.elementwise import Cast
 
 _DEFAULT_DTYPE = {"cpu": bfloat16, "cuda": float16}  # PyTorch's
@@ -46,8 +46,8 @@ class Autocasting:
     __slots__ = ("dtypes", "keep")
 
     def __init__(self, dtypes: dict[str, np.dtype[Any]], keep: Collection[int] = ()) -> None:
-        self.dtypes = dtypes
-        self.keep = keep
+        self.dtypes: dict[str, np.dtype[Any]] = dtypes
+        self.keep: Collection[int] = keep
 
     def cast(self, policy: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs of an operation whose ``Function.autocast`` is ``policy``. float64 and integers stay."""
@@ -94,7 +94,7 @@ class autocast:
     tensors of that type of device choose the dtype that they compute in (``torch.autocast``).
 
     Parameters stay float32, and so do their gradients. ``dtype`` is bfloat16 or float16; None: bfloat16 on the CPU,
-    float16 on CUDA. ``enabled=False`` switches an outer one off, and takes any dtype. Instances may be nested and
+    float16 on CUDA. ``enabled=False`` switches an outer one off, whatever the dtype. Instances may be nested and
     reused. With ``cache_enabled`` (None: as the outer one, or True) the half copy of a parameter is made once and kept
     until the outermost autocast ends, or the parameter is changed in place. Call ``backward`` after the context: its
     operations use the dtypes of the forward pass.
@@ -106,11 +106,11 @@ class autocast:
         self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
         if device_type not in _DEFAULT_DTYPE:
-            raise located(ValueError(f"autocast: device_type is {device_type!r}, expected 'cpu' or 'cuda'"))
+            raise bad_value(f"autocast: device_type is {device_type!r}, expected 'cpu' or 'cuda'")
         self.device_type = device_type
         self.dtype: np.dtype[Any] = _DEFAULT_DTYPE[device_type] if dtype is None else as_dtype(dtype)
         if enabled and not is_half(self.dtype):
-            raise located(ValueError(f"autocast: dtype is {self.dtype}, expected bfloat16 or float16"))
+            raise bad_value(f"autocast: dtype is {self.dtype}, expected bfloat16 or float16")
         self.enabled: bool = bool(enabled)
         self.cache_enabled: bool | None = cache_enabled
         self._keep: Collection[int] = ()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import dtypes
-from .errors import located
+from .errors import check_choice
 
 
 @dataclass
@@ -49,8 +49,7 @@ def set_printoptions(
     Raises ValueError for another profile.
     """
     if profile is not None:
-        if profile not in PROFILES:
-            raise located(ValueError(f"set_printoptions: profile={profile!r}; expected 'default', 'short' or 'full'"))
+        check_choice("set_printoptions", "profile", profile, tuple(PROFILES))
         vars(options).update(vars(PROFILES[profile]))
     given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
     vars(options).update({name: value for name, value in given.items() if value is not None})

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import dtypes
-from .errors import located
+from .errors import bad_state, bad_type, bad_value
 
 
 class Generator:
@@ -33,7 +33,7 @@ class Generator:
     def manual_seed(self, seed: int) -> Generator:
         """Start again from ``seed``; returns the generator."""
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-            raise located(ValueError(f"seed {seed!r}: expected an integer in [0, 2**64)"))
+            raise bad_value(f"seed {seed!r}: expected an integer in [0, 2**64)")
         if _source.refuse is not None:
             _source.refuse("it sets a random generator's state", "do it before a launch, which reads the state then")
         self.seed = seed
@@ -64,7 +64,7 @@ class Generator:
         """Continue where ``state_dict`` was taken."""
         seed, offset = state["seed"], state["offset"]
         if not isinstance(offset, int) or offset < 0:
-            raise located(ValueError(f"generator offset {offset!r}: expected an integer >= 0"))
+            raise bad_value(f"generator offset {offset!r}: expected an integer >= 0")
         self.manual_seed(seed)
         self.offset = offset
 
@@ -161,7 +161,7 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
     def draw(generator: Generator) -> tuple[int, int]:
         expected, found = next(left, (None, (None, None)))
         if found[0] is None or (expected is not generator and found[0] != generator.seed):
-            raise located(RuntimeError("a random draw was made that was not made the first time"))
+            raise bad_state("a random draw was made that was not made the first time")
         return found[0], found[1]
 
     _source.draw = draw
@@ -198,7 +198,7 @@ def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Generator |
     rounded, so that they stay below 1 (to multiples of 2^-11 and 2^-8, as PyTorch's).
     """
     if not dtypes.is_floating(dtype):
-        raise located(TypeError(f"random {kind} values are floating, not {dtype}; randint gives integers"))
+        raise bad_type(f"random {kind} values are floating, not {dtype}; randint gives integers")
     function = kernels.random.uniform if kind == "uniform" else kernels.random.normal
     wide = dtypes.float32 if dtypes.is_half(dtype) else dtype
     x = function(shape, wide, *(generator or default_generator).next())

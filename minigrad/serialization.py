@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import durable
-from .errors import located
-from .safetensors_format import (
+from .errors import bad_type
+from .files import durable
+from .files.safetensors_format import (
     Arrays,
     CheckpointError,
-    Header,
+    FileHeader,
     encode,
     parse_json,
     read_arrays,
@@ -43,17 +43,12 @@ from .safetensors_format import (
     show,
 )
 
+# fmt: off
 __all__ = [
-    "Checkpoint",
-    "CheckpointEntry",
-    "CheckpointError",
-    "list_checkpoints",
-    "load_checkpoint",
-    "load_safetensors",
-    "safetensors_header",
-    "save_checkpoint",
-    "save_safetensors",
+    "Checkpoint", "CheckpointEntry", "CheckpointError", "list_checkpoints", "load_checkpoint", "load_safetensors",
+    "safetensors_header", "save_checkpoint", "save_safetensors",
 ]
+# fmt: on
 
 FORMAT = "minigrad checkpoint"
 VERSION = 1
@@ -102,12 +97,10 @@ def save_safetensors(
         CheckpointError: something cannot be stored, or the file could not be written (the old one is then intact).
     """
     if isinstance(path, Mapping):
-        raise located(TypeError("save_safetensors(path, arrays): the path comes first"))
+        raise bad_type("save_safetensors(path, arrays): the path comes first")
     if not isinstance(arrays, Mapping):
         hint = "; pass its .state_dict()" if hasattr(arrays, "state_dict") else ""
-        raise located(
-            TypeError(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
-        )
+        raise bad_type(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
     path = Path(path)
     try:
         durable.replace_file(path, encode(arrays, metadata))
@@ -125,7 +118,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> Arrays:
     return read_arrays(Path(path))
 
 
-def safetensors_header(path: str | os.PathLike[str]) -> Header:
+def safetensors_header(path: str | os.PathLike[str]) -> FileHeader:
     """Dtypes and shapes (``.tensors``) and ``.metadata`` of a safetensors file, without reading its data.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .errors import located, operation
+from .errors import bad_index, bad_type, bad_value, operation
 
 Dim = int | Sequence[int] | None
 
@@ -15,14 +15,11 @@ def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
     """``dim`` as an index from the front; IndexError if there is no such dimension."""
     limit = max(ndim, 1)
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise located(TypeError(f"{operation()}{what} must be an integer, not {dim!r}"))
+        raise bad_type(f"{operation()}{what} must be an integer, not {dim!r}")
     index: int = dim.__index__()
     if not -limit <= index < limit:
-        raise located(
-            IndexError(
-                f"{operation()}{what} {index} is out of range for a tensor of {ndim} dimensions "
-                f"({-limit} to {limit - 1})"
-            )
+        raise bad_index(
+            f"{operation()}{what} {index} is out of range for a tensor of {ndim} dimensions ({-limit} to {limit - 1})"
         )
     return index % limit
 
@@ -31,13 +28,13 @@ def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
     """The dimensions to reduce, sorted; all for None. ``axis`` is NumPy's name of ``dim``."""
     if axis is not None:
         if dim is not None:
-            raise located(TypeError("pass dim or axis (NumPy's name for it), not both"))
+            raise bad_type("pass dim or axis (NumPy's name for it), not both")
         dim = axis
     if dim is None or (isinstance(dim, Iterable) and not tuple(dim)):
         return tuple(range(ndim))
     dims = [normalize_dim(d, ndim) for d in (dim if isinstance(dim, Iterable) else (dim,))]
     if len(set(dims)) != len(dims):
-        raise located(ValueError(f"{operation()}dim {dim} names a dimension twice"))
+        raise bad_value(f"{operation()}dim {dim} names a dimension twice")
     return tuple(sorted(dims)) if ndim else ()
 
 
@@ -45,7 +42,7 @@ def some_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
     """One dimension from ``dim`` or ``axis``; TypeError if neither is given."""
     found = one_dim(dim, axis, ndim)
     if found is None:
-        raise located(TypeError(f"{name} wants a dimension, such as dim=-1"))
+        raise bad_type(f"{name} wants a dimension, such as dim=-1")
     return found
 
 
@@ -53,7 +50,7 @@ def one_dim(dim: int | None, axis: int | None, ndim: int) -> int | None:
     """One dimension from ``dim`` or ``axis``, or None if neither is given."""
     if axis is not None:
         if dim is not None:
-            raise located(TypeError("pass dim or axis (NumPy's name for it), not both"))
+            raise bad_type("pass dim or axis (NumPy's name for it), not both")
         dim = axis
     return None if dim is None else normalize_dim(dim, ndim)
 
@@ -65,7 +62,7 @@ def shape_argument(args: tuple[Any, ...]) -> tuple[int, ...]:
     try:
         return tuple([n.__index__() for n in args])
     except AttributeError:
-        raise located(TypeError(f"a shape is integers, not {args!r}")) from None
+        raise bad_type(f"a shape is integers, not {args!r}") from None
 
 
 def infer_shape(shape: tuple[int, ...], size: int, old: tuple[int, ...]) -> tuple[int, ...]:
@@ -73,15 +70,13 @@ def infer_shape(shape: tuple[int, ...], size: int, old: tuple[int, ...]) -> tupl
     unknown = shape.count(-1)
     known = -math.prod(shape) if unknown else math.prod(shape)
     if unknown > 1 or (shape and min(shape) < -1):
-        raise located(ValueError(f"shape {shape}: at most one dimension may be -1, and no other negative"))
+        raise bad_value(f"shape {shape}: at most one dimension may be -1, and no other negative")
     if unknown:
         if known == 0 or size % known:
-            raise located(
-                ValueError(f"cannot view shape {old} ({size} elements) as {shape}: {size} is no multiple of {known}")
-            )
+            raise bad_value(f"cannot view shape {old} ({size} elements) as {shape}: {size} is no multiple of {known}")
         return tuple(size // known if n == -1 else n for n in shape)
     if known != size:
-        raise located(ValueError(f"cannot view shape {old} ({size} elements) as {shape} ({known} elements)"))
+        raise bad_value(f"cannot view shape {old} ({size} elements) as {shape} ({known} elements)")
     return shape
 
 
@@ -90,9 +85,7 @@ def expanded_shape(shape: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, .
     extra = len(shape) - len(old)
     new = tuple(old[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(shape))
     if extra < 0 or any(n < 0 for n in new) or any(o not in (1, n) for o, n in zip(old, new[extra:], strict=True)):
-        raise located(
-            ValueError(f"cannot expand shape {old} to {shape}: only size-1 and new leading dimensions can grow")
-        )
+        raise bad_value(f"cannot expand shape {old} to {shape}: only size-1 and new leading dimensions can grow")
     return new
 
 
@@ -101,7 +94,7 @@ def broadcast(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
     n = max(len(x), len(y))
     x, y = (1,) * (n - len(x)) + x, (1,) * (n - len(y)) + y
     if any(a != b and 1 not in (a, b) for a, b in zip(x, y, strict=True)):
-        raise located(ValueError(f"shapes {x} and {y} do not broadcast"))
+        raise bad_value(f"shapes {x} and {y} do not broadcast")
     return tuple(b if a == 1 else a for a, b in zip(x, y, strict=True))
 
 
@@ -110,9 +103,7 @@ def moved_order(source: Dim, destination: Dim, ndim: int) -> tuple[int, ...]:
     lists = [[d] if isinstance(d, int) else list(d or ()) for d in (source, destination)]
     old, new = ([normalize_dim(d, ndim) for d in dims] for dims in lists)
     if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
-        raise located(
-            ValueError(f"movedim from {source} to {destination}: expected as many different dimensions on both sides")
-        )
+        raise bad_value(f"movedim from {source} to {destination}: expected as many different dimensions on both sides")
     order = [d for d in range(ndim) if d not in old]
     for place, d in sorted(zip(new, old, strict=True)):
         order.insert(place, d)
@@ -122,13 +113,11 @@ def moved_order(source: Dim, destination: Dim, ndim: int) -> tuple[int, ...]:
 def pad_widths(pad: Sequence[int], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """(before, after) for each dimension from PyTorch's order: (last before, last after, last but one before, ...)."""
     if len(pad) % 2 or len(pad) > 2 * len(shape):
-        raise located(
-            ValueError(f"pad {tuple(pad)} of shape {shape}: expected (before, after) for the last dimensions")
-        )
+        raise bad_value(f"pad {tuple(pad)} of shape {shape}: expected (before, after) for the last dimensions")
     pairs = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
     widths = ((0, 0),) * (len(shape) - len(pairs)) + tuple(reversed(pairs))
     if any(n + min(b, 0) + min(a, 0) < 0 for n, (b, a) in zip(shape, widths, strict=True)):
-        raise located(ValueError(f"pad {tuple(pad)} removes more than there is of shape {shape}"))
+        raise bad_value(f"pad {tuple(pad)} removes more than there is of shape {shape}")
     return widths
 
 
@@ -136,13 +125,13 @@ def roll_arguments(shifts: Dim, dims: Dim, ndim: int) -> tuple[tuple[int, ...], 
     """Shifts and their dimensions as tuples of one length."""
     shifts, dims = ((d,) if isinstance(d, int) else tuple(d or ()) for d in (shifts, dims))
     if len(shifts) != len(dims) or not dims:
-        raise located(ValueError(f"roll by {shifts} along {dims}: expected one dimension for each shift"))
+        raise bad_value(f"roll by {shifts} along {dims}: expected one dimension for each shift")
     return shifts, tuple(normalize_dim(d, ndim) for d in dims)
 
 
 def broadcast_except(axis: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Two shapes of one length, broadcast against each other in all dimensions but ``axis``."""
     if any(n != m and 1 not in (n, m) for i, (n, m) in enumerate(zip(x, y, strict=True)) if i != axis):
-        raise located(ValueError(f"shapes {x} and {y} do not broadcast in the dimensions other than {axis}"))
+        raise bad_value(f"shapes {x} and {y} do not broadcast in the dimensions other than {axis}")
     both = [m if n == 1 else n for n, m in zip(x, y, strict=True)]
     return (*both[:axis], x[axis], *both[axis + 1 :]), (*both[:axis], y[axis], *both[axis + 1 :])

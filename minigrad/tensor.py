@@ -1,7 +1,7 @@
 """Tensor: an array on a device that remembers how it was computed. The methods are PyTorch's.
 
 Here is what a tensor is, and its way into and out of the library. The operations are inherited from ``methods/``. Each
-is one line that names the Function behind it (``ops/``), so a call is easy to follow: ``methods.softmax`` ->
+is one line that names the Function behind it (``ops/``), so a call is easy to follow: ``Tensor.softmax`` ->
 ``ops.softmax.Softmax.forward`` -> ``device.kernels.softmax.forward``. Where PyTorch says ``dim`` and ``keepdim``,
 NumPy's ``axis`` and ``keepdims`` work as well.
 """
@@ -18,42 +18,28 @@ from . import dlpack, dtypes, hints, printing, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
 from .engine import BackwardHook, backward
-from .errors import located
+from .errors import bad_state, bad_type, bad_value
 from .grad_store import GradStore, TensorId
 from .methods.casts import CastsMethods
 from .methods.comparison import ComparisonMethods
-from .methods.derived import DerivedMethods
-from .methods.derived_in_place import DerivedInPlaceMethods
-from .methods.derived_indexing import DerivedIndexingMethods
-from .methods.elementwise import ElementwiseMethods
 from .methods.in_place import InPlaceMethods
 from .methods.indexing import IndexingMethods
 from .methods.indexing import ValuesAndIndices as ValuesAndIndices
+from .methods.math import MathMethods
 from .methods.matmul import MatmulMethods
-from .methods.movement import MovementMethods
 from .methods.reduce import ReduceMethods
-from .methods.sampling import SamplingMethods
-from .methods.search import SearchMethods
-from .methods.softmax import SoftmaxMethods
-from .methods.trigonometry import TrigonometryMethods
+from .methods.shape import ShapeMethods
 
 
 class Tensor(
-    ElementwiseMethods,
-    TrigonometryMethods,
+    MathMethods,
     ComparisonMethods,
     ReduceMethods,
-    SoftmaxMethods,
-    MovementMethods,
+    ShapeMethods,
     IndexingMethods,
     MatmulMethods,
     InPlaceMethods,
-    SamplingMethods,
     CastsMethods,
-    DerivedMethods,
-    DerivedIndexingMethods,
-    DerivedInPlaceMethods,
-    SearchMethods,
     TensorCore,
 ):
     """An n-dimensional array. ``Tensor([[1.0, 2.0]], requires_grad=True)`` copies its data, as ``torch.tensor`` does.
@@ -75,8 +61,8 @@ class Tensor(
         try:
             array = np.array(data, copy=True)
         except ValueError as error:
-            raise located(
-                ValueError("the data is ragged: lists of different lengths in one dimension; pad them to one length")
+            raise bad_value(
+                "the data is ragged: lists of different lengths in one dimension; pad them to one length"
             ) from error
         if dtype is None and python_data and array.dtype == np.float64:
             dtype = dtypes.default_dtype()
@@ -138,6 +124,8 @@ class Tensor(
         """Number of dimensions."""
         return self.ndim
 
+    ndimension = dim
+
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.data.shape)
@@ -161,7 +149,7 @@ class Tensor(
 
     def __len__(self) -> int:
         if not self.shape:
-            raise located(TypeError("len() of a 0-d tensor"))
+            raise bad_type("len() of a 0-d tensor")
         return self.shape[0]
 
     if TYPE_CHECKING:
@@ -182,11 +170,9 @@ class Tensor(
         try:
             return format(str(self), spec)
         except ValueError as error:
-            raise located(
-                ValueError(
-                    f"format {spec!r} is for one number, not for a tensor of shape {self.shape}; format its elements "
-                    "(.tolist()), or see minigrad.set_printoptions(precision=...)"
-                )
+            raise bad_value(
+                f"format {spec!r} is for one number, not for a tensor of shape {self.shape}; format its elements "
+                "(.tolist()), or see minigrad.set_printoptions(precision=...)"
             ) from error
 
     def __dir__(self) -> list[str]:
@@ -197,11 +183,9 @@ class Tensor(
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Ask for (or stop asking for) gradients of this leaf; returns it."""
         if requires_grad and not self.is_floating_point():
-            raise located(
-                RuntimeError(f"only floating tensors can require grad, not {self.dtype}; convert with .float()")
-            )
+            raise bad_state(f"only floating tensors can require grad, not {self.dtype}; convert with .float()")
         if not self.is_leaf and not requires_grad:
-            raise located(RuntimeError("this tensor was computed by a recorded operation; use .detach() to cut it off"))
+            raise bad_state("this tensor was computed by a recorded operation; use .detach() to cut it off")
         self.requires_grad = requires_grad
         return self
 
@@ -231,11 +215,9 @@ class Tensor(
         if force:
             return self.detach().cpu().numpy()
         if self.requires_grad:
-            raise located(
-                RuntimeError("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
-            )
+            raise bad_state("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
         if self.device.type != "cpu":
-            raise located(RuntimeError(f"numpy() of a tensor on {self.device}; use .cpu().numpy()"))
+            raise bad_state(f"numpy() of a tensor on {self.device}; use .cpu().numpy()")
         array: np.ndarray = self.data
         return array
 
@@ -258,10 +240,8 @@ class Tensor(
         if self.device.type != "cuda":
             raise AttributeError(f"__cuda_array_interface__ of a tensor on {self.device}: its memory is no GPU's")
         if self.requires_grad:
-            raise located(
-                RuntimeError(
-                    "__cuda_array_interface__ of a tensor that requires grad would leave the graph; use .detach() first"
-                )
+            raise bad_state(
+                "__cuda_array_interface__ of a tensor that requires grad would leave the graph; use .detach() first"
             )
         interface: dict[str, Any] = self.data.__cuda_array_interface__
         return interface
@@ -269,9 +249,7 @@ class Tensor(
     def item(self) -> Any:
         """The one element as a Python number; RuntimeError if there are more or none."""
         if self.numel() != 1:
-            raise located(
-                RuntimeError(f"item() of a tensor of shape {self.shape}: expected one element; .tolist() gives all")
-            )
+            raise bad_state(f"item() of a tensor of shape {self.shape}: expected one element; .tolist() gives all")
         return self.device.kernels.to_host(self.data).item()
 
     def tolist(self) -> Any:
@@ -280,9 +258,7 @@ class Tensor(
 
     def __bool__(self) -> bool:
         if self.numel() != 1:
-            raise located(
-                RuntimeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
-            )
+            raise bad_state(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
         return bool(self.item())
 
     def __float__(self) -> float:
@@ -293,14 +269,12 @@ class Tensor(
 
     def __index__(self) -> int:
         if self.dtype.kind not in "iub":
-            raise located(TypeError(f"a {self.dtype} tensor is not an index; convert with .long()"))
+            raise bad_type(f"a {self.dtype} tensor is not an index; convert with .long()")
         return int(self.item())
 
     def __reduce__(self) -> Any:
-        raise located(
-            TypeError(
-                "tensors are not pickled (loading a pickle runs code); use minigrad.serialization.save_safetensors"
-            )
+        raise bad_type(
+            "tensors are not pickled (loading a pickle runs code); use minigrad.serialization.save_safetensors"
         )
 
     def __copy__(self) -> Tensor:
@@ -313,7 +287,7 @@ class Tensor(
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A copy of a leaf in new memory, of the same class; so ``copy.deepcopy(model)`` copies a model."""
         if not self.is_leaf:
-            raise located(RuntimeError("deepcopy of a tensor that an operation computed; use .detach() or .clone()"))
+            raise bad_state("deepcopy of a tensor that an operation computed; use .detach() or .clone()")
         tensor = type(self).__new__(type(self))
         tensor._init(self.device.kernels.copy(self.data), self.device)
         tensor.requires_grad = self.requires_grad
@@ -324,7 +298,7 @@ class Tensor(
 TensorCore.tensor_type = Tensor
 
 for _name in hints.HINTS["Tensor"]:
-    setattr(Tensor, _name, hints.Absent(_name))
+    setattr(Tensor, _name, hints.NotInMinigrad(_name))
 
 for _base in Tensor.__bases__[:-1]:
     for _method in filter(inspect.isfunction, vars(_base).values()):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad import Tensor
 from minigrad.distributed import (
@@ -381,8 +382,7 @@ def check_wrong_arguments(comm: Communicator) -> None:
             (ValueError, f"no multiple of the {n} ranks", lambda: comm.all_to_all(*uneven)),
         ]
     for kind, words, call in cases:
-        with pytest.raises(kind, match=words):
-            call()
+        raises(kind, words, call)
     comm.barrier()
     assert_same(t, np.ones((4, 2), np.float32))
 
@@ -466,13 +466,7 @@ def check_close(comm: Communicator) -> None:
     own.close()
     assert "closed" in repr(own)
     t = put(comm, np.ones(1))
-    for call in (
-        lambda: own.all_reduce(t),
-        lambda: own.broadcast(t),
-        lambda: own.split(0),
-        own.barrier,
-        own.sync,
-    ):
+    for call in (lambda: own.all_reduce(t), lambda: own.broadcast(t), lambda: own.split(0), own.barrier, own.sync):
         with pytest.raises(CommunicatorBrokenError, match="closed"):
             call()
 

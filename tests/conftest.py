@@ -1,11 +1,12 @@
-"""What all tests share: ``gpu`` tests are skipped where there is no GPU, Hypothesis draws the same cases always, and
-engines of products that were measured on this machine choose nothing.
+"""What all tests share: ``gpu`` tests are skipped where there is no GPU and ``compiled`` ones with plain kernels,
+Hypothesis draws the same cases always, and engines of products that were measured on this machine choose nothing.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
@@ -29,6 +30,15 @@ LONG = {
 }
 
 
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """``set_num_threads``, for a test after which the number is what it was."""
+    minigrad = importlib.import_module("minigrad")
+    before = minigrad.get_num_threads()
+    yield minigrad.set_num_threads
+    minigrad.set_num_threads(before)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-kernel", action="store_true", help="fail if no test ran a CUDA kernel (simulator)")
 
@@ -39,6 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("MINIGRAD_KERNELS") == "plain":
+        for item in items:
+            if item.get_closest_marker("compiled"):
+                item.add_marker(pytest.mark.skip(reason="about compiled kernels, and MINIGRAD_KERNELS=plain"))
     items.sort(key=lambda item: item.path.name not in LONG)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from minigrad.cuda_kernels import inspect, launch, simulated
+from minigrad.cuda_kernels import inspect, simulated
+from minigrad.cuda_kernels.platform import launch
 
 
 class Launches:

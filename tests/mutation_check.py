@@ -1,18 +1,16 @@
-"""Whether the tests notice a wrong derivative: breaks each backward in one place at a time and runs its tests.
+"""Whether the tests notice a wrong line: breaks the sources in one place at a time and runs their tests.
 
-``python tests/mutation_check.py`` works on a copy of the sources. For every ``backward`` and ``backward_into`` under
-``minigrad/ops``, and the functions that they call in the same file, it makes breaks by rewriting the syntax tree: a
-gradient negated or doubled, a factor, a term or a call dropped, two arguments exchanged. ``--per-backward`` of them are
-drawn with a seed. Of the backward kernels, each change of which is compiled anew, it draws ``--per-kernel-file``
-breaks. Each break is one run of the tests of that file's name under ``tests/ops`` and ``tests/cpu_kernels``. A break is
-noticed if the tests fail, or do not end in ``--limit`` seconds. It prints each break and the share that was noticed.
+``python tests/mutation_check.py [AREA ...]`` works on a copy of the sources. It rewrites the syntax tree: a gradient is
+negated or doubled, a factor, a term or a call is dropped, two arguments are exchanged, a condition is turned round.
+Each break is one run of the tests that ``AREAS`` names for the file. A break is noticed if the tests fail, or do not
+end in ``--limit`` seconds. ``--breaks`` of them are drawn for each file, with a seed. ``--only`` selects files by their
+stem. It prints each break and the share that was noticed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import copy
 import os
 import random
@@ -22,16 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
-
-import numba  # noqa: F401  # this and torch are for the forked processes
-import pytest
-
-with contextlib.suppress(ImportError):
-    import torch  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
 SYMMETRIC = {
@@ -103,6 +94,11 @@ def kernel_functions(tree: ast.Module) -> list[str]:
     return [name for name in functions(tree) if "backward" in name]
 
 
+def every_function(tree: ast.Module) -> list[str]:
+    """All functions and methods but those that only describe."""
+    return [name for name in functions(tree) if not name.endswith(("__repr__", "__str__"))]
+
+
 # Which breaks ---------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +135,20 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
         yield "minus dropped", node.operand
     elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Subscript):
         yield "+= turned round", ast.AugAssign(node.target, ast.Sub(), node.value)
+
+
+def logic_replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
+    """Wrong versions of a statement or expression that decides or acts; those of ``replacements`` too."""
+    yield from replacements(node)
+    if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Constant):
+        turned = copy.deepcopy(node)
+        turned.test = ast.UnaryOp(ast.Not(), turned.test)
+        yield "condition turned round", turned
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield f"call of {call_name(node.value)} dropped", ast.Pass()
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE):
+        other = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}[type(node.ops[0])]()
+        yield "comparison off by one", ast.Compare(node.left, [other, *node.ops[1:]], node.comparators)
 
 
 def sites(function: ast.FunctionDef) -> Iterator[tuple[Place, ast.AST]]:
@@ -198,23 +208,82 @@ def with_changed_result(tree: ast.Module, name: str, which: int, factor: int) ->
     return ast.unparse(ast.fix_missing_locations(changed))
 
 
-def breaks_of(path: Path, choose: Callable[[ast.Module], list[str]]) -> dict[str, list[Break]]:
-    """All breaks of a file, by function."""
+def breaks_of(path: Path, area: Area) -> list[Break]:
+    """All breaks of a file."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    found: dict[str, list[Break]] = {}
-    for name in choose(tree):
+    found = []
+    for name in area.choose(tree):
         function = functions(tree)[name]
-        made = [
-            Break(path, name, f"line {getattr(node, 'lineno', function.lineno)}: {what}", replaced(tree, name, at, new))
-            for at, node in sites(function)
-            if at
-            for what, new in replacements(node)
-        ]
-        if name.endswith((".backward", ".backward_into")):
-            made.append(Break(path, name, "first gradient negated", with_changed_result(tree, name, 0, -1)))
-            made.append(Break(path, name, "last gradient doubled", with_changed_result(tree, name, -1, 2)))
-        found[name] = made
+        for at, node in sites(function):
+            for what, new in area.replacements(node) if at else ():
+                where = f"line {getattr(node, 'lineno', function.lineno)}: {what}"
+                found.append(Break(path, name, where, replaced(tree, name, at, new)))
+        if area.choose is backward_functions and name.endswith((".backward", ".backward_into")):
+            found.append(Break(path, name, "first gradient negated", with_changed_result(tree, name, 0, -1)))
+            found.append(Break(path, name, "last gradient doubled", with_changed_result(tree, name, -1, 2)))
     return found
+
+
+# The areas ------------------------------------------------------------------------------------------------------------
+
+
+class Area(NamedTuple):
+    """Sources that are broken in the same way."""
+
+    folder: str  # its files, and those of its sub-folders
+    choose: Callable[[ast.Module], list[str]]
+    replacements: Callable[[ast.AST], Iterator[tuple[str, ast.expr | ast.stmt]]]
+    tests: tuple[str, ...]  # patterns under tests/, where {stem} is the file's; all that exist are run
+    environment: dict[str, str] = {}  # noqa: RUF012  # never changed
+    select: str = ""  # pytest's -k
+
+
+_OPERATION = "ops/test_{stem}.py"
+_SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
+AREAS = {
+    "operations": Area("minigrad/ops", backward_functions, replacements, (_OPERATION, "cpu_kernels/test_{stem}*.py")),
+    "plain": Area(
+        "minigrad/plain_kernels", every_function, replacements, ("ops/test_*.py",), {"MINIGRAD_KERNELS": "plain"}
+    ),
+    "cpu": Area("minigrad/cpu_kernels", kernel_functions, replacements, (_OPERATION, "cpu_kernels/test_{stem}*.py")),
+    "cuda": Area(
+        "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
+    ),
+    "trainers": Area(
+        "distributed/train",
+        every_function,
+        logic_replacements,
+        (
+            "distributed/test_*trainer*.py",
+            "distributed/test_buckets.py",
+            "distributed/test_grad_sync.py",
+            "distributed/test_boostr_*.py",
+        ),
+    ),
+    "communicators": Area(
+        "distributed/comm",
+        every_function,
+        logic_replacements,
+        (
+            "distributed/test_communicator.py",
+            "distributed/test_thread.py",
+            "distributed/test_faults.py",
+            "distributed/test_nccl.py",
+            "distributed/test_mpi.py",
+            "distributed/test_rendezvous.py",
+            "distributed/test_grad_sync.py",
+            "distributed/test_tensor_parallel.py",
+        ),
+    ),
+}
+
+
+def test_files(area: Area, path: Path) -> list[str]:
+    stem = path.parts[2] if path.parts[:2] == ("minigrad", "ops") else path.name  # all of ops/elementwise/ is one
+    found = {
+        str(file) for pattern in area.tests for file in (ROOT / "tests").glob(pattern.format(stem=Path(stem).stem))
+    }
+    return [str(Path(file).relative_to(ROOT)) for file in sorted(found)]
 
 
 # The runs -------------------------------------------------------------------------------------------------------------
@@ -227,16 +296,10 @@ def make_copy(folder: Path) -> Path:
     shutil.copytree(ROOT / "minigrad", package, ignore=ignore)
     for name in ("distributed", "cuda_kernels"):
         shutil.copytree(ROOT / name, package / name, ignore=ignore)
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=ignore)
+    for name in ("tests", "examples", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", folder)
     return package
-
-
-def source_hash(package: Path) -> str:
-    """The name of the kernel cache's folder that the copy uses."""
-    command = [sys.executable, "-c", "from minigrad.cpu_kernels import jit; print(jit.CACHE_DIRECTORY)"]
-    run = subprocess.run(command, cwd=package.parent, env=environment(package), capture_output=True, text=True)
-    return run.stdout.strip()
 
 
 def environment(package: Path) -> dict[str, str]:
@@ -248,102 +311,87 @@ def environment(package: Path) -> dict[str, str]:
     }
 
 
-def test_files(stem: str) -> list[str]:
-    names = (f"ops/test_{stem}.py", f"cpu_kernels/test_{stem}.py", f"cpu_kernels/test_{stem}_kernel.py")
-    return [f"tests/{name}" for name in names if (ROOT / "tests" / name).is_file()]
+def source_hash(package: Path) -> str:
+    """The name of the kernel cache's folder that the copy uses."""
+    command = [sys.executable, "-c", "from minigrad.cpu_kernels.toolbox import jit; print(jit.CACHE_DIRECTORY)"]
+    run = subprocess.run(command, cwd=package.parent, env=environment(package), capture_output=True, text=True)
+    return run.stdout.strip()
 
 
-def run_tests(package: Path, stem: str, limit: float) -> str:
-    """``passed``, ``failed`` or ``too long``, in a forked process: what is imported here need not be imported again."""
-    folder = package.parents[1]
-    with tempfile.TemporaryFile() as output:
-        child = os.fork()
-        if child == 0:
-            os.environ.update(environment(package))
-            sys.dont_write_bytecode = True
-            sys.path.insert(0, str(package.parent))
-            os.chdir(folder)
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-            code = 70
-            try:
-                code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *test_files(stem)]))
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        deadline = time.monotonic() + limit
-        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                return "too long"
-            time.sleep(0.02)
-        code = os.waitstatus_to_exitcode(ended[1])
-        if code not in (0, 1) and code > 0:
-            output.seek(0)
-            raise SystemExit(f"the tests of {stem} could not run:\n{output.read()[-3000:].decode()}")
-    return "passed" if code == 0 else "failed"
+def run_tests(package: Path, area: Area, path: Path, limit: float) -> str:
+    """``passed``, ``failed`` or ``too long``."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *test_files(area, path)]
+    command += ["-k", area.select] if area.select else []
+    with subprocess.Popen(
+        command,
+        cwd=package.parents[1],
+        env=environment(package) | area.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        try:
+            output = run.communicate(timeout=limit)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)  # with the ranks and replicas that the test has started
+            return "too long"
+    if run.returncode in (2, 3, 4, 5):
+        raise SystemExit(f"the tests of {path} could not run:\n{output[-3000:]}")
+    return "passed" if run.returncode == 0 else "failed"
 
 
-def stem_of(path: Path) -> str:
-    """The operation of a source: gelu of ``minigrad/ops/gelu.py``, elementwise of all of ``ops/elementwise/``."""
-    return Path(path.parts[2]).stem
+def try_break(package: Path, area: Area, made: Break, limit: float) -> str:
+    """The outcome of the tests with one break in the copy, which is mended afterwards."""
+    inside = made.path.relative_to("minigrad") if made.path.parts[0] == "minigrad" else made.path
+    file = package / inside
+    old, stamp = file.read_text(encoding="utf-8"), file.stat()
+    compiled = source_hash(package) if "cpu_kernels" in made.path.parts else ""
+    file.write_text(made.source, encoding="utf-8")
+    if compiled and Path(compiled).is_dir():
+        # What other files compiled is still right; Numba compiles this one anew by its time and size.
+        shutil.copytree(compiled, source_hash(package), dirs_exist_ok=True)
+    outcome = run_tests(package, area, made.path, limit)
+    if compiled:
+        shutil.rmtree(source_hash(package), ignore_errors=True)
+    file.write_text(old, encoding="utf-8")
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    return outcome
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stems", nargs="*", help="files or folders under minigrad/ops, without .py (default: all)")
-    parser.add_argument("--per-backward", type=int, default=1, help="breaks drawn for each function; 0: all")
-    parser.add_argument("--per-kernel-file", type=int, default=2, help="breaks drawn for each kernel file; 0: none")
+    parser.add_argument("areas", nargs="*", help=f"of {', '.join(AREAS)} (default: all)")
+    parser.add_argument("--only", nargs="*", help="stems of files")
+    parser.add_argument("--breaks", type=int, default=2, help="breaks drawn for each file; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one run of the tests")
     args = parser.parse_args()
-    sources = [path.relative_to(ROOT) for path in sorted((ROOT / "minigrad/ops").rglob("*.py"))]
-    stems = args.stems or sorted({stem_of(path) for path in sources})
+    if unknown := [name for name in args.areas if name not in AREAS]:
+        parser.error(f"there is no area {unknown[0]}; there are {', '.join(AREAS)}")
 
-    plan: list[Break] = []
-    for stem in stems:
-        for path in sources:
-            for name, all_breaks in breaks_of(path, backward_functions).items() if stem_of(path) == stem else ():
-                count = min(args.per_backward or len(all_breaks), len(all_breaks))
-                plan += random.Random(f"{args.seed} {stem} {name}").sample(all_breaks, count)
-        kernel_file = Path(f"minigrad/cpu_kernels/{stem}.py")
-        if args.per_kernel_file and (ROOT / kernel_file).is_file():
-            everywhere = [b for made in breaks_of(kernel_file, kernel_functions).values() for b in made]
-            count = min(args.per_kernel_file, len(everywhere))
-            plan += random.Random(f"{args.seed} {stem}").sample(everywhere, count)
-
-    noticed, survivors, right = 0, [], set()
+    noticed, total, survivors, right = 0, 0, [], set()
     with tempfile.TemporaryDirectory() as name:
         package = make_copy(Path(name))
-        for made in plan:
-            stem = stem_of(made.path)
-            if stem not in right:
-                if (outcome := run_tests(package, stem, 4 * args.limit)) != "passed":
-                    raise SystemExit(f"the tests of {stem} do not pass without a break: {outcome}")
-                right.add(stem)
-            started = time.perf_counter()
-            file = package / made.path.relative_to("minigrad")
-            old, stamp = file.read_text(encoding="utf-8"), file.stat()
-            whole = source_hash(package) if "cpu_kernels" in made.path.parts else ""
-            file.write_text(made.source, encoding="utf-8")
-            if whole:  # what other files compiled is still right; Numba compiles this one anew by its time and size
-                shutil.copytree(whole, source_hash(package), dirs_exist_ok=True)
-            outcome = run_tests(package, stem, args.limit)
-            if whole:
-                shutil.rmtree(source_hash(package))
-            file.write_text(old, encoding="utf-8")
-            os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-            noticed += outcome != "passed"
-            verdict = "SURVIVED" if outcome == "passed" else "noticed"
-            line = f"{made.path.parent.name}/{stem}.py {made.function}, {made.what}"
-            print(f"{verdict:9}{time.perf_counter() - started:6.1f} s  {line}", flush=True)
-            if outcome == "passed":
-                survivors.append(line)
-    print(f"\n{noticed} of {len(plan)} breaks noticed ({100 * noticed / max(len(plan), 1):.1f} %)")
+        for area in (AREAS[name] for name in args.areas or AREAS):
+            for path in sorted((ROOT / area.folder).rglob("*.py")):
+                path = path.relative_to(ROOT)
+                made = breaks_of(path, area) if not args.only or path.stem in args.only else []
+                if not made or not (files := tuple(test_files(area, path))):
+                    continue
+                if files not in right and (outcome := run_tests(package, area, path, 4 * args.limit)) != "passed":
+                    raise SystemExit(f"the tests of {path} do not pass without a break: {outcome}")
+                right.add(files)
+                count = min(args.breaks or len(made), len(made))
+                for one in random.Random(f"{args.seed} {path}").sample(made, count):
+                    started = time.perf_counter()
+                    outcome = try_break(package, area, one, args.limit)
+                    line = f"{path} {one.function}, {one.what}"
+                    total, noticed = total + 1, noticed + (outcome != "passed")
+                    verdict = "SURVIVED" if outcome == "passed" else "noticed"
+                    print(f"{verdict:9}{time.perf_counter() - started:6.1f} s  {line}", flush=True)
+                    survivors += [line] if outcome == "passed" else []
+    print(f"\n{noticed} of {total} breaks noticed ({100 * noticed / max(total, 1):.1f} %)")
     for line in survivors:
         print(f"survived: {line}")
 

@@ -10,10 +10,11 @@ import numpy as np
 import minigrad
 from minigrad import Tensor, nn
 from minigrad.data import EpochSampler
-from minigrad.distributed.builder import DdpBuilder
-from minigrad.distributed.policies import AverageBackend, AveragingPolicy
-from minigrad.distributed.simple_trainer import SimpleTrainer, TrainingConfig
-from minigrad.distributed.trained_state import TrainedState
+from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
+from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
+from minigrad.distributed.mirrors.flodl.trained_state import TrainedState
+from minigrad.distributed.train.config import TrainingConfig
+from minigrad.distributed.train.simple_trainer import SimpleTrainer
 from minigrad.optim import SGD, AdamW
 
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import json
@@ -10,13 +11,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from minigrad import cpu_kernels, cuda_kernels, plain_kernels
+
+parse = functools.cache(ast.parse)  # a file is read by several rules
 ROOT = Path(__file__).resolve().parents[1]
 STDLIB = set(sys.stdlib_module_names)
 PUBLIC_PACKAGES = (
@@ -29,159 +32,98 @@ PUBLIC_PACKAGES = (
     "minigrad.cuda_kernels",
 )
 
-# Kernel files that no operation of the same name stands over.
-KERNEL_SUPPORT = {
-    "jit": "compiles and caches the kernels",
-    "threads": "the one thread pool",
-    "task_pool": "hands a kernel's tasks to the threads",
-    "storage": "allocation and copies, behind Device and Tensor",
-    "vector_math": "exp, tanh and erf that LLVM can vectorise",
-    "pointers": "arrays as addresses, for multi_tensor and grad_norm",
-    "multi_tensor": "many tensors in one launch, for the optimizers",
-    "register_tile": "the innermost tile of a product, shared by matmul and attention",
-    "product_loops": "the blocks of a product around the register tile, for matmul and linear",
-    "product_epilogue": "what happens to rows of a product in the cache, for matmul and linear",
-    "linear_cross_entropy": "linear and cross_entropy of rows in the cache, called by the operation LinearCrossEntropy",
-    "decode": "a token through a whole model in one call, used by minigrad.models",
-    "bfloat16_product": "the product with operands rounded to bfloat16, called by matmul",
-    "random": "Philox, shared by dropout, attention and minigrad.random",
-    "adamw": "the fused step of AdamW and Adam, used by minigrad.optim",
-    "sgd": "the fused step of SGD, used by minigrad.optim",
-    "adagrad": "the fused step of AdaGrad, used by minigrad.optim",
-    "lamb": "the fused step of LAMB and LARS, used by minigrad.optim",
-    "grad_norm": "global-norm clipping, used by minigrad.optim",
-    "memory": "reuse of large output buffers",
-    "poison": "new memory is NaN, for tests; called by memory",
-    "numpy_allocator": "functions in place of NumPy's allocator, for heap and poison",
-    "heap": "what memory the process holds, for minigrad.memory_stats",
-}
-
-# Those of them that a GPU has no use for.
-CPU_ONLY = {"jit", "threads", "task_pool", "storage", "vector_math", "pointers", "register_tile", "poison"}
-CPU_ONLY |= {"bfloat16_product", "heap", "numpy_allocator", "product_epilogue", "product_loops"}
-# A GPU's step between the products is a launch of its own: the modules' kernels are the way there.
-CPU_ONLY |= {"decode"}
-# They save what threads wait for each other, and passes over memory between cores: only asked for on the CPU.
-CPU_ONLY |= {"transformer_block", "linear_cross_entropy", "positioned_embedding"}
-
-# CUDA kernel files that no CPU kernel file of the same name stands beside. ladder_*.py need no word: they are the steps
-# towards a fast kernel, to read and to measure.
-CUDA_SUPPORT = {
-    "array": "DeviceArray, what storage is on the CPU",
-    "attention_rows": "attention with a thread for each row",
-    "channels": "sums and formulas by channel, for batch_norm and group_norm",
-    "choices": "what the user chose for products",
-    "collective": "what a warp or a block computes together",
-    "compiler": "compiles and caches the kernels",
-    "conversion": "from an element in memory to a number, and back",
-    "cross_entropy_row": "how cross_entropy goes over a row of logits",
-    "cublaslt": "NVIDIA's library of products",
-    "cumprod_gradient": "the gradient of cumprod, for reduce",
-    "division": "rounded division and powers, for elementwise",
-    "flash": "attention on tiles",
-    "flash_tensor_core": "attention of half floats on tiles",
-    "flash_tensor_core_gradient": "its gradient",
-    "flash_tiles": "the device functions of flash",
-    "fold": "sums and other folds, for reduce",
-    "hopper_intrinsics": "hopper_ptx on a GPU",
-    "hopper_product": "the kernels of matmul_hopper",
-    "hopper_ptx": "TMA, mbarriers and wgmma, which Numba has no names for",
-    "hopper_twins": "hopper_ptx in the simulator",
-    "graphs": "work that is captured once and launched as a whole",
-    "index_arrays": "index arrays as places, for indexing",
-    "inspect": "what the kernels become, without a GPU",
-    "language": "Numba's names, or the simulator's",
-    "launch": "declares and starts the kernels",
-    "layout": "how elementwise kernels see arrays",
-    "libcuda": "the driver's C interface",
-    "limits": "what a device was measured to reach",
-    "matmul_engines": "which engine computes a product",
-    "matmul_operands": "a product as all engines take it",
-    "matmul_simt": "matmul without tensor cores",
-    "matmul_hopper": "matmul of half floats by TMA and wgmma",
-    "master_weights": "steps of half weights with float32 masters, for adamw",
-    "matmul_tensor_core": "matmul of half floats and tf32",
-    "matmul_tuning": "which engine was measured to be faster",
-    "median": "the value of a rank, for reduce",
-    "norm": "the kernels of layer_norm and rms_norm",
-    "pair_fold": "argmax and logsumexp, for reduce",
-    "places": "reading and writing at places, for indexing",
-    "pointwise": "elementwise kernels from scalar rules",
-    "pointwise_source": "the text of an elementwise kernel",
-    "product": "the kernels of matmul",
-    "ptx": "vector loads and half floats, which Numba has no names for",
-    "ptx_intrinsics": "ptx on a GPU",
-    "ptx_twins": "ptx in the simulator",
-    "recording": "which graph a thread captures, and what it must not do meanwhile",
-    "rows": "what row-wise kernels share",
-    "rules": "scalar rules that families share",
-    "scan": "cumulative sums and products, for reduce",
-    "sharing": "device memory shared with other libraries",
-    "signatures": "the words of a kernel's signature",
-    "simulated_cuda": "the names of numba.cuda, math and libdevice in the simulator",
-    "simulated_memory": "memory in the simulator",
-    "simulator": "the programming model on the CPU",
-    "sorting": "sorting of rows, for indexing",
-    "streams": "streams and events",
-    "strided_copy": "copies at any strides, for array and movement",
-    "tensor_map": "what TMA knows of an array",
-    "tensor_core_epilogue": "what matmul_tensor_core does with sums",
-    "tensor_core_product": "the kernels of matmul_tensor_core",
-    "tiled_product": "matmul on tiles",
-}
+# What has kernels beside the operations: the optimizers' steps and random numbers.
+WITHOUT_OPERATION = {"adagrad", "adamw", "grad_norm", "lamb", "random", "sgd"}
 
 
 # Reading the sources --------------------------------------------------------------------------------------------------
 
 
 class Import(NamedTuple):
-    """One imported module, by its installed name; lazy if it is imported inside a function."""
+    """One module that a file names; lazy if it is loaded later than the file, typing if only type checkers load it."""
 
     module: str
     line: int
     lazy: bool
+    typing: bool
 
 
 def module_name(path: str) -> str:
-    """``distributed/mpi.py`` -> ``minigrad.distributed.mpi``."""
+    """``distributed/comm/mpi/mpi.py`` -> ``minigrad.distributed.comm.mpi.mpi``."""
     parts = Path(path).with_suffix("").parts
     if parts[0] in ("distributed", "cuda_kernels"):
         parts = ("minigrad", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(source: str, path: str) -> list[Import]:
-    """Every import of a file, relative ones resolved, ``importlib.import_module`` of a constant too.
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path relative to the root, text) of the Python files under the folders."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
-    ``from a import b`` counts as both ``a`` and ``a.b``; what stands under ``if TYPE_CHECKING`` does not count.
+
+INSTALLED = ("minigrad", "distributed", "cuda_kernels")
+MODULES = {module_name(path) for path, _ in sources(*INSTALLED)}
+
+
+def imports(source: str, path: str, modules: Collection[str] = MODULES) -> list[Import]:
+    """Every import of a file, relative ones resolved, and every module's name in a string.
+
+    ``from a import b`` is ``a.b`` where ``modules`` has that, else ``a``. A string counts if it is a module's whole
+    name, also ``f"{__package__}.b"``, and with the name of the whole package in a constant: ``f"{OURS}.b"``.
     """
-    package = module_name(path) if path.endswith("__init__.py") else module_name(path).rpartition(".")[0]
+    name = module_name(path)
+    package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
     found: list[Import] = []
 
-    def visit(node: ast.AST, lazy: bool) -> None:
+    def visit(node: ast.AST, lazy: bool, typing: bool) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.body:
+                visit(child, lazy, True)
             for child in node.orelse:
-                visit(child, lazy)
+                visit(child, lazy, typing)
             return
         if isinstance(node, ast.Import):
-            found.extend(Import(alias.name, node.lineno, lazy) for alias in node.names)
+            found.extend(Import(alias.name, node.lineno, lazy, typing) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 parents = package.split(".")
                 base = ".".join(parents[: len(parents) - node.level + 1] + ([base] if base else []))
-            found.append(Import(base, node.lineno, lazy))
-            found.extend(Import(f"{base}.{alias.name}", node.lineno, lazy) for alias in node.names)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                known = full in modules or not nearest(base, modules)
+                found.append(Import(full if known else base, node.lineno, lazy, typing))
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                found.append(Import(node.args[0].value, node.lineno, lazy))
+                found.append(Import(node.args[0].value, node.lineno, lazy, typing))
+        elif (text := named_in(node, name, package)) in modules and "." in text:
+            found.append(Import(text, node.lineno, True, typing))
         inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
-            visit(child, inside)
+            visit(child, inside, typing)
 
-    visit(ast.parse(source), False)
+    visit(parse(source), False, False)
     return found
+
+
+def nearest(name: str, modules: Collection[str]) -> str:
+    """The module of ``modules`` that a dotted name is, or is in; "" if there is none."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def named_in(node: ast.AST, name: str, package: str) -> str:
+    """What may be a module's name in a string's node; "" in others."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.rstrip(".")
+    match node:
+        case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=start)), ast.Constant(value=rest)]):
+            return ({"__name__": name, "__package__": package}.get(start, "minigrad") + rest).rstrip(".")
+    return ""
 
 
 def within(module: str, *packages: str) -> bool:
@@ -191,18 +133,26 @@ def within(module: str, *packages: str) -> bool:
 def forbidden_imports(source: str, path: str) -> list[str]:
     """The imports of a file that break a rule of the layers, each with the rule."""
     broken = []
-    for module, line, lazy in imports(source, path):
+    for module, line, lazy, typing in imports(source, path):
+        if typing:
+            continue
         root = module.partition(".")[0]
         rule = None
-        if path.startswith("minigrad/cpu_kernels/"):
-            if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or within(module, "minigrad.cpu_kernels")):
-                rule = "CPU kernels import the standard library, NumPy, Numba and each other"
+        if path.startswith("minigrad/plain_kernels/"):
+            if not (root in STDLIB or root == "numpy" or within(module, "minigrad.plain_kernels")):
+                rule = "plain kernels import the standard library, NumPy and each other"
+        elif path.startswith("minigrad/cpu_kernels/"):
+            ours = within(module, "minigrad.cpu_kernels", "minigrad.plain_kernels")
+            if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or ours):
+                rule = "CPU kernels import the standard library, NumPy, Numba, plain kernels and each other"
         elif path.startswith("cuda_kernels/"):
             allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "cuda"}  # of cuda.bindings
-            simulating = root == "greenlet" and path == "cuda_kernels/simulator.py"
-            files = "language", "ptx_intrinsics", "hopper_intrinsics"  # which are not imported when simulated
+            simulating = root == "greenlet" and path == "cuda_kernels/simulator/simulator.py"
+            # These are not imported when simulated.
+            files = "platform/language", "ptx/ptx_intrinsics", "ptx/hopper_intrinsics"
             compiling = path in [f"cuda_kernels/{file}.py" for file in files]
-            if not (root in allowed or simulating or within(module, "minigrad.cuda_kernels")):
+            host = lazy and module == "minigrad.plain_kernels" and path == "cuda_kernels/platform/on_host.py"
+            if not (root in allowed or simulating or host or within(module, "minigrad.cuda_kernels")):
                 rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy, cuda and each other"
             elif root in ("cupy", "cuda", "greenlet") and not lazy:
                 rule = f"CUDA kernels import {root} when it is first used: they compile, or are simulated, without it"
@@ -217,11 +167,11 @@ def forbidden_imports(source: str, path: str) -> list[str]:
                 rule = "minigrad reaches a device through device.kernels, and needs no torch"
         if root in ("examples", "benchmarks", "tests"):
             rule = "nothing that is installed imports examples, benchmarks or tests"
-        if root == "mpi4py" and not (path == "distributed/mpi_runtime.py" and lazy):
-            rule = "only distributed/mpi_runtime.py imports mpi4py, when it is first used"
-        ours = within(module, "minigrad.distributed.nccl") or (path == "distributed/nccl.py" and lazy)
+        if root == "mpi4py" and not (path == "distributed/comm/mpi/mpi_runtime.py" and lazy):
+            rule = "only distributed/comm/mpi/mpi_runtime.py imports mpi4py, when it is first used"
+        ours = within(module, "minigrad.distributed.comm.nccl") or (path == "distributed/comm/nccl/nccl.py" and lazy)
         if re.search(r"\bnccl\b", module) and not ours:
-            rule = "only distributed/nccl.py imports NCCL, when it is first used"
+            rule = "only distributed/comm/nccl/nccl.py imports NCCL, when it is first used"
         if root == "cupyx" and "distributed" in module:
             rule = "cupyx.distributed deadlocks; NCCL is used directly"
         if rule:
@@ -236,7 +186,7 @@ def unsafe_code(source: str, path: str) -> list[str]:
     """Uses of what turns data into code: pickle and its kin, eval and exec, ``allow_pickle=True``."""
     found = [f"{path}:{item.line} imports {item.module}" for item in imports(source, path)]
     found = [text for text in found if text.rpartition(" ")[2].partition(".")[0] in UNSAFE_MODULES]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if not isinstance(node, ast.Call):
             continue
         if isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
@@ -249,39 +199,33 @@ def unsafe_code(source: str, path: str) -> list[str]:
     return found
 
 
-def sources(*folders: str) -> Iterator[tuple[str, str]]:
-    """(path relative to the root, text) of the Python files under the folders."""
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-
-
 # The layers -----------------------------------------------------------------------------------------------------------
 
 
 def test_imports_run_downwards():
-    broken = [
-        line
-        for path, text in sources("minigrad", "distributed", "cuda_kernels")
-        for line in forbidden_imports(text, path)
-    ]
+    broken = [line for path, text in sources(*INSTALLED) for line in forbidden_imports(text, path)]
     assert not broken, "\n".join(broken)
 
 
 @pytest.mark.parametrize(
     ("path", "source"),
     [
+        ("minigrad/plain_kernels/shape.py", "from ..tensor import Tensor"),
+        ("minigrad/plain_kernels/shape.py", "def f():\n    import numba"),
+        ("minigrad/plain_kernels/shape.py", "from ..cpu_kernels import softmax"),
         ("minigrad/cpu_kernels/softmax.py", "from minigrad.tensor import Tensor"),
         ("minigrad/cpu_kernels/softmax.py", "from ..tensor import Tensor"),
         ("minigrad/cpu_kernels/softmax.py", "from .. import tensor"),
         ("minigrad/cpu_kernels/softmax.py", "def f():\n    import scipy"),
         ("cuda_kernels/softmax.py", "from minigrad import Tensor"),
         ("cuda_kernels/softmax.py", "import torch"),
-        ("cuda_kernels/memory.py", "import cupy"),
+        ("cuda_kernels/platform/recording.py", "CAPTURES = f'{OURS}.nn.', 'x'"),
+        ("cuda_kernels/platform/recording.py", "CAPTURES = 'minigrad.nn.functional'"),
+        ("cuda_kernels/platform/memory.py", "import cupy"),
         ("cuda_kernels/softmax.py", "from numba import cuda"),
         ("cuda_kernels/softmax.py", "import importlib\ncuda = importlib.import_module('numba.cuda')"),
         ("cuda_kernels/softmax.py", "def f():\n    import greenlet"),
-        ("cuda_kernels/simulator.py", "import greenlet"),
+        ("cuda_kernels/simulator/simulator.py", "import greenlet"),
         ("minigrad/nn/linear.py", "from ..distributed import ThreadCommunicator"),
         ("minigrad/nn/linear.py", "def f():\n    from minigrad import distributed"),
         ("minigrad/nn/linear.py", "import distributed.mpi"),
@@ -289,12 +233,12 @@ def test_imports_run_downwards():
         ("minigrad/device.py", "from . import cuda_kernels"),
         ("minigrad/device.py", "import importlib\nimportlib.import_module('minigrad.cuda_kernels')"),
         ("minigrad/random.py", "def f():\n    import cupy"),
-        ("distributed/mpi_runtime.py", "from mpi4py import MPI"),
-        ("distributed/thread.py", "def f():\n    from mpi4py import MPI"),
-        ("distributed/nccl.py", "from cupy.cuda import nccl"),
-        ("distributed/communicator.py", "def f():\n    from cupy.cuda import nccl"),
-        ("distributed/nccl.py", "def f():\n    import cupyx.distributed"),
-        ("distributed/trainer.py", "if True:\n    import benchmarks.common"),
+        ("distributed/comm/mpi/mpi_runtime.py", "from mpi4py import MPI"),
+        ("distributed/comm/threads/thread.py", "def f():\n    from mpi4py import MPI"),
+        ("distributed/comm/nccl/nccl.py", "from cupy.cuda import nccl"),
+        ("distributed/comm/communicator.py", "def f():\n    from cupy.cuda import nccl"),
+        ("distributed/comm/nccl/nccl.py", "def f():\n    import cupyx.distributed"),
+        ("distributed/mirrors/flodl/trainer.py", "if True:\n    import benchmarks.common"),
     ],
 )
 def test_an_injected_upward_import_is_caught(path, source):
@@ -306,66 +250,138 @@ def test_an_injected_upward_import_is_caught(path, source):
     [
         (
             "minigrad/cpu_kernels/softmax.py",
-            "import math\nimport numpy as np\nfrom numba import prange\nfrom .jit import kernel",
+            "import math\nimport numpy as np\nfrom numba import prange\nfrom .toolbox.jit import kernel",
         ),
-        ("minigrad/cpu_kernels/__init__.py", "from . import softmax"),
-        ("cuda_kernels/softmax.py", "import ml_dtypes\nfrom numba import types\nfrom . import launch"),
-        ("cuda_kernels/memory.py", "def f():\n    import cupy\n    from numba import cuda"),
-        ("cuda_kernels/language.py", "import importlib\ncuda = importlib.import_module('numba.cuda')"),
-        ("cuda_kernels/simulator.py", "def f():\n    import greenlet"),
+        ("minigrad/cpu_kernels/__init__.py", "from . import softmax\nfrom ..plain_kernels import movement"),
+        ("minigrad/plain_kernels/losses.py", "import numpy as np\nfrom .products import linear"),
+        ("cuda_kernels/softmax.py", "import ml_dtypes\nfrom numba import types\nfrom .platform import launch"),
+        ("cuda_kernels/platform/memory.py", "def f():\n    import cupy\n    from numba import cuda"),
+        ("cuda_kernels/platform/language.py", "import importlib\ncuda = importlib.import_module('numba.cuda')"),
+        ("cuda_kernels/simulator/simulator.py", "def f():\n    import greenlet"),
         ("minigrad/device.py", "def f():\n    import importlib\n    importlib.import_module('minigrad.cuda_kernels')"),
         (
             "minigrad/nn/linear.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import minigrad.distributed",
         ),
-        ("distributed/mpi_runtime.py", "def f():\n    from mpi4py import MPI"),
-        ("distributed/nccl.py", "def f():\n    from cupy.cuda import nccl"),
-        ("distributed/rendezvous.py", "from .nccl import NcclCommunicator\nfrom minigrad import Tensor"),
+        ("distributed/comm/mpi/mpi_runtime.py", "def f():\n    from mpi4py import MPI"),
+        ("distributed/comm/nccl/nccl.py", "def f():\n    from cupy.cuda import nccl"),
+        ("distributed/job/rendezvous.py", "from ..comm.nccl.nccl import NcclCommunicator\nfrom minigrad import Tensor"),
     ],
 )
 def test_a_rightful_import_is_not_reported(path, source):
     assert forbidden_imports(source, path) == []
 
 
-def circle(files: Iterable[tuple[str, str]]) -> list[str]:
-    """Modules that load each other while they are imported, the first again at the end; [] if there are none.
+Graph = dict[str, set[str]]
 
-    It would depend on which is imported first whether names are there. Packages do not count: they load all.
+
+def graph_of(files: Iterable[tuple[str, str]]) -> Graph:
+    """Which modules each file names in any way: loaded, loaded later, for types, in strings.
+
+    What a package's ``__init__.py`` names does not count: it offers what is below it.
     """
-    loads = {
-        module_name(path): {item.module for item in imports(text, path) if not item.lazy}
-        for path, text in files
-        if not path.endswith("__init__.py")
-    }
-    try:
-        TopologicalSorter({name: found & loads.keys() for name, found in loads.items()}).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
+    texts = dict(files)
+    modules = {module_name(path) for path in texts}
+    graph = {}
+    for path, text in texts.items():
+        if not path.endswith("__init__.py"):
+            found = {item.module for item in imports(text, path, modules)}
+            graph[module_name(path)] = {nearest(name, modules) for name in found}
+    return {name: found & modules - {name} for name, found in graph.items()}
 
 
-def test_no_modules_load_each_other():
-    assert circle(sources("minigrad", "distributed", "cuda_kernels")) == []
+def folders_of(graph: Graph) -> Graph:
+    """The same between folders: a module's folder is its package."""
+    found: Graph = {}
+    for name, named in graph.items():
+        folder = name.rpartition(".")[0]
+        others = {other.rpartition(".")[0] if other in graph else other for other in named}
+        found.setdefault(folder, set()).update(others - {folder})
+    return found
 
 
-def test_an_injected_circle_of_imports_is_caught():
-    files = {
-        "minigrad/tensor.py": "from .methods import indexing",
-        "minigrad/methods/indexing.py": "from .. import tensor",
-    }
-    assert set(circle(files.items())) == {"minigrad.tensor", "minigrad.methods.indexing"}
-    files["minigrad/methods/indexing.py"] = "def f():\n    from .. import tensor"
-    assert circle(files.items()) == []
+def circles(graph: Graph) -> list[set[str]]:
+    """The groups in which each name leads to each other."""
+    reached: Graph = {}
+    for start in graph:
+        reached[start], front = set(), set(graph[start])
+        while front:
+            name = front.pop()
+            if name not in reached[start]:
+                reached[start].add(name)
+                front |= graph.get(name, set())
+    groups = {frozenset({b for b in reached[a] if a in reached.get(b, ())}) for a in graph}
+    return sorted((set(group) for group in groups if len(group) > 1), key=sorted)
+
+
+TENSOR = {"minigrad", "minigrad.methods"}
+"""The folders of one allowed group: methods take tensors, and Tensor inherits the methods."""
+UNMENDED = (
+    TENSOR | {f"minigrad.{name}" for name in ("cuda", "data", "files", "nn", "ops", "ops.elementwise", "optim")},
+)
+"""The folders of circles that are still there: they may become fewer, and no other may come."""
+
+
+def test_there_are_no_circles() -> None:
+    graph = graph_of(sources(*INSTALLED))
+    of_files = [{name.rpartition(".")[0] for name in group} for group in circles(graph)]
+    found = [group for group in [*of_files, *circles(folders_of(graph))] if not group <= TENSOR]
+    assert [group for group in found if not any(group <= known for known in UNMENDED)] == []
+
+
+def test_an_injected_circle_of_imports_is_caught() -> None:
+    up = {"minigrad/a/__init__.py": "", "minigrad/b/__init__.py": "", "minigrad/a/one.py": "from ..b import two"}
+    pair = {"minigrad.a.one", "minigrad.b.two"}
+    for text in (
+        "from ..a import one",
+        "from ..a.one import f",
+        "def f():\n    from ..a import one",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..a import one",
+        "import importlib\nimportlib.import_module('minigrad.a.one')",
+        "NAME = 'minigrad.a.one'",
+        "NAME = f'{OURS}.a.one'",
+    ):
+        graph = graph_of([*up.items(), ("minigrad/b/two.py", text)])
+        assert circles(graph) == [pair], text
+        assert circles(folders_of(graph)) == [{"minigrad.a", "minigrad.b"}], text
+    other = [*up.items(), ("minigrad/b/two.py", "import math"), ("minigrad/b/three.py", "from ..a import one")]
+    assert circles(graph_of(other)) == []
+    assert circles(folders_of(graph_of(other))) == [{"minigrad.a", "minigrad.b"}]
+
+
+# A Module and the Function that it calls, and a family's interface, have one name; so does what mirrors two libraries.
+SHARED_CLASSES = {"Event", "Table", "elementwise", "reduce"}
+
+
+def repeated_classes(named: Iterable[tuple[str, str]]) -> list[str]:
+    """Names of public classes that several modules define, but for a Function in ``ops`` with the name of a Module."""
+    places: dict[str, list[str]] = {}
+    for module, text in named:
+        for node in ast.walk(parse(text)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    pairs = {name: sorted(m.split("/")[1] for m in found) for name, found in places.items() if len(found) > 1}
+    return [name for name, rooms in sorted(pairs.items()) if rooms != ["nn", "ops"] and name not in SHARED_CLASSES]
+
+
+def test_a_class_name_means_one_thing() -> None:
+    assert repeated_classes(sources(*INSTALLED)) == []
+
+
+def test_an_injected_second_class_is_caught() -> None:
+    here, there = ("minigrad/nn/a.py", "class A: ..."), ("minigrad/data/b.py", "class A: ...")
+    assert repeated_classes([here, there]) == ["A"]
+    assert repeated_classes([here, ("minigrad/ops/b.py", "class A: ...")]) == []
 
 
 def test_no_data_becomes_code():
-    folders = ("minigrad", "distributed", "cuda_kernels", "examples", "benchmarks")
+    folders = *INSTALLED, "examples", "benchmarks"
     found = [line for path, text in sources(*folders) for line in unsafe_code(text, path)]
     allowed = {
         # The kernel cache is Numba's pickle, in a folder that nobody else can write.
-        r"minigrad/cpu_kernels/jit\.py:\d+ imports pickle": 1,
+        r"minigrad/cpu_kernels/toolbox/jit\.py:\d+ imports pickle": 1,
         # Numba takes no *args: a kernel for n inputs is written out by pointwise_source.source, from n and constants.
-        r"cuda_kernels/pointwise\.py:\d+ calls exec": 1,
+        r"cuda_kernels/pointwise/pointwise\.py:\d+ calls exec": 1,
     }
     rest = [line for line in found if not any(re.fullmatch(pattern, line) for pattern in allowed)]
     for pattern, count in allowed.items():
@@ -394,38 +410,66 @@ def test_injected_unsafe_code_is_caught(source):
 
 
 def stems(folder: Path) -> set[str]:
+    """The names of a folder's modules."""
+    return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+
+
+def rooms(folder: Path) -> set[str]:
     """The names of a folder's modules and packages."""
-    modules = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
-    return modules | {path.parent.name for path in folder.glob("*/__init__.py")}
+    return stems(folder) | {path.parent.name for path in folder.glob("*/__init__.py")}
 
 
-def mismatched_stems(ops: set[str], kernels: set[str], tests: set[str], support: set[str]) -> list[str]:
-    """Where the find-it rule fails: one name for an operation's file, its kernels and its tests."""
-    return (
-        [f"minigrad/ops/{stem}.py has no minigrad/cpu_kernels/{stem}.py" for stem in sorted(ops - kernels)]
-        + [f"minigrad/ops/{stem}.py has no tests/ops/test_{stem}.py" for stem in sorted(ops - tests)]
-        + [f"minigrad/cpu_kernels/{stem}.py belongs to no operation" for stem in sorted(kernels - ops - support)]
-        + [f"minigrad/cpu_kernels/{stem}.py is listed as support but missing" for stem in sorted(support - kernels)]
-    )
+OPERATIONS = rooms(ROOT / "minigrad/ops")
+TESTS = {stem.removeprefix("test_") for stem in stems(ROOT / "tests/ops")}
+STAGES = stems(ROOT / "minigrad/cpu_kernels/stages")  # several families in one launch, on the CPU alone
+FAMILIES = OPERATIONS - STAGES | WITHOUT_OPERATION
+BACKENDS = {
+    "minigrad/cpu_kernels": stems(ROOT / "minigrad/cpu_kernels") | set(cpu_kernels.PLAIN_ONLY),
+    "minigrad/plain_kernels": set(plain_kernels.PLAIN_ONLY),
+    "cuda_kernels": stems(ROOT / "cuda_kernels") | set(cuda_kernels.PLAIN_ONLY),
+}
 
 
-def test_operation_kernel_and_test_have_one_name():
-    tests = {stem.removeprefix("test_") for stem in stems(ROOT / "tests/ops")}
-    ops, kernels = stems(ROOT / "minigrad/ops"), stems(ROOT / "minigrad/cpu_kernels")
-    assert ops
-    broken = mismatched_stems(ops, kernels, tests, set(KERNEL_SUPPORT))
+def mismatched_stems(families: set[str], backends: dict[str, set[str]]) -> list[str]:
+    """Where the find-it rule fails: a backend has its families, in files or declared, and nothing else."""
+    return [
+        f"{folder}/{stem} {'is no family' if stem in found else 'is missing'}"
+        for folder, found in backends.items()
+        for stem in sorted(families ^ found)
+    ]
+
+
+def test_operation_kernel_and_test_have_one_name() -> None:
+    broken = mismatched_stems(FAMILIES, BACKENDS)
+    broken += [f"minigrad/ops/{stem}.py has no tests/ops/test_{stem}.py" for stem in sorted(OPERATIONS - TESTS)]
+    assert OPERATIONS
     assert not broken, "\n".join(broken)
+
+
+def test_an_injected_stray_file_is_caught() -> None:
+    assert mismatched_stems({"gelu"}, {"cpu": {"gelu"}, "cuda": {"gelu"}}) == []
+    assert mismatched_stems({"gelu"}, {"cpu": {"gelu"}, "cuda": {"gelu", "relu"}}) == ["cuda/relu is no family"]
+    assert mismatched_stems({"gelu"}, {"cpu": set(), "cuda": {"gelu"}}) == ["cpu/gelu is missing"]
+
+
+def test_plain_families_are_declared_and_have_no_file_of_their_own() -> None:
+    for name in cpu_kernels.PLAIN_ONLY:
+        assert getattr(cpu_kernels, name) is getattr(plain_kernels, name)
+    for name in FAMILIES - set(cpu_kernels.PLAIN_ONLY):
+        assert getattr(cpu_kernels, name) is not getattr(plain_kernels, name), f"{name} is imported from plain_kernels"
+    assert not stems(ROOT / "minigrad/cpu_kernels") & set(cpu_kernels.PLAIN_ONLY)
+    assert not stems(ROOT / "cuda_kernels") & set(cuda_kernels.PLAIN_ONLY)
 
 
 def unchecked(test: str) -> bool:
     """Whether an operation's tests leave out the harness: every check on every Op, parametrised."""
-    calls = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(parse(test)) if isinstance(node, ast.Call)]
     given = [ast.unparse(argument) for call in calls for argument in call.args[:2]]
     return not {"'check'", "CHECKS", "'op'", "OPS"} <= set(given)
 
 
 def test_every_operation_goes_through_the_harness():
-    files = [ROOT / f"tests/ops/test_{stem}.py" for stem in sorted(stems(ROOT / "minigrad/ops"))]
+    files = [ROOT / f"tests/ops/test_{stem}.py" for stem in sorted(OPERATIONS)]
     assert files
     broken = [path.name for path in files if unchecked(path.read_text(encoding="utf-8"))]
     assert not broken, f"without the checks of tests/harness.py: {broken}"
@@ -439,105 +483,62 @@ def test_an_injected_test_without_the_harness_is_caught():
     assert unchecked("def test_values(): ...")
 
 
-def test_an_injected_stray_file_is_caught():
-    good = ({"gelu"}, {"gelu", "jit"}, {"gelu"}, {"jit"})
-    assert mismatched_stems(*good) == []
-    for position in range(4):
-        for change in (set.union, set.difference):
-            changed = list(good)
-            changed[position] = change(good[position], {"relu"} if change is set.union else good[position])
-            if (position, change) != (2, set.union):  # a test more than there are operations is welcome
-                assert mismatched_stems(*changed), (position, change)
-
-
-def cuda_stems(cpu: set[str], cuda: set[str], cpu_only: set[str], support: set[str]) -> list[str]:
-    """Where the find-it rule fails between the two backends: one name for a family's file in both."""
-    return (
-        [f"minigrad/cpu_kernels/{stem}.py has no cuda_kernels/{stem}.py" for stem in sorted(cpu - cuda - cpu_only)]
-        + [f"cuda_kernels/{stem}.py stands beside no CPU kernels" for stem in sorted(cuda - cpu - support)]
-        + [f"cuda_kernels/{stem}.py is listed as support but missing" for stem in sorted(support - cuda)]
-        + [f"cuda_kernels/{stem}.py is listed as support, but is a family" for stem in sorted(support & cpu)]
-        + [f"cuda_kernels/{stem}.py exists, though only the CPU was to have it" for stem in sorted(cpu_only & cuda)]
-    )
-
-
-def test_both_backends_have_the_same_files():
-    cpu = stems(ROOT / "minigrad/cpu_kernels")
-    cuda = {stem for stem in stems(ROOT / "cuda_kernels") if not stem.startswith("ladder_")}
-    broken = cuda_stems(cpu, cuda, CPU_ONLY, set(CUDA_SUPPORT))
-    assert not broken, "\n".join(broken)
-
-
-def test_an_injected_stray_cuda_file_is_caught():
-    good = ({"gelu", "jit"}, {"gelu", "launch"}, {"jit"}, {"launch"})
-    assert cuda_stems(*good) == []
-    for position in range(4):
-        changed = list(good)
-        changed[position] = good[position] | {"relu"}
-        assert cuda_stems(*changed) or position == 2  # what only the CPU has need not exist
-        changed[position] = set()
-        assert cuda_stems(*changed)
-
-
 # What each backend offers, by family: a function's parameters, the number of an elementwise operation's operands.
 INTERFACES = """
 import inspect, json, sys
 import numpy as np
-from minigrad import cpu_kernels, cuda_kernels
-from minigrad.cuda_kernels.pointwise import Pointwise
+from minigrad import cpu_kernels, cuda_kernels, plain_kernels
+from minigrad.cuda_kernels.pointwise.pointwise import Pointwise
 
 def described(value):
-    if inspect.isfunction(value):
+    if inspect.isfunction(value) and value.__module__.startswith("minigrad"):
         parameters = inspect.signature(value).parameters.values()
         return [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]
     return value.nin if isinstance(value, np.ufunc) else value.inputs if isinstance(value, Pointwise) else None
 
-def interface(module, own):
-    named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    if own:
-        named = {n: v for n, v in named.items() if isinstance(v, np.ufunc) or getattr(v, "__module__", "") == own}
+def interface(family):
+    named = {name: getattr(family, name) for name in dir(family) if not name.startswith("_")}
     return {name: found for name, value in named.items() if (found := described(value)) is not None}
 
-cpu, cuda = {"": interface(cpu_kernels, "minigrad.cpu_kernels.storage")}, {}
-cuda[""] = {name: described(getattr(cuda_kernels, name)) for name in cpu[""]}
-for name in cpu_kernels.__all__:
-    if inspect.ismodule(getattr(cpu_kernels, name)) and name not in sys.argv[1:]:
-        cpu[name] = interface(getattr(cpu_kernels, name), f"minigrad.cpu_kernels.{name}")
-        cuda[name] = interface(getattr(cuda_kernels, name), "")
-    else:
-        name in sys.argv[1:] or getattr(cuda_kernels, name)
-print(json.dumps([cpu, cuda]))
+storage = interface(plain_kernels)
+found = []
+for backend in (plain_kernels, cpu_kernels, cuda_kernels):
+    homes = {name: plain_kernels if name in backend.PLAIN_ONLY else backend for name in sys.argv[1:]}
+    families = {name: interface(getattr(home, name)) for name, home in homes.items()}
+    families[""] = {name: described(getattr(backend, name)) for name in storage}
+    found.append(families)
+print(json.dumps(found))
 """
 
 
-def unlike(cpu: dict[str, dict[str, Any]], cuda: dict[str, dict[str, Any]]) -> list[str]:
-    """The functions of CPU families that the CUDA families lack, or have with other parameters (but ``device``)."""
+def unlike(plain: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> list[str]:
+    """The functions of plain families that the others lack, or have with other parameters (but ``device``)."""
     broken = []
-    for family, functions in cpu.items():
+    for family, functions in plain.items():
         for name, wanted in functions.items():
-            found = cuda.get(family, {}).get(name)
+            found = other.get(family, {}).get(name)
             if isinstance(wanted, list) and isinstance(found, list):
                 same = wanted == [parameter for parameter in found if parameter != "device=None"]
             else:
                 counts = [len(x) if isinstance(x, list) else x for x in (wanted, found)]
                 same = counts[0] == counts[1]
             if not same:
-                broken.append(f"{family}.{name}: {wanted} on the CPU, {found} on CUDA")
+                broken.append(f"{family}.{name}: {wanted} in plain kernels, {found} here")
     return broken
 
 
-def test_both_backends_have_the_same_functions():
+def test_all_backends_have_the_same_functions():
     done = subprocess.run(
-        [sys.executable, "-c", INTERFACES, *CPU_ONLY],
+        [sys.executable, "-c", INTERFACES, *FAMILIES],
         env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},  # so that the CUDA families can be imported anywhere
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    cpu, cuda = json.loads(done.stdout)
-    assert len(cpu) > 20 and sum(map(len, cpu.values())) > 120
-    broken = unlike(cpu, cuda)
+    plain, cpu, cuda = json.loads(done.stdout)
+    assert len(plain) > 20 and sum(map(len, plain.values())) > 120
+    broken = [*unlike(plain, cpu), *unlike(plain, cuda)]
     assert not broken, "\n".join(broken)
 
 
@@ -586,8 +587,8 @@ def test_public_names_are_documented(package):
 def test_every_module_says_what_it_is():
     missing = [
         path
-        for path, text in sources("minigrad", "distributed", "cuda_kernels", "examples", "benchmarks", "tests")
-        if not ast.get_docstring(ast.parse(text))
+        for path, text in sources(*INSTALLED, "examples", "benchmarks", "tests")
+        if not ast.get_docstring(parse(text))
     ]
     assert not missing, "\n".join(missing)
 

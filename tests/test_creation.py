@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor
@@ -65,8 +66,7 @@ def test_the_default_dtype_can_be_changed() -> None:
 
 @pytest.mark.parametrize("data", [None, "a", 1j, [object()], 2**70, np.ones(1, np.uint16), np.datetime64("2020-01-01")])
 def test_data_of_no_supported_dtype(data: Any) -> None:
-    with pytest.raises(TypeError, match="expected one of float32, float64"):
-        mg.tensor(data)
+    raises(TypeError, "expected one of float32, float64", lambda: mg.tensor(data))
 
 
 @pytest.mark.parametrize("dtype", ["banana", "float128x", "complex64", "uint16", object, "cudax"])
@@ -74,11 +74,6 @@ def test_unknown_dtypes(dtype: Any) -> None:
     for make in (lambda: mg.tensor([1.0], dtype=dtype), lambda: mg.zeros(2, dtype=dtype), lambda: mg.ones(2).to(dtype)):
         with pytest.raises(TypeError, match="expected one of float32, float64"):
             make()
-
-
-def test_ragged_lists() -> None:
-    with pytest.raises(ValueError, match="ragged"):
-        mg.tensor([[1.0], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,14 +94,11 @@ def test_from_numpy_shares_memory() -> None:
     assert mg.from_numpy(array.T).shape == (3, 2)
     with pytest.raises(TypeError, match=r"not list; use minigrad\.tensor"):
         mg.from_numpy([1.0])  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(TypeError, match="complex"):
-        mg.from_numpy(np.ones(2, complex))
-    with pytest.raises(ValueError, match="negative strides"):
-        mg.from_numpy(array[::-1])
+    raises(TypeError, "complex", lambda: mg.from_numpy(np.ones(2, complex)))
+    raises(ValueError, "negative strides", lambda: mg.from_numpy(array[::-1]))
     frozen = np.ones(2)
     frozen.flags.writeable = False
-    with pytest.raises(RuntimeError, match="read-only"):
-        mg.from_numpy(frozen).zero_()
+    raises(RuntimeError, "read-only", lambda: mg.from_numpy(frozen).zero_())
 
 
 @pytest.mark.parametrize("make", [mg.zeros, mg.ones, mg.empty, mg.rand, mg.randn])
@@ -153,8 +145,7 @@ def test_arange() -> None:
     x = mg.arange(0, 1, 0.25)
     assert x.tolist() == [0, 0.25, 0.5, 0.75] and x.dtype == np.float32 and mg.arange(3.0).dtype == np.float32
     assert mg.arange(3, dtype="float64").dtype == np.float64
-    with pytest.raises(ValueError, match="step must not be 0"):
-        mg.arange(0, 3, 0)
+    raises(ValueError, "step must not be 0", lambda: mg.arange(0, 3, 0))
 
 
 def test_linspace_and_eye() -> None:
@@ -180,8 +171,7 @@ def test_as_tensor_copies_only_if_it_must() -> None:
     array[0] = 7
     assert wide.dtype == mg.float64 and wide.tolist() == [5, 0, 0]
     assert mg.as_tensor([1, 2]).dtype == mg.int64 and mg.as_tensor(1.5, dtype="float64").shape == ()
-    with pytest.raises(TypeError, match="unsupported dtype complex128"):
-        mg.as_tensor(np.zeros(2, complex))
+    raises(TypeError, "unsupported dtype complex128", lambda: mg.as_tensor(np.zeros(2, complex)))
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (0,), (2, 3), (2, 3, 4)], ids=str)
@@ -209,55 +199,10 @@ def test_meshgrid_is_numpys(indexing: Any, sizes: tuple[int, ...]) -> None:
 
 
 def test_wrong_arguments_of_meshgrid_are_named() -> None:
-    with pytest.raises(ValueError, match="indexing='yx'; expected 'ij' or 'xy'"):
-        mg.meshgrid(mg.ones(2), indexing="yx")
+    raises(ValueError, "indexing='yx'; expected 'ij' or 'xy'", lambda: mg.meshgrid(mg.ones(2), indexing="yx"))
     with pytest.raises(ValueError, match=r"meshgrid of tensors \(2,\) float32, \(2, 2\) float32; expected vectors"):
         mg.meshgrid(mg.ones(2), mg.ones(2, 2))
-    with pytest.raises(ValueError, match="meshgrid of tensors none"):
-        mg.meshgrid([])
-
-
-def test_cat_and_stack() -> None:
-    x, y = mg.ones(2, 3, requires_grad=True), mg.zeros(1, 3)
-    assert mg.cat([x, y]).shape == (3, 3) and mg.cat([x, x], dim=-1).shape == (2, 6)
-    assert mg.cat([mg.tensor([1]), mg.tensor([1.5])]).dtype == np.float32
-    assert mg.stack([x, x], dim=0).shape == (2, 2, 3) and mg.stack([x, x], dim=-1).shape == (2, 3, 2)
-    np.testing.assert_array_equal(mg.cat([x, x * 2, y]).sum().backward()[x].numpy(), np.full((2, 3), 3.0))
-    for bad in ([], [1, 2], None):
-        with pytest.raises(TypeError):
-            mg.cat(bad)  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(ValueError, match="use stack"):
-        mg.cat([mg.tensor(1.0)])
-    with pytest.raises(ValueError, match="cat: shapes"):
-        mg.cat([x, mg.ones(2, 4)])
-    with pytest.raises(ValueError, match="differ; cat joins them"):
-        mg.stack([x, y])
-    with pytest.raises(IndexError):
-        mg.cat([x, x], dim=2)
-
-
-def test_one_hot() -> None:
-    assert mg.one_hot(mg.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert mg.one_hot(mg.tensor([[1]]), 4).shape == (1, 1, 4)
-    with pytest.raises(TypeError, match="integers"):
-        mg.one_hot(mg.ones(2))
-    with pytest.raises(ValueError, match="negative index -1"):
-        mg.one_hot(mg.tensor([-1]))
-    with pytest.raises(ValueError, match="2 classes cannot hold index 2"):
-        mg.one_hot(mg.tensor([2]), 2)
-
-
-def test_where() -> None:
-    condition = mg.tensor([True, False])
-    x = mg.tensor([1.0, 2.0], requires_grad=True)
-    y = mg.where(condition, x, 0.0)
-    assert y.tolist() == [1, 0] and y.dtype == np.float32
-    assert y.sum().backward()[x].tolist() == [1, 0]
-    assert mg.where(condition, 5, x).tolist() == [5, 2] and mg.where(condition, 5, x).dtype == np.float32
-    assert mg.where(condition, 1, 0).dtype == np.int64
-    assert mg.where(condition, mg.ones(3, 1), 2.0).shape == (3, 2)
-    with pytest.raises(TypeError, match="bool tensor"):
-        mg.where(mg.tensor([1, 0]), x, x)
+    raises(ValueError, "meshgrid of tensors none", lambda: mg.meshgrid([]))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import code_blocks
 import pytest
@@ -46,6 +48,77 @@ def test_documented_code_runs(path, block, tmp_path):
         timeout=300,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def quoted(block: code_blocks.Block) -> str | None:
+    """The file that a block quotes, if its info string ends with ``source=PATH``."""
+    found = re.search(r"(?:^|\s)source=(\S+)$", block.info)
+    return found[1] if found else None
+
+
+def misquoted(source: str, text: str) -> list[str]:
+    """The parts of a quotation that do not stand in the text in this order. A line ``...`` parts them."""
+    wrong, end = [], 0
+    for part in re.split(r"(?m)^ *\.\.\. *\n", source):
+        place = text.find(part, end)
+        if place < 0 or not part.strip():
+            wrong.append(part)
+        else:
+            end = place + len(part)
+    return wrong
+
+
+def test_quoted_code_is_the_code():
+    quotations = [(path, block) for path in documents() for block in code_blocks.blocks(path) if quoted(block)]
+    assert {path.name for path, _ in quotations} >= {"architecture.md"}
+    wrong = []
+    for path, block in quotations:
+        file = ROOT / str(quoted(block))
+        parts = misquoted(block.source, file.read_text(encoding="utf-8")) if file.is_file() else ["no such file\n"]
+        wrong += [f"{path.relative_to(ROOT)}:{block.line}: not in {quoted(block)}:\n{part}" for part in parts]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_injected_misquotation_is_caught():
+    text = "def f(x):\n    y = 2 * x\n    return y\n"
+    assert misquoted("    return y\n", text) == []
+    assert misquoted("def f(x):\n    ...\n    return y\n", text) == []
+    for source in (
+        "    return z\n",
+        "return y\n    y = 2\n",
+        "    return y\n...\ndef f(x):\n",
+        "...\n",
+        "def f(x):\n    return y\n",
+    ):
+        assert misquoted(source, text), source
+    assert quoted(code_blocks.Block(1, "python source=a/b.py", "")) == "a/b.py"
+    assert quoted(code_blocks.Block(1, "python", "")) is None
+
+
+SPEED = {preset: ROOT / f"benchmarks/results/train_step_cpu_{preset}_zen4.json" for preset in "XSMG"}
+
+
+def speed_cells(report: dict[str, Any]) -> list[str]:
+    """What a row of the tables of speed says: times, speed with its middle half, the other speed, memory."""
+    ours, eager = report["contenders"]["minigrad"], report["contenders"]["torch-eager"]
+    against = report["speed_of_minigrad_against"]
+    low, high = against["torch-eager"]["middle_half"]
+    times = [float(f"{x['median_milliseconds']:.3g}") for x in (ours, eager)]
+    return [
+        *(f"{t:.0f} ms" if t >= 100 else f"{t:.3g} ms" for t in times),
+        f"**{against['torch-eager']['median']:.2f}** ({low:.2f} to {high:.2f})",
+        f"{against['torch-compile']['median']:.2f}",
+        f"{ours['peak_megabytes']:.0f} MB, PyTorch {eager['peak_megabytes']:.0f} MB",
+    ]
+
+
+@pytest.mark.parametrize("preset", SPEED)
+def test_tables_of_speed_are_those_of_the_reports(preset):
+    cells = speed_cells(json.loads(SPEED[preset].read_text(encoding="utf-8")))
+    for page, count in ((ROOT / "README.md", 3), (ROOT / "docs/performance.md", 5)):
+        rows = re.findall(rf"^\| {preset} \| \d.*\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        shown = [cell.strip() for cell in rows[0].strip("|").split("|")][3:]
+        assert shown == cells[:count], page.name
 
 
 def test_tests_that_documents_name_exist():

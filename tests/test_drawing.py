@@ -15,7 +15,6 @@ import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.autograd import Function
 from minigrad.nn import functional as F
-from minigrad.nn.fusion import one_by_one
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -134,7 +133,7 @@ def test_what_is_refused() -> None:
 
 def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
     model = nn.Sequential(nn.Block(8, 2), nn.Block(8, 2))
-    with one_by_one():
+    with mg.unfused("whole block"):
         picture = ElementTree.fromstring(mg.draw(model(leaf(1, 3, 8)).sum(), model))
     middles, widths = [], []
     for group in picture.iter(f"{SVG}g"):

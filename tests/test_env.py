@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minigrad import cuda_kernels, env
-from minigrad.cuda_kernels import libcuda
+from minigrad.cuda_kernels.platform import availability, libcuda
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_data_and_printing_are_separate(tmp_path):
 
 def test_cache_counts_files_and_bytes(tmp_path):
     code = (
-        "from minigrad.cpu_kernels import jit; (jit.CACHE_DIRECTORY / 'kernel').write_bytes(b'12345');"
+        "from minigrad.cpu_kernels.toolbox import jit; (jit.CACHE_DIRECTORY / 'kernel').write_bytes(b'12345');"
         "from minigrad import env; cache = env.kernel_cache(); print(cache.files, cache.bytes, cache.folder)"
     )
     result = run("-c", code, MINIGRAD_CACHE_DIR=str(tmp_path))
@@ -133,8 +133,8 @@ def test_cuda_extra_names_a_wrong_wheel_and_a_driver_that_is_too_old(monkeypatch
 
 @pytest.mark.parametrize(("cuda", "extra"), [((12, 4), "cuda12"), ((13, 0), "cuda13")])
 def test_availability_names_the_extra_that_the_driver_supports(monkeypatch, cuda, extra):
-    monkeypatch.setattr(cuda_kernels, "driver", lambda: cuda_kernels.Driver(cuda, 1))
-    monkeypatch.setattr(cuda_kernels, "_import_problem", lambda name: f"{name} is not installed")
+    monkeypatch.setattr(availability, "driver", lambda: cuda_kernels.Driver(cuda, 1))
+    monkeypatch.setattr(availability, "_import_problem", lambda name: f"{name} is not installed")
     usable, reason = cuda_kernels.availability()
     assert not usable
     assert "numba_cuda is not installed; cupy is not installed" in reason
@@ -145,18 +145,18 @@ def test_availability_names_a_missing_driver(monkeypatch):
     def no_driver() -> cuda_kernels.Driver:
         raise OSError("no NVIDIA driver (libcuda.so.1)")
 
-    monkeypatch.setattr(cuda_kernels, "driver", no_driver)
+    monkeypatch.setattr(availability, "driver", no_driver)
     usable, reason = cuda_kernels.availability()
     assert not usable
     assert reason.startswith("no NVIDIA driver (libcuda.so.1)")
 
 
 def test_availability_of_a_complete_machine(monkeypatch):
-    monkeypatch.setattr(cuda_kernels, "driver", lambda: cuda_kernels.Driver((13, 1), 8))
-    monkeypatch.setattr(cuda_kernels, "_import_problem", lambda name: None)
-    monkeypatch.setattr(cuda_kernels.np, "__version__", "2.4.6")
+    monkeypatch.setattr(availability, "driver", lambda: cuda_kernels.Driver((13, 1), 8))
+    monkeypatch.setattr(availability, "_import_problem", lambda name: None)
+    monkeypatch.setattr(availability.np, "__version__", "2.4.6")
     assert cuda_kernels.availability() == (True, "8 device(s), the driver supports CUDA 13.1")
-    monkeypatch.setattr(cuda_kernels.np, "__version__", "2.5.1")
+    monkeypatch.setattr(availability.np, "__version__", "2.5.1")
     usable, reason = cuda_kernels.availability()
     assert not usable
     assert "needs numpy<2.5" in reason
@@ -213,8 +213,8 @@ class FakeDriver:
 )
 def test_what_the_driver_answers(monkeypatch, library, usable, reason):
     monkeypatch.setattr(libcuda, "library", lambda: library)
-    monkeypatch.setattr(cuda_kernels, "_import_problem", lambda name: None)
-    monkeypatch.setattr(cuda_kernels.np, "__version__", "2.4.6")
+    monkeypatch.setattr(availability, "_import_problem", lambda name: None)
+    monkeypatch.setattr(availability.np, "__version__", "2.4.6")
     found, text = cuda_kernels.availability()
     assert found is usable
     assert reason in text

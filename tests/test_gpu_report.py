@@ -50,7 +50,7 @@ REHEARSAL = """
 import json, sys
 import gpu_worker
 from fake_cublaslt import FakeCublasLt
-from minigrad.cuda_kernels import cublaslt
+from minigrad.cuda_kernels.products import cublaslt
 
 library = FakeCublasLt()
 cublaslt.library = lambda: library

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Function, GradcheckError, Tensor, gradcheck
@@ -41,14 +42,12 @@ def test_right_gradients_pass() -> None:
 
 
 def test_a_missing_gradient_is_found() -> None:
-    with pytest.raises(GradcheckError, match="backward gives 0,"):
-        gradcheck(lambda x: x.detach() * 2, [leaf(2)])
+    raises(GradcheckError, "backward gives 0,", lambda: gradcheck(lambda x: x.detach() * 2, [leaf(2)]))
     assert gradcheck(lambda x: mg.ones(2), [leaf(2)])  # a gradient of zero is right here
 
 
 def test_nan_is_an_error() -> None:
-    with pytest.raises(GradcheckError, match="nan"):
-        gradcheck(lambda x: x * float("nan"), [leaf(2)])
+    raises(GradcheckError, "nan", lambda: gradcheck(lambda x: x * float("nan"), [leaf(2)]))
 
 
 def test_float32_is_refused() -> None:
@@ -57,10 +56,8 @@ def test_float32_is_refused() -> None:
 
 
 def test_inputs_that_cannot_be_moved_are_refused() -> None:
-    with pytest.raises(ValueError, match="no input requires grad"):
-        gradcheck(lambda x: x, [mg.ones(2, dtype="float64")])
-    with pytest.raises(ValueError, match="writable leaf"):
-        gradcheck(lambda x: x, [leaf(2) * 2])
+    raises(ValueError, "no input requires grad", lambda: gradcheck(lambda x: x, [mg.ones(2, dtype="float64")]))
+    raises(ValueError, "writable leaf", lambda: gradcheck(lambda x: x, [leaf(2) * 2]))
 
 
 def test_values_are_put_back_and_the_mode_does_not_matter() -> None:

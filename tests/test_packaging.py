@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,10 +78,10 @@ def test_package_list_is_what_is_on_disk():
     assert declared == sorted(declared)
     assert set(declared) == on_disk
     for package in declared:
-        head, _, rest = package.partition(".")
-        mapped = {name.replace("/", "."): folder for folder, name in FOLDERS.items()}
-        folder = ROOT / mapped.get(package, f"{head}/{rest.replace('.', '/')}")
-        assert (folder / "__init__.py").is_file(), f"{package} has no __init__.py"
+        folder = package.replace(".", "/")
+        for short, name in FOLDERS.items():
+            folder = re.sub(rf"^{name}(?=/|$)", short, folder)
+        assert (ROOT / folder / "__init__.py").is_file(), f"{package} has no __init__.py"
 
 
 def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
-from minigrad import durable, serialization
+from minigrad import serialization
+from minigrad.files import durable
 from minigrad.serialization import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 
 
@@ -73,8 +75,7 @@ def test_a_checkpoint_loads_by_its_own_path_too(tmp_path):
     shutil.copytree(path, copy)
     assert_is_step(load_checkpoint(path), 3)
     assert_is_step(load_checkpoint(str(copy), step=3), 3)
-    with pytest.raises(CheckpointError, match="holds step 3, not step 4"):
-        load_checkpoint(copy, step=4)
+    raises(CheckpointError, "holds step 3, not step 4", lambda: load_checkpoint(copy, step=4))
 
 
 def test_empty_tensors_and_no_tensors(tmp_path):
@@ -101,22 +102,19 @@ def test_empty_tensors_and_no_tensors(tmp_path):
     ],
 )
 def test_a_state_that_json_would_change_is_refused(tmp_path, state, words):
-    with pytest.raises(CheckpointError, match=words):
-        save_checkpoint(tmp_path, {}, state)
+    raises(CheckpointError, words, lambda: save_checkpoint(tmp_path, {}, state))
     assert not os.listdir(tmp_path)
 
 
 def test_a_state_that_holds_itself_is_refused(tmp_path):
     state: dict[str, Any] = {"step": 1}
     state["self"] = state
-    with pytest.raises(CheckpointError, match="holds itself"):
-        save_checkpoint(tmp_path, {}, state)
+    raises(CheckpointError, "holds itself", lambda: save_checkpoint(tmp_path, {}, state))
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a.b", "manifest.json\n", "ä", 3])
 def test_file_names_are_plain(tmp_path, name):
-    with pytest.raises(CheckpointError, match="cannot name a file"):
-        save_checkpoint(tmp_path, {name: {}}, {"step": 1})
+    raises(CheckpointError, "cannot name a file", lambda: save_checkpoint(tmp_path, {name: {}}, {"step": 1}))
 
 
 # ---- which are kept ------------------------------------------------------------------------------------------------
@@ -128,8 +126,7 @@ def test_the_newest_are_kept(tmp_path):
     assert steps(tmp_path) == [30, 4_000_000_000]
     assert_is_step(load_checkpoint(tmp_path), 4_000_000_000)
     assert_is_step(load_checkpoint(tmp_path, 30), 30)
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5; it holds 30, 4000000000"):
-        load_checkpoint(tmp_path, 5)
+    raises(CheckpointError, r"no checkpoint of step 5; it holds 30, 4000000000", lambda: load_checkpoint(tmp_path, 5))
 
 
 def test_keep(tmp_path):
@@ -184,8 +181,7 @@ def test_a_second_writer_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(durable.folder_lock.__wrapped__, "__defaults__", (0.1,))  # type: ignore[attr-defined]
     with durable.folder_lock(tmp_path) as locked:
         assert locked
-        with pytest.raises(CheckpointError, match="another process has been writing here"):
-            save(tmp_path, 2)
+        raises(CheckpointError, "another process has been writing here", lambda: save(tmp_path, 2))
     save(tmp_path, 2)
     assert steps(tmp_path) == [1, 2]
 
@@ -195,13 +191,10 @@ def test_a_second_writer_waits(tmp_path, monkeypatch):
 
 def test_no_checkpoint(tmp_path):
     assert list_checkpoints(tmp_path / "none") == []
-    with pytest.raises(CheckpointError, match="is not a folder"):
-        load_checkpoint(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        load_checkpoint(tmp_path)
+    raises(CheckpointError, "is not a folder", lambda: load_checkpoint(tmp_path / "none"))
+    raises(CheckpointError, "holds no checkpoint", lambda: load_checkpoint(tmp_path))
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="cannot be listed: Not a directory"):
-        load_checkpoint(tmp_path / "file")
+    raises(CheckpointError, "cannot be listed: Not a directory", lambda: load_checkpoint(tmp_path / "file"))
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -260,8 +253,7 @@ def test_a_damaged_newest_checkpoint_names_the_intact_one_before(tmp_path):
 
 def test_a_renamed_checkpoint_is_refused(tmp_path):
     save(tmp_path, 1).rename(tmp_path / "step-00000009")
-    with pytest.raises(CheckpointError, match="holds step 1: it was renamed"):
-        load_checkpoint(tmp_path)
+    raises(CheckpointError, "holds step 1: it was renamed", lambda: load_checkpoint(tmp_path))
 
 
 def forge(path: Path, **changes: Any) -> None:
@@ -298,8 +290,7 @@ RECORD = {"size": 0, "sha256": "0" * 64}
 def test_a_forged_manifest_is_refused(tmp_path, changes, words):
     path = save(tmp_path, 1)
     forge(path, **changes)
-    with pytest.raises(CheckpointError, match=words):
-        load_checkpoint(path)
+    raises(CheckpointError, words, lambda: load_checkpoint(path))
 
 
 @pytest.mark.parametrize(
@@ -323,11 +314,9 @@ def test_a_hostile_manifest_or_state_is_refused(tmp_path, raw):
     (path / "state.json").write_bytes(raw)
     record = {"size": len(raw), "sha256": serialization.hashlib.sha256(raw).hexdigest()}
     forge(path, files={**good["files"], "state.json": record})
-    with pytest.raises(CheckpointError, match=r"state\.json"):
-        load_checkpoint(path)
+    raises(CheckpointError, r"state\.json", lambda: load_checkpoint(path))
     (path / "manifest.json").write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        load_checkpoint(path)
+    raises(CheckpointError, r"manifest\.json", lambda: load_checkpoint(path))
 
 
 def test_a_state_of_another_step_or_with_a_false_float_is_refused(tmp_path):

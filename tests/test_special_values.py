@@ -44,10 +44,7 @@ def method(name: str, *args: Any, **kwargs: Any) -> Case:
 
 
 def function(name: str, *args: Any, **kwargs: Any) -> Case:
-    return (
-        lambda *x: getattr(F, name)(*x, *args, **kwargs),
-        lambda *x: getattr(TF, name)(*x, *args, **kwargs),
-    )
+    return (lambda *x: getattr(F, name)(*x, *args, **kwargs), lambda *x: getattr(TF, name)(*x, *args, **kwargs))
 
 
 def number_over(c: float) -> Case:

@@ -8,7 +8,7 @@ import pytest
 import minigrad
 from minigrad.models import GPT2, GPT2Config, gpt2_memory
 from minigrad.optim import AdamW
-from minigrad.step_memory import memory_report
+from minigrad.tools.step_memory import memory_report
 
 SIZES = {"vocab_size": 96, "block_size": 8, "n_layer": 2, "n_head": 2, "n_embd": 16}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
@@ -45,10 +46,8 @@ def test_what_it_is() -> None:
     assert x.numel() == 6 and x.element_size() == 4 and len(x) == 2 and x.is_floating_point()
     assert x.is_contiguous() and not x.T.is_contiguous() and x.T.contiguous().is_contiguous()
     assert x.contiguous() is x
-    with pytest.raises(IndexError, match="dim 2 is out of range for a tensor of 2 dimensions"):
-        x.size(2)
-    with pytest.raises(TypeError, match="0-d"):
-        len(mg.tensor(1.0))
+    raises(IndexError, "dim 2 is out of range for a tensor of 2 dimensions", lambda: x.size(2))
+    raises(TypeError, "0-d", lambda: len(mg.tensor(1.0)))
 
 
 # ---------------------------------------------------------------------- into NumPy and Python
@@ -64,8 +63,7 @@ def test_numpy_shares_memory() -> None:
         with pytest.raises(RuntimeError, match=r"use \.detach\(\)\.numpy\(\)"):
             convert()
     elsewhere = Tensor.wrap(np.ones(2), mg.Device("cuda"))
-    with pytest.raises(RuntimeError, match=r"on cuda:0; use \.cpu\(\)\.numpy\(\)"):
-        elsewhere.numpy()
+    raises(RuntimeError, r"on cuda:0; use \.cpu\(\)\.numpy\(\)", lambda: elsewhere.numpy())
 
 
 def test_array_protocol() -> None:
@@ -100,12 +98,9 @@ def test_item_and_conversions() -> None:
     assert isinstance(mg.tensor(True).item(), bool)
     assert float(mg.tensor(2)) == 2.0 and int(mg.tensor(2.7)) == 2 and [10, 20][mg.tensor(1)] == 20
     assert mg.tensor(1.5, requires_grad=True).item() == 1.5
-    with pytest.raises(RuntimeError, match=r"item\(\) of a tensor of shape \(2,\)"):
-        mg.ones(2).item()
-    with pytest.raises(RuntimeError, match="shape"):
-        mg.zeros(0).item()
-    with pytest.raises(TypeError, match="float32 tensor is not an index"):
-        [1, 2][mg.tensor(1.0)]
+    raises(RuntimeError, r"item\(\) of a tensor of shape \(2,\)", lambda: mg.ones(2).item())
+    raises(RuntimeError, "shape", lambda: mg.zeros(0).item())
+    raises(TypeError, "float32 tensor is not an index", lambda: [1, 2][mg.tensor(1.0)])
 
 
 def test_tolist() -> None:
@@ -120,8 +115,7 @@ def test_iteration() -> None:
     a, b = x
     assert (a * b * 2).sum().backward()[x].tolist() == [[6, 8], [2, 4]]
     assert np.shares_memory(rows[0].data, x.data) and list(mg.zeros(0, 3)) == []
-    with pytest.raises(TypeError, match="0-d"):
-        iter(mg.tensor(1.0))
+    raises(TypeError, "0-d", lambda: iter(mg.tensor(1.0)))
 
 
 def test_truth() -> None:
@@ -192,90 +186,6 @@ def test_overlapping_views() -> None:
     assert y.tolist() == [[2, 5], [5, 8]]
 
 
-CHANGES = [
-    lambda x: x.add_(1),
-    lambda x: x.mul_(2),
-    lambda x: x.copy_(mg.ones(2)),
-    lambda x: x.fill_(0),
-    lambda x: x.zero_(),
-    lambda x: x.__setitem__(0, 1.0),
-    lambda x: x.uniform_(),
-    lambda x: x.normal_(),
-    lambda x: x.__iadd__(1),
-]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_changes_that_autograd_could_not_follow_are_refused(change: Any) -> None:
-    leaf = mg.ones(2, requires_grad=True)
-    for x in (leaf, leaf * 1, leaf[:]):
-        version = x.version
-        with pytest.raises(RuntimeError, match=r"no_grad\(\) or on \.detach\(\)"):
-            change(x)
-        assert x.tolist() == [1, 1] and x.version == version
-    with mg.no_grad():
-        change(leaf)
-    assert leaf.version == version + 1 and leaf.requires_grad and leaf.is_leaf
-    change(leaf.detach())
-
-
-def test_a_value_that_requires_grad_cannot_be_stored_silently() -> None:
-    x, y = mg.zeros(2), mg.ones(2, requires_grad=True)
-    for change in (lambda: x.add_(y), lambda: x.copy_(y), lambda: x.__setitem__(0, y[0])):
-        with pytest.raises(RuntimeError, match="would lose them"):
-            change()
-    assert x.tolist() == [0, 0] and x.version == 0
-
-
-def test_read_only_memory() -> None:
-    expanded = mg.ones(1, 2).expand(3, 2)
-    for change in (lambda: expanded.add_(1), lambda: expanded.__setitem__(0, 1.0)):
-        with pytest.raises(RuntimeError, match=r"read-only.*\.clone\(\)"):
-            change()
-    expanded.clone().add_(1)
-
-
-def test_a_refused_change_leaves_value_and_version() -> None:
-    x = mg.ones(3)
-    with pytest.raises(ValueError, match=r"the result has shape \(4, 3\), the tensor \(3,\)"):
-        x.add_(mg.ones(4, 3))
-    with pytest.raises(ValueError):
-        x.add_(mg.ones(4))
-    with pytest.raises(ValueError, match="does not broadcast"):
-        x.copy_(mg.ones(2))
-    with pytest.raises(TypeError, match="the result is float32, which a int64"):
-        mg.arange(3).add_(1.5)
-    assert x.tolist() == [1, 1, 1] and x.version == 0
-
-
-def test_shape_errors_say_what_was_passed() -> None:
-    x = mg.ones(2, 3)
-    for use, message in (
-        (lambda: x.reshape(4, 2), r"cannot view shape \(2, 3\) \(6 elements\) as \(4, 2\) \(8 elements\)"),
-        (lambda: x.reshape(-1, -1), "at most one dimension may be -1"),
-        (lambda: x.reshape(-1, 4), "6 is no multiple of 4"),
-        (lambda: x.T.view(6), r"needs a copy; use \.reshape"),
-        (lambda: x.permute(0, 0), "each of the 2 dimensions once"),
-        (lambda: x.expand(2, 4), r"cannot expand shape \(2, 3\) to \(2, 4\)"),
-        (lambda: x.sum((0, 0)), "twice"),
-        (lambda: x @ mg.ones(2, 3), "inner dimensions differ: 3 and 2"),
-        (lambda: x @ mg.tensor(1.0), "0-d"),
-        (lambda: x.split(0), "must be positive"),
-        (lambda: x.split([1, 2], dim=1) and x.split([1], dim=1), "do not add up to 3"),
-        (lambda: mg.ones(2, 3, 4).T, r"use \.mT"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            use()
-    for use in (lambda: x.sum(2), lambda: x.softmax(-3), lambda: x[2], lambda: x.transpose(0, 2)):
-        with pytest.raises(IndexError):
-            use()
-    with pytest.raises(TypeError, match="not both"):
-        x.sum(0, axis=0)
-    for index in (1.0, "a", mg.ones(2)):
-        with pytest.raises(TypeError):
-            x[index]
-
-
 def test_formatting_a_number_and_asking_for_grad() -> None:
     loss = mg.tensor(1.23456, requires_grad=True) * 1
     assert f"{loss:.3f}" == "1.235"
@@ -303,8 +213,7 @@ def test_stride_format_and_axis():
     x = mg.randn(2, 3, 4)
     assert x.stride() == (12, 4, 1) and x.transpose(0, 2).stride() == (1, 4, 12) and x.stride(-2) == 4
     assert f"{mg.tensor(1.25):.1f}" == "1.2" and f"{mg.ones(1):>13}" == " tensor([1.])"
-    with pytest.raises(ValueError, match=r"format '.2f' is for one number, not for a tensor of shape \(2,\)"):
-        f"{mg.ones(2):.2f}"
+    raises(ValueError, r"format '.2f' is for one number, not for a tensor of shape \(2,\)", lambda: f"{mg.ones(2):.2f}")
     for softmax in (mg.softmax, mg.log_softmax, mg.nn.functional.softmax, Tensor.log_softmax):
         assert (softmax(x, axis=1) == softmax(x, dim=1)).all() and not (softmax(x, axis=1) == softmax(x, 2)).all()
         with pytest.raises(TypeError, match="wants a dimension, such as dim=-1"):
@@ -349,5 +258,4 @@ def test_copy_shares_the_memory_and_deepcopy_does_not() -> None:
     assert type(copy.copy(parameter)) is nn.Parameter and type(copy.deepcopy(parameter)) is nn.Parameter
     y = x * 2
     assert copy.copy(y).is_leaf and copy.copy(y).requires_grad
-    with pytest.raises(RuntimeError, match="deepcopy of a tensor that an operation computed"):
-        copy.deepcopy(y)
+    raises(RuntimeError, "deepcopy of a tensor that an operation computed", lambda: copy.deepcopy(y))

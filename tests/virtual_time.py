@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from minigrad.distributed import builder, replica_threads
-from minigrad.distributed.replica_threads import ReplicaThreads
+from minigrad.distributed.mirrors.flodl import builder, replica_threads
+from minigrad.distributed.mirrors.flodl.replica_threads import ReplicaThreads
 
 
 class VirtualTime:

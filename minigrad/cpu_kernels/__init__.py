@@ -1,43 +1,7 @@
-"""The CPU backend: NumPy and Numba on raw arrays, one module per family of ops."""
+"""The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from . import (
-    activation,
-    adagrad,
-    adamw,
-    attention,
-    batch_norm,
-    bfloat16_product,
-    comparison,
-    cross_entropy,
-    decode,
-    dropout,
-    elementwise,
-    embedding,
-    gelu,
-    grad_norm,
-    group_norm,
-    heap,
-    indexing,
-    lamb,
-    layer_norm,
-    linear,
-    linear_cross_entropy,
-    log_sigmoid,
-    matmul,
-    memory,
-    movement,
-    positioned_embedding,
-    random,
-    reduce,
-    rms_norm,
-    rope,
-    sgd,
-    softmax,
-    threads,
-    transformer_block,
-    trigonometry,
-)
-from .storage import (
+from ..plain_kernels import activation, batch_norm, comparison, indexing, log_sigmoid, movement, trigonometry
+from ..plain_kernels.storage import (
     Array,
     as_array,
     contiguous,
@@ -53,8 +17,44 @@ from .storage import (
     to_host,
     zeros,
 )
+from . import (
+    adagrad,
+    adamw,
+    attention,
+    cross_entropy,
+    dropout,
+    embedding,
+    gelu,
+    grad_norm,
+    group_norm,
+    lamb,
+    layer_norm,
+    linear,
+    linear_cross_entropy,
+    matmul,
+    memory,
+    random,
+    rms_norm,
+    rope,
+    sgd,
+    softmax,
+    stages,
+)
+from .elementwise import elementwise
+from .memory import heap
+from .reduce import reduce
+from .toolbox import bfloat16_product, threads
+
+PLAIN_ONLY: tuple[str, ...] = (
+    "activation", "batch_norm", "comparison", "indexing", "log_sigmoid", "movement", "trigonometry",
+)  # fmt: skip
+"""The families that are the plain ones: NumPy's passes over memory are as fast as compiled ones."""
+
+fuses_add_norm = False  # no norm adds two arrays first
+in_host_memory = True  # arrays are NumPy's
 
 __all__ = [
+    "PLAIN_ONLY",
     "Array",
     "activation",
     "adagrad",
@@ -67,7 +67,6 @@ __all__ = [
     "contiguous",
     "copy",
     "cross_entropy",
-    "decode",
     "dropout",
     "elementwise",
     "embedding",
@@ -90,7 +89,6 @@ __all__ = [
     "memory",
     "movement",
     "ones",
-    "positioned_embedding",
     "quiet",
     "random",
     "reduce",
@@ -99,9 +97,9 @@ __all__ = [
     "rope",
     "sgd",
     "softmax",
+    "stages",
     "threads",
     "to_host",
-    "transformer_block",
     "trigonometry",
     "zeros",
 ]

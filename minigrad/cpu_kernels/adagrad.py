@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from .multi_tensor import GRAD, PARAM, STATE, Table, run_of
-from .task_pool import task_kernel
+from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .toolbox.task_pool import task_kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 
@@ -56,5 +56,5 @@ def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None
 
     Raises ValueError or TypeError, naming the position, before anything is changed.
     """
-    scalars = table.bind(grads, scalars, len(SCALARS))
+    grads, scalars = table.bind(grads, scalars, len(SCALARS))
     table.launch(_step, scalars)

@@ -25,9 +25,11 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from . import elementwise, multi_tensor
-from .multi_tensor import GRAD, PARAM, STATE, run_of
-from .task_pool import task_kernel
+from .elementwise import elementwise
+from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .toolbox.task_pool import task_kernel
+
+__all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
 
 SCALARS = ("decay", "weight", "beta2", "one_minus_beta2", "step_size", "root", "eps")
 """The columns of ``scalars``, one row for each parameter."""
@@ -69,37 +71,6 @@ def _step(task, tasks, starts, runs, addresses, like, scalars):
         )
 
 
-class Table(multi_tensor.Table):
-    """A ``multi_tensor.Table`` of parameters with their first and second moments.
-
-    With ``weights``, of a half dtype, the parameters are their float32 masters, and a step rounds these to the weights.
-    """
-
-    __slots__ = ("weights",)
-
-    def __init__(
-        self,
-        params: Sequence[np.ndarray],
-        exp_avg: Sequence[np.ndarray],
-        exp_avg_sq: Sequence[np.ndarray],
-        weights: Sequence[np.ndarray] | None = None,
-    ) -> None:
-        if not len(params) == len(exp_avg) == len(exp_avg_sq):
-            raise ValueError(
-                f"{len(params)} parameters, {len(exp_avg)} first and {len(exp_avg_sq)} second moments: expected "
-                "as many of each"
-            )
-        super().__init__(params, exp_avg, exp_avg_sq)
-        self.weights: list[np.ndarray] | None = None if weights is None else list(weights)
-        if self.weights is not None:
-            halves = {w.dtype.name for w in self.weights} or {"float16"}
-            if len(self.weights) != len(params) or self.dtype != np.float32 or not halves <= {"float16", "bfloat16"}:
-                raise TypeError(
-                    f"{len(params)} masters of {self.dtype} and {len(self.weights)} weights of {', '.join(halves)}: "
-                    "expected as many of both, float32, and float16 or bfloat16"
-                )
-
-
 def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
     """Update the table's parameters and moments in place.
 
@@ -111,14 +82,8 @@ def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None
     Raises ValueError or TypeError, naming the position, before anything is changed.
     """
     coupled = scalars.ndim == 2 and scalars.shape[1] == len(L2_SCALARS)
-    weights = table.weights
-    if weights is not None:
-        for i, (g, w) in enumerate(zip(grads, weights)):
-            if g.dtype != w.dtype:
-                raise TypeError(f"array {i} has dtype {g.dtype}, the table has {w.dtype}")
-        grads = [elementwise.cast(g, np.dtype(np.float32)) for g in grads]
-    scalars = table.bind(grads, scalars, len(L2_SCALARS) if coupled else len(SCALARS))
+    grads, scalars = table.bind(grads, scalars, len(L2_SCALARS) if coupled else len(SCALARS))
     table.launch(_step, scalars)
-    if weights is not None:
-        for w, p in zip(weights, table.arrays[0], strict=True):
+    if table.weights is not None:
+        for w, p in zip(table.weights, table.arrays[0], strict=True):
             elementwise.assign(w, p.reshape(w.shape))

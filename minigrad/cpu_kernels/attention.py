@@ -22,13 +22,16 @@ Sources: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023); Ai
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+from numba.core import types
 
-from . import threads
-from .jit import inline, kernel
+from ..plain_kernels import attention as plain
 from .random import fill_dropout
-from .register_tile import (
+from .toolbox import threads
+from .toolbox.jit import inline, kernel
+from .toolbox.register_tile import (
     CACHE_LINE,
     TILE_ROWS,
     address_of,
@@ -47,8 +50,8 @@ from .register_tile import (
     tile_columns,
     whole_vectors,
 )
-from .task_pool import task_kernel
-from .vector_math import exp_nonpositive
+from .toolbox.task_pool import StageKernel, task_kernel
+from .toolbox.vector_math import exp_nonpositive
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
 QUERY_BLOCK = -(-64 // TILE_ROWS) * TILE_ROWS
@@ -440,6 +443,23 @@ def _backward(
 
 # ---------------------------------------------------------------- launchers
 
+_INTEGER, _TRIPLE = types.int64, types.UniTuple(types.int64, 3)
+_OPTIONS = types.boolean, types.float64, types.float64, types.uint64, types.uint64
+FORWARD = StageKernel(
+    _forward.kernel,
+    lambda array: (
+        _INTEGER, _INTEGER, *[array(1)] * 3, array(4), array(3), *[_TRIPLE] * 3, _INTEGER, _INTEGER, *_OPTIONS,
+        _INTEGER,
+    ),
+)  # fmt: skip
+BACKWARD = StageKernel(
+    _backward.kernel,
+    lambda array: (
+        _INTEGER, _INTEGER, *[array(1)] * 5, array(3), *[array(1)] * 3, *[_TRIPLE] * 5, types.UniTuple(types.int64, 7),
+        _INTEGER, _INTEGER, *_OPTIONS,
+    ),
+)  # fmt: skip
+
 
 def _operand(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
     """The first element of x (B, H, T, D) and its strides in elements; copied if the rows are not contiguous."""
@@ -451,10 +471,12 @@ def _operand(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
     return first_element(x), (b // size, h // size, t // size)
 
 
-def _options(
-    causal: bool, scale: float, dropout_p: float, seed: int, offset: int
-) -> tuple[bool, float, float, np.uint64, np.uint64]:
-    """The last arguments of ``forward`` and ``backward`` in the types that the kernels are compiled for."""
+Options = tuple[bool, float, float, int, int]  # those of ``minigrad.ops.attention``
+
+
+def _typed(options: Options) -> tuple[bool, float, float, np.uint64, np.uint64]:
+    """The options in the types that the kernels are compiled for."""
+    causal, scale, dropout_p, seed, offset = options
     if dropout_p == 0:
         return causal, float(scale), 0.0, _NO_SEED, _NO_SEED
     return causal, float(scale), float(dropout_p), np.uint64(seed), np.uint64(offset)
@@ -463,29 +485,18 @@ def _options(
 _NO_SEED = np.uint64(0)
 
 
-def takes_halves(x: np.ndarray) -> bool:
-    """False: float16 and bfloat16 arrive as float32."""
-    return False
+supports_half: Callable[[np.ndarray], bool] = plain.supports_half
 
 
-def forward(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    offset: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
+def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray]:
     """softmax(scale q k^T) v, with dropout on the probabilities.
 
     Args:
         q: (B, H, Tq, D); k, v: (B, Hkv, Tk, D) with H a multiple of Hkv; float32 or float64, any strides (copied only
             if the last dimension is not contiguous).
-        causal: query i sees the keys j <= i, as in PyTorch also where Tq and Tk differ.
-        dropout_p, seed, offset: a probability is zeroed or divided by 1 - p; element (b, h, i, j) of the (B, H, Tq, Tk)
-            mask is drawn by ``random.fill_dropout``.
+        options: causal, scale, dropout_p, seed, offset. With ``causal`` query i sees the keys j <= i, as in PyTorch
+            also where Tq and Tk differ. Dropout: a probability is zeroed or divided by 1 - p; element (b,
+            h, i, j) of the (B, H, Tq, Tk) mask is drawn by ``random.fill_dropout``.
 
     Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
     the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
@@ -497,6 +508,7 @@ def forward(
     if q.size == 0 or k.size == 0:
         out[...] = 0
         with np.errstate(divide="ignore"):
+            causal, *_ = options
             lse[...] = np.log(np.minimum(np.arange(Tq) + 1, Tk) if causal else Tk)
         return out.swapaxes(1, 2), lse
     thread_count = threads.get_num_threads()
@@ -505,7 +517,7 @@ def forward(
     (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
     _forward.launch(
         q.dtype, min(thread_count, B * H * splits), q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
-        *_options(causal, scale, dropout_p, seed, offset), splits,
+        *_typed(options), splits,
     )  # fmt: skip
     return out.swapaxes(1, 2), lse
 
@@ -517,11 +529,7 @@ def backward(
     v: np.ndarray,
     out: np.ndarray,
     lse: np.ndarray,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    offset: int = 0,
+    options: Options,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
 
@@ -539,23 +547,12 @@ def backward(
     dk, dv = np.empty((parts, B, Tk, H, D), q.dtype), np.empty((parts, B, Tk, H, D), q.dtype)
     grads = dq.reshape(-1), dk.reshape(-1), dv.reshape(-1)
     operands = _operand(q), _operand(k), _operand(v)
-    options = _options(causal, scale, dropout_p, seed, offset)
-    _launch_backward((parts, B, Tk, H, D, Tq, Hq), dy, operands, out, lse, grads, (Hq * D, H * D), options)
+    _launch_backward((parts, B, Tk, H, D, Tq, Hq), dy, operands, out, lse, grads, (Hq * D, H * D), _typed(options))
     dk, dv = (x[0] if parts == 1 else x.sum(axis=0) for x in (dk, dv))
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
 
 
-def backward_packed(
-    dy: np.ndarray,
-    qkv: np.ndarray,
-    out: np.ndarray,
-    lse: np.ndarray,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    offset: int = 0,
-) -> np.ndarray:
+def backward_packed(dy: np.ndarray, qkv: np.ndarray, out: np.ndarray, lse: np.ndarray, options: Options) -> np.ndarray:
     """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
     B, T, _, H, D = qkv.shape
     dqkv = np.empty((B, T, 3, H, D), qkv.dtype)
@@ -564,11 +561,12 @@ def backward_packed(
         steps = T * row, D, row
         first_q, first_k, first_v = _thirds(qkv if qkv.flags.carray else np.array(qkv, order="C"), H * D)
         operands = (first_q, steps), (first_k, steps), (first_v, steps)
-        options = _options(causal, scale, dropout_p, seed, offset)
-        _launch_backward((1, B, T, H, D, T, H), dy, operands, out, lse, _thirds(dqkv, H * D), (row, row), options)
+        _launch_backward(
+            (1, B, T, H, D, T, H), dy, operands, out, lse, _thirds(dqkv, H * D), (row, row), _typed(options)
+        )
     else:
         q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
-        for i, grad in enumerate(backward(dy, q, k, v, out, lse, causal, scale, dropout_p, seed, offset)):
+        for i, grad in enumerate(backward(dy, q, k, v, out, lse, options)):
             dqkv[:, :, i] = grad.swapaxes(1, 2)
     return dqkv
 

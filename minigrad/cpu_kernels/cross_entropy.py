@@ -17,19 +17,17 @@ Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Ince
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numba
 import numpy as np
 from numba.core import types
 
 from .embedding import _within
-from .jit import kernel
-from .register_tile import whole_vectors
 from .softmax import SUM_BLOCK, row_max
-from .task_pool import call_at, compiled_address, task_kernel
-from .threads import get_num_threads, tasks_of_rows
-from .vector_math import exp_nonpositive
+from .toolbox.jit import kernel
+from .toolbox.register_tile import whole_vectors
+from .toolbox.task_pool import StageKernel, call_at, task_kernel
+from .toolbox.threads import get_num_threads, tasks_of_rows
+from .toolbox.vector_math import exp_nonpositive
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 # Rows of so many elements get their maxima in a loop of its own: short rows overlap in the processor instead of waiting
@@ -193,19 +191,12 @@ def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
     return int(bad.argmax()) if bad.any() else -1
 
 
-_ADDRESSES: dict[Any, int] = {}
-
-
-def _fused_address(dtype: np.dtype[Any]) -> int:
-    """Of `_fused_rows`. All call this one machine code of theirs, as in `layer_norm._row_addresses`."""
-    found = _ADDRESSES.get(dtype)
-    if found is None:
-        vector, matrix = (types.Array(numba.from_dtype(dtype), n, "C") for n in (1, 2))
-        labels = types.Array(types.int64, 1, "C")
-        found = _ADDRESSES[dtype] = compiled_address(
-            _fused_rows, vector, matrix, labels, types.int64, types.float64, vector, vector, vector
-        )
-    return found
+FUSED_ROWS = StageKernel(
+    _fused_rows,
+    lambda array: (
+        array(1), array(2), types.Array(types.int64, 1, "C"), types.int64, types.float64, array(1), array(1), array(1),
+    ),
+)  # fmt: skip
 
 
 def _arguments(
@@ -280,5 +271,5 @@ def forward_backward(
         _fused_rows(dlosses, dx, *arguments, losses, lse)
     else:
         tasks = min(N, get_num_threads())
-        _fused.launch(dx.dtype, tasks, _fused_address(dx.dtype), dlosses, dx, *arguments, losses, lse)
+        _fused.launch(dx.dtype, tasks, FUSED_ROWS.address(dx.dtype), dlosses, dx, *arguments, losses, lse)
     return losses, lse, dx

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import threads
-from .jit import kernel
-from .storage import is_half
-from .task_pool import task_kernel, tasks_of
+from ..plain_kernels.storage import is_half
+from .toolbox import threads
+from .toolbox.jit import kernel
+from .toolbox.task_pool import task_kernel, tasks_of
 
 TASK_ELEMENTS = 16384  # forward: rows of about this many elements are one task
 COLUMNS = 16  # backward: columns are split at multiples of this, one cache line of float32

@@ -11,25 +11,27 @@ Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from .task_pool import TaskKernel, task_kernel, tasks_of
-from .vector_math import exp2_fast, exp_nonpositive, normal_cdf
+from .toolbox.task_pool import TaskKernel, task_kernel, tasks_of
+from .toolbox.vector_math import (
+    GELU_CUBIC,
+    GELU_EXPONENT,
+    GELU_SLOPE,
+    NORMAL_DENSITY,
+    exp2_fast,
+    exp_nonpositive,
+    normal_cdf,
+)
 
 CHUNK = 16384  # elements of one task
-SLOPE = 2 * math.sqrt(2 / math.pi)
-CUBIC = 0.044715
-EXPONENT = -SLOPE / math.log(2)  # e^-2u = 2^(EXPONENT (x + CUBIC x^3))
-NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
 
 
 @task_kernel
 def _forward_tanh(task, tasks, x, y):
     x, y = x[task * CHUNK : (task + 1) * CHUNK], y[task * CHUNK : (task + 1) * CHUNK]
     real = x.dtype.type
-    one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
+    one, linear, cubic = real(1), real(GELU_EXPONENT), real(GELU_EXPONENT * GELU_CUBIC)
     for i in range(x.shape[0]):
         xi = x[i]
         y[i] = xi / (one + exp2_fast(xi * (linear + cubic * (xi * xi))))
@@ -50,8 +52,8 @@ def _backward_tanh(task, tasks, dy, x, dx):
     a, b = task * CHUNK, (task + 1) * CHUNK
     dy, x, dx = dy[a:b], x[a:b], dx[a:b]
     real = x.dtype.type
-    one, linear, cubic = real(1), real(EXPONENT), real(EXPONENT * CUBIC)
-    slope, slope3 = real(SLOPE), real(3 * SLOPE * CUBIC)
+    one, linear, cubic = real(1), real(GELU_EXPONENT), real(GELU_EXPONENT * GELU_CUBIC)
+    slope, slope3 = real(GELU_SLOPE), real(3 * GELU_SLOPE * GELU_CUBIC)
     for i in range(x.shape[0]):
         xi = x[i]
         square = xi * xi

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .jit import kernel
-from .pointers import addresses_of, elements_at
-from .task_pool import TaskKernel, task_kernel
+from .toolbox.jit import kernel
+from .toolbox.pointers import addresses_of, elements_at
+from .toolbox.task_pool import TaskKernel, task_kernel
 
 CHUNK = 32768  # elements of one partial sum
 

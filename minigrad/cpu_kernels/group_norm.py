@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import layer_norm, reduce
+from . import layer_norm
+from .reduce import reduce
 
 
 def forward(

@@ -15,16 +15,14 @@ Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numba
 import numpy as np
 from numba.core import types
 
-from . import threads
-from .jit import kernel
-from .register_tile import whole_vectors
-from .task_pool import call_at, compiled_address, task_kernel
+from .toolbox import threads
+from .toolbox.jit import kernel
+from .toolbox.register_tile import whole_vectors
+from .toolbox.task_pool import StageKernel, call_at, task_kernel
 
 TASK_ELEMENTS = 16384  # fewer are one task
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sums of dweight and dbias
@@ -115,20 +113,13 @@ def _backward(task, tasks, address, dy, x, weight, mean, rstd, dx, dweight, dbia
 
 # ---------------------------------------------------------------- launchers
 
-_ADDRESSES: dict[Any, tuple[int, int]] = {}
-
-
-def _row_addresses(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Of `_forward_rows` and `_backward_rows`. All call this one machine code of theirs: a copy that is linked into
-    another kernel is optimised once more, and may round otherwise."""
-    found = _ADDRESSES.get(dtype)
-    if found is None:
-        vector, matrix = (types.Array(numba.from_dtype(dtype), n, "C") for n in (1, 2))
-        found = _ADDRESSES[dtype] = (
-            compiled_address(_forward_rows, matrix, vector, vector, types.float64, matrix, vector, vector),
-            compiled_address(_backward_rows, *[matrix] * 2, *[vector] * 3, matrix, vector, vector),
-        )
-    return found
+FORWARD_ROWS = StageKernel(
+    _forward_rows, lambda array: (array(2), array(1), array(1), types.float64, array(2), array(1), array(1))
+)
+GRADIENT_ROWS = StageKernel(
+    _backward_rows, lambda array: (*[array(2)] * 2, *[array(1)] * 3, array(2), array(1), array(1))
+)
+ADD_CHUNKS = StageKernel(_add_chunks, lambda array: (array(3), array(1), array(1)))
 
 
 def forward(
@@ -147,7 +138,7 @@ def forward(
         _forward_rows(x, weight, bias, float(eps), y, mean, rstd)
     else:
         tasks = min(N, threads.get_num_threads())
-        _forward.launch(dtype, tasks, _row_addresses(dtype)[0], x, weight, bias, float(eps), y, mean, rstd)
+        _forward.launch(dtype, tasks, FORWARD_ROWS.address(dtype), x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
 
@@ -166,7 +157,7 @@ def backward(
     partial = empty((2, -(-N // rows), C), dtype)
     tasks = 1 if x.size <= TASK_ELEMENTS else threads.get_num_threads()
     _backward.launch(
-        dtype, tasks, _row_addresses(dtype)[1], dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
+        dtype, tasks, GRADIENT_ROWS.address(dtype), dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
     )
     if tasks > 1:
         _add_chunks(partial, dweight, dbias)

@@ -16,12 +16,15 @@ element's sum is divided in another way for more threads (``_depth_block``), so 
 from __future__ import annotations
 
 import numpy as np
+from numba.core import types
 
-from . import bfloat16_product, gelu, reduce, threads
-from .jit import inline
+from . import gelu
 from .matmul import FLOATS, NO_BIAS, matmul
-from .product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
-from .product_loops import (
+from .reduce import reduce
+from .toolbox import bfloat16_product, threads
+from .toolbox.jit import inline
+from .toolbox.product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
+from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
     PARALLEL_WORK,
@@ -34,7 +37,7 @@ from .product_loops import (
     multiply_thin,
     panels_space,
 )
-from .register_tile import (
+from .toolbox.register_tile import (
     TILE_BYTES,
     TILE_ROWS,
     advance,
@@ -45,7 +48,7 @@ from .register_tile import (
     round_up,
     tile_columns,
 )
-from .task_pool import call_at, task_kernel
+from .toolbox.task_pool import StageKernel, call_at, task_kernel
 
 HALVED_ROWS = 128  # with fewer the tiles' results are as many as their terms
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
@@ -119,6 +122,14 @@ def _products(
 
 _PAIRS = (0, 0), (1, 1)  # the grids of no product and of an undivided one
 _multiply_both = _products.kernel
+_INTEGER, _FLAG, _PAIR = types.int64, types.boolean, types.UniTuple(types.int64, 2)
+PRODUCTS = StageKernel(
+    _multiply_both,
+    lambda array: (
+        _INTEGER, _INTEGER, array(2), array(2), _FLAG, array(1), _FLAG, array(2), array(2), array(2), _INTEGER, _PAIR,
+        array(2), array(2), array(1), _FLAG, _FLAG, _INTEGER, _PAIR,
+    ),
+)  # fmt: skip
 
 
 @inline

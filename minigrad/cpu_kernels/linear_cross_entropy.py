@@ -1,24 +1,34 @@
-"""The cross-entropy of z = x W^T and its gradients, on rows that stay with one core:
+"""The cross-entropy of z = x W^T and its gradients: x (N, C), W (M, C), targets (N,).
+
+The logits z are made in chunks of rows of ``CHUNK_BYTES``. Where a gradient is wanted, each chunk becomes dz in place
+and is used at once for dx = dz W and dW += dz^T x.
+
+A single chunk of no more classes than rows runs in one launch of two steps, on rows that stay with one core:
 
     rows       z = x W^T, losses and dz in the place of z, dx = dz W
     weights    dW = dz^T x
 
-One launch with one wait, where the operations one by one are three to five launches, which costs more than small
-products do. Each stage calls the kernel that ``linear`` and ``cross_entropy`` launch, at its address, so it is the same
-machine code, and all bits are those of the single operations.
+The operations one by one are three to five launches, which cost more than small products do. Each stage calls the
+kernel that ``linear`` and ``cross_entropy`` launch, at its address, so all bits are those of the single operations.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from . import cross_entropy, linear, threads
+from . import cross_entropy, grad_norm, linear
+from .elementwise import elementwise
 from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import NO_BIAS
-from .product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
-from .register_tile import TILE_BYTES
-from .task_pool import call_at, step_of, task_kernel
+from .reduce import reduce
+from .toolbox import threads
+from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
+from .toolbox.register_tile import TILE_BYTES
+from .toolbox.task_pool import call_at, step_of, task_kernel
 
+CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 _fused_rows = cross_entropy._fused_rows
 
 
@@ -50,16 +60,63 @@ def _steps(
 # ---------------------------------------------------------------- launchers
 
 
-def takes(x: np.ndarray, weight: np.ndarray) -> bool:
-    """Whether `forward_backward` is for x (N, C) and weight (M, C): contiguous floats, no more classes than rows."""
+def forward(
+    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, divisor: float, needs: tuple[bool, bool]
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the sum of the losses / ``divisor``, dx (N, C)
+    and dweight (M, C), None for what ``needs`` does not ask for. Half floats count as float32.
+    """
+    if x.dtype.itemsize == 2:
+        x, weight = x.astype(np.float32), weight.astype(np.float32)
+    rows, of_loss = len(x), 1 / divisor if divisor else math.nan
+    step = max(1, CHUNK_BYTES // max(1, len(weight) * x.itemsize))
+    step = -(-rows // -(-rows // step))  # chunks of like sizes
+    if all(needs) and rows <= step and _in_one_launch(x, weight):
+        losses, *gradients = _in_two_steps(x, weight, targets, ignore_index, of_loss)
+        return elementwise.div(reduce.sum(losses, (0,), False), divisor), *gradients
+    options = ignore_index, 0.0, None
+    found = np.empty(rows, x.dtype)
+    dx = np.empty_like(x, order="C") if needs[0] else None
+    dweight: np.ndarray | None = None
+    for start in range(0, rows, step):
+        here = slice(start, start + step)
+        part, labels = x[here], targets[here]
+        logits = linear.forward(part, weight)
+        if True not in needs:
+            found[here] = cross_entropy.forward(logits, labels, *options)[0]
+            continue
+        dlosses = np.full(len(part), of_loss, x.dtype)
+        found[here], _, dlogits = cross_entropy.forward_backward(dlosses, logits, labels, *options, dlogits=logits)
+        dpart, first, _ = linear.backward(dlogits, part, weight, (needs[0], needs[1] and dweight is None, False))
+        if dweight is not None:
+            linear.add_weight_gradient(dweight, dlogits, part)
+        dweight = dweight if first is None else first
+        if dx is not None:
+            dx[here] = dpart
+        del logits, dlogits  # before the next chunk's
+    return elementwise.div(reduce.sum(found, (0,), False), divisor), dx, dweight
+
+
+def backward(
+    dloss: np.ndarray, x: np.ndarray, dx: np.ndarray | None, dweight: np.ndarray | None, divisor: float
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The gradients of ``forward``, which divided by ``divisor``, times dloss (): in place."""
+    factor = float(dloss)
+    if factor != 1:
+        grad_norm.scale_([gradient for gradient in (dx, dweight) if gradient is not None], factor)
+    return dx, dweight
+
+
+def _in_one_launch(x: np.ndarray, weight: np.ndarray) -> bool:
+    """Whether `_in_two_steps` is for x (N, C) and weight (M, C): contiguous floats, no more classes than rows."""
     N, M = len(x), len(weight)
     return N >= M > THIN_ROWS and weight.shape[1] > THIN_ROWS and linear._plain(x, weight)
 
 
-def forward_backward(
+def _in_two_steps(
     x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, of_loss: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (N, C), weight (M, C), targets (N,) int64 (checked) -> losses (N,), dx (N, C) and dweight (M, C).
+    """x (N, C), weight (M, C), targets (N,) int64 (checked) -> losses (N,), dx (N, C), dweight (M, C), in one launch.
 
     ``of_loss`` is the gradient of each row's loss.
     """
@@ -72,13 +129,8 @@ def forward_backward(
     dlosses.fill(of_loss)
     dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
-    product = linear._products.address(
-        dtype,
-        (x, weight, True, no_bias, False, dlogits, dlogits, dlogits, 0, grid, none, none, no_bias, False, False, 1,
-         grid),
-    )  # fmt: skip
     bound = _steps.bind(
-        dtype, (product, cross_entropy._fused_address(dtype)), int(ignore_index), x, weight,
+        dtype, (linear.PRODUCTS.address(dtype), cross_entropy.FUSED_ROWS.address(dtype)), int(ignore_index), x, weight,
         np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, dweight, linear._depth_block(N, M, C), grid,
         none, no_bias, np.empty(0, dtype), _PAIRS,
     )  # fmt: skip

@@ -6,11 +6,14 @@ The loops are in ``product_loops.py``. Parallel work is a grid over batch, rows 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from . import bfloat16_product, threads
-from .product_loops import (
+from ..plain_kernels import matmul as plain
+from ..plain_kernels.products import check_shapes
+from .toolbox import bfloat16_product, threads
+from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
     PARALLEL_WORK,
@@ -23,7 +26,7 @@ from .product_loops import (
     multiply_thin,
     panels_space,
 )
-from .register_tile import (
+from .toolbox.register_tile import (
     TILE_BYTES,
     TILE_ROWS,
     advance,
@@ -35,7 +38,7 @@ from .register_tile import (
     round_up,
     tile_columns,
 )
-from .task_pool import task_kernel
+from .toolbox.task_pool import task_kernel
 
 
 @task_kernel
@@ -102,13 +105,7 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
 
     Raises ValueError if the shapes do not fit.
     """
-    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        raise ValueError(
-            f"matmul of {a.shape} and {b.shape}: expected (..., M, K) and (..., K, N) with the same K and "
-            "broadcastable leading dimensions"
-        )
-    if bias is not None and bias.shape != b.shape[-1:]:
-        raise ValueError(f"matmul: bias of shape {bias.shape}, expected {b.shape[-1:]}, one value per column of b")
+    check_shapes(a, b, bias)
     dtype = a.dtype
     if dtype not in FLOATS or b.dtype != dtype:
         y = np.matmul(a, b)
@@ -134,9 +131,7 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
     return y
 
 
-def takes_halves(x: np.ndarray) -> bool:
-    """False: float16 and bfloat16 are multiplied as float32."""
-    return False
+supports_half: Callable[[np.ndarray], bool] = plain.supports_half
 
 
 def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:

@@ -21,8 +21,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from .jit import OPTIONS, kernel
-from .task_pool import TaskKernel, task_kernel, tasks_of
+from ..plain_kernels import random as plain
+from .toolbox.jit import OPTIONS, kernel
+from .toolbox.task_pool import TaskKernel, task_kernel, tasks_of
 
 CHUNK = 16384  # elements of one task; a multiple of 4, so that tasks start on blocks
 
@@ -194,12 +195,7 @@ def _integers(task, tasks, out, seed, offset, low, span):
         out[i] = np.int64(np.uint64(low) + high)
 
 
-def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
-    """(seed, offset) as kernels take them. Raises ValueError unless seed is in 0..2^64 - 1, offset in 0..2^63 - 1."""
-    for name, value, bits in (("seed", seed, 64), ("offset", offset, 63)):
-        if not 0 <= value < 2**bits:
-            raise ValueError(f"{name}={value}: expected an integer from 0 to 2**{bits} - 1")
-    return np.uint64(seed), np.uint64(offset)
+state: Callable[[int, int], tuple[np.uint64, np.uint64]] = plain.state
 
 
 def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:

@@ -16,8 +16,8 @@ import math
 
 import numpy as np
 
-from . import threads
-from .task_pool import task_kernel
+from .toolbox import threads
+from .toolbox.task_pool import task_kernel
 
 TASK_ELEMENTS = 16384  # less is not worth another thread
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sum of dweight

@@ -10,12 +10,13 @@ Source: Su et al., "RoFormer: enhanced transformer with rotary position embeddin
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from . import threads
-from .task_pool import task_kernel
+from ..plain_kernels import rope as plain
+from .toolbox import threads
+from .toolbox.task_pool import task_kernel
 
 TASK_ELEMENTS = 16384  # less is not worth another thread
 
@@ -40,15 +41,8 @@ def _rotate(task, tasks, x, place, cos, sin, interleaved, y):
                 yb[j] = a * s[j] + b * c[j]
 
 
-def tables(positions: np.ndarray, dim: int, base: float, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
-    return angle_tables(positions, float(base) ** (np.arange(0, dim, 2) / -max(dim, 1)), dtype)
-
-
-def angle_tables(positions: np.ndarray, frequencies: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
-    angles = positions.astype(np.float64)[..., None] * frequencies
-    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+tables: Callable[..., tuple[np.ndarray, np.ndarray]] = plain.tables
+angle_tables: Callable[..., tuple[np.ndarray, np.ndarray]] = plain.angle_tables
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:

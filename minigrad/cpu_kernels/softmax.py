@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from . import threads
-from .jit import kernel
-from .register_tile import pointer, row_maximum, tile_columns, whole_vectors
-from .task_pool import TaskKernel, task_kernel
-from .vector_math import exp_nonpositive, maxnum
+from .toolbox import threads
+from .toolbox.jit import kernel
+from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
+from .toolbox.task_pool import TaskKernel, task_kernel
+from .toolbox.vector_math import exp_nonpositive, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
-SUM_BLOCK = 1024  # elements added on their own: in one long sum the small ones, of which there are many, would be lost
+SUM_BLOCK = 1024  # elements added on their own: one long sum would lose the many small ones
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
 
 

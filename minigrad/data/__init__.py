@@ -13,23 +13,13 @@ from .sampler import EpochSampler, shard
 from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
 
+# fmt: off
 __all__ = [
-    "BytePairTokenizer",
-    "CharTokenizer",
-    "Corpus",
-    "DataError",
-    "EpochBatches",
-    "EpochSampler",
-    "FixedBatches",
-    "Prefetcher",
-    "RandomBatches",
-    "load_corpus",
-    "min_tokens",
-    "open_tokens",
-    "shard",
-    "train_val_split",
+    "BytePairTokenizer", "CharTokenizer", "Corpus", "DataError", "EpochBatches", "EpochSampler", "FixedBatches",
+    "Prefetcher", "RandomBatches", "load_corpus", "min_tokens", "open_tokens", "shard", "train_val_split",
     "write_tokens",
 ]
+# fmt: on
 
 if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
     __getattr__ = _hints.of_module(__name__)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ..cpu_kernels import random
+from ..device import CPU
 from .errors import DataError
 from .sampler import shard
 
@@ -69,7 +69,8 @@ class RandomBatches:
         """
         if step < 0:
             raise DataError(f"step must not be negative, got {step}")
-        starts = random.integers(0, int(self._ends[-1]), (self.batch_size,), self.seed ^ _STREAM, step)[self._part]
+        draw = 0, int(self._ends[-1]), (self.batch_size,), self.seed ^ _STREAM, step
+        starts = CPU.kernels.random.integers(*draw)[self._part]
         if len(self._windows) == 1:
             return _split(self._windows[0][starts])
         rows = np.empty((len(starts), self.block_size + 1), np.int64)

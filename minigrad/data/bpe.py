@@ -18,7 +18,7 @@ from .bpe_definition import AddedToken, Definition, token_table
 from .bpe_training import learn_merges
 from .errors import DataError
 from .pretokenize import PATTERNS, compile_pattern, split
-from .tokenizer import Tokens
+from .tokenizer import Tokens, checked_ids, lone_surrogate
 from .tokenizer_json import from_json, to_json
 
 _CACHED_WORDS = 100_000
@@ -111,7 +111,7 @@ class BytePairTokenizer:
         Raises:
             DataError: naming the file and the fault.
         """
-        return bpe_files.located(path, lambda: cls(from_json(bpe_files.read_json(Path(path)))))
+        return bpe_files.at_path(path, lambda: cls(from_json(bpe_files.read_json(Path(path)))))
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> BytePairTokenizer:
@@ -148,9 +148,9 @@ class BytePairTokenizer:
         Raises:
             DataError: naming the fault.
         """
-        document = bpe_files.located(vocab, lambda: bpe_files.read_json(Path(vocab)))
-        lines = bpe_files.located(merges, lambda: bpe_files.read_lines(Path(merges)))
-        return bpe_files.located(vocab, lambda: cls(bpe_files.from_gpt2(document, lines, special_tokens)))
+        document = bpe_files.at_path(vocab, lambda: bpe_files.read_json(Path(vocab)))
+        lines = bpe_files.at_path(merges, lambda: bpe_files.read_lines(Path(merges)))
+        return bpe_files.at_path(vocab, lambda: cls(bpe_files.from_gpt2(document, lines, special_tokens)))
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> BytePairTokenizer:
@@ -233,16 +233,7 @@ class BytePairTokenizer:
         Raises:
             DataError: an id is not an integer in ``[0, vocab_size)``.
         """
-        ids = np.asarray(tokens).reshape(-1)
-        if not ids.size:
-            return b""
-        if ids.dtype.kind not in "iu":
-            raise DataError(f"token ids must be integers, got {ids.dtype}")
-        wrong = (ids < 0) | (ids >= self.vocab_size)
-        if wrong.any():
-            position = int(wrong.argmax())
-            raise DataError(f"token {ids[position]} at position {position:,} is not in [0, {self.vocab_size})")
-        return b"".join([self._table[index] for index in ids.tolist()])
+        return b"".join([self._table[index] for index in checked_ids(tokens, self.vocab_size).tolist()])
 
     def decode(self, tokens: npt.ArrayLike | Sequence[int]) -> str:
         """The text of token ids, special tokens included; bytes that are not UTF-8 become U+FFFD.
@@ -325,6 +316,4 @@ def _utf8(word: str, text: str) -> bytes:
         return word.encode()
     except UnicodeEncodeError as error:
         surrogate = word[error.start]
-        raise DataError(
-            f"U+{ord(surrogate):04X} at position {text.index(surrogate):,} is a lone surrogate, not a character"
-        ) from None
+        raise lone_surrogate(surrogate, text.index(surrogate)) from None

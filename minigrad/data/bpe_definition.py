@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..safetensors_format import show
+from ..files.safetensors_format import show
 from .errors import DataError
 from .pretokenize import to_bytes
 

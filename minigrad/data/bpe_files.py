@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import durable
-from ..safetensors_format import CheckpointError, read_bytes, show
+from ..files import durable
+from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
 from .bpe_definition import AddedToken, Definition
 from .errors import DataError
 from .pretokenize import GPT2, to_characters
@@ -59,23 +59,12 @@ def to_gpt2(definition: Definition) -> tuple[dict[str, int], str]:
 # ---- reading and writing -------------------------------------------------------------------------------------------
 
 
-def located(path: str | os.PathLike[str], read: Callable[[], _R]) -> _R:
+def at_path(path: str | os.PathLike[str], read: Callable[[], _R]) -> _R:
     """`read()`, its errors beginning with the path."""
     try:
         return read()
     except DataError as error:
         raise DataError(f"{os.fspath(path)}: {error}") from None
-
-
-def _read(path: Path) -> str:
-    try:
-        raw = read_bytes(path, MAX_BYTES)
-    except CheckpointError as error:
-        raise DataError(str(error).removeprefix(f"{path}: ")) from None
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 at byte {error.start:,}") from None
 
 
 def read_lines(path: Path) -> list[str]:
@@ -84,7 +73,11 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         DataError: it cannot be read, is too large, or not UTF-8.
     """
-    return [line.removesuffix("\r") for line in _read(path).split("\n")]
+    try:
+        text = _read(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 at byte {error.start:,}") from None
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def read_json(path: Path) -> Any:
@@ -93,30 +86,18 @@ def read_json(path: Path) -> Any:
     Raises:
         DataError: it cannot be read, is too large, or not such JSON.
     """
-    text = _read(path)
-    if text.count("[") + text.count("{") > MAX_CONTAINERS or text.count(",") > MAX_COMMAS:
-        raise DataError(f"more than {MAX_CONTAINERS:,} lists and objects, or {MAX_COMMAS:,} commas")
+    raw = _read(path)
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_int=_integer)
-    except RecursionError:
-        raise DataError("nested too deeply") from None
-    except DataError:
-        raise
+        return parse_json(raw, MAX_CONTAINERS, MAX_COMMAS)
     except ValueError as error:
-        raise DataError(f"not JSON: {error}") from None
+        raise DataError(str(error)) from None
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > 20:
-        raise DataError(f"a number of {len(digits):,} digits")
-    return int(digits)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise DataError("a key appears twice")
-    return result
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, MAX_BYTES)
+    except CheckpointError as error:
+        raise DataError(error.args[0].removeprefix(f"{path}: ")) from None
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from .. import durable
+from ..files import durable
 from .errors import DataError
 
 Source: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..device import Device
-from ..errors import located
+from ..errors import bad_state, bad_type, check_int
 from ..tensor import Tensor
 
 
@@ -40,12 +40,11 @@ class Prefetcher(Iterator[Any]):
     """
 
     def __init__(self, batches: Iterable[Any], depth: int = 2, device: str | Device | None = None) -> None:
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise located(ValueError(f"Prefetcher: depth is {depth!r}, expected an integer >= 1"))
+        check_int("Prefetcher: depth", depth, 1)
         self._device = None if device is None else Device(device)
         if not hasattr(batches, "__iter__"):
             hint = "; give it (batches.batch(step) for step in range(n))" if hasattr(batches, "batch") else ""
-            raise located(TypeError(f"Prefetcher: {type(batches).__name__} is not iterable{hint}"))
+            raise bad_type(f"Prefetcher: {type(batches).__name__} is not iterable{hint}")
         source = iter(batches)
         state = getattr(batches, "state_dict", None)
         self._state = None if state is None else state()
@@ -70,7 +69,7 @@ class Prefetcher(Iterator[Any]):
         """The ``state_dict`` of ``batches``, such as `EpochBatches`, from which a run goes on with the batch after the
         last one that this has given; the loader itself is further on. RuntimeError if ``batches`` has none."""
         if self._state is None:
-            raise located(RuntimeError("the batches that this Prefetcher loads have no state_dict"))
+            raise bad_state("the batches that this Prefetcher loads have no state_dict")
         return self._state
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..cpu_kernels import random
+from ..device import CPU
 from .errors import DataError
 
 # Mixed into the seed, so that the order shares no random numbers with weights, dropout or `RandomBatches`.
@@ -29,7 +29,7 @@ def shard(n: int, rank: int, world_size: int) -> slice:
 
 
 class EpochSampler:
-    """Batches of sample numbers, shuffled anew for each epoch, of which each rank gets its own part.
+    """Batches of sample numbers, shuffled anew for each epoch. Each rank gets its own part of a batch.
 
     Iterating yields what is left of the current epoch; iterating again yields the next epoch::
 
@@ -99,7 +99,7 @@ class EpochSampler:
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, random.permutation(self.n, self.seed ^ _STREAM, epoch)
+            self._order = epoch, CPU.kernels.random.permutation(self.n, self.seed ^ _STREAM, epoch)
         return self._order[1]
 
     def state_dict(self) -> dict[str, int | bool]:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .. import durable
+from ..files import durable
 from .errors import DataError
 
 TokenFormat: TypeAlias = Literal["nanogpt", "llm.c"]

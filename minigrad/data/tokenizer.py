@@ -77,16 +77,7 @@ class CharTokenizer:
         Raises:
             DataError: an id is not an integer in ``[0, vocab_size)``.
         """
-        ids = np.asarray(tokens).reshape(-1)
-        if not ids.size:
-            return ""
-        if ids.dtype.kind not in "iu":
-            raise DataError(f"token ids must be integers, got {ids.dtype}")
-        wrong = (ids < 0) | (ids >= self.vocab_size)
-        if wrong.any():
-            position = int(wrong.argmax())
-            raise DataError(f"token {ids[position]} at position {position:,} is not in [0, {self.vocab_size})")
-        return _text(self._codes[ids])
+        return _text(self._codes[checked_ids(tokens, self.vocab_size)])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `from_dict` makes an equal tokenizer; for checkpoints."""
@@ -115,12 +106,30 @@ class CharTokenizer:
         return f"CharTokenizer(vocab_size={self.vocab_size})"
 
 
+def checked_ids(tokens: npt.ArrayLike | Sequence[int], vocab_size: int) -> npt.NDArray[Any]:
+    """The ids as a row. DataError for one that is not an integer in ``[0, vocab_size)``."""
+    ids = np.asarray(tokens).reshape(-1)
+    if not ids.size:
+        return ids.astype(np.int64)
+    if ids.dtype.kind not in "iu":
+        raise DataError(f"token ids must be integers, got {ids.dtype}")
+    wrong = (ids < 0) | (ids >= vocab_size)
+    if wrong.any():
+        position = int(wrong.argmax())
+        raise DataError(f"token {ids[position]} at position {position:,} is not in [0, {vocab_size})")
+    return ids
+
+
+def lone_surrogate(character: str, position: int) -> DataError:
+    """The error for half of a UTF-16 pair, which no encoding has."""
+    return DataError(f"U+{ord(character):04X} at position {position:,} is a lone surrogate, not a character")
+
+
 def _code_points(text: str) -> npt.NDArray[np.uint32]:
     try:
         return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        raise DataError(f"U+{code:04X} at position {error.start:,} is a lone surrogate, not a character") from None
+        raise lone_surrogate(text[error.start], error.start) from None
 
 
 def _text(codes: npt.NDArray[np.uint32]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..safetensors_format import show
+from ..files.safetensors_format import show
 from .bpe_definition import AddedToken, Definition
 from .errors import DataError
 from .pretokenize import DIGIT, DIGITS, GPT2, LLAMA3, to_bytes, to_characters
@@ -120,7 +120,7 @@ def to_json(definition: Definition) -> dict[str, Any]:
 
 
 def _fields(value: Any, where: str, free: Sequence[str], fixed: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """An object whose keys are known: `free` ones, checked later, and `fixed` ones, of which some values are known."""
+    """An object whose keys are known: `free` ones, checked later, and `fixed` ones, which must have a known value."""
     if not isinstance(value, dict):
         raise DataError(f"{where}: {show(value)} is not supported here, an object is expected")
     for key, found in value.items():

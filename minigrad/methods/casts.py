@@ -1,4 +1,4 @@
-"""Methods of Tensor: another dtype or device.
+"""Methods of Tensor: another dtype or device, and new tensors of this one's.
 
 Some are named like Python's types; apart, because in Tensor's own annotations these names mean the types.
 """
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import dtypes
-from ..autograd import TensorCore, ToDevice
+from .. import dtypes, shapes
+from ..autograd import TensorCore
 from ..device import CPU, Device
 from ..ops import elementwise
 
@@ -54,7 +54,7 @@ class CastsMethods:
         if dtype is not None:
             x = x._cast(dtypes.as_dtype(dtype))
         if device is not None and (target := Device(device)) is not x.device:
-            return ToDevice.apply(x, target=target, wait=not non_blocking)
+            return elementwise.ToDevice.apply(x, target=target, wait=not non_blocking)
         return x
 
     def cpu(self: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class CastsMethods:
 
     def is_pinned(self: Tensor) -> builtins.bool:
         """Whether the tensor is in page-locked memory of the CPU."""
-        memory = sys.modules.get("minigrad.cuda_kernels.memory")
+        memory = sys.modules.get("minigrad.cuda_kernels.platform.memory")
         return self.device is CPU and memory is not None and memory.is_pinned(self.data)
 
     def float(self: Tensor) -> Tensor:
@@ -113,3 +113,25 @@ class CastsMethods:
     def type_as(self: Tensor, other: Tensor) -> Tensor:
         """As the dtype of ``other``."""
         return self.to(other.dtype)
+
+    def new_empty(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+        """Uninitialised memory of the dtype (if no other is given) and device of this tensor."""
+        found = self.dtype if dtype is None else dtypes.as_dtype(dtype)
+        return self.wrap(self.device.kernels.empty(shapes.shape_argument(size), found), self.device)
+
+    def new_full(self: Tensor, size: Any, fill_value: builtins.float, *, dtype: Any = None) -> Tensor:
+        """``fill_value`` everywhere, of the dtype (if no other is given) and device of this tensor."""
+        found = self.dtype if dtype is None else dtypes.as_dtype(dtype)
+        return self.wrap(self.device.kernels.full(shapes.shape_argument((size,)), fill_value, found), self.device)
+
+    def new_zeros(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+        """Zeros of the dtype (if no other is given) and device of this tensor."""
+        return self.new_full(shapes.shape_argument(size), 0, dtype=dtype)
+
+    def new_ones(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+        """Ones of the dtype (if no other is given) and device of this tensor."""
+        return self.new_full(shapes.shape_argument(size), 1, dtype=dtype)
+
+    def new_tensor(self: Tensor, data: Any, *, dtype: Any = None) -> Tensor:
+        """``data`` of the dtype (if no other is given) and device of this tensor."""
+        return self.tensor_type(data, dtype=self.dtype if dtype is None else dtype, device=self.device)

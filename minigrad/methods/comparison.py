@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..autograd import TensorCore
-from ..errors import located
+from ..errors import bad_type
 from ..ops import comparison
 
 if TYPE_CHECKING:
@@ -31,51 +31,6 @@ class ComparisonMethods:
             return NotImplemented
         return comparison.Ne.apply(self, self._operand(other))
 
-    def __lt__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.Lt.apply(self, self._operand(other))
-
-    def __le__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.Le.apply(self, self._operand(other))
-
-    def __gt__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.Gt.apply(self, self._operand(other))
-
-    def __ge__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.Ge.apply(self, self._operand(other))
-
-    def __invert__(self: Tensor) -> Tensor:
-        return comparison.BitwiseNot.apply(_bits("~", self))
-
-    def __and__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.BitwiseAnd.apply(_bits("&", self), _bits("&", self._operand(other)))
-
-    def __or__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.BitwiseOr.apply(_bits("|", self), _bits("|", self._operand(other)))
-
-    def __xor__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.BitwiseXor.apply(_bits("^", self), _bits("^", self._operand(other)))
-
-    def __rand__(self: Tensor, other: Operand) -> Tensor:
-        return self & other
-
-    def __ror__(self: Tensor, other: Operand) -> Tensor:
-        return self | other
-
-    def __rxor__(self: Tensor, other: Operand) -> Tensor:
-        return self ^ other
-
-    def __lshift__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.LeftShift.apply(_bits("<<", self), _bits("<<", self._operand(other)))
-
-    def __rlshift__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.LeftShift.apply(_bits("<<", self._operand(other)), _bits("<<", self))
-
-    def __rshift__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.RightShift.apply(_bits(">>", self), _bits(">>", self._operand(other)))
-
-    def __rrshift__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.RightShift.apply(_bits(">>", self._operand(other)), _bits(">>", self))
-
     def eq(self: Tensor, other: Operand) -> Tensor:
         """self == other, elementwise."""
         return self == other
@@ -86,51 +41,45 @@ class ComparisonMethods:
 
     def lt(self: Tensor, other: Operand) -> Tensor:
         """self < other, elementwise."""
-        return self < other
+        return comparison.Lt.apply(self, self._operand(other))
 
     def le(self: Tensor, other: Operand) -> Tensor:
         """self <= other, elementwise."""
-        return self <= other
+        return comparison.Le.apply(self, self._operand(other))
 
     def gt(self: Tensor, other: Operand) -> Tensor:
         """self > other, elementwise."""
-        return self > other
+        return comparison.Gt.apply(self, self._operand(other))
 
     def ge(self: Tensor, other: Operand) -> Tensor:
         """self >= other, elementwise."""
-        return self >= other
+        return comparison.Ge.apply(self, self._operand(other))
 
-    def bitwise_not(self: Tensor) -> Tensor:
-        """~self, of integers or bool."""
-        return ~self
+    __lt__ = lt
+    __le__ = le
+    __gt__ = gt
+    __ge__ = ge
 
-    def bitwise_and(self: Tensor, other: Operand) -> Tensor:
-        """self & other, of integers or bool."""
-        return self & other
+    def isclose(
+        self: Tensor, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> Tensor:
+        """Where |self - other| <= atol + rtol |other|; equal infinities are close, NaN if ``equal_nan``."""
+        other = self.tensor_type(other, device=self.device) if not isinstance(other, TensorCore) else other
+        if self.dtype == other.dtype == dtypes.bool_:
+            return self == other
+        near = (self - other).abs() <= other.abs() * rtol + atol
+        close = (self == other) | (near & other.isfinite())
+        return close | (self.isnan() & other.isnan()) if equal_nan else close
 
-    def bitwise_or(self: Tensor, other: Operand) -> Tensor:
-        """self | other, of integers or bool."""
-        return self | other
+    def allclose(
+        self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> bool:
+        """Whether ``isclose`` holds everywhere."""
+        return bool(self.isclose(other, rtol, atol, equal_nan).all())
 
-    def bitwise_xor(self: Tensor, other: Operand) -> Tensor:
-        """self ^ other, of integers or bool."""
-        return self ^ other
-
-    def logical_not(self: Tensor) -> Tensor:
-        """Where the value is 0."""
-        return comparison.LogicalNot.apply(self)
-
-    def logical_and(self: Tensor, other: Operand) -> Tensor:
-        """Where neither value is 0."""
-        return comparison.LogicalAnd.apply(self, self._operand(other))
-
-    def logical_or(self: Tensor, other: Operand) -> Tensor:
-        """Where not both values are 0."""
-        return comparison.LogicalOr.apply(self, self._operand(other))
-
-    def logical_xor(self: Tensor, other: Operand) -> Tensor:
-        """Where exactly one of the two values is 0."""
-        return comparison.LogicalXor.apply(self, self._operand(other))
+    def equal(self: Tensor, other: Tensor) -> bool:
+        """Whether shape and all values are equal."""
+        return self.shape == other.shape and bool((self == other).all())
 
     def isnan(self: Tensor) -> Tensor:
         """Where the value is NaN."""
@@ -152,11 +101,65 @@ class ComparisonMethods:
         """Where the value is -inf."""
         return self == -math.inf
 
+    def logical_not(self: Tensor) -> Tensor:
+        """Where the value is 0."""
+        return comparison.LogicalNot.apply(self)
+
+    def logical_and(self: Tensor, other: Operand) -> Tensor:
+        """Where neither value is 0."""
+        return comparison.LogicalAnd.apply(self, self._operand(other))
+
+    def logical_or(self: Tensor, other: Operand) -> Tensor:
+        """Where not both values are 0."""
+        return comparison.LogicalOr.apply(self, self._operand(other))
+
+    def logical_xor(self: Tensor, other: Operand) -> Tensor:
+        """Where exactly one of the two values is 0."""
+        return comparison.LogicalXor.apply(self, self._operand(other))
+
+    def bitwise_not(self: Tensor) -> Tensor:
+        """~self, of integers or bool."""
+        return comparison.BitwiseNot.apply(_bits("~", self))
+
+    def bitwise_and(self: Tensor, other: Operand) -> Tensor:
+        """self & other, of integers or bool."""
+        return comparison.BitwiseAnd.apply(_bits("&", self), _bits("&", self._operand(other)))
+
+    def bitwise_or(self: Tensor, other: Operand) -> Tensor:
+        """self | other, of integers or bool."""
+        return comparison.BitwiseOr.apply(_bits("|", self), _bits("|", self._operand(other)))
+
+    def bitwise_xor(self: Tensor, other: Operand) -> Tensor:
+        """self ^ other, of integers or bool."""
+        return comparison.BitwiseXor.apply(_bits("^", self), _bits("^", self._operand(other)))
+
+    def bitwise_left_shift(self: Tensor, other: Operand) -> Tensor:
+        """self << other, of integers."""
+        return comparison.LeftShift.apply(_bits("<<", self), _bits("<<", self._operand(other)))
+
+    def bitwise_right_shift(self: Tensor, other: Operand) -> Tensor:
+        """self >> other, of integers; keeps the sign."""
+        return comparison.RightShift.apply(_bits(">>", self), _bits(">>", self._operand(other)))
+
+    def __rlshift__(self: Tensor, other: Operand) -> Tensor:
+        return comparison.LeftShift.apply(_bits("<<", self._operand(other)), _bits("<<", self))
+
+    def __rrshift__(self: Tensor, other: Operand) -> Tensor:
+        return comparison.RightShift.apply(_bits(">>", self._operand(other)), _bits(">>", self))
+
+    __invert__ = bitwise_not
+    __and__ = bitwise_and
+    __rand__ = bitwise_and
+    __or__ = bitwise_or
+    __ror__ = bitwise_or
+    __xor__ = bitwise_xor
+    __rxor__ = bitwise_xor
+    __lshift__ = bitwise_left_shift
+    __rshift__ = bitwise_right_shift
+
 
 def _bits(name: str, x: Tensor | float) -> Tensor | float:
     dtype = x.dtype if isinstance(x, TensorCore) else np.asarray(x).dtype
     if dtypes.is_floating(dtype):
-        raise located(
-            TypeError(f"{name} is for integers and bool, not {dtype}; compare first (x > 0), or convert with .long()")
-        )
+        raise bad_type(f"{name} is for integers and bool, not {dtype}; compare first (x > 0), or convert with .long()")
     return x

@@ -1,18 +1,25 @@
-"""Methods of Tensor: choosing elements by place, writing to places of a copy, sorting."""
+"""Methods of Tensor: elements by place, writing to places of a copy, sorting, counting, drawing places."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import shapes
-from ..errors import located
+import numpy as np
+
+from .. import capturing, dtypes, shapes
+from ..autograd import TensorCore
+from ..errors import bad_type, bad_value, check_option
 from ..indices import check_range, parse_index, scatter_source
 from ..mixed_precision import cast_inputs
 from ..ops import indexing
+from ..random import Generator, draw
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
+
+REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
 class ValuesAndIndices(NamedTuple):
@@ -37,7 +44,7 @@ class IndexingMethods:
 
     def __iter__(self: Tensor) -> Iterator[Tensor]:
         if not self.ndim:
-            raise located(TypeError("iteration over a 0-d tensor"))
+            raise bad_type("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
     def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -47,9 +54,7 @@ class IndexingMethods:
             return self.reshape(1).gather(0, index.reshape(1)).reshape(())
         sizes = zip(index.shape, self.shape, strict=False)
         if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
-            raise located(
-                ValueError(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
-            )
+            raise bad_value(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
         check_range("gather", index, self.shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)
 
@@ -59,9 +64,7 @@ class IndexingMethods:
             return self.flatten().gather(0, indices.flatten())
         axis = shapes.normalize_dim(dim, self.ndim)
         if indices.ndim != self.ndim:
-            raise located(
-                ValueError(f"take_along_dim: indices of shape {indices.shape} for a tensor of shape {self.shape}")
-            )
+            raise bad_value(f"take_along_dim: indices of shape {indices.shape} for a tensor of shape {self.shape}")
         x, found = shapes.broadcast_except(axis, self.shape, indices.shape)
         return self.expand(x).gather(axis, indices.expand(found))
 
@@ -70,10 +73,40 @@ class IndexingMethods:
         self._needs_dimension("index_select")
         axis = shapes.normalize_dim(dim, self.ndim)
         if index.ndim > 1:
-            raise located(ValueError(f"index_select: index of shape {index.shape}; expected one dimension"))
+            raise bad_value(f"index_select: index of shape {index.shape}; expected one dimension")
         check_range("index_select", index, self.shape[axis])
         where = (slice(None),) * axis + (index.data.reshape(-1),)
         return indexing.Index.apply(self, where=where, basic=False)
+
+    def masked_select(self: Tensor, mask: Tensor) -> Tensor:
+        """The values where the bool ``mask`` holds, as a vector; the two broadcast."""
+        shape = shapes.broadcast(self.shape, mask.shape)
+        return self.expand(*shape)[mask.expand(*shape)]
+
+    def nonzero(self: Tensor, *, as_tuple: bool = False) -> Any:
+        """Where self is not 0: indices (int64) of shape (count, ndim), or with ``as_tuple`` one vector per dimension,
+        so that ``x[x.nonzero(as_tuple=True)]`` are the values.
+        """
+        if as_tuple and not self.ndim:
+            return self.reshape(1).nonzero(as_tuple=True)
+        sizes = np.array([max(n, 1) for n in self.shape], np.int64)
+        strides = np.array([max(math.prod(self.shape[i + 1 :]), 1) for i in range(self.ndim)], np.int64)
+        where = (self != 0).reshape(-1)
+        found = self.tensor_type(np.arange(self.numel()), device=self.device)[where].unsqueeze(1)
+        step, size = (self.tensor_type(n, device=self.device) for n in (strides, sizes))
+        places = found // step % size
+        return places.unbind(1) if as_tuple else places
+
+    def diag(self: Tensor, diagonal: int = 0) -> Tensor:
+        """The diagonal of a matrix, or the matrix with this vector on its diagonal and zeros elsewhere; a copy."""
+        if self.ndim == 2:
+            return self.diagonal(diagonal).clone()
+        if self.ndim != 1:
+            raise bad_value(f"diag of shape {self.shape}: expected a vector or a matrix; see .diagonal")
+        size = len(self) + abs(diagonal)
+        first = diagonal if diagonal >= 0 else -diagonal * size
+        places = self.tensor_type(first + np.arange(len(self)) * (size + 1), device=self.device)
+        return self.new_zeros(size * size).scatter(0, places, self).reshape(size, size)
 
     def scatter(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] = src[i][j] (for dim 1); ``src`` is a tensor or a number, as in ``gather``.
@@ -89,6 +122,85 @@ class IndexingMethods:
         axis = shapes.normalize_dim(dim, self.ndim)
         x, src = cast_inputs("widest", self, self._operand(src))
         return indexing.ScatterAdd.apply(x, scatter_source("scatter_add", x, axis, index, src), index, axis=axis)
+
+    def scatter_reduce(
+        self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+    ) -> Tensor:
+        """A copy in which y[i][index[i][j]] is reduced with src[i][j] (for dim 1), as in ``scatter``.
+
+        ``reduce`` is "sum", "prod", "mean", "amax" or "amin". Without ``include_self``, what was at a place that is
+        written does not count. The mean of integers is rounded down; values that tie for the largest or the smallest
+        share the gradient evenly.
+        """
+        check_option("scatter_reduce: reduce", reduce, REDUCTIONS)
+        if not isinstance(src, TensorCore):
+            raise bad_type(f"scatter_reduce: src is a {type(src).__name__}; expected a tensor")
+        axis = shapes.normalize_dim(dim, self.ndim)
+        source = scatter_source("scatter_reduce", self, axis, index, src)
+        x = self if include_self else self.scatter(axis, index, _neutral(reduce, self.dtype))
+        if reduce in ("prod", "amax", "amin"):
+            op = indexing.ScatterProd if reduce == "prod" else indexing.ScatterExtremum
+            return op.apply(x, source, index, axis=axis, reduce=reduce)
+        total = x.scatter_add(axis, index, source)
+        if reduce == "sum":
+            return total
+        ones = self.new_ones(index.shape, dtype=dtypes.int64)
+        count = self.new_full(self.shape, include_self, dtype=dtypes.int64).scatter_add(axis, index, ones)
+        return total.div(count.clamp(min=1), rounding_mode=None if self.is_floating_point() else "floor").to(self.dtype)
+
+    def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        """The values of ``source``, in order, where the bool ``mask`` holds, else self; self and mask broadcast."""
+        shape = shapes.broadcast(self.shape, mask.shape)
+        x, chosen = self.expand(*shape), mask.expand(*shape)
+        count = int(chosen.sum())
+        if count > source.numel():
+            raise bad_value(f"masked_scatter: {count} places and {source.numel()} values in the source")
+        if source.dtype != self.dtype:
+            raise bad_type(f"masked_scatter: the source is {source.dtype}, the tensor {self.dtype}; use .to(dtype)")
+        if not count:
+            return x.clone()
+        place = (chosen.reshape(-1).cumsum(0) - 1).clamp(min=0)
+        return source.reshape(-1).index_select(0, place).reshape(shape).where(chosen, x)
+
+    def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+        """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
+        at, places = _along(self, dim, index, source)
+        return self.scatter_add(at, places, source if alpha == 1 else source * alpha)
+
+    def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+        """A copy in which y[index[i]] = source[i] along ``dim``; of equal places the last one stays."""
+        at, places = _along(self, dim, index, source)
+        return self.scatter(at, places, source)
+
+    def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+        """A copy in which y[index[i]] = value along ``dim``; ``value`` is a number or a 0-d tensor."""
+        if not self.ndim:
+            return self.reshape(1).index_fill(dim, index, value).reshape(())
+        at = shapes.normalize_dim(dim, self.ndim)
+        size = self.shape[at]
+        index = index.reshape(-1)
+        chosen = self.new_zeros(size, dtype=dtypes.bool_).scatter(0, index.where(index >= 0, index + size), True)
+        mask = chosen.reshape(*(size if i == at else 1 for i in range(self.ndim)))
+        if not isinstance(value, TensorCore):
+            return self.masked_fill(mask, value)
+        if value.ndim:
+            raise bad_value(f"index_fill: a value of shape {value.shape}; expected a number or a 0-d tensor")
+        return value.to(self.dtype).where(mask, self)
+
+    def index_put(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
+        """A copy in which y[indices] = values, which broadcast; with ``accumulate`` they are added.
+
+        Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
+        """
+
+        def every() -> Tensor:
+            return self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
+
+        places = capturing.constant(every)[tuple(indices)]
+        if isinstance(values, TensorCore):
+            values = values.expand(*places.shape).reshape(-1)
+        write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter
+        return write(0, places.reshape(-1), values).reshape(self.shape)
 
     def argsort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""
@@ -107,7 +219,7 @@ class IndexingMethods:
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
         if not 0 <= k <= self.shape[dim]:
-            raise located(ValueError(f"topk: k={k}; expected 0 to {self.shape[dim]}, the size of dim {dim}"))
+            raise bad_value(f"topk: k={k}; expected 0 to {self.shape[dim]}, the size of dim {dim}")
         order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
         return ValuesAndIndices(self._at(dim, order), order)
 
@@ -116,3 +228,107 @@ class IndexingMethods:
         if not self.ndim:
             return self.clone()
         return indexing.Gather.apply(self, index, axis=shapes.normalize_dim(dim, self.ndim))
+
+    def unique(
+        self: Tensor,
+        sorted: bool = True,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        dim: int | None = None,
+    ) -> Any:
+        """The different values of the flattened tensor, sorted even if not asked; no gradient.
+
+        With ``return_inverse`` also, in the shape of self, where each element is among them, and with ``return_counts``
+        how often each value occurs (both int64). NaN differs from every other NaN. ValueError for a ``dim``.
+        """
+        if dim is not None:
+            raise bad_value(f"unique: dim={dim}; only the values of the whole tensor, dim=None, are supported")
+        x = self.detach().reshape(-1)
+        order = x.argsort(0)
+        ordered = x.index_select(0, order)
+        first = ordered != ordered.roll(1)
+        if x.numel():
+            first[0] = True
+        values = ordered[first]
+        rank = first.cumsum(0) - 1  # of each ordered element among the values
+        found = [values]
+        if return_inverse:
+            found.append(order.scatter(0, order, rank).reshape(self.shape))
+        if return_counts:
+            ones = rank.new_ones(x.numel())
+            found.append(rank.new_zeros(values.numel()).scatter_add(0, rank, ones))
+        return tuple(found) if len(found) > 1 else values
+
+    def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+        """How often each of 0, 1, ... occurs in a vector of integers, up to the largest and at least ``minlength``.
+
+        int64; with ``weights`` (as many) their sums: float32 for float32, else float64. No gradient.
+        """
+        if self.ndim != 1 or self.dtype.kind not in "iu":
+            raise bad_value(f"bincount of {self.dtype}, shape {self.shape}: expected a vector of integers")
+        if weights is not None and weights.shape != self.shape:
+            raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
+        if minlength < 0 or (len(self) and int(self.amin()) < 0):
+            raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
+        size = max(minlength, int(self.amax()) + 1 if len(self) else 0)
+        if weights is None:
+            added = self.new_ones(len(self), dtype=dtypes.int64)
+        else:
+            added = weights.detach() if weights.dtype == dtypes.float32 else weights.detach().double()
+        return added.new_zeros(size).scatter_add(0, self.long(), added)
+
+    def multinomial(
+        self: Tensor,
+        num_samples: int,
+        replacement: bool = False,
+        *,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights.
+
+        Without ``replacement`` no index comes twice in a row: each draw is from those that are left (by exponential
+        clocks; Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
+
+        Raises ValueError for weights that are negative, not finite, or all zero in a row, and for more samples without
+        replacement than a row has weights above 0.
+        """
+        w = self.detach().double()
+        bad = not w.isfinite().all() or (w < 0).any() or (w.sum(-1) == 0).any()
+        if bad or not w.ndim or not w.shape[-1]:
+            raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
+        if num_samples < 0:
+            raise bad_value(f"multinomial: num_samples={num_samples}; expected 0 or more")
+        once = not replacement and num_samples > 1
+        shape = w.shape if once else (*w.shape[:-1], num_samples)
+        if once and w.numel() and num_samples > (w > 0).sum(-1).amin():
+            positive = (w > 0).sum(-1).amin().item()
+            raise bad_value(
+                f"multinomial: num_samples={num_samples} without replacement, but a row has {positive} weights "
+                "above 0; pass replacement=True"
+            )
+        u = self.wrap(draw("uniform", w.device.kernels, shape, dtypes.float64, generator), w.device)
+        if once:
+            clocks = (-(-u).log1p()).log() - w.log()  # logarithms of exponential times: none overflows
+            return clocks.topk(num_samples, largest=False).indices
+        edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
+        points = u * edges[..., -1:]
+        # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
+        return (edges.unsqueeze(-2) <= points.unsqueeze(-1)).sum(-1)
+
+
+def _along(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, Tensor]:
+    """The dimension, and the places of the slices of ``source`` as an index of ``scatter``."""
+    at = shapes.normalize_dim(dim, x.ndim)
+    return at, index.reshape(*(-1 if i == at else 1 for i in range(x.ndim))).expand(*source.shape)
+
+
+def _neutral(reduce: str, dtype: np.dtype[Any]) -> float:
+    """The value that leaves the result of a reduction as it is."""
+    if reduce in ("sum", "mean", "prod"):
+        return int(reduce == "prod")
+    largest = reduce == "amin"
+    if dtypes.is_floating(dtype):
+        return math.inf if largest else -math.inf
+    if dtype == dtypes.bool_:
+        return largest
+    return int(np.iinfo(dtype).max if largest else np.iinfo(dtype).min)

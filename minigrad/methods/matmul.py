@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import shapes
 from ..autograd import TensorCore
-from ..errors import located
+from ..errors import bad_type, bad_value
 from ..mixed_precision import cast_inputs
 from ..ops import matmul
 
@@ -19,15 +19,14 @@ class MatmulMethods:
 
     __slots__ = ()
 
-    def __matmul__(self: Tensor, other: Operand) -> Tensor:
+    def matmul(self: Tensor, other: Operand) -> Tensor:
+        """self @ other: dot product, matrix product, or batched with broadcasting, as in PyTorch."""
         return _matmul(self, self._operand(other))
 
     def __rmatmul__(self: Tensor, other: Operand) -> Tensor:
         return _matmul(self._operand(other), self)
 
-    def matmul(self: Tensor, other: Operand) -> Tensor:
-        """self @ other: dot product, matrix product, or batched with broadcasting, as in PyTorch."""
-        return self @ other
+    __matmul__ = matmul
 
     def mm(self: Tensor, other: Tensor) -> Tensor:
         """self @ other of two matrices."""
@@ -36,22 +35,8 @@ class MatmulMethods:
     def bmm(self: Tensor, other: Tensor) -> Tensor:
         """self @ other of two batches of matrices: (B, m, k) and (B, k, n)."""
         if _ranks("bmm", self, 3, other, 3).shape[0] != other.shape[0]:
-            raise located(
-                ValueError(f"bmm of shapes {self.shape} and {other.shape}: expected equal batches; @ broadcasts them")
-            )
+            raise bad_value(f"bmm of shapes {self.shape} and {other.shape}: expected equal batches; @ broadcasts them")
         return self @ other
-
-    def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-        """beta * self + alpha * (mat1 @ mat2) of two matrices; self broadcasts. With beta 0 it does not count."""
-        return _added("addmm", self, mat1.mm(mat2), beta, alpha)
-
-    def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-        """beta * self + alpha * (mat @ vec); self broadcasts. With beta 0 it does not count."""
-        return _added("addmv", self, mat.mv(vec), beta, alpha)
-
-    def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-        """beta * self + alpha * (batch1 @ batch2), see ``bmm``; self broadcasts. With beta 0 it does not count."""
-        return _added("baddbmm", self, batch1.bmm(batch2), beta, alpha)
 
     def mv(self: Tensor, vec: Tensor) -> Tensor:
         """self @ vec of a matrix and a vector."""
@@ -65,12 +50,24 @@ class MatmulMethods:
         """The matrix of all products self[i] * vec2[j] of two vectors."""
         return _ranks("outer", self, 1, vec2, 1).unsqueeze(1) * vec2
 
+    def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta * self + alpha * (mat1 @ mat2) of two matrices; self broadcasts. With beta 0 it does not count."""
+        return _added("addmm", self, mat1.mm(mat2), beta, alpha)
+
+    def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta * self + alpha * (mat @ vec); self broadcasts. With beta 0 it does not count."""
+        return _added("addmv", self, mat.mv(vec), beta, alpha)
+
+    def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta * self + alpha * (batch1 @ batch2), see ``bmm``; self broadcasts. With beta 0 it does not count."""
+        return _added("baddbmm", self, batch1.bmm(batch2), beta, alpha)
+
 
 def _matmul(a: Tensor | float, b: Tensor | float) -> Tensor:
     if not (isinstance(a, TensorCore) and isinstance(b, TensorCore)):
-        raise located(TypeError("@ of a tensor and a number; use * to scale a tensor"))
+        raise bad_type("@ of a tensor and a number; use * to scale a tensor")
     if not a.ndim or not b.ndim:
-        raise located(ValueError(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *"))
+        raise bad_value(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *")
     y = matmul.MatMul.apply(a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b)
     if a.ndim == 1:
         y = y.squeeze(-2)
@@ -79,7 +76,7 @@ def _matmul(a: Tensor | float, b: Tensor | float) -> Tensor:
 
 def _added(name: str, x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     if shapes.broadcast(x.shape, product.shape) != product.shape:
-        raise located(ValueError(f"{name}: shape {x.shape} does not broadcast to the product's, {product.shape}"))
+        raise bad_value(f"{name}: shape {x.shape} does not broadcast to the product's, {product.shape}")
     (x,) = cast_inputs("half", x)
     y = product if alpha == 1 else product * alpha
     return y if beta == 0 else (x if beta == 1 else x * beta) + y
@@ -89,5 +86,5 @@ def _ranks(name: str, a: Tensor, m: int, b: Tensor, n: int) -> Tensor:
     """``a``, if it is of ``m`` dimensions and ``b`` is a tensor of ``n``."""
     if not isinstance(b, TensorCore) or (a.ndim, b.ndim) != (m, n):
         found = f"shapes {a.shape} and {b.shape}" if isinstance(b, TensorCore) else f"a tensor and {type(b).__name__}"
-        raise located(ValueError(f"{name} of {found}: expected {m} and {n} dimensions; @ takes any"))
+        raise bad_value(f"{name} of {found}: expected {m} and {n} dimensions; @ takes any")
     return a

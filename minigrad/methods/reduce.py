@@ -1,14 +1,14 @@
-"""Methods of Tensor: sums, means, extrema and the like over dimensions, and running sums and products."""
+"""Methods of Tensor: sums, means, extrema and the like over dimensions, running ones, and softmax."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from .. import shapes
+from .. import dtypes, shapes
 from ..autograd import TensorCore
-from ..errors import located
-from ..ops import reduce
+from ..errors import bad_type, bad_value
+from ..ops import movement, reduce, softmax
 from ..shapes import Dim
 from .indexing import ValuesAndIndices
 
@@ -36,6 +36,10 @@ class ReduceMethods:
         y = reduce.Sum.apply(x, axes=axes, keepdim=keepdim or keepdims)
         return y if dtype is None else y.to(dtype)
 
+    def nansum(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Sum over ``dim`` of what is not NaN."""
+        return reduce.NanSum.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+
     def mean(
         self: Tensor,
         dim: Dim = None,
@@ -49,9 +53,13 @@ class ReduceMethods:
         if dtype is not None:
             return self.to(dtype).mean(dim, keepdim, axis=axis, keepdims=keepdims)
         if not self.is_floating_point():
-            raise located(TypeError(f"mean of {self.dtype} values is no integer; convert with .float() first"))
+            raise bad_type(f"mean of {self.dtype} values is no integer; convert with .float() first")
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Mean.apply(self, axes=axes, keepdim=keepdim or keepdims)
+
+    def nanmean(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
+        return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
 
     def var(
         self: Tensor,
@@ -87,13 +95,13 @@ class ReduceMethods:
     ) -> Tensor:
         name = op.__name__.lower()
         if not self.is_floating_point():
-            raise located(TypeError(f"{name} of {self.dtype} values is no integer; convert with .float() first"))
+            raise bad_type(f"{name} of {self.dtype} values is no integer; convert with .float() first")
         if isinstance(dim, bool):
             unbiased, dim = dim, None
         if correction is None:
             correction = 1 if unbiased else 0
         elif not unbiased:
-            raise located(TypeError(f"{name}: pass correction={correction} or unbiased=False, not both"))
+            raise bad_type(f"{name}: pass correction={correction} or unbiased=False, not both")
         return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
 
     def norm(
@@ -109,19 +117,50 @@ class ReduceMethods:
         of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
         """
         if not self.is_floating_point():
-            raise located(TypeError(f"norm of {self.dtype} values is no integer; convert with .float() first"))
+            raise bad_type(f"norm of {self.dtype} values is no integer; convert with .float() first")
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         keep = keepdim or keepdims
         if isinstance(p, str) and p != "fro":
-            raise located(ValueError(f"norm: p={p!r}; expected a number or 'fro' (dim is the second argument)"))
+            raise bad_value(f"norm: p={p!r}; expected a number or 'fro' (dim is the second argument)")
         p = 2.0 if p == "fro" else float(p)
         if math.isinf(p):
             self._nonempty("norm", dim, axis)
         return reduce.Norm.apply(self, axes=axes, keepdim=keep, p=p)
 
-    def logsumexp(self: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
-        """log(sum(exp(self))) over ``dim``, without overflow."""
-        return reduce.LogSumExp.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+    def prod(
+        self: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None, axis: int | None = None
+    ) -> Tensor:
+        """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.
+
+        The gradient is right at zeros too.
+        """
+        if dtype is not None:
+            return self.to(dtype).prod(dim, keepdim, axis=axis).to(dtype)
+        found = shapes.one_dim(dim, axis, self.ndim)
+        if not self.ndim:
+            return (self if self.is_floating_point() else self.long()).clone()
+        if found is not None:
+            return reduce.Prod.apply(self, axis=found, keepdim=keepdim)
+        y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False, whole=True)
+        return y.reshape((1,) * self.ndim) if keepdim else y
+
+    def any(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
+        """Whether any value over ``dim`` is not zero."""
+        return reduce.AnyOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+
+    def all(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
+        """Whether all values over ``dim`` are not zero."""
+        return reduce.AllOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+
+    def count_nonzero(self: Tensor, dim: shapes.Dim = None) -> Tensor:
+        """How many values over ``dim`` (default all) are not 0."""
+        return (self != 0).sum(dim)
+
+    def trace(self: Tensor) -> Tensor:
+        """The sum of a matrix's diagonal."""
+        if self.ndim != 2:
+            raise bad_value(f"trace of shape {self.shape}: expected a matrix; see .diagonal")
+        return self.diagonal().sum()
 
     def amax(
         self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False
@@ -192,7 +231,7 @@ class ReduceMethods:
     def _nonempty(self: Tensor, name: str, dim: Dim, axis: Dim) -> tuple[int, ...]:
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         if any(self.shape[i] == 0 for i in axes):
-            raise located(ValueError(f"{name} over an empty dimension of shape {self.shape} has no value"))
+            raise bad_value(f"{name} over an empty dimension of shape {self.shape} has no value")
         return axes
 
     def _select(self: Tensor, indices: Tensor, dim: int, keepdim: bool) -> ValuesAndIndices:
@@ -201,52 +240,87 @@ class ReduceMethods:
             return ValuesAndIndices(values, indices)
         return ValuesAndIndices(values.squeeze(dim), indices.squeeze(dim))
 
-    def any(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
-        """Whether any value over ``dim`` is not zero."""
-        return reduce.AnyOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
-
-    def all(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
-        """Whether all values over ``dim`` are not zero."""
-        return reduce.AllOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
-
     def cumsum(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         """Sums of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64."""
-        dim = shapes.normalize_dim(dim, self.ndim)
-        x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
-        y = reduce.CumSum.apply(x, axis=dim) if self.ndim else x.clone()
-        return y if dtype is None else y.to(dtype)
-
-    def prod(
-        self: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None, axis: int | None = None
-    ) -> Tensor:
-        """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.
-
-        The gradient is right at zeros too.
-        """
-        if dtype is not None:
-            return self.to(dtype).prod(dim, keepdim, axis=axis).to(dtype)
-        found = shapes.one_dim(dim, axis, self.ndim)
-        if not self.ndim:
-            return (self if self.is_floating_point() else self.long()).clone()
-        if found is not None:
-            return reduce.Prod.apply(self, axis=found, keepdim=keepdim)
-        y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False, whole=True)
-        return y.reshape((1,) * self.ndim) if keepdim else y
+        return _cumulative(reduce.CumSum, self, dim, dtype)
 
     def cumprod(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         """Products of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64.
 
         The gradient is right at zeros too.
         """
-        dim = shapes.normalize_dim(dim, self.ndim)
-        x = self.to(dtype) if dtype is not None else self if self.is_floating_point() else self.long()
-        y = reduce.CumProd.apply(x, axis=dim) if self.ndim else x.clone()
-        return y if dtype is None else y.to(dtype)
+        return _cumulative(reduce.CumProd, self, dim, dtype)
 
-    def nansum(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Sum over ``dim`` of what is not NaN."""
-        return reduce.NanSum.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+    def cummax(self: Tensor, dim: int) -> ValuesAndIndices:
+        """The largest of the first 1, 2, ... values along ``dim``, and its index: of equals the last; NaN is largest.
 
-    def nanmean(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
-        return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
+        The gradient goes to that index.
+        """
+        return _running(self, dim, largest=True)
+
+    def cummin(self: Tensor, dim: int) -> ValuesAndIndices:
+        """The smallest of the first 1, 2, ... values along ``dim``, and its index: of equals the last; NaN is smallest.
+
+        The gradient goes to that index.
+        """
+        return _running(self, dim, largest=False)
+
+    def diff(self: Tensor, n: int = 1, dim: int = -1) -> Tensor:
+        """Each value less the one before it along ``dim``, ``n`` times over; of bool whether they differ."""
+        at = shapes.normalize_dim(dim, self.ndim)
+        if not self.ndim or n < 0:
+            raise bad_value(f"diff of shape {self.shape}, n={n}: expected at least one dimension, and n >= 0")
+        y = self
+        for _ in range(min(n, self.shape[at])):
+            size = y.shape[at]
+            later, earlier = y.narrow(at, 1, size - 1), y.narrow(at, 0, size - 1)
+            y = later ^ earlier if y.dtype == dtypes.bool_ else later - earlier
+        return y
+
+    def logsumexp(self: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
+        """log(sum(exp(self))) over ``dim``, without overflow."""
+        return reduce.LogSumExp.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+
+    def logaddexp(self: Tensor, other: Tensor) -> Tensor:
+        """log(exp(self) + exp(other)) without overflow; the two broadcast; floating tensors only.
+
+        The gradient is that of ``logsumexp``: NaN for an infinite argument.
+        """
+        x, y = self.maximum(other), self.minimum(other)
+        if not x.is_floating_point():
+            raise bad_type(f"logaddexp of {x.dtype} values is no integer; convert with .float() first")
+        shape = (1, *x.shape)
+        return movement.Cat.apply(x.reshape(shape), y.reshape(shape), axis=0).logsumexp(0)
+
+    def softmax(self: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+        """exp(self) along ``dim``, divided by its sum."""
+        return softmax.Softmax.apply(self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
+
+    def log_softmax(self: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+        """log(softmax(self)) along ``dim``, computed without overflow."""
+        return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
+
+
+def _cumulative(op: type[reduce.CumSum | reduce.CumProd], x: Tensor, dim: int, dtype: Any) -> Tensor:
+    axis = shapes.normalize_dim(dim, x.ndim)
+    wide = x.to(dtype) if dtype is not None else x if x.is_floating_point() else x.long()
+    y = op.apply(wide, axis=axis) if x.ndim else wide.clone()
+    return y if dtype is None else y.to(dtype)
+
+
+def _running(x: Tensor, dim: int, largest: bool) -> ValuesAndIndices:
+    at = shapes.normalize_dim(dim, x.ndim)
+    if not x.ndim:
+        return ValuesAndIndices(x.clone(), x.new_zeros((), dtype=dtypes.int64))
+    n = x.shape[at]
+    steps = x.tensor_type(list(range(n)), dtype=dtypes.int64, device=x.device)
+    best = steps.reshape(*(-1 if i == at else 1 for i in range(x.ndim))).expand(*x.shape)
+    step = 1
+    while step < n:  # Hillis and Steele 1986: each index sees twice as far back as before
+        tail, earlier = best.narrow(at, step, n - step), best.narrow(at, 0, n - step)
+        a, b = x.detach().gather(at, earlier), x.detach().gather(at, tail)
+        stays = (b >= a if largest else b <= a) | (b != b)
+        behind = tail.where(stays, earlier)
+        best = movement.Cat.apply(best.narrow(at, 0, step), behind, axis=at)
+        step *= 2
+    return ValuesAndIndices(x.gather(at, best), best.clone())

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ..device import CPU, Device
-from ..errors import located
 from .causal_lm import CausalLM
-from .gpt2 import GPT2, GPT2Config
+from .gpt2 import GPT2
+from .gpt2_config import GPT2Config
 from .gpt2_memory import gpt2_memory
 from .hub_config import HubConfig
-from .llama import Llama, LlamaConfig, RopeScaling
+from .llama import Llama
+from .llama_config import LlamaConfig, RopeScaling
 
 __all__ = ["GPT2", "CausalLM", "GPT2Config", "Llama", "LlamaConfig", "RopeScaling", "from_pretrained", "gpt2_memory"]
 
@@ -37,5 +38,5 @@ def from_pretrained(
     hub = HubConfig(Path(folder))
     family = hub.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise located(hub.error(f"model_type {family!r:.60} is not supported, only {' and '.join(FAMILIES)}"))
+        raise hub.error(f"model_type {family!r:.60} is not supported, only {' and '.join(FAMILIES)}")
     return FAMILIES[family].from_pretrained(folder, dtype=dtype, device=device, dropout=dropout)

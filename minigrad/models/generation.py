@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,18 +13,15 @@ from ..autograd import no_grad
 from ..creation import cat, from_numpy, where
 from ..device import CPU
 from ..dtypes import float64
-from ..errors import located
+from ..errors import bad_type, bad_value
 from ..random import Generator, draw
 from ..tensor import Tensor
-
-if TYPE_CHECKING:
-    from .causal_lm import CausalLM
 
 NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
 
 
 def stream(
-    model: CausalLM,
+    model: nn.Module,
     tokens: Tensor,
     max_new_tokens: int,
     *,
@@ -35,33 +31,31 @@ def stream(
     seed: int | None = None,
     eos_token_id: int | Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
-    """The tokens (B, 1) that continue ``tokens`` (B, T), one at a time; see `CausalLM.generate`.
+    """The tokens (B, 1) that a ``CausalLM`` continues ``tokens`` (B, T) with, one at a time; see `CausalLM.generate`.
 
     Raises ValueError for arguments out of range, before the first token.
     """
     if not isinstance(tokens, Tensor):
-        raise located(
-            TypeError(f"generate: tokens are a {type(tokens).__name__}; expected a tensor of integers (B, T)")
-        )
+        raise bad_type(f"generate: tokens are a {type(tokens).__name__}; expected a tensor of integers (B, T)")
     if tokens.ndim != 2 or not tokens.shape[1]:
-        raise located(ValueError(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1"))
+        raise bad_value(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1")
     if not isinstance(temperature, numbers.Real) or temperature < 0 or not math.isfinite(temperature):
-        raise located(ValueError(f"generate: temperature={temperature!r}; expected 0 (greedy) or a positive number"))
+        raise bad_value(f"generate: temperature={temperature!r}; expected 0 (greedy) or a positive number")
     if top_k is not None and not (isinstance(top_k, numbers.Integral) and top_k >= 1):
-        raise located(ValueError(f"generate: top_k={top_k!r}; expected an integer of at least 1"))
+        raise bad_value(f"generate: top_k={top_k!r}; expected an integer of at least 1")
     if top_p is not None and not (isinstance(top_p, numbers.Real) and 0 < top_p <= 1):
-        raise located(ValueError(f"generate: top_p={top_p!r}; expected a probability above 0, at most 1"))
+        raise bad_value(f"generate: top_p={top_p!r}; expected a probability above 0, at most 1")
     if not isinstance(max_new_tokens, numbers.Integral) or max_new_tokens < 0:
-        raise located(ValueError(f"generate: max_new_tokens={max_new_tokens!r}; expected an integer of 0 or more"))
+        raise bad_value(f"generate: max_new_tokens={max_new_tokens!r}; expected an integer of 0 or more")
     ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
     if not all(type(end) is int and end >= 0 for end in ends):
-        raise located(ValueError(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several"))
+        raise bad_value(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several")
     generator = None if seed is None else Generator(seed)
     return _stream(model, tokens, max_new_tokens, temperature, top_k, top_p, generator, ends)
 
 
 def _stream(
-    model: CausalLM,
+    model: nn.Module,
     tokens: Tensor,
     max_new_tokens: int,
     temperature: float,
@@ -111,7 +105,7 @@ def sample(
     """
     if temperature == 0:
         return logits.argmax(-1, keepdim=True).reshape(len(logits), 1)
-    draws = _sample_on_host if logits.device.type == "cpu" else _sample_on_device
+    draws = _sample_on_host if logits.device.kernels.in_host_memory else _sample_on_device
     return draws(logits, temperature, top_k, top_p, generator)
 
 
@@ -132,7 +126,7 @@ def _sample_on_device(
     edges = weights.cumsum(-1)
     total = edges[:, -1:]
     if not total.isfinite().all():
-        raise located(ValueError(NOT_FINITE))
+        raise bad_value(NOT_FINITE)
     points = Tensor.wrap(draw("uniform", logits.device.kernels, total.shape, float64, generator), logits.device) * total
     chosen = (edges <= points).sum(-1, keepdim=True)
     return chosen if order is None else order._at(-1, chosen)
@@ -160,7 +154,7 @@ def _sample_on_host(
     edges = weights.cumsum(-1)
     total = edges[:, -1:]
     if not np.isfinite(total).all():
-        raise located(ValueError(NOT_FINITE))
+        raise bad_value(NOT_FINITE)
     points = draw("uniform", CPU.kernels, total.shape, float64, generator) * total
     # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
     chosen = (edges <= points).sum(-1, keepdims=True)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import float32, is_half
-from ..errors import located
-from ..ops.linear import CHUNK_BYTES, DEVICE_CHUNK_BYTES
-from ..step_memory import MemoryReport
-from .gpt2 import GPT2Config
+from ..errors import bad_value
+from ..tools.step_memory import MemoryReport
+from .gpt2_config import GPT2Config
+
+CHUNK_BYTES, DEVICE_CHUNK_BYTES = 256 << 20, 512 << 20  # of logits at a time, as the kernels for CPU and GPU make them
 
 
 def gpt2_memory(
@@ -37,9 +38,9 @@ def gpt2_memory(
     """
     kind = np.dtype(dtype)
     if kind != float32 and not is_half(kind):
-        raise located(ValueError(f"gpt2_memory: dtype is {kind}; expected float32, bfloat16 or float16"))
+        raise bad_value(f"gpt2_memory: dtype is {kind}; expected float32, bfloat16 or float16")
     if not config.tied:
-        raise located(ValueError("gpt2_memory: the configuration has tied=False; expected the head of GPT-2"))
+        raise bad_value("gpt2_memory: the configuration has tied=False; expected the head of GPT-2")
     T = config.block_size if tokens is None else tokens
     N, h = batch_size * T, kind.itemsize
     L, C, V, heads = config.n_layer, config.n_embd, config.vocab_size, config.n_head
@@ -53,10 +54,7 @@ def gpt2_memory(
         "FeedForward": N * h * (C + inner),
     }
     activations = {name: L * size for name, size in layer.items()}
-    if is_half(kind):
-        chunk = min(4 * V * N, DEVICE_CHUNK_BYTES) * (4 + h) // 4
-    else:
-        chunk = min(4 * V * N, CHUNK_BYTES)
+    chunk = min(4 * V * N, DEVICE_CHUNK_BYTES) * (4 + h) // 4 if is_half(kind) else min(4 * V * N, CHUNK_BYTES)
     temporary = max(chunk, N * (4 * C + (h * C if is_half(kind) else 0) + 2 * h * inner))
     if config.checkpoint_blocks:
         activations = {"checkpoint": L * N * (4 * C + 4), "LayerNorm": 0}

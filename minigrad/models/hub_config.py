@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ..errors import located
-from ..safetensors_format import CheckpointError, parse_json, read_bytes, show
+from ..errors import bad_value
+from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
 
 CONFIG = "config.json"
 MAX_CONFIG = 1 << 20  # bytes; published ones have a few thousand
@@ -47,25 +47,23 @@ class HubConfig:
     def __init__(self, folder: Path) -> None:
         self.path = folder / CONFIG
         if not folder.is_dir():
-            raise located(CheckpointError(f"{folder} is not a folder; models are read from local folders", folder))
+            raise CheckpointError(f"{folder} is not a folder; models are read from local folders", folder)
         raw = read_bytes(self.path, MAX_CONFIG)
         try:
             self.values = parse_json(raw)
         except ValueError as error:
-            raise located(self.error(str(error))) from None
+            raise self.error(str(error)) from None
         if not isinstance(self.values, dict):
-            raise located(self.error("it is not a JSON object"))
+            raise self.error("it is not a JSON object")
         self._used = set(INERT)
         for name, values in REFUSED.items():
             self.only(name, *values)
         kinds = self.get("layer_types", None)  # one name for each layer
         if kinds is not None and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
-            raise located(
-                self.error(f"layer_types = {show(kinds)} is not supported, only 'full_attention' of every layer")
-            )
+            raise self.error(f"layer_types = {show(kinds)} is not supported, only 'full_attention' of every layer")
         layers = self.values.get("num_hidden_layers")
         if kinds is not None and type(layers) is int and len(kinds) != layers:
-            raise located(self.error(f"layer_types has {len(kinds)} entries, but num_hidden_layers is {layers}"))
+            raise self.error(f"layer_types has {len(kinds)} entries, but num_hidden_layers is {layers}")
 
     def error(self, fault: str) -> CheckpointError:
         """A `CheckpointError` that names the file."""
@@ -76,16 +74,14 @@ class HubConfig:
         self._used.add(name)
         value = self.values.get(name, default)
         if value is _REQUIRED:
-            raise located(self.error(f"the field {name!r} is missing"))
+            raise self.error(f"the field {name!r} is missing")
         return value
 
     def integer(self, name: str, default: Any = _REQUIRED) -> int:
         """A positive integer. null is taken as missing where there is a default."""
         value = self.get(name, default)
         value = default if value is None and default is not _REQUIRED else value
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise located(self.error(f"{name} is {show(value)}, expected a positive integer"))
-        return value
+        return int(self._checked(name, value, type(value) is int and 1 <= value < 2**31, "a positive integer"))
 
     def number(self, name: str, default: float, above: float = 0.0) -> float:
         """A finite number above ``above``."""
@@ -93,22 +89,23 @@ class HubConfig:
 
     def check_number(self, name: str, value: Any, above: float = 0.0) -> float:
         """``value`` if it is a finite number above ``above``."""
-        if type(value) not in (int, float) or not above < value < math.inf:
-            raise located(self.error(f"{name} is {show(value)}, expected a number above {above:g}"))
-        return float(value)
+        good = type(value) in (int, float) and above < value < math.inf
+        return float(self._checked(name, value, good, f"a number above {above:g}"))
 
     def probability(self, name: str, default: float) -> float:
         """A number in [0, 1)."""
         value = self.get(name, default)
-        if type(value) not in (int, float) or not 0 <= value < 1:
-            raise located(self.error(f"{name} is {show(value)}, expected a probability below 1"))
-        return float(value)
+        good = type(value) in (int, float) and 0 <= value < 1
+        return float(self._checked(name, value, good, "a probability below 1"))
 
     def boolean(self, name: str, default: bool) -> bool:
         """true or false."""
         value = self.get(name, default)
-        if type(value) is not bool:
-            raise located(self.error(f"{name} is {show(value)}, expected true or false"))
+        return bool(self._checked(name, value, type(value) is bool, "true or false"))
+
+    def _checked(self, name: str, value: Any, good: bool, expected: str) -> Any:
+        if not good:
+            raise self.error(f"{name} is {show(value)}, expected {expected}")
         return value
 
     def token_ids(self, name: str) -> int | tuple[int, ...] | None:
@@ -116,8 +113,8 @@ class HubConfig:
         come."""
         value = self.get(name, None)
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(index) is int and 0 <= index < 2**31 for index in ids):
-            raise located(self.error(f"{name} is {show(value)}, expected a token, a list of tokens, or null"))
+        good = all(type(index) is int and 0 <= index < 2**31 for index in ids)
+        self._checked(name, value, good, "a token, a list of tokens, or null")
         return tuple(ids) if isinstance(value, list) and ids else ids[0] if ids else None
 
     def only(self, name: str, *allowed: Any) -> None:
@@ -126,7 +123,7 @@ class HubConfig:
             value = self.get(name)
             if not any(type(value) is type(known) and value == known for known in allowed):
                 expected = " or ".join("null" if a is None else show(a) for a in allowed)
-                raise located(self.error(f"{name} = {show(value)} is not supported, only {expected}"))
+                raise self.error(f"{name} = {show(value)} is not supported, only {expected}")
 
     def inert(self, *names: str) -> None:
         """Fields without effect on the numbers."""
@@ -138,3 +135,17 @@ class HubConfig:
         if unknown:
             names = ", ".join(show(name) for name in unknown)
             warnings.warn(f"{self.path}: not known here, and without effect: {names}", UserWarning, stacklevel=4)
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """ValueError unless the fields of these names are positive integers."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise bad_value(f"{type(config).__name__}: {name}={value!r}; expected a positive integer")
+
+
+def check_dropout(config: Any) -> None:
+    """ValueError unless ``dropout`` is a probability below 1."""
+    if not 0 <= config.dropout < 1:
+        raise bad_value(f"{type(config).__name__}: dropout={config.dropout}; expected [0, 1)")

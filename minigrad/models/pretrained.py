@@ -13,21 +13,19 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from .. import durable, nn
+from .. import nn
 from ..autograd import no_grad
-from ..device import Device
+from ..device import CPU, Device
 from ..dtypes import default_dtype, float32
-from ..errors import located
-from ..safetensors_format import CheckpointError, encode, iter_arrays, parse_json, read_bytes, read_header, show
+from ..errors import bad_value, located
+from ..files import durable
+from ..files.safetensors_format import CheckpointError, encode, iter_arrays, parse_json, read_bytes, read_header, show
 from ..tensor import Tensor
 from .hub_config import CONFIG, HubConfig
-
-if TYPE_CHECKING:
-    from .causal_lm import CausalLM
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -37,7 +35,68 @@ _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\.safetensors")  # a nam
 _OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
-Model = TypeVar("Model", bound="CausalLM")
+Model = TypeVar("Model", bound="HubModel")
+
+
+class HubModel(nn.Module):
+    """A model that Hugging Face's folders hold. Families say how it is stored."""
+
+    config: Any
+
+    model_type: ClassVar[str]  # "model_type" in config.json
+    config_class: ClassVar[Any]  # with from_hub and to_hub
+    hub_prefix: ClassVar[str]  # before the names of all tensors but the head's
+    hub_buffers: ClassVar[re.Pattern[str]]  # tensors in old files that are no weights: masks and frequencies
+    hub_transposed: ClassVar[re.Pattern[str]]  # weights that are stored (in, out)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The token embedding."""
+        raise located(NotImplementedError(f"{type(self).__name__} has no embedding"))
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Model],
+        folder: str | os.PathLike[str],
+        *,
+        dtype: Any = None,
+        device: str | Device = CPU,
+        dropout: float | None = None,
+    ) -> Model:
+        """Read ``config.json`` and the safetensors of a local folder in Hugging Face's format; in evaluation mode.
+
+        Args:
+            folder: with ``model.safetensors``, or shards and ``model.safetensors.index.json``. Weights of any floating
+                dtype, tied or untied head, names with the prefix of the whole model or without.
+            dtype: of the weights here; None for float32.
+            device: where they go.
+            dropout: None for the configuration's.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, the configuration asks for what this model cannot do, or
+                tensors are missing, unexpected or of the wrong shape; the message names them all.
+        """
+        return load(cls, folder, dtype=dtype, device=device, dropout=dropout)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
+        """Write ``config.json`` and safetensors that `from_pretrained` and Hugging Face's transformers load.
+
+        Args:
+            folder: made if missing; a model in it is replaced, other files stay.
+            max_shard_size: bytes, or a number with KB, MB or GB; a larger model becomes several files and an index.
+
+        Raises:
+            CheckpointError: the files could not be written. The folder then has no ``config.json`` and does not load.
+        """
+        save(self, folder, max_shard_size)
+
+    def hub_zeros(self) -> dict[str, tuple[int, ...]]:
+        """Tensors that the stored format has and this model has not, with their shapes; they are 0."""
+        return {}
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -51,24 +110,24 @@ def load(
     hub = HubConfig(folder)
     kind = hub.get("model_type")
     if kind != cls.model_type:
-        raise located(hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}"))
+        raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}")
     try:
-        config = cls.config_from_hub(hub, dropout)
+        config = cls.config_class.from_hub(hub, dropout)
     except CheckpointError:
         raise
     except ValueError as error:
-        raise located(hub.error(str(error))) from None
+        raise hub.error(str(error)) from None
     hub.finish()
     files = _weight_files(folder)
     stored = _stored_shapes(cls, files, folder)
     # Sizes are claims until the weights have them: none may make this process ask for more memory than they take.
     if config.n_layer > len(stored):
-        raise located(hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors"))
+        raise hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors")
     largest = max((size for shape, _ in stored.values() for size in shape), default=0)
     for size in ("vocab_size", "n_embd", "n_inner", "head_size"):
         if (getattr(config, size) or 0) > largest:
             value = getattr(config, size)
-            raise located(hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}"))
+            raise hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}")
     try:
         with nn.init.skip_init():
             model = cls(config)
@@ -76,7 +135,7 @@ def load(
                 model.to(dtype=float32 if dtype is None else dtype)
             model.to(device=device)
     except (MemoryError, ValueError) as error:
-        raise located(hub.error(f"a model of these sizes cannot be made: {error}")) from error
+        raise hub.error(f"a model of these sizes cannot be made: {error}") from error
     _check(model, stored, folder)
     with no_grad():
         _copy(model, files)
@@ -92,41 +151,37 @@ def _weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
     if not path.exists():
         others = sorted(p.name for p in folder.glob("*.bin"))
         pickles = f"; {others[0]} is a pickle, which can run any code: convert it to safetensors" if others else ""
-        raise located(CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}{pickles}", folder))
+        raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}{pickles}", folder)
     raw = read_bytes(path, MAX_INDEX)
     try:
         document = parse_json(raw)
         places = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(places, dict) or not places:
-            raise located(ValueError("it has no weight_map"))
+            raise bad_value("it has no weight_map")
         for name, file in places.items():
             if not isinstance(file, str) or not _SHARD.fullmatch(file):
-                raise located(
-                    ValueError(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
-                )
+                raise bad_value(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
     except ValueError as error:
-        raise located(CheckpointError(f"{path}: {error}", path)) from None
+        raise CheckpointError(f"{path}: {error}", path) from None
     files = {folder / file: read_header(folder / file).tensors for file in sorted(set(places.values()))}
     for name, file in places.items():
         if name not in files[folder / file]:
-            raise located(CheckpointError(f"{path}: {show(name)} is not in {file}", path))
+            raise CheckpointError(f"{path}: {show(name)} is not in {file}", path)
     for file_path, tensors in files.items():
         for name in tensors:
             if places.get(name) != file_path.name:
-                raise located(
-                    CheckpointError(f"{path}: {show(name)} is in {file_path.name}, but not so in the index", path)
-                )
+                raise CheckpointError(f"{path}: {show(name)} is in {file_path.name}, but not so in the index", path)
     return files
 
 
-def _own_name(cls: type[CausalLM], name: str) -> str | None:
+def _own_name(cls: type[HubModel], name: str) -> str | None:
     """The model's name of a stored tensor; None for a buffer that holds no weights."""
     own = name.removeprefix(cls.hub_prefix)
     return None if cls.hub_buffers.fullmatch(own) else own
 
 
 def _stored_shapes(
-    cls: type[CausalLM], files: dict[Path, dict[str, Any]], folder: Path
+    cls: type[HubModel], files: dict[Path, dict[str, Any]], folder: Path
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape as the model has it, and dtype, of all stored tensors by the model's names."""
     stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
@@ -136,15 +191,15 @@ def _stored_shapes(
             if own is None:
                 continue
             if own in stored:
-                raise located(CheckpointError(f"{path}: {show(own)} is stored twice, with and without a prefix", path))
+                raise CheckpointError(f"{path}: {show(own)} is stored twice, with and without a prefix", path)
             transposed = cls.hub_transposed.fullmatch(own)
             stored[own] = (entry.shape[::-1] if transposed else entry.shape, entry.dtype)
     if not stored:
-        raise located(CheckpointError(f"{folder} holds no weights", folder))
+        raise CheckpointError(f"{folder} holds no weights", folder)
     return stored
 
 
-def _check(model: CausalLM, stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], folder: Path) -> None:
+def _check(model: HubModel, stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], folder: Path) -> None:
     """One error for all tensors that are missing, unexpected, or of another shape or kind."""
     expected = {name: p.shape for name, p in model.named_parameters()}
     redundant = model.hub_zeros()
@@ -162,14 +217,12 @@ def _check(model: CausalLM, stored: dict[str, tuple[tuple[int, ...], np.dtype[An
     if problems:
         shown, rest = problems[:20], len(problems) - 20
         listing = "\n  ".join(shown + ([f"and {rest} more"] if rest > 0 else []))
-        raise located(
-            CheckpointError(
-                f"{folder}: the weights do not fit the {type(model).__name__} of {CONFIG}:\n  {listing}", folder
-            )
+        raise CheckpointError(
+            f"{folder}: the weights do not fit the {type(model).__name__} of {CONFIG}:\n  {listing}", folder
         )
 
 
-def _copy(model: CausalLM, files: dict[Path, dict[str, Any]]) -> None:
+def _copy(model: HubModel, files: dict[Path, dict[str, Any]]) -> None:
     """Copy the stored values into the parameters; those without a parameter must say the same as the model."""
     parameters = dict(model.named_parameters())
     dtype = model.embedding.weight.dtype
@@ -185,21 +238,17 @@ def _copy(model: CausalLM, files: dict[Path, dict[str, Any]]) -> None:
             elif own == HEAD:
                 head = path, array
             elif stored.any():
-                raise located(
-                    CheckpointError(f"{path}: {name} is not 0, but {CONFIG} says that there is no bias", path)
-                )
+                raise CheckpointError(f"{path}: {name} is not 0, but {CONFIG} says that there is no bias", path)
     if head is not None and not np.array_equal(head[1], model.embedding.weight.detach().cpu().numpy(), equal_nan=True):
-        raise located(
-            CheckpointError(
-                f"{head[0]}: {HEAD} is not the token embedding, but {CONFIG} says that they are tied", head[0]
-            )
+        raise CheckpointError(
+            f"{head[0]}: {HEAD} is not the token embedding, but {CONFIG} says that they are tied", head[0]
         )
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def save(model: CausalLM, folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
+def save(model: HubModel, folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
     """`CausalLM.save_pretrained`."""
     folder = Path(folder)
     limit = _bytes(max_shard_size)
@@ -208,7 +257,7 @@ def save(model: CausalLM, folder: str | os.PathLike[str], max_shard_size: int | 
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     if len(shards) == 1:
         names = [WEIGHTS]
-    config = {**model.config_to_hub(), "model_type": model.model_type}
+    config = {**model.config.to_hub(), "model_type": model.model_type}
     config["torch_dtype"] = str(model.embedding.weight.dtype)
     try:
         durable.make_directories(folder)
@@ -228,7 +277,7 @@ def save(model: CausalLM, folder: str | os.PathLike[str], max_shard_size: int | 
                 path.unlink()
         _write_json(folder / CONFIG, config)
     except OSError as error:
-        raise located(CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder)) from error
+        raise CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder) from error
 
 
 def _write_json(path: Path, document: Any) -> None:
@@ -240,7 +289,7 @@ def _bytes(size: int | str) -> int:
         return size
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", size, re.IGNORECASE) if isinstance(size, str) else None
     if match is None or not (found := int(float(match[1]) * _UNITS[match[2].upper()])):
-        raise located(ValueError(f"max_shard_size={size!r}; expected bytes, or a text like '200MB'"))
+        raise bad_value(f"max_shard_size={size!r}; expected bytes, or a text like '200MB'")
     return found
 
 
@@ -263,7 +312,7 @@ class _Tensor(NamedTuple):
         return array.T if self.transposed else array
 
 
-def _tensors(model: CausalLM) -> dict[str, _Tensor]:
+def _tensors(model: HubModel) -> dict[str, _Tensor]:
     """All tensors of a folder by their stored names, in the model's order."""
     dtype = model.embedding.weight.dtype
     own = {

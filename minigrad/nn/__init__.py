@@ -23,21 +23,12 @@ from .activation_modules import (
     Softplus,
     Tanh,
 )
+from .channel_norms import BatchNorm1d, GroupNorm
 from .containers import ModuleDict, ModuleList, Sequential
 from .hooks import RemovableHandle
 from .kv_cache import KVCache
-from .layers import (
-    BatchNorm1d,
-    Dropout,
-    Embedding,
-    Flatten,
-    GroupNorm,
-    Identity,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    Unflatten,
-)
+from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
+from .llama_parts import GroupedQueryAttention, SwiGLU
 from .loss_modules import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -51,63 +42,20 @@ from .loss_modules import (
 )
 from .module import Module, Parameter
 from .parameter_containers import ParameterDict, ParameterList
-from .transformer import MLP, Block, CausalSelfAttention, GroupedQueryAttention, SelfAttention, SwiGLU
+from .shape_layers import Flatten, Identity, Unflatten
+from .transformer import MLP, Block, CausalSelfAttention, SelfAttention
 
+# fmt: off
 __all__ = [
-    "ELU",
-    "GELU",
-    "GLU",
-    "MLP",
-    "SELU",
-    "BCELoss",
-    "BCEWithLogitsLoss",
-    "BatchNorm1d",
-    "Block",
-    "CausalSelfAttention",
-    "CrossEntropyLoss",
-    "Dropout",
-    "Embedding",
-    "Flatten",
-    "GroupNorm",
-    "GroupedQueryAttention",
-    "Hardswish",
-    "Hardtanh",
-    "HuberLoss",
-    "Identity",
-    "KLDivLoss",
-    "KVCache",
-    "L1Loss",
-    "LayerNorm",
-    "LeakyReLU",
-    "Linear",
-    "LogSigmoid",
-    "LogSoftmax",
-    "MSELoss",
-    "Mish",
-    "Module",
-    "ModuleDict",
-    "ModuleList",
-    "NLLLoss",
-    "Parameter",
-    "ParameterDict",
-    "ParameterList",
-    "RMSNorm",
-    "ReLU",
-    "ReLU6",
-    "RemovableHandle",
-    "SelfAttention",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "SmoothL1Loss",
-    "Softmax",
-    "Softplus",
-    "SwiGLU",
-    "Tanh",
-    "Unflatten",
-    "functional",
-    "init",
+    "ELU", "GELU", "GLU", "MLP", "SELU", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "Block",
+    "CausalSelfAttention", "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "GroupNorm",
+    "GroupedQueryAttention", "Hardswish", "Hardtanh", "HuberLoss", "Identity", "KLDivLoss", "KVCache", "L1Loss",
+    "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MSELoss", "Mish", "Module", "ModuleDict",
+    "ModuleList", "NLLLoss", "Parameter", "ParameterDict", "ParameterList", "RMSNorm", "ReLU", "ReLU6",
+    "RemovableHandle", "SelfAttention", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus",
+    "SwiGLU", "Tanh", "Unflatten", "functional", "init",
 ]
+# fmt: on
 
 if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
     __getattr__ = _hints.of_module(__name__)

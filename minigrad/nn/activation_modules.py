@@ -2,211 +2,170 @@
 
 from __future__ import annotations
 
-from ..errors import located
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ..errors import check_choice
 from ..tensor import Tensor
 from . import functional as F
 from .module import Module
 
 
-class GELU(Module):
-    """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
+class _Activation(Module):
+    """A function of x and of the options, which are attributes of the module."""
 
-    def __init__(self, approximate: str = "none") -> None:
+    _function: ClassVar[Callable[..., Tensor]]
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self, **options: Any) -> None:
         super().__init__()
-        if approximate not in ("none", "tanh"):
-            raise located(ValueError(f"GELU: approximate={approximate!r}; expected 'none' or 'tanh'"))
-        self.approximate = approximate
+        self._options = tuple(options)
+        for name, value in options.items():
+            setattr(self, name, value)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.gelu(x, self.approximate)
-
-    def extra_repr(self) -> str:
-        """The form."""
-        return f"approximate={self.approximate!r}"
-
-
-class ReLU(Module):
-    """max(x, 0)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.relu(x)
-
-
-class Tanh(Module):
-    """Hyperbolic tangent."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.tanh(x)
-
-
-class LeakyReLU(Module):
-    """x where x > 0, else negative_slope * x."""
-
-    def __init__(self, negative_slope: float = 0.01) -> None:
-        super().__init__()
-        self.negative_slope = negative_slope
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.leaky_relu(x, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        """The slope."""
-        return f"negative_slope={self.negative_slope}"
-
-
-class SiLU(Module):
-    """x sigmoid(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.silu(x)
-
-
-class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.sigmoid(x)
-
-
-class Softmax(Module):
-    """exp(x) along ``dim``, divided by its sum."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.softmax(x, self.dim)
-
-    def extra_repr(self) -> str:
-        """The dimension."""
-        return f"dim={self.dim}"
-
-
-class LogSoftmax(Module):
-    """log of the softmax along ``dim``."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.log_softmax(x, self.dim)
-
-    def extra_repr(self) -> str:
-        """The dimension."""
-        return f"dim={self.dim}"
-
-
-class ELU(Module):
-    """x where x > 0, else alpha * (exp(x) - 1)."""
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.elu(x, self.alpha)
-
-    def extra_repr(self) -> str:
-        """The scale."""
-        return f"alpha={self.alpha}"
-
-
-class Softplus(Module):
-    """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
-
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
-        super().__init__()
-        self.beta = beta
-        self.threshold = threshold
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.softplus(x, self.beta, self.threshold)
+        """Any shape -> the same (``GLU``: (..., 2 n, ...) -> (..., n, ...))."""
+        return type(self)._function(x, *[getattr(self, name) for name in self._options])
 
     def extra_repr(self) -> str:
         """The options."""
-        return f"beta={self.beta}, threshold={self.threshold}"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._options)
 
 
-class SELU(Module):
+class GELU(_Activation):
+    """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
+
+    approximate: str
+    _function = F.gelu
+
+    def __init__(self, approximate: str = "none") -> None:
+        check_choice("GELU", "approximate", approximate, ("none", "tanh"))
+        self._start(approximate=approximate)
+
+
+class ReLU(_Activation):
+    """max(x, 0)."""
+
+    _function = F.relu
+
+
+class Tanh(_Activation):
+    """Hyperbolic tangent."""
+
+    _function = F.tanh
+
+
+class LeakyReLU(_Activation):
+    """x where x > 0, else negative_slope * x."""
+
+    negative_slope: float
+    _function = F.leaky_relu
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        self._start(negative_slope=negative_slope)
+
+
+class SiLU(_Activation):
+    """x sigmoid(x)."""
+
+    _function = F.silu
+
+
+class Sigmoid(_Activation):
+    """1 / (1 + exp(-x))."""
+
+    _function = F.sigmoid
+
+
+class Softmax(_Activation):
+    """exp(x) along ``dim``, divided by its sum."""
+
+    dim: int
+    _function = F.softmax
+
+    def __init__(self, dim: int) -> None:
+        self._start(dim=dim)
+
+
+class LogSoftmax(_Activation):
+    """log of the softmax along ``dim``."""
+
+    dim: int
+    _function = F.log_softmax
+
+    def __init__(self, dim: int) -> None:
+        self._start(dim=dim)
+
+
+class ELU(_Activation):
+    """x where x > 0, else alpha * (exp(x) - 1)."""
+
+    alpha: float
+    _function = F.elu
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self._start(alpha=alpha)
+
+
+class Softplus(_Activation):
+    """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
+
+    beta: float
+    threshold: float
+    _function = F.softplus
+
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
+        self._start(beta=beta, threshold=threshold)
+
+
+class SELU(_Activation):
     """``ELU`` scaled so that mean 0 and variance 1 are kept (Klambauer et al. 2017)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.selu(x)
+    _function = F.selu
 
 
-class Mish(Module):
+class Mish(_Activation):
     """x tanh(softplus(x)) (Misra 2019)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.mish(x)
+    _function = F.mish
 
 
-class LogSigmoid(Module):
+class LogSigmoid(_Activation):
     """log(sigmoid(x)), computed without overflow."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.logsigmoid(x)
+    _function = F.logsigmoid
 
 
-class ReLU6(Module):
+class ReLU6(_Activation):
     """x limited to [0, 6]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.relu6(x)
+    _function = F.relu6
 
 
-class Hardswish(Module):
+class Hardswish(_Activation):
     """x relu6(x + 3) / 6."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.hardswish(x)
+    _function = F.hardswish
 
 
-class Hardtanh(Module):
+class Hardtanh(_Activation):
     """x limited to [min_val, max_val]."""
 
+    min_val: float
+    max_val: float
+    _function = F.hardtanh
+
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
-        super().__init__()
-        self.min_val = min_val
-        self.max_val = max_val
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return F.hardtanh(x, self.min_val, self.max_val)
-
-    def extra_repr(self) -> str:
-        """The limits."""
-        return f"min_val={self.min_val}, max_val={self.max_val}"
+        self._start(min_val=min_val, max_val=max_val)
 
 
-class GLU(Module):
+class GLU(_Activation):
     """The first half of ``dim`` times the sigmoid of the second (Dauphin et al. 2017)."""
 
+    dim: int
+    _function = F.glu
+
     def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., 2 n, ...) -> (..., n, ...)."""
-        return F.glu(x, self.dim)
-
-    def extra_repr(self) -> str:
-        """The dimension."""
-        return f"dim={self.dim}"
+        self._start(dim=dim)

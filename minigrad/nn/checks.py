@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..dtypes import is_half
-from ..errors import located
+from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice
 from ..mixed_precision import autocasting, is_autocast_enabled
 from ..tensor import Tensor
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 def check_tensor(name: str, x: Any) -> Tensor:
     """``x``, if it is a tensor."""
     if not isinstance(x, Tensor):
-        raise located(TypeError(f"{name} expects a tensor, not {type(x).__name__}; make one with minigrad.tensor(...)"))
+        raise bad_type(f"{name} expects a tensor, not {type(x).__name__}; make one with minigrad.tensor(...)")
     return x
 
 
@@ -26,34 +26,28 @@ def floating(name: str, x: Tensor) -> Tensor:
     if isinstance(x, Tensor) and x.data.dtype.kind == "f":  # the usual case, quickly
         return x
     if not check_tensor(name, x).is_floating_point():
-        raise located(TypeError(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()"))
+        raise bad_type(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()")
     return x
 
 
 def check_indices(indices: Any, weight: Tensor) -> Tensor:
     """``indices`` as int64, if they are integers that name rows of the table ``weight`` (num, dim)."""
     if check_tensor("embedding", indices).data.dtype.kind not in "iu":
-        raise located(
-            TypeError(
-                f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight), "
-                "and .long() converts"
-            )
+        raise bad_type(
+            f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight), "
+            "and .long() converts"
         )
     if weight.ndim != 2:
-        raise located(ValueError(f"embedding: weight of shape {weight.shape}; expected (num, dim)"))
+        raise bad_value(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
     if indices.device is not weight.device:
-        raise located(
-            RuntimeError(
-                f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
-            )
+        raise bad_state(
+            f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
         )
     labels: Tensor = indices.long()
     bad = weight.device.kernels.embedding.check_indices(labels.data, weight.shape[0])
     if bad >= 0:
         index = int(labels.reshape(-1)[bad])
-        raise located(
-            IndexError(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
-        )
+        raise bad_index(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
     return labels
 
 
@@ -93,8 +87,7 @@ def in_dtype_of(x: Tensor, y: Tensor) -> Tensor:
 def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")) -> None:
     """ValueError unless ``reduction`` is one of ``known``."""
     if reduction not in known:
-        expected = ", ".join(map(repr, known[:-1]))
-        raise located(ValueError(f"{name}: reduction={reduction!r}; expected {expected} or {known[-1]!r}"))
+        check_choice(name, "reduction", reduction, known)
 
 
 def reduced(losses: Tensor, reduction: str) -> Tensor:

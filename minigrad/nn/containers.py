@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Generic, TypeVar, overload
 
-from ..errors import located
+from ..errors import bad_type, located
 from .module import Module
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class ModuleList(Module):
     def _checked(self, module: Any) -> Module:
         if not isinstance(module, Module):
             hint = f"; pass them one by one: {type(self).__name__}(*layers)" if isinstance(module, list | tuple) else ""
-            raise located(TypeError(f"{type(self).__name__} holds Modules, not {type(module).__name__}{hint}"))
+            raise bad_type(f"{type(self).__name__} holds Modules, not {type(module).__name__}{hint}")
         return module
 
     def __setitem__(self, index: int, module: Module) -> None:
@@ -134,7 +134,7 @@ class ModuleDict(NamedValues[Module]):
 
     def __setitem__(self, key: str, module: Module) -> None:
         if not isinstance(module, Module):
-            raise located(TypeError(f"ModuleDict holds Modules, not {type(module).__name__}"))
+            raise bad_type(f"ModuleDict holds Modules, not {type(module).__name__}")
         setattr(self, self._checked_key(key), module)
 
     @property

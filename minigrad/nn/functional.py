@@ -13,7 +13,7 @@ from .. import shapes
 from ..creation import one_hot as one_hot
 from ..creation import where
 from ..dtypes import bool_, is_floating
-from ..errors import located
+from ..errors import bad_type, bad_value, check_choice
 from ..mixed_precision import cast_inputs, is_autocast_enabled
 from ..ops import activation, attention, elementwise
 from ..ops import dropout as dropout_ops
@@ -49,7 +49,7 @@ def relu(x: Tensor) -> Tensor:
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
     if approximate not in ("none", "tanh"):
-        raise located(ValueError(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'"))
+        raise bad_value(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
     return gelu_ops.Gelu.apply(floating("gelu", x), approximate=approximate)
 
 
@@ -105,7 +105,7 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     """The first half of ``dim`` times the sigmoid of the second (Dauphin et al. 2017)."""
     at = shapes.normalize_dim(dim, floating("glu", x).ndim)
     if not x.ndim or x.shape[at] % 2:
-        raise located(ValueError(f"glu of shape {x.shape}: expected an even size of dim {dim}, which is halved"))
+        raise bad_value(f"glu of shape {x.shape}: expected an even size of dim {dim}, which is halved")
     half = x.shape[at] // 2
     return x.narrow(at, 0, half) * x.narrow(at, half, half).sigmoid()
 
@@ -130,7 +130,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 def logsigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)), computed without overflow."""
     if not x.is_floating_point():
-        raise located(TypeError(f"logsigmoid expects a floating tensor, not {x.dtype}; convert with .float()"))
+        raise bad_type(f"logsigmoid expects a floating tensor, not {x.dtype}; convert with .float()")
     return log_sigmoid_ops.LogSigmoid.apply(x)
 
 
@@ -152,13 +152,12 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
     """
     if mode == "constant":
         return x.pad(pad, value)
-    if mode not in PAD_MODES:
-        raise located(ValueError(f"pad: mode={mode!r}; expected 'constant', 'reflect', 'replicate' or 'circular'"))
+    check_choice("pad", "mode", mode, ("constant", *PAD_MODES))
     for dim, (before, after) in enumerate(shapes.pad_widths(pad, x.shape)):
         n = x.shape[dim]
         most = {"reflect": n - 1, "circular": n}.get(mode, max(before, after) if n else 0)
         if min(before, after) < 0 or max(before, after) > max(most, 0):
-            raise located(ValueError(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}"))
+            raise bad_value(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}")
         if before or after:
             places = np.pad(np.arange(n), (before, after), PAD_MODES[mode])
             x = x.index_select(dim, Tensor(places, device=x.device))
@@ -219,11 +218,9 @@ def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
         or sizes[-1] != of_weight[1]
         or (bias is not None and bias.data.shape != of_weight[:1])
     ):
-        raise located(
-            ValueError(
-                f"{name}: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
-                "expected x (..., in), weight (out, in), bias (out,)"
-            )
+        raise bad_value(
+            f"{name}: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
+            "expected x (..., in), weight (out, in), bias (out,)"
         )
 
 
@@ -254,15 +251,13 @@ def feed_forward(
     Kept for ``backward`` is the hidden layer before the GELU, not what comes after it.
     """
     if approximate not in ("none", "tanh"):
-        raise located(ValueError(f"feed_forward: approximate={approximate!r}; expected 'none' or 'tanh'"))
+        raise bad_value(f"feed_forward: approximate={approximate!r}; expected 'none' or 'tanh'")
     _check_linear("feed_forward", floating("feed_forward", x), weight, bias)
     hidden = weight.data.shape[0]
     if weight2.ndim != 2 or weight2.shape[1] != hidden or (bias2 is not None and bias2.shape != weight2.shape[:1]):
-        raise located(
-            ValueError(
-                f"feed_forward: weight2 {weight2.shape}, bias2 {None if bias2 is None else bias2.shape}; expected "
-                f"weight2 (out, {hidden}), as weight {weight.shape} gives {hidden} channels, and bias2 (out,)"
-            )
+        raise bad_value(
+            f"feed_forward: weight2 {weight2.shape}, bias2 {None if bias2 is None else bias2.shape}; expected "
+            f"weight2 (out, {hidden}), as weight {weight.shape} gives {hidden} channels, and bias2 (out,)"
         )
     apply = linear_ops.FeedForward.apply
     if residual is None:
@@ -288,7 +283,7 @@ def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -
 def padding_row(padding_idx: int, rows: int) -> int:
     """The row that ``padding_idx`` names; ValueError if there is none."""
     if not -rows <= padding_idx < rows:
-        raise located(ValueError(f"embedding: padding_idx={padding_idx} is no row of {rows}"))
+        raise bad_value(f"embedding: padding_idx={padding_idx} is no row of {rows}")
     return padding_idx % rows
 
 
@@ -307,30 +302,26 @@ def rope(
     ``positions``, integers or floats, broadcasts to x.shape[:-1]: (T,) for all sequences, (B, 1, T) for (B, H, T, D).
     """
     if not x.ndim or x.shape[-1] % 2:
-        raise located(ValueError(f"rope: x of shape {x.shape}; expected (..., D) with an even D"))
+        raise bad_value(f"rope: x of shape {x.shape}; expected (..., D) with an even D")
     if positions.dtype == bool_:
-        raise located(TypeError("rope: positions are numbers, not bool"))
+        raise bad_type("rope: positions are numbers, not bool")
     if positions.ndim > x.ndim - 1 or any(
         p not in (1, n) for p, n in zip(positions.shape[::-1], x.shape[-2::-1], strict=False)
     ):
-        raise located(
-            ValueError(f"rope: positions of shape {positions.shape} do not broadcast to {x.shape[:-1]}, x without D")
-        )
+        raise bad_value(f"rope: positions of shape {positions.shape} do not broadcast to {x.shape[:-1]}, x without D")
     options: dict[str, Any] = {"base": base, "interleaved": interleaved}
     if frequencies is not None:
         options["frequencies"] = np.asarray(frequencies, dtype=np.float64)
         if options["frequencies"].shape != (x.shape[-1] // 2,):
             shape = options["frequencies"].shape
-            raise located(
-                ValueError(f"rope: frequencies of shape {shape} for x of shape {x.shape}; expected D / 2 of them")
-            )
+            raise bad_value(f"rope: frequencies of shape {shape} for x of shape {x.shape}; expected D / 2 of them")
     return rope_ops.Rope.apply(floating("rope", x), positions.detach(), **options)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
     if not 0 <= p <= 1:
-        raise located(ValueError(f"dropout: p={p}; expected a probability, 0 to 1"))
+        raise bad_value(f"dropout: p={p}; expected a probability, 0 to 1")
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
@@ -351,32 +342,30 @@ def scaled_dot_product_attention(
     """softmax(scale q k^T + mask) v: query (B, H, Tq, D), key and value (B, H, Tk, D) -> (B, H, Tq, D).
 
     ``is_causal`` lets query i see keys 0 ... i. ``scale`` defaults to 1 / sqrt(D). With ``enable_gqa``, key and value
-    may have fewer heads, of which each serves H / Hkv consecutive query heads. ``attn_mask``, broadcastable to (B, H,
+    may have fewer heads: each serves H / Hkv consecutive query heads. ``attn_mask``, broadcastable to (B, H,
     Tq, Tk), is added to the scores, or if bool, True where a key may be seen; that form computes the scores as a whole.
     A query that the mask lets see no key gives 0.
     ``dropout_p`` always applies (as in PyTorch, pass 0 when evaluating).
     """
     shapes_ = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim == 4:
-        raise located(ValueError(f"scaled_dot_product_attention: {shapes_}; expected 4 dimensions (B, H, T, D)"))
+        raise bad_value(f"scaled_dot_product_attention: {shapes_}; expected 4 dimensions (B, H, T, D)")
     B, H, _, D = query.shape
     Hkv = key.shape[1]
     if key.shape != value.shape or key.shape[0] != B or key.shape[3] != D:
-        raise located(ValueError(f"scaled_dot_product_attention: {shapes_}; batch, key and value sizes must agree"))
+        raise bad_value(f"scaled_dot_product_attention: {shapes_}; batch, key and value sizes must agree")
     if Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0):
-        raise located(
-            ValueError(f"scaled_dot_product_attention: {H} query heads, {Hkv} key heads; enable_gqa needs a multiple")
-        )
+        raise bad_value(f"scaled_dot_product_attention: {H} query heads, {Hkv} key heads; enable_gqa needs a multiple")
     if not 0 <= dropout_p < 1:
-        raise located(ValueError(f"scaled_dot_product_attention: dropout_p={dropout_p}; expected [0, 1)"))
+        raise bad_value(f"scaled_dot_product_attention: dropout_p={dropout_p}; expected [0, 1)")
     scale = 1 / math.sqrt(D) if scale is None else scale
     if attn_mask is not None:
         if is_causal:
-            raise located(ValueError("scaled_dot_product_attention: pass attn_mask or is_causal, not both"))
+            raise bad_value("scaled_dot_product_attention: pass attn_mask or is_causal, not both")
         query, key, value = cast_inputs("half", query, key, value)
         return _masked_attention(query, key, value, attn_mask, dropout_p, scale, generator)
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
-    options = (is_causal, scale, dropout_p, seed, offset)
+    options = attention.Options(is_causal, scale, dropout_p, seed, offset)
     return attention.ScaledDotProductAttention.apply(floating("attention", query), key, value, options=options)
 
 
@@ -398,12 +387,12 @@ def packed_attention(
         heads = (*heads[:2], 3, n_head, heads[2] // (3 * n_head))
     elif len(heads) != 5 or heads[2] != 3 or n_head is not None:
         expected = "(B, T, 3, H, D)" if n_head is None else f"(B, T, 3 n_head D) with n_head = {n_head}"
-        raise located(ValueError(f"packed_attention: qkv of shape {qkv.shape}; expected {expected}"))
+        raise bad_value(f"packed_attention: qkv of shape {qkv.shape}; expected {expected}")
     if not 0 <= dropout_p < 1:
-        raise located(ValueError(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)"))
+        raise bad_value(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)")
     scale = 1 / math.sqrt(heads[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
-    options = (is_causal, scale, dropout_p, seed, offset)
+    options = attention.Options(is_causal, scale, dropout_p, seed, offset)
     return attention.PackedAttention.apply(floating("packed_attention", qkv), heads=heads, options=options)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..autograd import no_grad
 from ..creation import empty, empty_like
-from ..errors import located
+from ..errors import bad_value
 from ..random import Generator
 from ..tensor import Tensor
 
@@ -70,7 +70,7 @@ def constant_(x: Tensor, value: float) -> Tensor:
 def eye_(x: Tensor) -> Tensor:
     """Ones on the diagonal of a matrix, of any two sizes, and zeros elsewhere."""
     if x.ndim != 2:
-        raise located(ValueError(f"eye_ of shape {x.shape}: expected a matrix"))
+        raise bad_value(f"eye_ of shape {x.shape}: expected a matrix")
     return x.copy_(np.eye(x.shape[0], x.shape[1]))
 
 
@@ -93,11 +93,9 @@ def trunc_normal_(
     """Normal with the given mean and standard deviation, values outside [a, b] drawn again."""
     inside = (_normal_cdf((b - mean) / std) - _normal_cdf((a - mean) / std)) if std > 0 else 0.0
     if not inside > 0.01:
-        raise located(
-            ValueError(
-                f"trunc_normal_: mean={mean}, std={std}, [a, b]=[{a}, {b}]; expected an interval that holds at least "
-                "1% of the distribution, which is drawn until it hits"
-            )
+        raise bad_value(
+            f"trunc_normal_: mean={mean}, std={std}, [a, b]=[{a}, {b}]; expected an interval that holds at least "
+            "1% of the distribution, which is drawn until it hits"
         )
     drawn = empty_like(x).normal_(mean, std, generator)
     while count := int((outside := (drawn < a) | (drawn > b)).sum()):
@@ -146,14 +144,14 @@ def orthogonal_(x: Tensor, gain: float = 1.0, generator: Generator | None = None
 def fan_in(x: Tensor) -> int:
     """Inputs per output of a weight (out, in, ...): the product of all sizes but the first."""
     if x.ndim < 2:
-        raise located(ValueError(f"fan_in of shape {x.shape}: expected a weight of at least two dimensions"))
+        raise bad_value(f"fan_in of shape {x.shape}: expected a weight of at least two dimensions")
     return math.prod(x.shape[1:])
 
 
 def fan_out(x: Tensor) -> int:
     """Outputs per input of a weight (out, in, ...): the product of all sizes but the second."""
     if x.ndim < 2:
-        raise located(ValueError(f"fan_out of shape {x.shape}: expected a weight of at least two dimensions"))
+        raise bad_value(f"fan_out of shape {x.shape}: expected a weight of at least two dimensions")
     return x.shape[0] * math.prod(x.shape[2:])
 
 

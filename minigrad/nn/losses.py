@@ -6,11 +6,12 @@ from typing import Any
 
 from .. import capturing
 from ..dtypes import float32, float64
-from ..errors import located
+from ..errors import bad_index, bad_type, bad_value
 from ..mixed_precision import cast_inputs
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
 from ..ops import linear as linear_ops
+from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor
 from .checks import autocast_to_float32, check_reduction, check_tensor, floating, in_dtype_of, reduced
 
@@ -34,24 +35,20 @@ def cross_entropy(
     """
     check_reduction("cross_entropy", reduction)
     if not 0 <= label_smoothing <= 1:
-        raise located(ValueError(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]"))
+        raise bad_value(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]")
     class_dim = 0 if check_tensor("cross_entropy", input).ndim == 1 else 1
     if check_tensor("cross_entropy", target).is_floating_point() and input.ndim and target.shape == input.shape:
         return _soft_cross_entropy(input, target, weight, class_dim, reduction, label_smoothing)
     if target.dtype.kind not in "iu":
-        raise located(
-            TypeError(
-                f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), "
-                f"or pass probabilities of the input's shape {input.shape}, not {target.shape}"
-            )
+        raise bad_type(
+            f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), "
+            f"or pass probabilities of the input's shape {input.shape}, not {target.shape}"
         )
     expected = input.shape[:class_dim] + input.shape[class_dim + 1 :]
     if not input.ndim or target.shape != expected:
-        raise located(
-            ValueError(
-                f"cross_entropy: input {input.shape}, target {target.shape}; expected input (N, C) with target (N,), "
-                "so for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
-            )
+        raise bad_value(
+            f"cross_entropy: input {input.shape}, target {target.shape}; expected input (N, C) with target (N,), "
+            "so for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
         )
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
@@ -82,18 +79,17 @@ def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tenso
     bad = target.device.kernels.cross_entropy.check_targets(labels.data.reshape(-1), classes, ignore_index)
     if bad >= 0:
         label = int(labels.reshape(-1)[bad])
-        raise located(
-            IndexError(
-                f"{name}: target {label} at position {bad} is out of range for {classes} classes "
-                f"(ignore_index is {ignore_index})"
-            )
+        raise bad_index(
+            f"{name}: target {label} at position {bad} is out of range for {classes} classes "
+            f"(ignore_index is {ignore_index})"
         )
     return labels
 
 
 def _captured(x: Tensor) -> bool:
     """Whether operations on x become part of a CUDA graph, where the host sees no values."""
-    return x.device.type == "cuda" and capturing.current() is not None
+    graph = capturing.current()
+    return graph is not None and x.device is graph.device
 
 
 def _divisor(total: Tensor, dtype: Any) -> Any:
@@ -120,25 +116,21 @@ def linear_cross_entropy(
 
     The logits, for a large vocabulary the largest arrays of a training step, are made, turned into their gradient and
     used for those of input and linear_weight in chunks of 256 MiB, on a GPU of 512 MiB, all in the forward pass (Hsu et
-    al., "Liger Kernel", 2024). No rows at all, and input and weight of different dtypes, take the two operations.
+    al., "Liger Kernel", 2024). Without rows, or with input and weight of different dtypes, the two operations run.
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """
     check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
     x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
     if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
-        raise located(
-            TypeError(
-                f"linear_cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), or use "
-                "cross_entropy, which takes probabilities"
-            )
+        raise bad_type(
+            f"linear_cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), or use "
+            "cross_entropy, which takes probabilities"
         )
     if not x.ndim or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
-        raise located(
-            ValueError(
-                f"linear_cross_entropy: input {x.shape}, linear_weight {weight.shape}, target {target.shape}; "
-                "expected (..., in), (classes, in), (...)"
-            )
+        raise bad_value(
+            f"linear_cross_entropy: input {x.shape}, linear_weight {weight.shape}, target {target.shape}; "
+            "expected (..., in), (classes, in), (...)"
         )
     x, weight = cast_inputs("half", x, weight)
     if weight.dtype != x.dtype or not target.numel():
@@ -146,13 +138,13 @@ def linear_cross_entropy(
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
     labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
     divisor = 1.0 if reduction == "sum" else _count(labels, ignore_index, x.dtype)
-    loss = linear_ops.LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor)
+    loss = LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor)
     return in_dtype_of(x, loss)
 
 
 def _check_class_weight(weight: Tensor | None, classes: int) -> None:
     if weight is not None and weight.shape != (classes,):
-        raise located(ValueError(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)"))
+        raise bad_value(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)")
 
 
 def _soft_cross_entropy(
@@ -184,7 +176,7 @@ def nll_loss(
     check_reduction("nll_loss", reduction)
     class_dim = 0 if input.ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
-        raise located(ValueError(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)"))
+        raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
     _check_class_weight(weight, input.shape[class_dim])
     kept = target != ignore_index
     index = target.where(kept, 0)
@@ -203,37 +195,32 @@ def nll_loss(
 @autocast_to_float32
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)^2, of equal shapes."""
-    check_reduction("mse_loss", reduction)
-    _check_same_shape("mse_loss", input, target)
-    losses = (input - target).square()
-    return reduced(losses, reduction)
+    _check_pair("mse_loss", input, target, reduction)
+    return reduced((input - target).square(), reduction)
 
 
 @autocast_to_float32
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """|input - target|, of equal shapes."""
-    check_reduction("l1_loss", reduction)
-    _check_same_shape("l1_loss", input, target)
+    _check_pair("l1_loss", input, target, reduction)
     return reduced((input - target).abs(), reduction)
 
 
 @autocast_to_float32
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """(input - target)^2 / 2 up to a distance of ``delta`` > 0, and from there on straight, of equal shapes."""
-    check_reduction("huber_loss", reduction)
-    _check_same_shape("huber_loss", input, target)
+    _check_pair("huber_loss", input, target, reduction)
     if not delta > 0:
-        raise located(ValueError(f"huber_loss: delta={delta}; expected a number above 0"))
+        raise bad_value(f"huber_loss: delta={delta}; expected a number above 0")
     return reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
 
 
 @autocast_to_float32
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss`` of ``delta=beta``, divided by beta: |input - target| - beta / 2 beyond beta; 0 is ``l1_loss``."""
-    check_reduction("smooth_l1_loss", reduction)
-    _check_same_shape("smooth_l1_loss", input, target)
+    _check_pair("smooth_l1_loss", input, target, reduction)
     if not beta >= 0:
-        raise located(ValueError(f"smooth_l1_loss: beta={beta}; expected a number not below 0"))
+        raise bad_value(f"smooth_l1_loss: beta={beta}; expected a number not below 0")
     return huber_loss(input, target, reduction, beta) / beta if beta else l1_loss(input, target, reduction)
 
 
@@ -247,13 +234,10 @@ def binary_cross_entropy(
     one of 0 has no slope. ``binary_cross_entropy_with_logits`` is more exact. ValueError for p outside of [0, 1].
     """
     name = "binary_cross_entropy"
-    check_reduction(name, reduction)
-    _check_same_shape(name, input, target)
+    _check_pair(name, input, target, reduction)
     p = floating(name, input).detach()
     if ((p < 0) | (p > 1)).any():
-        raise located(
-            ValueError(f"{name}: expected probabilities in [0, 1], not {p.amin().item()} to {p.amax().item()}")
-        )
+        raise bad_value(f"{name}: expected probabilities in [0, 1], not {p.amin().item()} to {p.amax().item()}")
     zero, one = input == 0, input == 1
     log = input.masked_fill(zero, 1.0).log().masked_fill(zero, -100.0).clamp(min=-100.0)
     log_of_rest = (-input).masked_fill(one, 0.0).log1p().masked_fill(one, -100.0).clamp(min=-100.0)
@@ -274,12 +258,9 @@ def binary_cross_entropy_with_logits(
     ``weight`` and ``pos_weight`` broadcast to the input. Computed from the logits, so no p rounds to 0 or 1.
     """
     name = "binary_cross_entropy_with_logits"
-    check_reduction(name, reduction)
-    _check_same_shape(name, input, target)
+    _check_pair(name, input, target, reduction)
     if not (input.is_floating_point() and target.is_floating_point()):
-        raise located(
-            TypeError(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
-        )
+        raise bad_type(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
     positive = target * log_sigmoid.LogSigmoid.apply(input)
     if pos_weight is not None:
         positive = positive * pos_weight
@@ -294,8 +275,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     The sum over a distribution is its Kullback-Leibler divergence, KL(target || exp(input)). "batchmean" is the sum
     divided by the first size; "mean" divides by the number of elements, as in PyTorch.
     """
-    check_reduction("kl_div", reduction, ("mean", "batchmean", "sum", "none"))
-    _check_same_shape("kl_div", input, target)
+    _check_pair("kl_div", input, target, reduction, ("mean", "batchmean", "sum", "none"))
     if log_target:
         losses = target.exp() * (target - input)
     else:
@@ -306,6 +286,9 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     return reduced(losses, reduction)
 
 
-def _check_same_shape(name: str, input: Tensor, target: Tensor) -> None:
+def _check_pair(
+    name: str, input: Tensor, target: Tensor, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")
+) -> None:
+    check_reduction(name, reduction, known)
     if input.shape != target.shape:
-        raise located(ValueError(f"{name}: input {input.shape} and target {target.shape} differ in shape"))
+        raise bad_value(f"{name}: input {input.shape} and target {target.shape} differ in shape")

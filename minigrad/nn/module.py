@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import hints
-from ..autograd import no_grad
 from ..device import Device
-from ..dtypes import is_floating
-from ..errors import located
+from ..errors import bad_type, bad_value, located
+from ..modes import of_thread
+from ..plans import PLANS, choose
 from ..tensor import Tensor
-from . import summary
+from . import module_state, summary
 from .hooks import RemovableHandle
 
 
@@ -52,9 +52,15 @@ class Module:
 
     training: bool
     _modules: dict[str, Module]
+    _forward_of_library: ClassVar[Callable[..., Any]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("minigrad."):
+            cls._forward_of_library = cls.forward
 
     def __init__(self) -> None:
-        # The tables list attributes by kind, in order; reading one takes no look at them.
+        # The tables list attributes by kind, in order; reading an attribute does not use them.
         self.__dict__.update(_parameters={}, _buffers={}, _modules={}, _transient=set(), training=True)
         self.__dict__.update(_forward_pre_hooks={}, _forward_hooks={})
         _forget_walks()  # it may be initialised a second time
@@ -68,17 +74,25 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = of_thread.mode.recorder
+        if recorder is not None:
+            recorder.entered(self)
         if self._forward_pre_hooks:
             for pre_hook in tuple(self._forward_pre_hooks.values()):
                 changed = pre_hook(self, args)
                 if changed is not None:
                     args = changed if isinstance(changed, tuple) else (changed,)
-        y = self.forward(*args, **kwargs)
+        method, plan = type(self).forward, None
+        if method in PLANS and "forward" not in self.__dict__:
+            plan = choose(method, self, args, kwargs)
+        y = self.forward(*args, **kwargs) if plan is None else plan.run(self, *args, **kwargs)
         if self._forward_hooks:
             for hook in tuple(self._forward_hooks.values()):
                 changed = hook(self, args, y)
                 if changed is not None:
                     y = changed
+        if recorder is not None:
+            recorder.left(self)
         return y
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
@@ -99,11 +113,9 @@ class Module:
             table = own["_parameters"]
         elif name in own["_parameters"]:
             if value is not None:
-                raise located(
-                    TypeError(
-                        f"cannot assign {type(value).__name__} as parameter {name!r} of {type(self).__name__}: "
-                        "expected an nn.Parameter or None (to set its values: with no_grad(): parameter.copy_(values))"
-                    )
+                raise bad_type(
+                    f"cannot assign {type(value).__name__} as parameter {name!r} of {type(self).__name__}: "
+                    "expected an nn.Parameter or None (to set its values: with no_grad(): parameter.copy_(values))"
                 )
             table = own["_parameters"]
         elif isinstance(value, Module):
@@ -141,7 +153,7 @@ class Module:
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Keep a tensor that is not trained but belongs to the module; saved in ``state_dict`` if persistent."""
         if "." in name or not name or hasattr(self, name):
-            raise located(ValueError(f"register_buffer: {name!r} is taken or no attribute name"))
+            raise bad_value(f"register_buffer: {name!r} is taken or no attribute name")
         self._write_attribute(name, tensor, self._buffers)
         (self._transient.discard if persistent else self._transient.add)(name)
 
@@ -250,19 +262,7 @@ class Module:
 
         Only floating ones change their dtype; all move to another device.
         """
-        tensors = [*self.parameters(), *self.buffers()]
-        with no_grad():
-            converted = [tensor.detach().to(*args, dtype=dtype, device=device) for tensor in tensors]
-        for i, (tensor, new) in enumerate(zip(tensors, converted, strict=True)):
-            if tensor.is_floating_point() and not new.is_floating_point():
-                raise located(
-                    TypeError(f"{type(self).__name__}.to: weights are floating tensors, {new.dtype} is no such dtype")
-                )
-            if not tensor.is_floating_point():
-                converted[i] = tensor.detach().to(device=new.device)
-        for tensor, new in zip(tensors, converted, strict=True):
-            tensor.data, tensor.device = new.data, new.device
-            tensor.bump_version()
+        module_state.convert(self, *args, dtype=dtype, device=device)
         return self
 
     def cpu(self) -> Module:
@@ -306,46 +306,11 @@ class Module:
         must always. All is checked before anything is copied; ValueError lists every missing, unexpected and
         mismatched name. Values are cast between floating dtypes.
         """
-        if not isinstance(state, Mapping):
-            raise located(
-                TypeError(
-                    f"load_state_dict takes a mapping from names to arrays, not {type(state).__name__}; "
-                    "minigrad.serialization.load_safetensors(path) reads one"
-                )
-            )
-        own: dict[str, Tensor] = {}
-        first: dict[int, str] = {}
-        names: dict[str, list[str]] = {}
-        for table in ("_parameters", "_buffers"):
-            for name, tensor, _ in self._named_tensors(table, "", skip_transient=True):
-                own[name] = tensor
-                names.setdefault(first.setdefault(id(tensor), name), []).append(name)
-        problems = [
-            f"missing: {name}" for name, all_names in names.items() if strict and not any(n in state for n in all_names)
-        ]
-        problems += [f"unexpected: {name}" for name in state if strict and name not in own]
-        for name, tensor in own.items():
-            if name in state:
-                value = state[name]
-                if tuple(value.shape) != tensor.shape:
-                    problems.append(f"shape: {name} is {tuple(value.shape)} in the state, {tensor.shape} in the module")
-                elif is_floating(value.dtype) != tensor.is_floating_point():
-                    problems.append(f"dtype: {name} is {value.dtype} in the state, {tensor.dtype} in the module")
-        for all_names in names.values():
-            given = [n for n in all_names if n in state]
-            if len(given) > 1 and not all(_equal(state[given[0]], state[n]) for n in given[1:]):
-                problems.append(f"shared: {' and '.join(given)} are one parameter but have different values")
-        if problems:
-            listing = "\n  ".join(problems)
-            raise located(ValueError(f"{type(self).__name__}: the state does not fit the module:\n  {listing}"))
-        with no_grad():
-            for name, tensor in own.items():
-                if name in state:
-                    tensor.copy_(state[name])
+        module_state.load(self, state, strict)
 
     def summary(self) -> str:
         """A table of all parameters and buffers with their shapes, numbers of elements and memory, and the totals."""
-        return summary.table(self)
+        return summary.table(type(self).__name__, [*self.named_parameters()], [*self.named_buffers()])
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the parentheses; layers say their sizes."""
@@ -359,6 +324,16 @@ class Module:
         return f"{type(self).__name__}({body})"
 
 
-def _equal(a: Any, b: Any) -> bool:
-    a, b = (np.asarray(t.data if isinstance(t, Tensor) else t) for t in (a, b))
-    return bool(np.array_equal(a, b, equal_nan=is_floating(a.dtype) and is_floating(b.dtype)))
+Module._forward_of_library = Module.forward
+
+
+def unmodified(module: Module) -> bool:
+    """Whether calling ``module`` runs the ``forward`` that this library gave its class, and nothing else: it has no
+    hooks, and neither the module nor a class of other code has a ``forward`` of its own."""
+    own, kind = module.__dict__, type(module)
+    return (
+        kind.forward is kind._forward_of_library
+        and not own["_forward_hooks"]
+        and not own["_forward_pre_hooks"]
+        and "forward" not in own
+    )

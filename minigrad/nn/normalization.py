@@ -5,13 +5,12 @@ for a bfloat16 x are usual), the result is of x's.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from .. import shapes
 from ..autograd import no_grad
 from ..creation import ones, zeros
 from ..dtypes import finfo, float32, is_half
-from ..errors import located
+from ..errors import bad_value
 from ..ops import batch_norm as batch_norm_ops
 from ..ops import group_norm as group_norm_ops
 from ..ops import layer_norm as layer_norm_ops
@@ -32,42 +31,6 @@ def layer_norm(
     if weight is None or bias is None or weight.data.shape != shape or bias.data.shape != shape:
         weight, bias = _affine("layer_norm", x, shape, weight, bias)
     return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
-
-
-def add_layer_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """h = x + y and its layer norm over the last dimension, on a GPU: x and y (..., C), weight and bias (C,).
-
-    One pass computes both of a float32 x, and of y in float32 or a half dtype.
-    """
-    if not _one_pass(x, y, weight, bias):
-        h = x + y
-        return h, layer_norm(h, weight.shape, weight, bias, eps)
-    made: list[Any] = []
-    options: dict[str, Any] = {"family": "layer_norm", "affine": (weight.data, bias.data), "eps": eps, "made": made}
-    h = layer_norm_ops.AddForNorm.apply(x, y, **options)
-    return h, layer_norm_ops.LayerNorm.apply(h, weight, bias, eps=eps, made=made)
-
-
-def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float | None) -> tuple[Tensor, Tensor]:
-    """h = x + y and its ``rms_norm`` over the last dimension, as ``add_layer_norm``."""
-    if not _one_pass(x, y, weight):
-        h = x + y
-        return h, rms_norm(h, weight.shape, weight, eps)
-    eps = float(finfo(float32).eps) if eps is None else eps
-    made: list[Any] = []
-    h = layer_norm_ops.AddForNorm.apply(x, y, family="rms_norm", affine=(weight.data,), eps=eps, made=made)
-    return h, rms_norm_ops.RMSNorm.apply(h, weight, eps=eps, made=made)
-
-
-def _one_pass(x: Tensor, y: Tensor, *affine: Tensor) -> bool:
-    """Whether one kernel adds y to x and normalises the rows."""
-    return (
-        x.dtype == float32
-        and (y.dtype == float32 or is_half(y.dtype))
-        and x.shape == y.shape
-        and all(p.dtype == float32 and p.shape == x.shape[-1:] for p in affine)
-        and x.numel() > 0
-    )
 
 
 def rms_norm(
@@ -91,10 +54,8 @@ def group_norm(
     Mean and variance are those of C / num_groups neighbouring channels of one sample.
     """
     if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
-        raise located(
-            ValueError(
-                f"group_norm: x of shape {x.shape}, {num_groups} groups; expected (N, C, ...), C a multiple of them"
-            )
+        raise bad_value(
+            f"group_norm: x of shape {x.shape}, {num_groups} groups; expected (N, C, ...), C a multiple of them"
         )
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
     y = group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
@@ -118,7 +79,7 @@ def batch_norm(
     ones are used.
     """
     if x.ndim < 2:
-        raise located(ValueError(f"batch_norm: x of shape {x.shape}; expected (N, C, ...)"))
+        raise bad_value(f"batch_norm: x of shape {x.shape}; expected (N, C, ...)")
     channels = x.shape[1:2]
     weight, bias = _affine("batch_norm", x, channels, weight, bias)
     _sizes("batch_norm", channels, running_mean=running_mean, running_var=running_var)
@@ -126,17 +87,13 @@ def batch_norm(
     wide = float32 if is_half(x.dtype) else x.dtype
     if not training:
         if running_mean is None or running_var is None:
-            raise located(
-                ValueError("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
-            )
+            raise bad_value("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
         mean, var = (t.to(wide).data for t in (running_mean, running_var))
         y = batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean, var=var, eps=eps, of_batch=False)
         return y.to(x.dtype)
     count = math.prod(x.shape) // max(x.shape[1], 1)
     if count < 2 and x.shape[1]:
-        raise located(
-            ValueError(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
-        )
+        raise bad_value(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
     rows = x.detach().to(wide).reshape(x.shape[0], x.shape[1], count // max(x.shape[0], 1))
     mean, var = (Tensor.wrap(a, x.device) for a in x.device.kernels.batch_norm.statistics(rows.data))
     with no_grad():
@@ -153,14 +110,14 @@ def _last_sizes(name: str, x: Tensor, normalized_shape: int | tuple[int, ...]) -
         return normalized_shape
     shape = shapes.shape_argument((normalized_shape,))
     if not shape or x.shape[x.ndim - len(shape) :] != shape or x.ndim < len(shape):
-        raise located(ValueError(f"{name}: x of shape {x.shape} does not end in normalized_shape {shape}"))
+        raise bad_value(f"{name}: x of shape {x.shape} does not end in normalized_shape {shape}")
     return shape
 
 
 def _sizes(name: str, shape: tuple[int, ...], **parameters: Tensor | None) -> None:
     for parameter, p in parameters.items():
         if p is not None and p.shape != shape:
-            raise located(ValueError(f"{name}: {parameter} has shape {p.shape}, expected {shape}"))
+            raise bad_value(f"{name}: {parameter} has shape {p.shape}, expected {shape}")
 
 
 def _affine(

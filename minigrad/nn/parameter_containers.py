@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..errors import located
+from ..errors import bad_type
 from ..tensor import Tensor
 from .containers import NamedValues
 from .module import Module, Parameter
@@ -66,5 +66,5 @@ class ParameterDict(NamedValues[Parameter]):
 def _parameter(owner: Module, value: Any) -> Parameter:
     if not isinstance(value, Tensor):
         name = type(owner).__name__
-        raise located(TypeError(f"{name} holds Parameters, not {type(value).__name__}; make it an nn.Parameter"))
+        raise bad_type(f"{name} holds Parameters, not {type(value).__name__}; make it an nn.Parameter")
     return value if isinstance(value, Parameter) else Parameter(value)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .module import Module
+from ..tensor import Tensor
 
 
-def table(module: Module) -> str:
+def table(title: str, parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor]]) -> str:
     """A line for each parameter and buffer: name, shape, dtype, number of elements, memory; then the totals."""
-    parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
     rows = [("name", "shape", "dtype", "parameters", "memory")]
     total = size = 0
     for name, tensor in (*parameters, *buffers):
@@ -22,7 +18,7 @@ def table(module: Module) -> str:
         rows.append((name, str(tensor.shape), str(tensor.dtype), note, _memory(used)))
         total += count if is_parameter else 0
         size += used
-    rows.append((f"total of {type(module).__name__}", "", "", f"{total:,}", _memory(size)))
+    rows.append((f"total of {title}", "", "", f"{total:,}", _memory(size)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(align(cell, width) for align, cell, width in zip(ALIGN, row, widths, strict=True)) for row in rows

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..autograd import Function
+
+
+class Options(NamedTuple):
+    """Of attention: dropout draws its mask from ``seed`` and ``offset``."""
+
+    causal: bool
+    scale: float
+    dropout_p: float = 0.0
+    seed: int = 0
+    offset: int = 0
 
 
 class ScaledDotProductAttention(Function):
@@ -19,16 +29,16 @@ class ScaledDotProductAttention(Function):
     autocast = "half"
     half_kernels = "attention"
     promotes = True
-    options: tuple[Any, ...]
+    options: Options
 
-    def forward(self, q: Any, k: Any, v: Any, *, options: tuple[Any, ...]) -> Any:
-        self.options = options  # causal, scale, dropout_p, seed, offset
-        y, lse = self.kernels.attention.forward(q, k, v, *options)
+    def forward(self, q: Any, k: Any, v: Any, *, options: Options) -> Any:
+        self.options = options
+        y, lse = self.kernels.attention.forward(q, k, v, options)
         self.saved = (q, k, v, y, lse)
         return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.attention.backward(dy, *self.saved, *self.options)
+        return self.kernels.attention.backward(dy, *self.saved, self.options)
 
 
 class PackedAttention(Function):
@@ -41,12 +51,12 @@ class PackedAttention(Function):
     __slots__ = ("heads", "options")
     autocast = "half"
     half_kernels = "attention"
-    options: tuple[Any, ...]
+    options: Options
     heads: tuple[int, ...]
 
-    def forward(self, qkv: Any, *, heads: tuple[int, ...], options: tuple[Any, ...]) -> Any:
+    def forward(self, qkv: Any, *, heads: tuple[int, ...], options: Options) -> Any:
         self.heads, self.options = heads, options  # (B, T, 3, H, D)
-        y, lse = self.kernels.attention.forward(*_parts(qkv, heads), *options)
+        y, lse = self.kernels.attention.forward(*_parts(qkv, heads), options)
         self.saved = (qkv, y, lse)
         y = y.swapaxes(1, 2)
         return y.reshape(*heads[:2], heads[3] * heads[4]) if len(qkv.shape) == 3 else y
@@ -54,7 +64,7 @@ class PackedAttention(Function):
     def backward(self, dy: Any) -> Any:
         qkv, y, lse = self.saved
         dy = dy.reshape(*self.heads[:2], *self.heads[3:]).swapaxes(1, 2)
-        dqkv = self.kernels.attention.backward_packed(dy, qkv.reshape(self.heads), y, lse, *self.options)
+        dqkv = self.kernels.attention.backward_packed(dy, qkv.reshape(self.heads), y, lse, self.options)
         return dqkv if len(qkv.shape) == 5 else dqkv.reshape(qkv.shape)
 
 
@@ -72,7 +82,7 @@ class CachedAttention(Function):
         keys, values = keys[:, :, : start + T], values[:, :, : start + T]
         self.kernels.elementwise.assign(keys[:, :, start:], k)
         self.kernels.elementwise.assign(values[:, :, start:], v)
-        y, _ = self.kernels.attention.forward(q, keys, values, start == 0, 1 / math.sqrt(D))
+        y, _ = self.kernels.attention.forward(q, keys, values, Options(start == 0, 1 / math.sqrt(D)))
         return y.swapaxes(1, 2).reshape(B, T, H * D)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..autograd import Function
@@ -16,94 +17,26 @@ class Comparison(Function):
     differentiable = False
 
 
-class Eq(Comparison):
-    """x == y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.eq(x, y)
+def _comparison(name: str, formula: str, forward: Callable[..., Any]) -> type[Comparison]:
+    """The class of a comparison, whose ``forward`` is one call of a kernel."""
+    return type(name, (Comparison,), {"__module__": __name__, "__slots__": (), "__doc__": formula, "forward": forward})
 
 
-class Ne(Comparison):
-    """x != y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.ne(x, y)
-
-
-class Lt(Comparison):
-    """x < y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.lt(x, y)
-
-
-class Le(Comparison):
-    """x <= y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.le(x, y)
-
-
-class Gt(Comparison):
-    """x > y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.gt(x, y)
-
-
-class Ge(Comparison):
-    """x >= y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.ge(x, y)
-
-
-class LogicalAnd(Comparison):
-    """x and y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.logical_and(x, y)
-
-
-class LogicalOr(Comparison):
-    """x or y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.logical_or(x, y)
-
-
-class LogicalXor(Comparison):
-    """exactly one of x and y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.logical_xor(x, y)
-
-
-class LogicalNot(Comparison):
-    """not x."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        return self.kernels.comparison.logical_not(x)
+Eq = _comparison("Eq", "x == y.", lambda op, x, y: op.kernels.comparison.eq(x, y))
+Ne = _comparison("Ne", "x != y.", lambda op, x, y: op.kernels.comparison.ne(x, y))
+Lt = _comparison("Lt", "x < y.", lambda op, x, y: op.kernels.comparison.lt(x, y))
+Le = _comparison("Le", "x <= y.", lambda op, x, y: op.kernels.comparison.le(x, y))
+Gt = _comparison("Gt", "x > y.", lambda op, x, y: op.kernels.comparison.gt(x, y))
+Ge = _comparison("Ge", "x >= y.", lambda op, x, y: op.kernels.comparison.ge(x, y))
+LogicalAnd = _comparison("LogicalAnd", "x and y.", lambda op, x, y: op.kernels.comparison.logical_and(x, y))
+LogicalOr = _comparison("LogicalOr", "x or y.", lambda op, x, y: op.kernels.comparison.logical_or(x, y))
+LogicalXor = _comparison(
+    "LogicalXor", "exactly one of x and y.", lambda op, x, y: op.kernels.comparison.logical_xor(x, y)
+)
+LogicalNot = _comparison("LogicalNot", "not x.", lambda op, x: op.kernels.comparison.logical_not(x))
+IsNan = _comparison("IsNan", "x is NaN.", lambda op, x: op.kernels.comparison.isnan(x))
+IsInf = _comparison("IsInf", "x is +inf or -inf.", lambda op, x: op.kernels.comparison.isinf(x))
+IsFinite = _comparison("IsFinite", "x is neither NaN nor infinite.", lambda op, x: op.kernels.comparison.isfinite(x))
 
 
 class Bitwise(Function):
@@ -166,30 +99,3 @@ class BitwiseNot(Bitwise):
 
     def forward(self, x: Any) -> Any:
         return self.kernels.comparison.bitwise_not(x)
-
-
-class IsNan(Comparison):
-    """x is NaN."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        return self.kernels.comparison.isnan(x)
-
-
-class IsInf(Comparison):
-    """x is +inf or -inf."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        return self.kernels.comparison.isinf(x)
-
-
-class IsFinite(Comparison):
-    """x is neither NaN nor infinite."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        return self.kernels.comparison.isfinite(x)

@@ -20,7 +20,7 @@ class LayerNorm(Function):
     shape: tuple[int, ...] | None  # of x, unless its rows are those of a matrix
 
     def forward(self, x: Any, weight: Any, bias: Any, *, eps: float, made: Any = None) -> Any:
-        """``made``: what ``AddForNorm`` has computed of this x already."""
+        """``made``: what ``fast.add_norm.AddForNorm`` has computed of this x already."""
         self.shape = None
         w, b, rows = weight, bias, x
         if weight.ndim > 1:
@@ -40,23 +40,3 @@ class LayerNorm(Function):
         if len(shape) > 1:
             dw, db = dw.reshape(shape), db.reshape(shape)
         return dx if self.shape is None else dx.reshape(self.shape), dw, db
-
-
-class AddForNorm(Function):
-    """h = x + y, whose norm the same pass computes for the ``LayerNorm`` or ``RMSNorm`` of h: ``made`` receives it.
-
-    x is float32, y of its shape, float32 or half floats, ``affine`` weight and bias (C,), or the weight. ``family`` is
-    "layer_norm" or "rms_norm". For backends with ``add_forward``.
-    """
-
-    __slots__ = ()
-    widens = False
-
-    def forward(self, x: Any, y: Any, *, family: str, affine: tuple[Any, ...], eps: float, made: list[Any]) -> Any:
-        rows = [self.kernels.contiguous(array).reshape(-1, affine[0].size) for array in (x, y)]
-        norm, h, *statistics = getattr(self.kernels, family).add_forward(*rows, *affine, eps)
-        made += norm, *statistics
-        return h.reshape(x.shape)
-
-    def backward(self, dh: Any) -> Any:
-        return dh, dh

@@ -20,7 +20,7 @@ class RMSNorm(Function):
     shape: Any
 
     def forward(self, x: Any, weight: Any, *, eps: float, made: Any = None) -> Any:
-        """``made``: what ``layer_norm.AddForNorm`` has computed of this x already."""
+        """``made``: what ``fast.add_norm.AddForNorm`` has computed of this x already."""
         self.shape = x.shape
         contiguous = self.kernels.contiguous
         rows = contiguous(x).reshape(math.prod(x.shape[: x.ndim - weight.ndim]), weight.size)

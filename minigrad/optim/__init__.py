@@ -6,75 +6,26 @@ from .. import hints as _hints
 from .adagrad import AdaGrad, AdaGradConfig
 from .adam import Adam
 from .adamw import AdamW, AdamWConfig
-from .clip import (
-    NonFiniteGradientError,
-    clip_grad_norm,
-    clip_grad_norm_async,
-    clip_grad_norm_per_param,
-    clip_grad_value,
-    clip_grads_with_norm,
-    grad_norm,
-)
+from .clip import NonFiniteGradientError, clip_grad_norm, grad_norm
+from .clip_more import clip_grad_norm_async, clip_grad_norm_per_param, clip_grad_value, clip_grads_with_norm
 from .ema import EMA
 from .grad_accumulator import GradAccumulator
 from .grad_scaler import GradScaler, LossScaleStrategy
 from .lamb import Lamb, LambConfig
-from .lr_schedule import (
-    Constant,
-    CosineAnnealing,
-    CyclicalLr,
-    DecayShape,
-    ExponentialDecay,
-    InverseSqrt,
-    Lambda,
-    LinearWarmup,
-    LrSchedule,
-    StepDecay,
-    WarmRestarts,
-    Wsd,
-)
+from .lr_schedule import *
 from .muon import Muon, orthogonalize
 from .optimizer import Optimizer, decay_groups
 from .sgd import SGD, SgdConfig
 
+# fmt: off
 __all__ = [
-    "SGD",
-    "SgdConfig",
-    "Adam",
-    "AdamW",
-    "AdamWConfig",
-    "AdaGrad",
-    "AdaGradConfig",
-    "Lamb",
-    "LambConfig",
-    "Muon",
-    "orthogonalize",
-    "EMA",
-    "Optimizer",
-    "decay_groups",
-    "GradAccumulator",
-    "GradScaler",
-    "LossScaleStrategy",
-    "NonFiniteGradientError",
-    "clip_grad_norm",
-    "clip_grad_norm_async",
-    "clip_grad_norm_per_param",
-    "clip_grad_value",
-    "clip_grads_with_norm",
-    "grad_norm",
-    "LrSchedule",
-    "Constant",
-    "CosineAnnealing",
-    "CyclicalLr",
-    "DecayShape",
-    "ExponentialDecay",
-    "InverseSqrt",
-    "Lambda",
-    "LinearWarmup",
-    "StepDecay",
-    "WarmRestarts",
-    "Wsd",
+    "SGD", "SgdConfig", "Adam", "AdamW", "AdamWConfig", "AdaGrad", "AdaGradConfig", "Lamb", "LambConfig", "Muon",
+    "orthogonalize", "EMA", "Optimizer", "decay_groups", "GradAccumulator", "GradScaler", "LossScaleStrategy",
+    "NonFiniteGradientError", "clip_grad_norm", "clip_grad_norm_async", "clip_grad_norm_per_param", "clip_grad_value",
+    "clip_grads_with_norm", "grad_norm", "LrSchedule", "Constant", "CosineAnnealing", "CyclicalLr", "DecayShape",
+    "ExponentialDecay", "InverseSqrt", "Lambda", "LinearWarmup", "StepDecay", "WarmRestarts", "Wsd",
 ]
+# fmt: on
 
 if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
     __getattr__ = _hints.of_module(__name__)

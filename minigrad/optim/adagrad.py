@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .multi_tensor import Batch, MultiTensorOptimizer
-from .optimizer import Named, Update, check_range
+from .multi_tensor import MultiTensorOptimizer, UpdateBatch
+from .optimizer import Named, Update
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AdaGrad(MultiTensorOptimizer):
     (2011).
     """
 
-    family = "adagrad"
+    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay", "initial_accumulator_value", "lr_decay")
     state_arrays: tuple[str, ...] = ("sum",)
 
     def __init__(
@@ -59,14 +59,11 @@ class AdaGrad(MultiTensorOptimizer):
         """The options of groups that name no others."""
         return AdaGradConfig(**self.defaults)
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        options = super().checked(options)
-        for name in ("eps", "weight_decay", "initial_accumulator_value", "lr_decay"):
-            options[name] = check_range(options[name], name, 0.0)
-        return options
+    @staticmethod
+    def family(kernels: Any) -> Any:
+        return kernels.adagrad
 
-    def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> Batch:
+    def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> UpdateBatch:
         new = [update for update in updates if update.param._id not in self.state]
         self._make_states(update.param for update in new)
         for group, p, _ in new:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from .adamw import adam_row
 from .multi_tensor import MultiTensorOptimizer
-from .optimizer import check_betas, check_range
 
 
 class Adam(MultiTensorOptimizer):
@@ -23,7 +21,7 @@ class Adam(MultiTensorOptimizer):
     Source: Kingma & Ba, "Adam: a method for stochastic optimization" (2015).
     """
 
-    family = "adamw"
+    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay")
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -36,13 +34,9 @@ class Adam(MultiTensorOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        options = super().checked(options)
-        options["betas"] = check_betas(options["betas"])
-        for name in ("eps", "weight_decay"):
-            options[name] = check_range(options[name], name, 0.0)
-        return options
+    @staticmethod
+    def family(kernels: Any) -> Any:
+        return kernels.adamw
 
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         return *adam_row(group, t, 1.0), group["weight_decay"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named, check_betas, check_range
+from .optimizer import Named
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class AdamW(MultiTensorOptimizer):
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """
 
-    family = "adamw"
+    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay")
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -71,13 +71,9 @@ class AdamW(MultiTensorOptimizer):
         beta1, beta2 = self.defaults["betas"]
         return AdamWConfig(self.defaults["lr"], beta1, beta2, self.defaults["eps"], self.defaults["weight_decay"])
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        options = super().checked(options)
-        options["betas"] = check_betas(options["betas"])
-        for name in ("eps", "weight_decay"):
-            options[name] = check_range(options[name], name, 0.0)
-        return options
+    @staticmethod
+    def family(kernels: Any) -> Any:
+        return kernels.adamw
 
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         return adam_row(group, t, 1.0 - group["lr"] * group["weight_decay"])

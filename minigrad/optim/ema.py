@@ -12,12 +12,10 @@ import numpy as np
 from .. import capturing
 from ..device import Device
 from ..dtypes import float32, is_half
-from ..errors import located
+from ..errors import bad_state, bad_value, check_bool, check_float, check_int
 from ..nn.module import Module
 from ..tensor import Tensor
-from .optimizer import check_range
-
-Arrays = dict[str, np.ndarray]
+from .optimizer_state import Arrays
 
 
 class EMA:
@@ -48,9 +46,8 @@ class EMA:
     updates: int
 
     def __init__(self, module: Module, decay: float = 0.999, warmup: bool = False) -> None:
-        self.decay = check_range(decay, "decay", 0.0, 1.0)
-        if not isinstance(warmup, bool):
-            raise located(ValueError(f"warmup is {warmup!r}, expected True or False"))
+        self.decay = check_float("decay", decay, below=1.0)
+        check_bool("warmup", warmup)
         self.warmup = warmup
         self.updates = 0
         """Calls of ``update`` so far."""
@@ -128,20 +125,16 @@ class EMA:
 
     def _refuse_while_applied(self, method: str) -> None:
         if self._applied:
-            raise located(
-                RuntimeError(f"{method}() inside of applied(): the parameters are the averages there; leave it first")
-            )
+            raise bad_state(f"{method}() inside of applied(): the parameters are the averages there; leave it first")
 
     def _check_fits(self) -> None:
         for name, p in self._params.items():
             average = self._averages[name]
             if p.data.shape != average.shape or p.dtype != self._dtypes[name] or p.device is not self._devices[name]:
-                raise located(
-                    ValueError(
-                        f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, where averaging "
-                        f"began {self._dtypes[name]} of shape {tuple(average.shape)} on {self._devices[name]}; "
-                        "make a new EMA after such a change"
-                    )
+                raise bad_value(
+                    f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, where averaging "
+                    f"began {self._dtypes[name]} of shape {tuple(average.shape)} on {self._devices[name]}; "
+                    "make a new EMA after such a change"
                 )
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
@@ -165,21 +158,21 @@ class EMA:
                     f"average {name!r} has shape {tuple(given.shape)} and dtype {given.dtype}, this one has "
                     f"{tuple(average.shape)} and {average.dtype}"
                 )
-        updates, warmup, decay = meta.get("updates"), meta.get("warmup"), self.decay
-        if isinstance(updates, bool) or not isinstance(updates, int) or updates < 0:
-            problems.append(f"updates is {updates!r}, expected an integer >= 0")
-        if not isinstance(warmup, bool):
-            problems.append(f"warmup is {warmup!r}, expected True or False")
-        try:
-            decay = check_range(meta.get("decay"), "decay", 0.0, 1.0)
-        except ValueError as error:
-            problems.append(str(error))
+        for check in (
+            lambda: check_int("updates", meta.get("updates"), 0),
+            lambda: check_bool("warmup", meta.get("warmup")),
+            lambda: check_float("decay", meta.get("decay"), below=1.0),
+        ):
+            try:
+                check()
+            except ValueError as error:
+                problems.append(str(error))
         if problems:
-            raise located(ValueError("the saved averages do not fit:\n  " + "\n  ".join(problems)))
+            raise bad_value("the saved averages do not fit:\n  " + "\n  ".join(problems))
         for name, average in self._averages.items():
             kernels = self._devices[name].kernels
             kernels.elementwise.assign(average, kernels.from_host(np.asarray(arrays[name])))
-        self.decay, self.warmup, self.updates = decay, bool(warmup), int(meta["updates"])
+        self.decay, self.warmup, self.updates = float(meta["decay"]), meta["warmup"], meta["updates"]
 
 
 def _wide(p: Tensor) -> Any:

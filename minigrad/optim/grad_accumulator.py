@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import located
+from ..errors import bad_value, check_int
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
+from .clip import by_device
 
 
 class GradAccumulator:
@@ -31,9 +32,7 @@ class GradAccumulator:
     """
 
     def __init__(self, accum_steps: int) -> None:
-        if isinstance(accum_steps, bool) or not isinstance(accum_steps, int) or accum_steps < 1:
-            raise located(ValueError(f"accum_steps is {accum_steps!r}, expected an integer >= 1"))
-        self._accum_steps = accum_steps
+        self._accum_steps = check_int("accum_steps", accum_steps, 1)
         self.reset()
 
     def __repr__(self) -> str:
@@ -90,11 +89,9 @@ class GradAccumulator:
             if total is None:
                 new[number] = grad if take and grad.data.flags.c_contiguous else _copy(grad)
             elif (total.shape, total.dtype, total.device) != (grad.shape, grad.dtype, grad.device):
-                raise located(
-                    ValueError(
-                        f"the gradient of tensor {number} has shape {grad.shape}, {grad.dtype}, on {grad.device}; "
-                        f"in this window it had {total.shape}, {total.dtype}, on {total.device}"
-                    )
+                raise bad_value(
+                    f"the gradient of tensor {number} has shape {grad.shape}, {grad.dtype}, on {grad.device}; "
+                    f"in this window it had {total.shape}, {total.dtype}, on {total.device}"
                 )
         _scale(new.values(), weight)
         for number, total in self._sums.items():
@@ -138,10 +135,8 @@ class GradAccumulator:
         names = {p._id: name for name, p in _named(params)}
         unknown = [number for number in self._sums if number not in names]
         if unknown:
-            raise located(
-                ValueError(
-                    f"the window has gradients of tensors {unknown}, which are not among the {len(names)} params"
-                )
+            raise bad_value(
+                f"the window has gradients of tensors {unknown}, which are not among the {len(names)} params"
             )
         arrays = {
             f"grad.{names[number]}": np.array(total.device.kernels.to_host(total.data))
@@ -164,31 +159,23 @@ class GradAccumulator:
 
         Raises ValueError, before anything is changed, if it does not fit.
         """
-        count = meta.get("current_step")
         if meta.get("accum_steps") != self._accum_steps:
-            raise located(
-                ValueError(
-                    f"the saved window has accum_steps {meta.get('accum_steps')!r}, this one {self._accum_steps}"
-                )
+            raise bad_value(
+                f"the saved window has accum_steps {meta.get('accum_steps')!r}, this one {self._accum_steps}"
             )
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < self._accum_steps:
-            raise located(
-                ValueError(f"current_step is {count!r}, expected an integer from 0 to {self._accum_steps - 1}")
-            )
+        count = check_int("current_step", meta.get("current_step"), 0, self._accum_steps - 1)
         for key in ("loss_sum", "weight"):
             if isinstance(meta.get(key), bool) or not isinstance(meta.get(key), int | float):
-                raise located(ValueError(f"{key} is {meta.get(key)!r}, expected a number"))
+                raise bad_value(f"{key} is {meta.get(key)!r}, expected a number")
         by_name = {f"grad.{name}": p for name, p in _named(params)}
         sums: dict[int, Tensor] = {}
         for key, array in arrays.items():
             p = by_name.get(key)
             if p is None:
-                raise located(ValueError(f"array {key!r} belongs to none of the {len(by_name)} params"))
+                raise bad_value(f"array {key!r} belongs to none of the {len(by_name)} params")
             if array.shape != p.shape or array.dtype != p.dtype:
-                raise located(
-                    ValueError(
-                        f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
-                    )
+                raise bad_value(
+                    f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
                 )
             sums[p._id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
         self._sums, self._current_step = sums, count
@@ -198,7 +185,7 @@ class GradAccumulator:
 def check_weight(weight: Any) -> None:
     """Raise ValueError unless ``weight`` is a finite number >= 0."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise located(ValueError(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples"))
+        raise bad_value(f"weight is {weight!r}, expected a finite number >= 0, such as the number of samples")
 
 
 def _copy(grad: Tensor) -> Tensor:
@@ -207,9 +194,8 @@ def _copy(grad: Tensor) -> Tensor:
 
 def _scale(grads: Iterable[Tensor], factor: float) -> None:
     if factor != 1.0:
-        grads = list(grads)
-        for device in {grad.device for grad in grads}:
-            device.kernels.grad_norm.scale_([grad.data for grad in grads if grad.device is device], factor)
+        for device, arrays in by_device(grads).items():
+            device.kernels.grad_norm.scale_(arrays, factor)
 
 
 def _named(params: Iterable[Tensor | tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:

@@ -11,11 +11,11 @@ import numpy as np
 from .. import capturing
 from ..device import Device
 from ..dtypes import finfo, float16, float32, is_half
-from ..errors import located
+from ..errors import bad_state, bad_value, check_float, check_int, check_option
 from ..grad_store import GradStore
 from ..tensor import Tensor
 from .clip import by_device
-from .optimizer import Optimizer, check_range
+from .optimizer import Optimizer
 
 MIN_SCALE = 1.0
 MAX_SCALE = float(finfo(float32).max)
@@ -35,9 +35,8 @@ class LossScaleStrategy:
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
-        if self.kind not in ("none", "fixed", "dynamic"):
-            raise located(ValueError(f"kind is {self.kind!r}, expected 'none', 'fixed' or 'dynamic'"))
-        check_range(self.initial_scale, "initial_scale", MIN_SCALE)
+        check_option("kind", self.kind, ("none", "fixed", "dynamic"))
+        check_float("initial_scale", self.initial_scale, MIN_SCALE)
         _check_growth(self.growth_factor, self.backoff_factor, self.growth_interval)
 
     @classmethod
@@ -101,7 +100,7 @@ class GradScaler:
         enabled: bool = True,
     ) -> None:
         _check_growth(growth_factor, backoff_factor, growth_interval)
-        self._scale = check_range(init_scale, "init_scale", MIN_SCALE)
+        self._scale = check_float("init_scale", init_scale, MIN_SCALE)
         self.growth_factor: float = float(growth_factor)
         self.backoff_factor: float = float(backoff_factor)
         self.growth_interval: int = growth_interval
@@ -169,7 +168,7 @@ class GradScaler:
         if not self._enabled:
             return
         if any(store is grads for store, _ in self._unscaled):
-            raise located(RuntimeError("unscale_: these gradients have been unscaled already; call update() per step"))
+            raise bad_state("unscale_: these gradients have been unscaled already; call update() per step")
         flags = self.unscale_on_device(grads)
         self._unscaled.append((grads, flags))
 
@@ -179,11 +178,9 @@ class GradScaler:
         """
         bad = next((grad for grad in grads.values() if grad.dtype == float16), None)
         if bad is not None:
-            raise located(
-                ValueError(
-                    f"unscale_: a gradient of shape {bad.shape} is float16, in which what scaling gained is lost; "
-                    "keep parameters in float32 and compute under autocast"
-                )
+            raise bad_value(
+                f"unscale_: a gradient of shape {bad.shape} is float16, in which what scaling gained is lost; "
+                "keep parameters in float32 and compute under autocast"
             )
         graph = capturing.current()
         inverse: Any = 1.0 / self._scale if graph is None else graph.varying(lambda: np.array([1.0 / self._scale]))
@@ -226,11 +223,11 @@ class GradScaler:
         if not self._enabled:
             return
         if new_scale is not None:
-            self._scale = check_range(new_scale, "new_scale", MIN_SCALE)
+            self._scale = check_float("new_scale", new_scale, MIN_SCALE)
             self._unscaled.clear()
             return
         if not self._unscaled:
-            raise located(RuntimeError("update: no gradients were unscaled since the last one; call step or unscale_"))
+            raise bad_state("update: no gradients were unscaled since the last one; call step or unscale_")
         self.update_scale(any(_overflowed(flags) for _, flags in self._unscaled))
 
     def update_scale(self, overflow: bool) -> None:
@@ -281,21 +278,18 @@ class GradScaler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict``; ValueError for what is none, and for another scale than a fixed one."""
-        count = state.get("good_steps")
-        if type(count) is not int or not 0 <= count < self.growth_interval:
-            raise located(ValueError(f"good_steps is {count!r}, expected an integer below {self.growth_interval}"))
-        scale = check_range(state.get("scale"), "scale", MIN_SCALE)
+        count = check_int("good_steps", state.get("good_steps"), 0, self.growth_interval - 1)
+        scale = check_float("scale", state.get("scale"), MIN_SCALE)
         if not self._adapts and scale != self._scale:
-            raise located(ValueError(f"the saved scale is {scale:g}, this scaler's is fixed at {self._scale:g}"))
+            raise bad_value(f"the saved scale is {scale:g}, this scaler's is fixed at {self._scale:g}")
         self._scale, self._good_steps = scale, count
         self._unscaled.clear()
 
 
 def _check_growth(growth_factor: Any, backoff_factor: Any, growth_interval: Any) -> None:
-    check_range(growth_factor, "growth_factor", 1.0)
-    check_range(backoff_factor, "backoff_factor", 0.0, 1.0)
-    if type(growth_interval) is not int or growth_interval < 1:
-        raise located(ValueError(f"growth_interval is {growth_interval!r}, expected an integer >= 1"))
+    check_float("growth_factor", growth_factor, 1.0)
+    check_float("backoff_factor", backoff_factor, below=1.0)
+    check_int("growth_interval", growth_interval, 1)
 
 
 def _overflowed(flags: list[tuple[Device, Any]]) -> bool:

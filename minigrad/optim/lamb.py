@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import located
+from ..errors import check_bool, check_float
 from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named, check_betas, check_range
+from .optimizer import Named
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Lamb(MultiTensorOptimizer):
     You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
     """
 
-    family = "lamb"
+    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay")
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -80,16 +80,16 @@ class Lamb(MultiTensorOptimizer):
         rest = {key: self.defaults[key] for key in ("eps", "weight_decay", "max_trust_ratio", "use_adam")}
         return LambConfig(self.defaults["lr"], beta1, beta2, **rest)
 
+    @staticmethod
+    def family(kernels: Any) -> Any:
+        return kernels.lamb
+
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
         options = super().checked(options)
-        options["betas"] = check_betas(options["betas"])
-        for name in ("eps", "weight_decay"):
-            options[name] = check_range(options[name], name, 0.0)
         if options["max_trust_ratio"] is not None:
-            options["max_trust_ratio"] = check_range(options["max_trust_ratio"], "max_trust_ratio", 0.0)
-        if not isinstance(options["use_adam"], bool):
-            raise located(ValueError(f"use_adam is {options['use_adam']!r}, expected True (LAMB) or False (LARS)"))
+            options["max_trust_ratio"] = check_float("max_trust_ratio", options["max_trust_ratio"])
+        check_bool("use_adam", options["use_adam"])
         return options
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:

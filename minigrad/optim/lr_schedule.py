@@ -8,29 +8,17 @@ Schedules that end stay at ``min_lr`` afterwards. The names and fields are those
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import numbers
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..errors import located
-
-__all__ = [
-    "Constant",
-    "CosineAnnealing",
-    "CyclicalLr",
-    "DecayShape",
-    "ExponentialDecay",
-    "InverseSqrt",
-    "Lambda",
-    "LinearWarmup",
-    "LrSchedule",
-    "StepDecay",
-    "WarmRestarts",
-    "Wsd",
-]
+from .. import hints
+from ..errors import bad_type, bad_value, check_float, check_int
 
 
 class LrSchedule(ABC):
@@ -44,9 +32,9 @@ class LrSchedule(ABC):
         try:
             number = operator.index(step)
         except TypeError:
-            raise located(TypeError(f"get_lr({step!r}): the step is an integer, counted from 0")) from None
+            raise bad_type(f"get_lr({step!r}): the step is an integer, counted from 0") from None
         if number < 0:
-            raise located(ValueError(f"get_lr({step}): steps are counted from 0"))
+            raise bad_value(f"get_lr({step}): steps are counted from 0")
         return self._lr(number)
 
     @abstractmethod
@@ -54,36 +42,61 @@ class LrSchedule(ABC):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Constant(LrSchedule):
-    """``lr`` at every step."""
+def _check_share(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < float(value) <= 1.0:
+        raise bad_value(f"{name} is {value!r}, expected a number in (0, 1]")
 
-    lr: float
+
+Rate: TypeAlias = float  # finite, >= 0
+Share: TypeAlias = float  # in (0, 1]
+Steps: TypeAlias = int  # >= 0
+Length: TypeAlias = int  # >= 1
+Cycle: TypeAlias = int  # >= 2
+CHECKS: dict[str, Callable[[str, Any], object]] = {
+    "Rate": check_float,
+    "Share": _check_share,
+    "Steps": functools.partial(check_int, least=0),
+    "Length": functools.partial(check_int, least=1),
+    "Cycle": functools.partial(check_int, least=2),
+}
+
+
+class _Checked(LrSchedule):
+    """A dataclass whose fields are checked by the names of their types, and in which ``min_lr`` is the least rate."""
 
     def __post_init__(self) -> None:
-        _check_rates(self, "lr")
+        options: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
+            options[field.name] = getattr(self, field.name)
+            if field.type in CHECKS:
+                CHECKS[field.type](f"{type(self).__name__}: {field.name}", options[field.name])
+        if "min_lr" in options:
+            _check_order(self, "min_lr", "base_lr" if "base_lr" in options else "max_lr")
+
+
+@dataclass(frozen=True)
+class Constant(_Checked):
+    """``lr`` at every step."""
+
+    lr: Rate
 
     def _lr(self, step: int) -> float:
         return self.lr
 
 
 @dataclass(frozen=True)
-class LinearWarmup(LrSchedule):
+class LinearWarmup(_Checked):
     """base_lr * min(1, (step + 1) / warmup_steps); ``warmup_steps`` 0 is no warmup."""
 
-    base_lr: float
-    warmup_steps: int
-
-    def __post_init__(self) -> None:
-        _check_rates(self, "base_lr")
-        _check_counts(self, 0, "warmup_steps")
+    base_lr: Rate
+    warmup_steps: Steps
 
     def _lr(self, step: int) -> float:
         return self.base_lr * _warmup(step, self.warmup_steps)
 
 
 @dataclass(frozen=True)
-class CosineAnnealing(LrSchedule):
+class CosineAnnealing(_Checked):
     """Linear warmup to ``base_lr``, then half a cosine down to ``min_lr`` at ``total_steps``, then ``min_lr``.
 
     min_lr + (base_lr - min_lr) * (1 + cos(pi * u)) / 2,  u = (step - warmup_steps) / (total_steps - warmup_steps)
@@ -91,16 +104,13 @@ class CosineAnnealing(LrSchedule):
     ``total_steps`` includes the warmup. Source: Loshchilov & Hutter, "SGDR" (2017), one period.
     """
 
-    base_lr: float
-    min_lr: float
-    warmup_steps: int
-    total_steps: int
+    base_lr: Rate
+    min_lr: Rate
+    warmup_steps: Steps
+    total_steps: Length
 
     def __post_init__(self) -> None:
-        _check_rates(self, "base_lr", "min_lr")
-        _check_order(self, "min_lr", "base_lr")
-        _check_counts(self, 0, "warmup_steps")
-        _check_counts(self, 1, "total_steps")
+        super().__post_init__()
         _check_order(self, "warmup_steps", "total_steps")
 
     def _lr(self, step: int) -> float:
@@ -130,7 +140,7 @@ class DecayShape(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Wsd(LrSchedule):
+class Wsd(_Checked):
     """Warmup, stable, decay: linear warmup, ``stable_steps`` at ``base_lr``, ``decay_steps`` down to ``min_lr``.
 
     In the decay: min_lr + (base_lr - min_lr) * decay_shape(u),  u = (step - warmup_steps - stable_steps) / decay_steps
@@ -138,23 +148,21 @@ class Wsd(LrSchedule):
     ``decay_shape`` is a DecayShape or its name in lower case. Source: Hu et al., "MiniCPM" (2024).
     """
 
-    base_lr: float
-    min_lr: float
-    warmup_steps: int
-    stable_steps: int
-    decay_steps: int
+    base_lr: Rate
+    min_lr: Rate
+    warmup_steps: Steps
+    stable_steps: Steps
+    decay_steps: Steps
     decay_shape: DecayShape | str = DecayShape.Linear
 
     def __post_init__(self) -> None:
-        _check_rates(self, "base_lr", "min_lr")
-        _check_order(self, "min_lr", "base_lr")
-        _check_counts(self, 0, "warmup_steps", "stable_steps", "decay_steps")
+        super().__post_init__()
         try:
             object.__setattr__(self, "decay_shape", DecayShape(self.decay_shape))
         except ValueError:
             known = ", ".join(repr(shape.value) for shape in DecayShape)
-            raise located(
-                ValueError(f"Wsd: decay_shape is {self.decay_shape!r}, expected a DecayShape or one of {known}")
+            raise bad_value(
+                f"Wsd: decay_shape is {self.decay_shape!r}, expected a DecayShape or one of {known}"
             ) from None
 
     def _lr(self, step: int) -> float:
@@ -169,51 +177,38 @@ class Wsd(LrSchedule):
 
 
 @dataclass(frozen=True)
-class StepDecay(LrSchedule):
+class StepDecay(_Checked):
     """initial_lr * decay_factor ** (step // decay_steps)"""
 
-    initial_lr: float
-    decay_factor: float
-    decay_steps: int
-
-    def __post_init__(self) -> None:
-        _check_rates(self, "initial_lr")
-        _check_share(self, "decay_factor")
-        _check_counts(self, 1, "decay_steps")
+    initial_lr: Rate
+    decay_factor: Share
+    decay_steps: Length
 
     def _lr(self, step: int) -> float:
         return self.initial_lr * self.decay_factor ** (step // self.decay_steps)
 
 
 @dataclass(frozen=True)
-class ExponentialDecay(LrSchedule):
+class ExponentialDecay(_Checked):
     """initial_lr * exp(-decay_rate * step)"""
 
-    initial_lr: float
-    decay_rate: float
-
-    def __post_init__(self) -> None:
-        _check_rates(self, "initial_lr", "decay_rate")
+    initial_lr: Rate
+    decay_rate: Rate
 
     def _lr(self, step: int) -> float:
         return self.initial_lr * math.exp(-self.decay_rate * step)
 
 
 @dataclass(frozen=True)
-class CyclicalLr(LrSchedule):
+class CyclicalLr(_Checked):
     """A triangular wave: ``min_lr`` at step 0, ``max_lr`` after cycle_length // 2 steps, then down again to ``min_lr``.
 
     Source: Smith, "Cyclical learning rates for training neural networks" (2017), the policy "triangular".
     """
 
-    min_lr: float
-    max_lr: float
-    cycle_length: int
-
-    def __post_init__(self) -> None:
-        _check_rates(self, "min_lr", "max_lr")
-        _check_order(self, "min_lr", "max_lr")
-        _check_counts(self, 2, "cycle_length")
+    min_lr: Rate
+    max_lr: Rate
+    cycle_length: Cycle
 
     def _lr(self, step: int) -> float:
         position, rise = step % self.cycle_length, self.cycle_length // 2
@@ -223,7 +218,7 @@ class CyclicalLr(LrSchedule):
 
 
 @dataclass(frozen=True)
-class WarmRestarts(LrSchedule):
+class WarmRestarts(_Checked):
     """Half cosines down to ``min_lr``, one after the other, each beginning anew at the top.
 
     Period k has floor(first_period * period_mult**k) steps and the top max(min_lr, base_lr * lr_decay**k); within it
@@ -232,22 +227,17 @@ class WarmRestarts(LrSchedule):
     Source: Loshchilov & Hutter, "SGDR: Stochastic gradient descent with warm restarts" (2017).
     """
 
-    base_lr: float
-    min_lr: float
-    first_period: int
-    period_mult: float = 1.0
-    lr_decay: float = 1.0
+    base_lr: Rate
+    min_lr: Rate
+    first_period: Length
+    period_mult: Rate = 1.0
+    lr_decay: Share = 1.0
 
     def __post_init__(self) -> None:
-        _check_rates(self, "base_lr", "min_lr", "period_mult")
-        _check_order(self, "min_lr", "base_lr")
-        _check_counts(self, 1, "first_period")
-        _check_share(self, "lr_decay")
+        super().__post_init__()
         if self.period_mult < 1:
-            raise located(
-                ValueError(
-                    f"WarmRestarts: period_mult is {self.period_mult}, expected at least 1: periods never shrink"
-                )
+            raise bad_value(
+                f"WarmRestarts: period_mult is {self.period_mult}, expected at least 1: periods never shrink"
             )
 
     def _lr(self, step: int) -> float:
@@ -265,19 +255,15 @@ class WarmRestarts(LrSchedule):
 
 
 @dataclass(frozen=True)
-class InverseSqrt(LrSchedule):
+class InverseSqrt(_Checked):
     """base_lr * min((step + 1) / warmup_steps, sqrt(warmup_steps / (step + 1)))
 
     The peak, where the warmup ends, is base_lr. Source: Vaswani et al., "Attention is all you need" (2017), section
     5.3; there base_lr is 1 / sqrt(d_model * warmup_steps).
     """
 
-    base_lr: float
-    warmup_steps: int
-
-    def __post_init__(self) -> None:
-        _check_rates(self, "base_lr")
-        _check_counts(self, 1, "warmup_steps")
+    base_lr: Rate
+    warmup_steps: Length
 
     def _lr(self, step: int) -> float:
         ratio = (step + 1) / self.warmup_steps
@@ -292,12 +278,12 @@ class Lambda(LrSchedule):
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
-            raise located(TypeError(f"Lambda: fn is {self.fn!r}, expected a function from step to learning rate"))
+            raise bad_type(f"Lambda: fn is {self.fn!r}, expected a function from step to learning rate")
 
     def _lr(self, step: int) -> float:
         lr = float(self.fn(step))
         if not 0.0 <= lr < math.inf:
-            raise located(ValueError(f"Lambda: fn({step}) returned {lr}, expected a finite learning rate >= 0"))
+            raise bad_value(f"Lambda: fn({step}) returned {lr}, expected a finite learning rate >= 0")
         return lr
 
 
@@ -314,31 +300,12 @@ def _between(low: float, high: float, share: float) -> float:
     return low * (1.0 - share) + high * share
 
 
-def _check_rates(schedule: LrSchedule, *names: str) -> None:
-    for name in names:
-        value = getattr(schedule, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < math.inf:
-            raise located(ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a finite number >= 0"))
-
-
-def _check_counts(schedule: LrSchedule, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(schedule, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            raise located(ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected an integer >= {least}"))
-
-
-def _check_share(schedule: LrSchedule, name: str) -> None:
-    value = getattr(schedule, name)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < float(value) <= 1.0:
-        raise located(ValueError(f"{type(schedule).__name__}: {name} is {value!r}, expected a number in (0, 1]"))
-
-
 def _check_order(schedule: LrSchedule, low: str, high: str) -> None:
     if getattr(schedule, low) > getattr(schedule, high):
-        raise located(
-            ValueError(
-                f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, "
-                f"{getattr(schedule, high)}"
-            )
+        raise bad_value(
+            f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, {getattr(schedule, high)}"
         )
+
+
+if not TYPE_CHECKING:
+    __all__ = hints.defined_in(__name__)

@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from .. import capturing, cuda_graph
+from .. import capturing
+from ..cuda import cuda_graph
 from ..dtypes import float32, is_half
-from ..errors import located
+from ..errors import bad_value
 from ..grad_store import GradStore, check_grads
 from ..tensor import Tensor
 from ..versions import bump
-from .optimizer import Optimizer, ParamState, Update
+from .optimizer import Optimizer, Update
+from .optimizer_state import ParamState
 
 
 @dataclass(eq=False)
-class Batch:
+class UpdateBatch:
     """Parameters that one launch updates: those with a gradient that share device, dtype and kinds of state arrays.
 
     Kept for the next steps, as long as they find the same memory and states.
@@ -72,13 +74,16 @@ class MultiTensorOptimizer(Optimizer):
     """
 
     capturable = True
-    family: str
-    """The kernel family: ``device.kernels.<family>`` has ``Table`` and ``step``."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.master_weights: bool = bool(self.extra_arrays)
-        self._batches: dict[Any, list[Batch]] = {}
+        self._batches: dict[Any, list[UpdateBatch]] = {}
         super().__init__(params, defaults)
+
+    @staticmethod
+    @abstractmethod
+    def family(kernels: Any) -> Any:
+        """The optimizer's module in a kernel package: it has ``Table`` and ``step``."""
 
     @abstractmethod
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
@@ -90,7 +95,7 @@ class MultiTensorOptimizer(Optimizer):
         graph = capturing.current()
         for batch, arrays in self._batches_for(grads, graph):
             kernels = batch.params[0].device.kernels
-            family = getattr(kernels, self.family)
+            family = self.family(kernels)
             scalars = self._scalars(batch) if graph is None else self._captured(graph, batch)
             if batch.table is None:
                 _step_in_float32(kernels, family, batch, arrays, scalars)
@@ -99,7 +104,7 @@ class MultiTensorOptimizer(Optimizer):
             if graph is None:
                 _count(batch, 1)
 
-    def _batches_for(self, grads: GradStore, graph: cuda_graph.Graph | None) -> list[tuple[Batch, list[Any]]]:
+    def _batches_for(self, grads: GradStore, graph: cuda_graph.Graph | None) -> list[tuple[UpdateBatch, list[Any]]]:
         """The parameters that have gradients, and these as raw arrays, with everything checked."""
         self._check_options()
         groups = [(self.kinds_of(group), *map(id, group["params"])) for group in self.param_groups]
@@ -117,7 +122,7 @@ class MultiTensorOptimizer(Optimizer):
         found = {update.param._id: update.grad for update in self._collect(grads)}
         return [(batch, [found[number] for number in batch.ids]) for batch in batches]
 
-    def _divided(self, updates: list[Update], graph: cuda_graph.Graph | None) -> list[Batch]:
+    def _divided(self, updates: list[Update], graph: cuda_graph.Graph | None) -> list[UpdateBatch]:
         """Batches of these parameters."""
         divided: dict[Any, list[Update]] = {}
         for update in updates:
@@ -127,13 +132,13 @@ class MultiTensorOptimizer(Optimizer):
         with contextlib.nullcontext() if graph is None else graph.paused():
             return [self._prepare(part, kinds) for (_, _, kinds), part in divided.items()]
 
-    def _captured(self, graph: cuda_graph.Graph, batch: Batch) -> np.ndarray:
+    def _captured(self, graph: cuda_graph.Graph, batch: UpdateBatch) -> np.ndarray:
         """The scalars of each launch of a graph, whose launches count as updates."""
         graph.count(functools.partial(_count, batch))
         graph.valid_while(lambda: batch.is_current(self.state))
         return graph.varying(functools.partial(self._scalars, batch))
 
-    def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> Batch:
+    def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> UpdateBatch:
         """A batch of these parameters."""
         params = [update.param for update in updates]
         if "master" in kinds:
@@ -143,18 +148,18 @@ class MultiTensorOptimizer(Optimizer):
         self._make_states(params, kinds)
         states = [self._state_of(p) for p in params]
         arrays = [p.data for p in params]
-        family = getattr(params[0].device.kernels, self.family)
+        family = self.family(params[0].device.kernels)
         if "master" in kinds:
             columns = [[state.arrays[kind] for state in states] for kind in ("master", *self.state_arrays)]
             table = family.Table(*columns, weights=arrays)
         elif is_half(arrays[0].dtype):
             read_only = [i for i, array in enumerate(arrays) if not array.flags.writeable]
             if read_only:
-                raise located(ValueError(f"array {read_only[0]} is read-only, so it cannot be updated in place"))
+                raise bad_value(f"array {read_only[0]} is read-only, so it cannot be updated in place")
             table = None
         else:
             table = family.Table(arrays, *([state.arrays[kind] for state in states] for kind in kinds))
-        return Batch(kinds, [update.group for update in updates], params, arrays, states, table)
+        return UpdateBatch(kinds, [update.group for update in updates], params, arrays, states, table)
 
     def dtype_of(self, p: Tensor, kind: str) -> Any:
         """The dtype of an array of a parameter's state."""
@@ -178,7 +183,7 @@ class MultiTensorOptimizer(Optimizer):
                     k.elementwise.assign(master, p.data)
                 state.version = p._version.count
 
-    def _scalars(self, batch: Batch) -> np.ndarray:
+    def _scalars(self, batch: UpdateBatch) -> np.ndarray:
         """float64 (number of parameters, number of scalars): each parameter's scalars for its coming update."""
         # Few rows differ: one for each group, unless parameters were frozen for a while.
         wanted = [*zip(batch.groups, [state.step for state in batch.states])]
@@ -194,7 +199,7 @@ class MultiTensorOptimizer(Optimizer):
         self._batches.clear()
 
 
-def _count(batch: Batch, updates: int) -> None:
+def _count(batch: UpdateBatch, updates: int) -> None:
     for state in batch.states:
         state.step += updates
     bump(batch.params)
@@ -203,7 +208,7 @@ def _count(batch: Batch, updates: int) -> None:
             state.version = p._version.count
 
 
-def _step_in_float32(kernels: Any, family: Any, batch: Batch, grads: list[Any], scalars: np.ndarray) -> None:
+def _step_in_float32(kernels: Any, family: Any, batch: UpdateBatch, grads: list[Any], scalars: np.ndarray) -> None:
     """One step on float32 copies of parameters, gradients and states, which then go back, rounded."""
     columns = [batch.arrays, *([state.arrays[kind] for state in batch.states] for kind in batch.kinds)]
     cast, assign = kernels.elementwise.cast, kernels.elementwise.assign

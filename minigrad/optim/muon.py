@@ -8,10 +8,10 @@ from typing import Any
 
 from ..autograd import no_grad
 from ..dtypes import is_half
-from ..errors import located
+from ..errors import bad_value, check_bool, check_float, check_int
 from ..grad_store import GradStore
 from ..tensor import Tensor
-from .optimizer import Optimizer, Update, check_range
+from .optimizer import Optimizer, Update
 
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 """Coefficients of the quintic that drives singular values from (0, 1] to about 1, between 0.7 and 1.2, in 5 steps."""
@@ -27,7 +27,7 @@ def orthogonalize(x: Tensor, steps: int = 5) -> Tensor:
     networks" (2024).
     """
     if x.ndim != 2:
-        raise located(ValueError(f"orthogonalize takes a matrix, not shape {x.shape}"))
+        raise bad_value(f"orthogonalize takes a matrix, not shape {x.shape}")
     a, b, c = NEWTON_SCHULZ
     with no_grad():
         tall = x.shape[0] > x.shape[1]
@@ -56,6 +56,7 @@ class Muon(Optimizer):
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
     """
 
+    non_negative: tuple[str, ...] = ("lr", "weight_decay")
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
@@ -73,13 +74,9 @@ class Muon(Optimizer):
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
         options = super().checked(options)
-        options["momentum"] = check_range(options["momentum"], "momentum", 0.0, 1.0)
-        options["weight_decay"] = check_range(options["weight_decay"], "weight_decay", 0.0)
-        if not isinstance(options["nesterov"], bool):
-            raise located(ValueError(f"nesterov is {options['nesterov']!r}, expected True or False"))
-        steps = options["ns_steps"]
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise located(ValueError(f"ns_steps is {steps!r}, expected an integer >= 1"))
+        options["momentum"] = check_float("momentum", options["momentum"], below=1.0)
+        options["ns_steps"] = check_int("ns_steps", options["ns_steps"], 1)
+        check_bool("nesterov", options["nesterov"])
         return options
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
@@ -90,9 +87,7 @@ class Muon(Optimizer):
                 name = self.name_of(p)
                 for member in self.param_groups.pop()["params"]:
                     del self._names[member.id]
-                raise located(
-                    ValueError(f"parameter {name} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
-                )
+                raise bad_value(f"parameter {name} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
 
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""

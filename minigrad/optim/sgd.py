@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import located
+from ..errors import bad_value, check_bool
 from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named, check_range
+from .optimizer import Named
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SGD(MultiTensorOptimizer):
     (2013).
     """
 
-    family = "sgd"
+    non_negative: tuple[str, ...] = ("lr", "momentum", "dampening", "weight_decay")
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
@@ -65,19 +65,18 @@ class SGD(MultiTensorOptimizer):
         """The options of groups that name no others."""
         return SgdConfig(**self.defaults)
 
+    @staticmethod
+    def family(kernels: Any) -> Any:
+        return kernels.sgd
+
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
         options = super().checked(options)
-        for name in ("momentum", "dampening", "weight_decay"):
-            options[name] = check_range(options[name], name, 0.0)
-        if not isinstance(options["nesterov"], bool):
-            raise located(ValueError(f"nesterov is {options['nesterov']!r}, expected True or False"))
+        check_bool("nesterov", options["nesterov"])
         if options["nesterov"] and (options["momentum"] == 0 or options["dampening"] != 0):
-            raise located(
-                ValueError(
-                    f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}: it needs "
-                    "momentum > 0 and dampening = 0"
-                )
+            raise bad_value(
+                f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}: it needs "
+                "momentum > 0 and dampening = 0"
             )
         return options
 

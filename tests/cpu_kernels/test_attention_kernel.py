@@ -1,46 +1,22 @@
-"""Attention against plain NumPy in float64: outputs, gradients by their closed form, grouped heads, dropout."""
+"""Attention against the plain kernels in float64: outputs, gradients, grouped heads, dropout."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.cpu_kernels import attention, random, threads
-from minigrad.cpu_kernels.jit import kernel
-from minigrad.cpu_kernels.register_tile import pointer, row_maximum, tile_columns
+from minigrad.cpu_kernels import attention
+from minigrad.cpu_kernels.toolbox import threads
+from minigrad.cpu_kernels.toolbox.jit import kernel
+from minigrad.cpu_kernels.toolbox.register_tile import pointer, row_maximum, tile_columns
+from minigrad.ops.attention import Options
+from minigrad.plain_kernels import attention as plain
 
 RNG = np.random.default_rng(0)
 SEED, OFFSET = 2**63 + 11, 5
 # Relative to the largest element of each result. float32: sums of up to 1100 products of rounded probabilities, which
 # average out to some 10 roundings of 6e-8, and 2 ulp per exponential; float64: 1e-16 instead of 6e-8.
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-13}
-
-
-def reference(dy, q, k, v, causal, scale, mask):
-    """y, lse, dq, dk, dv by the formulas of the kernel's docstring, with the whole (Tq, Tk) matrix."""
-    dy, q, k, v = (x.astype(np.float64) for x in (dy, q, k, v))
-    group = q.shape[1] // k.shape[1]
-    keys, values = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = scale * q @ keys.swapaxes(2, 3)
-    if causal:
-        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
-    lse = np.logaddexp.reduce(scores, axis=-1)
-    p = np.exp(scores - lse[..., None])
-    y = (p * mask) @ values
-    ds = p * (dy @ values.swapaxes(2, 3) * mask - (dy * y).sum(-1, keepdims=True))
-
-    def per_group(x):
-        return x.reshape(k.shape[0], k.shape[1], group, *k.shape[2:]).sum(axis=2)
-
-    dq, dk = scale * ds @ keys, scale * ds.swapaxes(2, 3) @ q
-    return y, lse, dq, per_group(dk), per_group((p * mask).swapaxes(2, 3) @ dy)
-
-
-def dropout_mask(shape, dtype, p):
-    mask = np.ones(int(np.prod(shape)), dtype)
-    if p > 0:
-        random.fill_dropout(mask, 0, np.uint64(SEED), np.uint64(OFFSET), p)
-    return mask.reshape(shape)
 
 
 def operands(B, H, Hkv, Tq, Tk, D, dtype):
@@ -50,16 +26,17 @@ def operands(B, H, Hkv, Tq, Tk, D, dtype):
     return dy, q, k, v
 
 
-def run(dy, q, k, v, causal, scale, p=0.0):
-    y, lse = attention.forward(q, k, v, causal, scale, p, SEED, OFFSET)
-    return y, lse, *attention.backward(dy, q, k, v, y, lse, causal, scale, p, SEED, OFFSET)
+def run(dy, q, k, v, causal, scale, p=0.0, kernels=attention):
+    options = Options(causal, scale, p, SEED, OFFSET)
+    y, lse = kernels.forward(q, k, v, options)
+    return y, lse, *kernels.backward(dy, q, k, v, y, lse, options)
 
 
 def assert_attention(dy, q, k, v, causal, scale, p=0.0):
     dtype = q.dtype.type
-    mask = dropout_mask((*q.shape[:3], k.shape[2]), dtype, p)
     size = max(1.0, scale * np.abs(q).max() * np.abs(k).max(), np.abs(v).max()) * np.abs(dy).max()
-    for actual, expected in zip(run(dy, q, k, v, causal, scale, p), reference(dy, q, k, v, causal, scale, mask)):
+    exact = run(*(x.astype(np.float64) for x in (dy, q, k, v)), causal, scale, p, plain)
+    for actual, expected in zip(run(dy, q, k, v, causal, scale, p), exact):
         assert actual.shape == expected.shape
         assert actual.dtype == dtype
         # An exact zero (the gradient of one visible score) has rounding errors of the size of the operands.
@@ -140,10 +117,10 @@ def test_nothing_to_attend(shape, causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_of_any_size(scale, causal):
     """Scores of up to 1e5: the running maximum keeps exponentials finite, also when it grows from block to block."""
-    dy, q, k, v = operands(1, 1, 1, 70, 2 * attention.KEY_BLOCK, 16, np.float64)
+    _, q, k, v = operands(1, 1, 1, 70, 2 * attention.KEY_BLOCK, 16, np.float64)
     k *= np.linspace(1, 50, k.shape[2])[:, None]
-    y, lse, *_ = reference(dy, q, k, v, causal, scale, 1.0)
-    actual_y, actual_lse = attention.forward(q, k, v, causal, scale)
+    y, lse = plain.forward(q, k, v, Options(causal, scale))
+    actual_y, actual_lse = attention.forward(q, k, v, Options(causal, scale))
     # A score of size 1e5 is rounded by 1e5 * 2e-16, and so, relatively, is its exponential, in both computations.
     np.testing.assert_allclose(actual_y, y, rtol=0, atol=1e-9)
     np.testing.assert_allclose(actual_lse, lse, rtol=1e-12)
@@ -164,19 +141,19 @@ def test_gradients_of_huge_scores(size):
 def test_infinity_and_nan(dtype):
     q, k, v = np.ones((3, 1, 1, 700, 4), dtype)
     k[0, 0, :600, 0] = -np.inf  # masked by hand: the scores are -inf
-    y, _ = attention.forward(q, k, v * 2, False, 1.0)
+    y, _ = attention.forward(q, k, v * 2, Options(False, 1.0))
     np.testing.assert_array_equal(y, 2)
     k[...] = -np.inf
-    assert np.isnan(attention.forward(q, k, v, False, 1.0)[0]).all()  # no key at all, as PyTorch's softmax
+    assert np.isnan(attention.forward(q, k, v, Options(False, 1.0))[0]).all()  # no key at all, as PyTorch's softmax
 
     k[...] = 1
     q[0, 0, 5] = np.nan
-    y, lse = attention.forward(q, k, v, True, 1.0)
+    y, lse = attention.forward(q, k, v, Options(True, 1.0))
     assert np.isnan(y[0, 0, 5]).all()
     assert np.isnan(lse[0, 0, 5])
     np.testing.assert_allclose(np.delete(y, 5, axis=2), 1, rtol=TOLERANCE[dtype])
     q[0, 0, 5], k[0, 0, 300] = 1, np.nan
-    y, _ = attention.forward(q, k, v, True, 1.0)
+    y, _ = attention.forward(q, k, v, Options(True, 1.0))
     assert np.isnan(y[0, 0, 300:]).all()
     np.testing.assert_allclose(y[0, 0, :300], 1, rtol=TOLERANCE[dtype])
 
@@ -195,24 +172,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(B, H, Hkv, T, p):
         threads.set_num_threads(count)
     for actual, expected in zip(parallel, serial):
         np.testing.assert_array_equal(actual, expected)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("p", [0.0, 0.4])
-def test_gradients_are_the_central_differences(causal, p):
-    """Along one random direction in q, k and v; with dropout this shows that backward draws forward's mask."""
-    dy, *inputs = operands(2, 4, 2, 37, 41, 6, np.float64)
-    direction = [RNG.normal(size=x.shape) for x in inputs]
-    h = 1e-6
-
-    def loss(sign):
-        moved = (x + sign * h * d for x, d in zip(inputs, direction))
-        return (attention.forward(*moved, causal, 0.5, p, SEED, OFFSET)[0] * dy).sum()
-
-    gradients = run(dy, *inputs, causal, 0.5, p)[2:]
-    slope = sum((g * d).sum() for g, d in zip(gradients, direction))
-    # Truncation h^2 and rounding eps / h, both relative to sums of some thousand terms of size 1.
-    assert slope == pytest.approx((loss(1) - loss(-1)) / (2 * h), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minigrad as mg
-from minigrad.cpu_kernels import bfloat16_product, threads
 from minigrad.cpu_kernels.matmul import THIN_ROWS, matmul
+from minigrad.cpu_kernels.toolbox import bfloat16_product, threads
 from minigrad.nn import functional as F
 
 needs_bfloat16 = pytest.mark.skipif(not bfloat16_product.AVAILABLE, reason="this CPU has no avx512_bf16")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels import embedding, threads
+from minigrad.cpu_kernels import embedding
+from minigrad.cpu_kernels.toolbox import threads
 
 CASES = [(5, 3, (0,)), (5, 3, ()), (7, 1, (4, 2)), (65, 100, (30, 20)), (50_000, 48, (600,)), (3, 0, (4,))]
 

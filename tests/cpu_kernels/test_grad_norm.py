@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels import grad_norm, threads
+from minigrad.cpu_kernels import grad_norm
+from minigrad.cpu_kernels.toolbox import threads
 
 
 def arrays(dtypes=(np.float32, np.float64)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
-from minigrad.cpu_kernels import jit
+from minigrad.cpu_kernels.toolbox import jit
 
 # layer_norm.backward calls its serial kernel directly for few rows, and inside the parallel one for many.
 SCRIPT = """

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import minigrad as mg
+import minigrad.nn.functional as F
 from minigrad.cpu_kernels import cross_entropy, linear, linear_cross_entropy
 
 IGNORED = -100
@@ -34,8 +35,8 @@ def test_bits_of_the_single_operations(sizes, dtype, special, threads):
     x, weight, targets = inputs(*sizes, dtype)
     if special:
         x[3, 5] = special
-    assert linear_cross_entropy.takes(x, weight)
-    found = linear_cross_entropy.forward_backward(x, weight, targets, IGNORED, 0.125)
+    assert linear_cross_entropy._in_one_launch(x, weight)
+    found = linear_cross_entropy._in_two_steps(x, weight, targets, IGNORED, 0.125)
     logits = linear.forward(x, weight)
     dlosses = np.full(len(x), 0.125, dtype)
     losses, _, dlogits = cross_entropy.forward_backward(dlosses, logits, targets, IGNORED, 0.0, None)
@@ -56,17 +57,26 @@ def test_against_float64():
     expected[kept] = -np.log(p[rows, labels])
     dz = p * kept[:, None] * 0.5
     dz[rows, labels] -= 0.5
-    losses, dx, dweight = linear_cross_entropy.forward_backward(x, weight, targets, IGNORED, 0.5)
+    losses, dx, dweight = linear_cross_entropy._in_two_steps(x, weight, targets, IGNORED, 0.5)
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)  # sums of 48 products of size 1 in float32
     np.testing.assert_allclose(dx, dz @ weight, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(dweight, dz.T @ x, rtol=1e-4, atol=1e-4)
 
 
-def test_what_it_does_not_take():
+def test_what_is_not_one_launch():
     x, weight, _ = inputs(64, 65, 64, np.float32)
-    assert not linear_cross_entropy.takes(x, weight)  # more classes than rows
+    assert not linear_cross_entropy._in_one_launch(x, weight)  # more classes than rows
     x, weight, _ = inputs(300, 65, 64, np.float32)
-    assert linear_cross_entropy.takes(x, weight)
-    assert not linear_cross_entropy.takes(x.astype(np.float64), weight)
-    assert not linear_cross_entropy.takes(np.asfortranarray(x), weight)
-    assert not linear_cross_entropy.takes(x, weight[:2])
+    assert linear_cross_entropy._in_one_launch(x, weight)
+    assert not linear_cross_entropy._in_one_launch(x.astype(np.float64), weight)
+    assert not linear_cross_entropy._in_one_launch(np.asfortranarray(x), weight)
+    assert not linear_cross_entropy._in_one_launch(x, weight[:2])
+
+
+def test_the_operation_is_one_launch(monkeypatch):
+    """Of small operands with both gradients: the operation tells the kernels so."""
+    calls, launch = [], linear_cross_entropy._in_two_steps
+    monkeypatch.setattr(linear_cross_entropy, "_in_two_steps", lambda *given: calls.append(1) or launch(*given))
+    x, w = mg.ones(40, 20).requires_grad_(), mg.ones(30, 20).requires_grad_()
+    F.linear_cross_entropy(x, w, mg.zeros(40, dtype=mg.int64))
+    assert calls

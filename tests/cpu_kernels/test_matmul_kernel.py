@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.cpu_kernels import linear, product_loops, register_tile, threads
+from minigrad.cpu_kernels import linear
 from minigrad.cpu_kernels.matmul import matmul
+from minigrad.cpu_kernels.toolbox import product_loops, register_tile, threads
 
 DTYPES = [np.float32, np.float64]
 RNG = np.random.default_rng(0)
@@ -200,7 +201,9 @@ def test_batches_that_do_not_broadcast():
 
 OTHER_VECTORS = """
 import numpy as np
-from minigrad.cpu_kernels import attention, matmul, register_tile
+from minigrad.cpu_kernels import attention, matmul
+from minigrad.cpu_kernels.toolbox import register_tile
+from minigrad.ops.attention import Options
 rng = np.random.default_rng(0)
 for m, n, k in ((1, 1, 1), (7, 9, 5), (50, 70, 90), (2, 300, 40)):
     a, b = rng.normal(size=(m, k)).astype(np.float32), rng.normal(size=(k, n)).astype(np.float32)
@@ -208,8 +211,8 @@ for m, n, k in ((1, 1, 1), (7, 9, 5), (50, 70, 90), (2, 300, 40)):
         for y in (b, np.asfortranarray(b)):
             np.testing.assert_allclose(matmul.matmul(x, y), a @ b, atol=1e-4)
 q, k, v, dy = rng.normal(size=(4, 1, 2, 45, 11)).astype(np.float32)
-y, lse = attention.forward(q, k, v, True, 0.3)
-gradients = attention.backward(dy, q, k, v, y, lse, True, 0.3)
+y, lse = attention.forward(q, k, v, Options(True, 0.3))
+gradients = attention.backward(dy, q, k, v, y, lse, Options(True, 0.3))
 p = np.exp(np.where(np.tri(45, dtype=bool), 0.3 * q @ k.swapaxes(2, 3), -np.inf) - lse[..., None])
 ds = p * (dy @ v.swapaxes(2, 3) - (dy * y).sum(-1, keepdims=True)) * 0.3
 for actual, expected in zip((y, *gradients), (p @ v, ds @ k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ dy)):

@@ -183,7 +183,7 @@ IDLE = """
 import time
 import numpy as np
 import minigrad as mg
-from minigrad.cpu_kernels import heap
+from minigrad.cpu_kernels.memory import heap
 
 heap.release_when_idle(0.3)
 blocks = [np.ones(1_000_000) for _ in range(30)]  # 240 MB

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels import vector_math
-from minigrad.cpu_kernels.jit import kernel
-from minigrad.cpu_kernels.vector_math import (
+from minigrad.cpu_kernels.toolbox import vector_math
+from minigrad.cpu_kernels.toolbox.jit import kernel
+from minigrad.cpu_kernels.toolbox.vector_math import (
     erf_fast,
     exp2_fast,
     exp_fast,

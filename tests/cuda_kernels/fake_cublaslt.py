@@ -13,7 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from minigrad.cuda_kernels import cublaslt, memory
+from minigrad.cuda_kernels.platform import memory
+from minigrad.cuda_kernels.products import cublaslt
+from minigrad.plain_kernels import gelu
 
 SUCCESS, INVALID_VALUE, NOT_SUPPORTED = 0, 7, 15
 DTYPES = {0: np.dtype("f4"), 1: np.dtype("f8"), 2: np.dtype("f2"), 14: np.dtype(ml_dtypes.bfloat16)}
@@ -23,16 +25,6 @@ SIZES = {  # bytes of the attributes
     "MatmulPreference": {0: 4, 1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4},
 }
 ALGORITHM = 0xC0FFEE
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu_slope(x: np.ndarray) -> np.ndarray:
-    u = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    t = np.tanh(u)
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x * x)
 
 
 def tf32(x: np.ndarray) -> np.ndarray:
@@ -151,9 +143,9 @@ class FakeCublasLt:
             before = self.elements(address, target.dtype, target.shape, steps)
             if epilogue & 32:
                 before[...] = s
-                s = gelu(s)
+                s = gelu.forward(s, "tanh")
             else:
-                s = s * gelu_slope(before.astype("f8"))
+                s = gelu.backward(s, before.astype("f8"), "tanh")
         target[...] = s
         self.calls.append({"shape": s.shape, "epilogue": epilogue, "beta": factor, "compute": description[0]})
         return SUCCESS

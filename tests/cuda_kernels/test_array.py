@@ -13,10 +13,10 @@ import pytest
 
 import minigrad as mg
 from minigrad import Tensor, cuda_kernels
-from minigrad.cuda_kernels import array, memory
+from minigrad.cuda_kernels.platform import array, memory
 
 if cuda_kernels.availability()[0]:
-    from minigrad.cuda_kernels.array import DeviceArray
+    from minigrad.cuda_kernels.platform.array import DeviceArray
 
 
 def both(shape: tuple[int, ...] = (3, 4, 5)) -> tuple[np.ndarray, DeviceArray]:
@@ -191,7 +191,7 @@ def test_memory_that_lives_to_the_end_of_the_interpreter_goes_in_silence() -> No
     """Modules are emptied then, with what an array's end would need."""
     program = """
 import builtins, minigrad
-from minigrad.cuda_kernels import memory
+from minigrad.cuda_kernels.platform import memory
 memory.late = minigrad.ones(5).to("cuda").data
 builtins.late = memory
 """
@@ -246,9 +246,7 @@ class OnCpu(Producer):
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="with CuPy itself: test_gpu.py")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_read_only_memory_stays_so_over_dlpack(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    from minigrad.cuda_kernels import sharing
-
-    monkeypatch.setattr(sharing, "to_cupy", FakeCupy.of)
+    monkeypatch.setattr(array, "to_cupy", FakeCupy.of)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(from_dlpack=FakeCupy.from_dlpack))
     whole = mg.arange(3, device="cuda").to(dtype)
     read_only = Tensor.wrap(whole.data.view(whole.data.shape, whole.data.strides, writeable=False), whole.device)
@@ -269,11 +267,9 @@ def test_read_only_memory_stays_so_over_dlpack(monkeypatch: pytest.MonkeyPatch, 
 def test_read_only_memory_stays_so_over_the_cuda_array_interface(
     monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:
-    from minigrad.cuda_kernels import sharing
-
     whole = mg.arange(3, device="cuda").data
     interface = {**whole.__cuda_array_interface__, "data": (whole.pointer, read_only)}
-    monkeypatch.setattr(sharing, "SIMULATED", False)
+    monkeypatch.setattr(array, "SIMULATED", False)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(asarray=lambda _: FakeCupy.of(whole)))
     x = mg.as_tensor(SimpleNamespace(__cuda_array_interface__=interface))
     assert x.data.pointer == whole.pointer and x.data.writeable != read_only

@@ -1,12 +1,16 @@
-"""Attention on tiles and by rows equals the CPU backend's, forward and backward, mask for mask."""
+"""Attention on tiles and by rows equals the plain kernels', forward and backward, mask for mask."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels import attention as cpu
-from minigrad.cuda_kernels import array, attention, flash, simulator
+from minigrad.cuda_kernels import attention
+from minigrad.cuda_kernels.flash import flash
+from minigrad.cuda_kernels.platform import array
+from minigrad.cuda_kernels.simulator import simulator
+from minigrad.ops.attention import Options
+from minigrad.plain_kernels import attention as plain
 
 DROPOUT = (0.3, 12345678901234, 7)
 
@@ -24,12 +28,12 @@ def check(dtype, sizes, causal, dropout=(0.0, 0, 0), place=on_device):
     rng = np.random.default_rng(0)
     B, Hq, H, Tq, Tk, D = sizes
     q, k, v, dy = (heads(rng, B, h, T, D, dtype) for h, T in ((Hq, Tq), (H, Tk), (H, Tk), (Hq, Tq)))
-    options = (causal, 0.5, *dropout)
-    y, lse = cpu.forward(q, k, v, *options)
-    expected = (y, lse, *cpu.backward(dy, q, k, v, y, lse, *options))
+    options = Options(causal, 0.5, *dropout)
+    y, lse = plain.forward(q, k, v, options)
+    expected = (y, lse, *plain.backward(dy, q, k, v, y, lse, options))
     device_q, device_k, device_v, device_dy = map(place, (q, k, v, dy))
-    y, lse = attention.forward(device_q, device_k, device_v, *options)
-    found = (y, lse, *attention.backward(device_dy, device_q, device_k, device_v, y, lse, *options))
+    y, lse = attention.forward(device_q, device_k, device_v, options)
+    found = (y, lse, *attention.backward(device_dy, device_q, device_k, device_v, y, lse, options))
     tolerance = 1e-4 if dtype == "f4" else 1e-12
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_allclose(array.to_host(one), two, rtol=tolerance, atol=tolerance)
@@ -86,9 +90,9 @@ def test_scores_of_minus_infinity_have_no_weight(monkeypatch):
         q, v = np.ones((1, 1, 2, 4)), np.ones((1, 1, 2, 4))
         k = np.ones((1, 1, 2, 4))
         k[0, 0, 0] = -np.inf
-        y, lse = attention.forward(on_device(q), on_device(k), on_device(v), True, 1.0)
+        y, lse = attention.forward(on_device(q), on_device(k), on_device(v), Options(True, 1.0))
         with np.errstate(all="ignore"):
-            expected = cpu.forward(q, k, v, True, 1.0)
+            expected = plain.forward(q, k, v, Options(True, 1.0))
         np.testing.assert_array_equal(array.to_host(y), expected[0])
         np.testing.assert_allclose(array.to_host(lse), expected[1])
 

@@ -15,20 +15,13 @@ import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad.cuda_kernels import (
-    array,
-    choices,
-    cublaslt,
-    launch,
-    libcuda,
-    matmul,
-    matmul_engines,
-    matmul_tuning,
-    simulated,
-)
+from minigrad.cuda_kernels import matmul, simulated
+from minigrad.cuda_kernels.platform import array, choices, launch, libcuda
+from minigrad.cuda_kernels.products import choose, cublaslt
+from minigrad.plain_kernels import gelu
 
 sys.path.append(str(Path(__file__).parent))
-from fake_cublaslt import FakeCublasLt, gelu, gelu_slope
+from fake_cublaslt import FakeCublasLt
 
 pytestmark = pytest.mark.skipif(
     not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator, whose memory it is"
@@ -55,9 +48,9 @@ def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(choices, "_gemm", None)
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("MINIGRAD_GEMM", raising=False)
-    matmul_tuning._table.cache_clear()
+    choose._table.cache_clear()
     yield
-    matmul_tuning._table.cache_clear()
+    choose._table.cache_clear()
 
 
 @pytest.fixture
@@ -71,7 +64,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
         original = launch.Kernel.launch
 
         def refuse(self: Any, *args: Any, **settings: Any) -> None:
-            assert "product" not in self.name or "sum_parts" in self.name, self.name
+            assert not self.name.startswith(("simt", "tensor_core", "hopper")), self.name
             original(self, *args, **settings)
 
         patch.setattr(launch.Kernel, "launch", refuse)
@@ -121,9 +114,9 @@ def test_epilogues(dtype: Any, fake: FakeCublasLt) -> None:
         check(matmul.matmul(raw_a, raw_b, raw_bias), h + bias.astype("f8"))
         y, before = matmul.matmul_gelu(raw_a, raw_b, raw_bias)
         check(before, h + bias.astype("f8"))
-        check(y, gelu(h + bias.astype("f8")))
-        check(matmul.matmul_gelu(raw_a, raw_b)[0], gelu(h))
-        check(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), h * gelu_slope(wide))
+        check(y, gelu.forward(h + bias.astype("f8"), "tanh"))
+        check(matmul.matmul_gelu(raw_a, raw_b)[0], gelu.forward(h, "tanh"))
+        check(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), gelu.backward(h, wide, "tanh"))
         check(matmul.matmul_residual(raw_a, raw_b, raw_other), h + wide)
         check(matmul.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + bias.astype("f8") + wide)
         matmul.add_matmul(raw_other, raw_a, raw_b)
@@ -162,7 +155,7 @@ def test_batches(fake: FakeCublasLt) -> None:
     y, before = matmul.matmul_gelu(*map(array.from_host, (a, b, bias)))
     h = np.matmul(a.astype("f8"), b.astype("f8")) + bias.astype("f8")
     check(before, h)
-    check(y, gelu(h))
+    check(y, gelu.forward(h, "tanh"))
     assert fake.calls[-1] == {"shape": (2, 8, 3), "epilogue": 164, "beta": 0.0, "compute": 68}
 
 
@@ -204,7 +197,7 @@ def test_debug_level_2_prints_a_line(
 
 def test_what_is_numbas_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers, and sums of nothing."""
-    monkeypatch.delitem(matmul_engines.ENGINES, "cublaslt")
+    monkeypatch.delitem(choose.ENGINES, "cublaslt")
     choices.set_gemm("cublaslt")
     integers = array.from_host(np.ones((2, 2), np.int64))
     np.testing.assert_array_equal(array.to_host(matmul.matmul(integers, integers)), [[2, 2], [2, 2]])
@@ -285,15 +278,15 @@ def test_the_faster_engine_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_pa
     mg.cuda.set_gemm("tuned")
     used: list[str] = []
     for name in ("numba", "cublaslt"):
-        monkeypatch.setitem(matmul_engines.ENGINES, name, lambda p, name=name: used.append(name))
+        monkeypatch.setitem(choose.ENGINES, name, lambda p, name=name: lambda p: used.append(name))
     a, b = stored(draw(6, 8), "rows"), stored(draw(8, 5), "columns")
     matmul.matmul(a, b)
     assert used == ["numba"]  # there is no file
     entry = {"engine": "cublaslt", "ms": {"numba": 2.0, "cublaslt": 1.0}}
-    file = matmul_tuning.write(0, {"float32 nt 8 8 8 x1": entry})
-    matmul_tuning.write(0, {"float32 nn 8 8 8 x1": {"engine": "numba", "ms": {}}})
+    file = choose.write(0, {"float32 nt 8 8 8 x1": entry})
+    choose.write(0, {"float32 nn 8 8 8 x1": {"engine": "numba", "ms": {}}})
     assert file == tmp_path / "cuda" / "products.json"
-    assert matmul_tuning.read()["simulator, CUDA none"]["float32 nt 8 8 8 x1"] == entry
+    assert choose.read()["simulator, CUDA none"]["float32 nt 8 8 8 x1"] == entry
     for x, y in ((a, b), (stored(draw(6, 8), "rows"), stored(draw(8, 5), "rows")), (a[:3], b)):
         matmul.matmul(x, y)
     assert used[1:] == ["cublaslt", "numba", "numba"]
@@ -306,16 +299,16 @@ def test_the_faster_engine_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_pa
     "text", ["{", "[1]", '{"simulator, CUDA none": {"float32 nn 8 8 8 x1": {"engine": "rm -rf"}}}', '{"a": {"b": 1}}']
 )
 def test_a_malformed_file_is_a_warning(text: str) -> None:
-    matmul_tuning.path().write_text(text)
+    choose.path().write_text(text)
     with pytest.warns(RuntimeWarning, match=r"products\.json is not a table .*gpu_report\.py --tune"):
         matmul.matmul(*[array.from_host(draw(2, 2))] * 2)
     matmul.matmul(*[array.from_host(draw(2, 2))] * 2)  # warned once
-    matmul_tuning.write(0, {"float32 nn 8 8 8 x1": {"engine": "numba", "ms": {}}})
-    assert list(matmul_tuning.read()) == ["simulator, CUDA none"]
+    choose.write(0, {"float32 nn 8 8 8 x1": {"engine": "numba", "ms": {}}})
+    assert list(choose.read()) == ["simulator, CUDA none"]
 
 
 def test_a_file_of_somebody_else_is_refused() -> None:
-    file = matmul_tuning.write(0, {})
+    file = choose.write(0, {})
     file.chmod(0o666)
     with pytest.raises(PermissionError, match=r"products\.json is owned or writable by somebody else"):
         matmul.matmul(*[array.from_host(draw(2, 2))] * 2)

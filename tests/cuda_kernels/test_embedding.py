@@ -12,7 +12,9 @@ if not cuda_kernels.availability()[0]:
 
 import minigrad
 from minigrad import bfloat16
-from minigrad.cuda_kernels import array, embedding, simulator
+from minigrad.cuda_kernels import embedding
+from minigrad.cuda_kernels.platform import array
+from minigrad.cuda_kernels.simulator import simulator
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", bfloat16], ids=str)

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 import minigrad
-from minigrad.cuda_kernels import array, attention, launch, memory, simulator
+from minigrad.cuda_kernels import attention
+from minigrad.cuda_kernels.platform import array, launch, memory
+from minigrad.cuda_kernels.simulator import simulator
+from minigrad.ops.attention import Options
+from minigrad.plain_kernels import attention as plain
 
 RNG = np.random.default_rng(0)
 
@@ -26,17 +30,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launch.Kernel, "launch", record)
     return names
-
-
-def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
-    """y and lse; q (B, H, Tq, D), k and v (B, Hkv, Tk, D)."""
-    q, k, v = (x.astype("f8") for x in (q, k, v))
-    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
-    s = scale * q @ k.swapaxes(-1, -2)
-    if causal:
-        s = np.where(np.tri(q.shape[2], k.shape[2], dtype=bool), s, -np.inf)
-    lse = np.log(np.exp(s).sum(-1))
-    return np.exp(s - lse[..., None]) @ v, lse
 
 
 @pytest.mark.parametrize(
@@ -62,10 +55,10 @@ def test_forward(
     scale = D**-0.5
     simulator.order(1)
     try:
-        y, lse = attention.forward(*(x.swapaxes(1, 2) for x in raw), causal, scale)
+        y, lse = attention.forward(*(x.swapaxes(1, 2) for x in raw), Options(causal, scale))
     finally:
         simulator.order(None)
-    expected, expected_lse = reference(*(x.swapaxes(1, 2) for x in rows), causal, scale)
+    expected, expected_lse = plain.forward(*(x.swapaxes(1, 2).astype("f8") for x in rows), Options(causal, scale))
     tolerance = 2**-7 if dtype is ml_dtypes.bfloat16 else 2**-10
     np.testing.assert_allclose(array.to_host(y).astype("f8"), expected, atol=tolerance)
     np.testing.assert_allclose(array.to_host(lse), expected_lse, atol=2e-6)
@@ -78,8 +71,9 @@ def test_scales_that_turn_the_order(scale: float, monkeypatch: pytest.MonkeyPatc
     """What the diagonal hides stays hidden."""
     monkeypatch.setattr(attention, "SMALL", 0)
     rows = [RNG.standard_normal((1, 1, 5, 8)).astype(np.float16) for _ in range(3)]
-    y, _ = attention.forward(*map(array.from_host, rows), True, scale)
-    np.testing.assert_allclose(array.to_host(y).astype("f8"), reference(*rows, True, scale)[0], atol=2e-3)
+    y, _ = attention.forward(*map(array.from_host, rows), Options(True, scale))
+    expected, _ = plain.forward(*(x.astype("f8") for x in rows), Options(True, scale))
+    np.testing.assert_allclose(array.to_host(y).astype("f8"), expected, atol=2e-3)
 
 
 @pytest.mark.parametrize("D", [64, 128])

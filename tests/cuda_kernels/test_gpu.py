@@ -17,6 +17,7 @@ import pytest
 
 import minigrad as mg
 from minigrad import cuda_kernels
+from minigrad.plain_kernels import gelu
 
 pytestmark = pytest.mark.gpu
 
@@ -29,9 +30,11 @@ if cuda_kernels.availability()[0]:
     import gpu_worker
     from gpu_case import Sizes
 
-    from minigrad.cuda_kernels import array, choices, cublaslt, libcuda, matmul, matmul_hopper, memory
-    from minigrad.cuda_kernels.language import cuda
-    from minigrad.cuda_kernels.launch import kernel
+    from minigrad.cuda_kernels import matmul
+    from minigrad.cuda_kernels.platform import array, choices, libcuda, memory
+    from minigrad.cuda_kernels.platform.language import cuda
+    from minigrad.cuda_kernels.platform.launch import kernel
+    from minigrad.cuda_kernels.products import cublaslt, hopper
 
     ALIGNED = Sizes(8192, 1024, 50304, 512, 2048, 2, 4, 1024, 64, (1 << 22, 1024, 64))
     ODD = Sizes(16387, 769, 50257, 257, 1029, 2, 3, 1025, 48, ((1 << 22) + 5, 769, 3, 1))
@@ -112,17 +115,13 @@ def engine(request: pytest.FixtureRequest) -> Any:
             cublaslt.library()
         except OSError as error:
             pytest.skip(str(error))
-    if request.param == "hopper" and not matmul_hopper.takes_device(0):
+    if request.param == "hopper" and not hopper.supports_device(0):
         pytest.skip("wgmma needs compute capability 9.0")
     before = choices.gemm()
     mg.cuda.set_gemm(request.param)
     yield request.param
     mg.cuda.set_gemm(before)
     mg.set_float32_matmul_precision("highest")
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 ERRORS = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-5, "tf32": 2e-3, "float64": 1e-12}  # of the largest value
@@ -157,9 +156,9 @@ def test_products_and_epilogues_of_every_engine(engine, word, sizes):
     near(matmul.matmul(raw_a, raw_b, raw_bias), h + wide[2])
     y, before = matmul.matmul_gelu(raw_a, raw_b, raw_bias)
     near(before, h + wide[2])
-    near(y, gelu(h + wide[2]))
-    slope = (gelu(wide[3] + 1e-5) - gelu(wide[3] - 1e-5)) / 2e-5
-    near(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), h * slope, 1e-6)  # a difference quotient
+    near(y, gelu.forward(h + wide[2], "tanh"))
+    slope = gelu.backward(1.0, wide[3], "tanh")
+    near(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), h * slope)
     near(matmul.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + wide[2] + wide[3])
     matmul.add_matmul(raw_other, raw_a, raw_b)
     near(raw_other, h + wide[3])
@@ -342,7 +341,7 @@ print(((x @ x.T + 1) * 0.01).softmax(1).sum(0).cpu().tolist())
 """
 
 NO_COMPILER = """
-from minigrad.cuda_kernels import compiler
+from minigrad.cuda_kernels.platform import compiler
 def refuse(*_): raise SystemExit("it compiles")
 compiler.to_ptx = compiler.assemble = refuse
 """

@@ -13,12 +13,13 @@ from harness import host
 
 import minigrad as mg
 from minigrad import nn
-from minigrad.cuda_kernels import cross_entropy, graphs, multi_tensor, simulated
-from minigrad.cuda_kernels.recording import CaptureError
+from minigrad.cuda_kernels import cross_entropy, simulated
+from minigrad.cuda_kernels.platform import graphs
+from minigrad.cuda_kernels.platform.recording import CaptureError
+from minigrad.cuda_kernels.platform.upload import Upload
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
 from minigrad.nn import functional as F
-from minigrad.ops import linear as linear_ops
 from minigrad.optim import (
     EMA,
     SGD,
@@ -263,7 +264,7 @@ def test_a_cache_of_keys_and_values_is_refused() -> None:
 
 
 def test_what_waits_for_copies_may_become_garbage_within_a_capture() -> None:
-    uploads = [multi_tensor.Upload(8, 0)]
+    uploads = [Upload(8, 0)]
     with cuda.Graph().capture():
         uploads.clear()  # an error of its finalizer is one of the test's
 
@@ -404,7 +405,7 @@ def test_an_index_out_of_range_goes_nowhere(loss: Callable[..., mg.Tensor], bad:
 @pytest.mark.parametrize("dtype", [mg.float32, mg.float16])
 def test_the_loss_in_chunks_is_captured_in_chunks(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each launch counts its own targets; all logits at once exist in none."""
-    monkeypatch.setattr(linear_ops, "DEVICE_CHUNK_BYTES", 4 * 4 * 2)
+    monkeypatch.setattr(mg.Device("cuda").kernels.linear_cross_entropy, "CHUNK_BYTES", 4 * 4 * 2)
     x, w = (on_gpu(drawn(4, 3)).to(dtype).requires_grad_(), on_gpu(drawn(4, 3, seed=1)).to(dtype).requires_grad_())
     targets = on_gpu(np.array([0, 3, 1, 2]))
 

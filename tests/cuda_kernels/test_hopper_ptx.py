@@ -14,10 +14,12 @@ from minigrad import cuda_kernels
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-from minigrad.cuda_kernels import array, hopper_ptx, hopper_twins, ptx, simulated_memory, simulator
-from minigrad.cuda_kernels.language import cuda
-from minigrad.cuda_kernels.simulated_memory import SimulationError
-from minigrad.cuda_kernels.tensor_map import TensorMap
+from minigrad.cuda_kernels.platform import array
+from minigrad.cuda_kernels.platform.language import cuda
+from minigrad.cuda_kernels.platform.tensor_map import TensorMap
+from minigrad.cuda_kernels.ptx import hopper_ptx, hopper_twins, ptx
+from minigrad.cuda_kernels.simulator import simulated_memory, simulator
+from minigrad.cuda_kernels.simulator.simulated_memory import SimulationError
 
 RNG = np.random.default_rng(0)
 bf16 = ml_dtypes.bfloat16

@@ -10,9 +10,11 @@ from minigrad import cuda_kernels
 if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
-from minigrad.cpu_kernels import indexing as cpu
-from minigrad.cuda_kernels import array, index_arrays, places, simulator, sorting
 from minigrad.cuda_kernels import indexing as cuda
+from minigrad.cuda_kernels.platform import array
+from minigrad.cuda_kernels.rowwise import gather_scatter, index_arrays, sorting
+from minigrad.cuda_kernels.simulator import simulator
+from minigrad.plain_kernels import indexing as plain
 
 
 @pytest.fixture(params=[None, 1, 2], ids=["in order", "shuffled", "shuffled again"])
@@ -32,7 +34,7 @@ def test_sorting_is_stable_and_places_nan_and_zeros(dtype, descending):
             x[:, ::3], x[0, 1], x[0, -1], x[-1, -1] = np.nan, -0.0, -np.inf, np.inf
         for axis in (0, 1):
             found = cuda.argsort(array.from_host(x), axis, descending)
-            np.testing.assert_array_equal(array.to_host(found), cpu.argsort(x, axis, descending))
+            np.testing.assert_array_equal(array.to_host(found), plain.argsort(x, axis, descending))
     limits = np.iinfo(dtype) if dtype in ("int32", "int64", "uint8") else None
     if limits is not None:
         x = np.array([0, limits.max, limits.min, 1], dtype)
@@ -41,7 +43,7 @@ def test_sorting_is_stable_and_places_nan_and_zeros(dtype, descending):
 
 @pytest.mark.parametrize("n", [17, 63, 100])
 def test_sorted_tiles_are_merged(n, monkeypatch, shuffled):
-    monkeypatch.setattr(sorting, "TILE", 8)
+    monkeypatch.setattr(sorting, "SORTED", 8)
     monkeypatch.setattr(sorting, "MOST_ROWS", 2)
     x = np.random.default_rng(0).integers(-9, 9, (3, n)).astype(np.float32)
     keys, order = sorting.sort_rows(array.from_host(x))
@@ -73,7 +75,7 @@ def test_reductions_at_places(dtype, reduce, shuffled):
         y[0, 2] = np.nan
     indices = rng.integers(0, 4, (2, 7))
     expected, found = x.copy(), array.from_host(x)
-    cpu.scatter_reduce(expected, 1, indices, y, reduce)
+    plain.scatter_reduce(expected, 1, indices, y, reduce)
     cuda.scatter_reduce(found, 1, array.from_host(indices), array.from_host(y), reduce)
     np.testing.assert_array_equal(array.to_host(found), expected)
 
@@ -85,7 +87,7 @@ def test_views_are_written_through():
     cuda.assign_at(base[1:, ::3], array.from_host(where), array.from_host(y))
     x[1:, ::3][where] = y
     cuda.scatter_add(base.T, 0, array.from_host(where[:, None]), array.from_host(y[:, :1]))
-    cpu.scatter_add(x.T, 0, where[:, None], y[:, :1])
+    plain.scatter_add(x.T, 0, where[:, None], y[:, :1])
     cuda.assign_at(base, (array.from_host(where[:2]), slice(None, 2)), base[1:3, 2:4])
     x[where[:2], :2] = x[1:3, 2:4].copy()
     cuda.assign_at(base, array.from_host(np.array([2, 1])), base[1:3])  # whose memory is written
@@ -101,7 +103,7 @@ def test_places_of_masks(shuffled):
 
 
 def test_what_a_launch_cannot_address_goes_in_parts(monkeypatch):
-    monkeypatch.setattr(places, "MOST_WORDS", 13)
+    monkeypatch.setattr(gather_scatter, "MOST_WORDS", 13)
     x, where = np.arange(60, dtype=np.float32).reshape(3, 4, 5), np.array([3, 0, 3, 1])
     moved = array.from_host(x)
     np.testing.assert_array_equal(array.to_host(cuda.index(moved, (slice(None), array.from_host(where)))), x[:, where])
@@ -134,7 +136,7 @@ def test_gather_of_many_dimensions(monkeypatch):
 def test_errors_are_those_of_the_cpu(where, message, on_device):
     x = np.ones((3, 4), np.float32)
     with pytest.raises(IndexError, match=message):
-        cpu.index(x, where)
+        plain.index(x, where)
     if on_device:
         where = tuple(array.from_host(p) if isinstance(p, np.ndarray) else p for p in where)
     with pytest.raises(IndexError, match=message):

@@ -38,11 +38,11 @@ def test_every_kernel_keeps_its_budget(arch: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("kernels, 0 over budget")
     lines = done.stdout.splitlines()
-    ordered = [i for i, line in enumerate(lines) if line.startswith(("flash", "tensor_core_", "hopper_"))]
+    ordered = [i for i, line in enumerate(lines) if line.startswith(("flash", "tensor_core.", "epilogue.", "hopper."))]
     for i in ordered:  # sums are made in one order only, so that the bits are the same at each run
         assert lines[i + 1].startswith("    ") and not re.search(r"(^ +|, )(ATOM|RED)", lines[i + 1]), lines[i]
     assert len(ordered) > 40
-    hopper = [line for line in lines if line.startswith("hopper_product.")]
+    hopper = [line for line in lines if line.startswith("hopper.")]
     assert len(hopper) == (8 if arch == "sm_90" else 0)
     for line in hopper:  # 4 steps of 16 along k; a box of each operand, or one for 64 of its rows
         boxes = {"kk": 1 + 1, "ko": 1 + 4, "ok": 2 + 1, "oo": 2 + 4}[line.split()[0][-2:]]
@@ -50,7 +50,7 @@ def test_every_kernel_keeps_its_budget(arch: str) -> None:
 
 
 TOO_NEW = """
-    from minigrad.cuda_kernels import compiler
+    from minigrad.cuda_kernels.platform import compiler
 
     try:
         compiler.assemble(".version 99.0\\n.target sm_80\\n.address_size 64\\n", "sm_80")
@@ -84,9 +84,12 @@ def test_an_assembler_that_is_too_old_says_what_to_install(tmp_path: Path) -> No
 BAD = """
     import warnings
     import numpy as np
-    from minigrad.cuda_kernels import compiler, hopper_product, hopper_ptx, inspect, ptx
-    from minigrad.cuda_kernels.language import cuda, math
-    from minigrad.cuda_kernels.launch import kernel
+    from minigrad.cuda_kernels import inspect
+    from minigrad.cuda_kernels.platform import compiler
+    from minigrad.cuda_kernels.products import hopper
+    from minigrad.cuda_kernels.ptx import hopper_ptx, ptx
+    from minigrad.cuda_kernels.platform.language import cuda, math
+    from minigrad.cuda_kernels.platform.launch import kernel
 
     multiply, zeros = hopper_ptx.wgmma("bfloat16", 64, "kk"), hopper_ptx.zeros(64)
 
@@ -142,7 +145,7 @@ BAD = """
     for made in (many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good):
         print(made.function.__name__, inspect.report(made, (8, 0)).faults())
     print("sums_read_too_early", inspect.report(sums_read_too_early, (9, 0)).faults())
-    for made in (sums_read_too_early, hopper_product.tiles_of("bfloat16", "bfloat16", 256, "oo")):
+    for made in (sums_read_too_early, hopper.tiles_of("bfloat16", "bfloat16", 256, "oo")):
         with warnings.catch_warnings(record=True) as caught:
             compiler.assemble(compiler.to_ptx(made, (9, 0)), "sm_90a")  # by nvJitLink, as for a launch
         print(f"nvjitlink_{made.threads[0]}", [str(warning.message) for warning in caught])
@@ -168,7 +171,7 @@ def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
 
 def test_arguments() -> None:
     assert inspect("no_such_kernel").returncode == 2
-    done = inspect("hopper_product", "--arch", "sm_80")
+    done = inspect("hopper", "--arch", "sm_80")
     assert done.returncode == 2 and "none of these kernels is for sm_80" in done.stderr
     done = inspect("--arch", "hopper")
     assert done.returncode == 2 and "expected a name like sm_80" in done.stderr
@@ -179,7 +182,8 @@ def test_arguments() -> None:
 
 
 MACHINE_CODE = """
-    from minigrad.cuda_kernels import compiler, inspect
+    from minigrad.cuda_kernels import inspect
+    from minigrad.cuda_kernels.platform import compiler
 
     kernel = next(iter(inspect.load_all().values()))
     made = compiler.to_cubin(kernel, (9, 0))
@@ -193,7 +197,7 @@ MACHINE_CODE = """
 
 REFUSED = """
     import sys
-    from minigrad.cuda_kernels import compiler
+    from minigrad.cuda_kernels.platform import compiler
 
     try:
         compiler.assemble(sys.stdin.read(), "sm_90")

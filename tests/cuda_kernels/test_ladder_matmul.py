@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minigrad.cuda_kernels import array, ladder_matmul, simulator
+from minigrad.cuda_kernels.ladders import ladder_matmul
+from minigrad.cuda_kernels.platform import array
+from minigrad.cuda_kernels.simulator import simulator
 
 
 @pytest.mark.parametrize("step", ladder_matmul.STEPS)

@@ -17,9 +17,10 @@ from minigrad import cuda_kernels
 if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
-from minigrad.cuda_kernels import array, launch, libcuda, memory, simulated_memory
-from minigrad.cuda_kernels.language import cuda
-from minigrad.cuda_kernels.launch import Kernel, kernel
+from minigrad.cuda_kernels.platform import array, launch, libcuda, memory
+from minigrad.cuda_kernels.platform.language import cuda
+from minigrad.cuda_kernels.platform.launch import Kernel, kernel
+from minigrad.cuda_kernels.simulator import simulated_memory
 
 
 @kernel("float32*", "float32*", "int64", "float32", threads=64, registers=32)
@@ -178,28 +179,28 @@ def test_an_older_card_is_told_what_the_kernel_needs(monkeypatch: pytest.MonkeyP
 
 
 def test_a_debugging_line_compares_with_what_the_card_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minigrad.cuda_kernels import limits
+    from minigrad.cuda_kernels.platform import limits
 
     monkeypatch.setattr(limits, "copy_bandwidth", lambda device: 4e9)
-    monkeypatch.setattr(limits, "multiply_add_rate", lambda device: 1e12)
+    monkeypatch.setattr(limits, "multiply_add_rate", lambda device, start: 1e12)
 
     @kernel("float32*", "int64", threads=32, registers=8, flops=lambda x, n: 2 * n)
     def product(x: Any, n: Any) -> None: ...
 
     x, y = array.zeros(1000, np.float32), array.zeros(500, np.float32)
-    line = limits.describe(scale, (2, 1, 1), (x, y, 500, 1.0), 3e-6)
-    assert line == "test_launch.scale grid (2, 1, 1) 3.0 us, 2.0 GB/s, 50 % of this card's copy"
-    line = limits.describe(product, (1, 1, 1), (x, 250_000), 1e-6)
+    line = scale._described((2, 1, 1), (x, y, 500, 1.0), 3e-6)
+    assert line == "minigrad: test_launch.scale grid (2, 1, 1) 3.0 us, 2.0 GB/s, 50 % of this card's copy"
+    line = product._described((1, 1, 1), (x, 250_000), 1e-6)
     assert line.endswith("1.0 us, 0.50 TFLOP/s, 50 % of this card's float32 rate, 4.0 GB/s")
-    monkeypatch.setattr(limits, "TURNS", 2)
+    monkeypatch.setattr(limits, "RATE_TURNS", 2)
     z = array.empty(256, np.float32)
-    limits.multiply_adds.launch(1, z, 2, 0.5)  # what is measured can run
+    launch.multiply_adds.launch(1, z, 2, 0.5)  # what is measured can run
     assert np.isfinite(array.to_host(z)).all()
-    assert "%" not in limits.describe(limits.multiply_adds, (1, 1, 1), (z, 2, 0.5), 1e-6)
+    assert "%" not in launch.multiply_adds._described((1, 1, 1), (z, 2, 0.5), 1e-6)
 
 
 def test_a_factorys_constants_are_part_of_the_key_of_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minigrad.cuda_kernels import compiler
+    from minigrad.cuda_kernels.platform import compiler
 
     monkeypatch.setattr(compiler, "_versions", tuple)  # the compiler need not be installed
 

@@ -10,7 +10,7 @@ from harness import host
 
 import minigrad as mg
 from minigrad import nn
-from minigrad.cuda_kernels import launch
+from minigrad.cuda_kernels.platform import launch
 from minigrad.grad_store import GradStore
 from minigrad.optim import AdamW
 
@@ -64,6 +64,6 @@ def test_weights_must_fit_their_masters() -> None:
     kernels = mg.Device("cuda").kernels
     x, half = kernels.zeros((3,), np.float32), kernels.zeros((3,), mg.bfloat16)
     with pytest.raises(TypeError, match="1 masters of float32 and 1 weights of float32"):
-        kernels.adamw.Table([x], [x], [x], [x])
+        kernels.adamw.Table([x], [x], [x], weights=[x])
     with pytest.raises(TypeError, match="array 0 has dtype float32, the table has bfloat16"):
-        kernels.adamw.step(kernels.adamw.Table([x], [x], [x], [half]), [x], np.zeros((1, 7)))
+        kernels.adamw.step(kernels.adamw.Table([x], [x], [x], weights=[half]), [x], np.zeros((1, 7)))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import house
 import numpy as np
 import pytest
 
-from minigrad.cuda_kernels import array, launch, matmul, matmul_simt, memory, simulator
+from minigrad.cuda_kernels import matmul
+from minigrad.cuda_kernels.platform import array, choices, launch, memory
+from minigrad.cuda_kernels.products import hopper, simt, tiles
+from minigrad.cuda_kernels.simulator import simulator
+from minigrad.dtypes import as_dtype
+from minigrad.plain_kernels import gelu
 
 RNG = np.random.default_rng(0)
 TOLERANCE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-13}
@@ -39,12 +47,12 @@ def launched(monkeypatch):
         original(self, *args, **settings)
 
     monkeypatch.setattr(launch.Kernel, "launch", record)
-    monkeypatch.setattr(matmul_simt, "SMALL", 0)
+    monkeypatch.setattr(simt, "SMALL", 0)
     return names
 
 
 def use_tiles(monkeypatch, T, splits=1):
-    monkeypatch.setattr(matmul_simt, "plan", lambda *_: (T, splits))
+    monkeypatch.setattr(simt, "plan", lambda *_: (16 * T, splits))
 
 
 def check(y, a, b, bias=0):
@@ -115,10 +123,6 @@ def test_few_rows(dtype, K, name, launched):
         assert launched[-1] == name
 
 
-def gelu(x):
-    return x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
 @pytest.mark.parametrize(
     ("sizes", "T", "splits"),
     [((4, 3, 5), None, 1), ((2, 40, 3), None, 1), ((9, 8, 33), 8, 1), ((9, 7, 33), 8, 1), ((9, 130, 5), 2, 2)],
@@ -126,7 +130,7 @@ def gelu(x):
 def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
     """matmul_gelu is the product, its bias and GELU; others add, or multiply by GELU's derivative; in each kernel."""
     if T is None:
-        monkeypatch.setattr(matmul_simt, "SMALL", 1000 if sizes[0] == 4 else 0)
+        monkeypatch.setattr(simt, "SMALL", 1000 if sizes[0] == 4 else 0)
     else:
         use_tiles(monkeypatch, T, splits)
     M, K, N = sizes
@@ -134,14 +138,14 @@ def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
     device = stored(a, "k"), stored(b, "o")
     y, before = matmul.matmul_gelu(*device, array.from_host(bias))
     check(before, a, b, bias)
-    np.testing.assert_allclose(array.to_host(y), gelu(a @ b + bias), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(array.to_host(y), gelu.forward(a @ b + bias, "tanh"), rtol=1e-5, atol=1e-5)
     assert ("tiled_float32_128_kk_gelu" in launched) == (sizes == (9, 8, 33))
     total = array.from_host(start)
     matmul.add_matmul(total, *device)
     check(total, a, b, start)
     check(matmul.matmul_residual(*device, array.from_host(start), array.from_host(bias)), a, b, bias + start)
     wide = start.astype("f8")
-    slope = (gelu(wide + 1e-5) - gelu(wide - 1e-5)) / 2e-5
+    slope = gelu.backward(1.0, wide, "tanh")
     found = array.to_host(matmul.matmul_gelu_slope(*device, array.from_host(start)))
     np.testing.assert_allclose(found, a.astype("f8") @ b * slope, rtol=1e-4, atol=1e-4)
 
@@ -176,8 +180,38 @@ def test_leading_dimensions_in_any_order():
     check(matmul.matmul(left, right), a, b)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "engine", "files"),
+    [
+        ("f4", "numba", ["simt", "epilogue"]),
+        ("f4 thin", "numba", ["simt", "tiles", "epilogue"]),
+        ("f4 divided", "numba", ["simt", "tiles", "epilogue"]),
+        ("bfloat16", "numba", ["tensor_core", "tiles", "epilogue"]),
+        ("bfloat16 divided", "numba", ["tensor_core", "tiles", "epilogue"]),
+        ("bfloat16", "hopper", ["hopper", "tiles", "epilogue"]),
+        ("bfloat16 elsewhere", "hopper", ["hopper", "tensor_core", "tiles", "epilogue"]),
+    ],
+)
+def test_a_product_goes_straight_down(dtype, engine, files, monkeypatch):
+    """From the family to the launch no file is entered again that was left: record, choice, engine, tiles, epilogue."""
+    monkeypatch.setattr(choices, "_gemm", engine)
+    monkeypatch.setattr(launch.Kernel, "launch", lambda *_, **__: None)
+    word, _, case = dtype.partition(" ")
+    M, N, K = {"thin": (2, 64, 2048), "divided": (64, 64, 8192)}.get(case, (64, 64, 64))
+    if case == "elsewhere":
+        monkeypatch.setattr(hopper, "CAPABILITY", (10, 0))
+    weight, x, bias = (array.zeros(shape, as_dtype(word)) for shape in ((N, K), (M, K), (N,)))
+    matmul.matmul_gelu(x, weight.T, bias)
+    entered = []
+    for frame in house.calls_of(lambda: matmul.matmul_gelu(x, weight.T, bias)):
+        file = Path(house.ours(frame))
+        if file.parts[:2] != ("cuda_kernels", "platform") and entered[-1:] != [file.stem]:
+            entered.append(file.stem)
+    assert entered == ["matmul", "record", "choose", *files]
+
+
 def test_more_elements_than_a_launch_takes(monkeypatch):
-    monkeypatch.setattr(matmul_simt, "MOST_ELEMENTS", 20)
+    monkeypatch.setattr(simt, "MOST_ELEMENTS", 20)
     for sa, sb in (((3, 2, 5), (5, 4)), ((7, 3), (3, 9)), ((3, 2, 3), (3, 3, 4))):
         a, b = draw(*sa), draw(*sb)
         check(matmul.matmul(array.from_host(a), array.from_host(b)), a, b)
@@ -186,12 +220,12 @@ def test_more_elements_than_a_launch_takes(monkeypatch):
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ((65536, 3072, 768, 1), (8, 1)),
-        ((768, 768, 65536, 1), (8, 7)),
-        ((128, 128, 128, 1), (2, 1)),
-        ((16, 16, 100_000, 1), (2, 264)),
-        ((64, 64, 64, 128), (4, 1)),
+        ((65536, 3072, 768, 1), (128, 1)),
+        ((768, 768, 65536, 1), (128, 7)),
+        ((128, 128, 128, 1), (32, 1)),
+        ((16, 16, 100_000, 1), (32, 264)),
+        ((64, 64, 64, 128), (64, 1)),
     ],
 )
 def test_plans_fill_a_gpu(sizes, expected):
-    assert matmul_simt.plan(*sizes, np.dtype(np.float32)) == expected
+    assert tiles.plan(*sizes, (128, 64, 32)) == expected

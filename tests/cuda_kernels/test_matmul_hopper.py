@@ -7,24 +7,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad
-from minigrad.cuda_kernels import (
-    array,
-    choices,
-    hopper_product,
-    hopper_ptx,
-    hopper_twins,
-    launch,
-    matmul_hopper,
-    memory,
-    simulated,
-    simulated_memory,
-    simulator,
-    tensor_map,
-)
-from minigrad.cuda_kernels.matmul_operands import Product
-from minigrad.cuda_kernels.product import ADD, BIAS, GELU, SLOPE
+from minigrad.cuda_kernels import simulated
+from minigrad.cuda_kernels.platform import array, choices, launch, memory, tensor_map
+from minigrad.cuda_kernels.products import hopper
+from minigrad.cuda_kernels.products.record import ADD, BIAS, GELU, SLOPE, problem
+from minigrad.cuda_kernels.ptx import hopper_ptx, hopper_twins
+from minigrad.cuda_kernels.simulator import simulated_memory, simulator
+from minigrad.plain_kernels import gelu
 
 if memory.capability(0) != (9, 0):
     pytest.skip("compute capability 9.0 has TMA and wgmma, no other has both", allow_module_level=True)
@@ -67,16 +59,22 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(a.astype("f8"), b.astype("f8"))
 
 
+def compute(p: Any) -> None:
+    """The product by the kernels of this engine."""
+    assert hopper.supports(p)
+    hopper.multiply(p)
+
+
 def multiply(a: Any, b: Any, dtype: Any = f32, **more: Any) -> Any:
     """a b into a new array, on arrays of the device."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     y = array.empty(shape, dtype, 0)
-    assert matmul_hopper.multiply(Product(y, a, b, **more))
+    compute(problem(y, a, b, **more))
     return y
 
 
 def use(monkeypatch: pytest.MonkeyPatch, columns: int, splits: int = 1) -> None:
-    monkeypatch.setattr(matmul_hopper, "plan", lambda *_: (columns, splits))
+    monkeypatch.setattr(hopper, "plan", lambda *_: (columns, splits))
 
 
 @pytest.fixture
@@ -130,7 +128,7 @@ def test_any_sizes(M: int, N: int, K: int, a_kind: str, b_kind: str, dtype: Any)
 def test_the_ring_turns(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More slices than stages, and more tiles than blocks: phases of both parities, across tiles."""
     use(monkeypatch, columns)
-    monkeypatch.setattr(matmul_hopper, "multiprocessors", lambda _: 1)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda _: 1)
     a, b = draw(136, 64 * 5 + 8), draw(8, 64 * 5 + 8)
     simulator.order(2)
     try:
@@ -162,17 +160,13 @@ def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkey
         simulator.order(order)
         try:
             left, right = stored(dy, "rows").swapaxes(-1, -2), stored(x, "rows")
-            assert matmul_hopper.multiply(Product(total, left, right, residual=total, epilogue=ADD))
+            compute(problem(total, left, right, other=total, epilogue=ADD))
         finally:
             simulator.order(None)
         totals.append(array.to_host(total))
         check(total, before + product(dy.T, x))
     np.testing.assert_array_equal(*totals)
     assert launched[:2] == ["tiles_bfloat16_float32_128_oo", "sum_parts_bfloat16_float32"]
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 @pytest.mark.parametrize(("dtype", "N", "splits"), [(bf16, 40, 1), (f16, 5, 1), (bf16, 8, 2)])
@@ -183,13 +177,13 @@ def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPa
     left, right = stored(a, "rows"), stored(b, "columns")
     raw_bias, raw_other, before = array.from_host(bias), array.from_host(other), array.empty((9, N), dtype, 0)
     h, wide = product(a, b) + bias.astype("f8"), other.astype("f8")
-    y = multiply(left, right, dtype, bias=raw_bias, before=before, epilogue=BIAS | GELU)
+    y = multiply(left, right, dtype, bias=raw_bias, other=before, epilogue=BIAS | GELU)
     check(before, h)
-    check(y, gelu(h))
-    check(multiply(left, right, dtype, bias=raw_bias, residual=raw_other, epilogue=BIAS | ADD), h + wide)
-    slope = (gelu(wide + 1e-5) - gelu(wide - 1e-5)) / 2e-5
-    check(multiply(left, right, dtype, before=raw_other, epilogue=SLOPE), product(a, b) * slope)
-    assert matmul_hopper.multiply(Product(raw_other, left, right, residual=raw_other, epilogue=ADD))
+    check(y, gelu.forward(h, "tanh"))
+    check(multiply(left, right, dtype, bias=raw_bias, other=raw_other, epilogue=BIAS | ADD), h + wide)
+    slope = gelu.backward(1.0, wide, "tanh")
+    check(multiply(left, right, dtype, other=raw_other, epilogue=SLOPE), product(a, b) * slope)
+    compute(problem(raw_other, left, right, other=raw_other, epilogue=ADD))
     check(raw_other, product(a, b) + wide)
 
 
@@ -201,15 +195,15 @@ def test_values_of_the_ends() -> None:
     np.testing.assert_array_equal(array.to_host(y)[:, 0], [np.inf, -np.inf, np.nan, -200, 200, 0])
 
 
-def test_which_products_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes(a: Any, b: Any, dtype: Any = bf16) -> bool:
+def test_which_products_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    def supports(a: Any, b: Any, dtype: Any = bf16) -> bool:
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-        return matmul_hopper.takes(Product(array.empty(shape, dtype, 0), a, b))
+        return hopper.supports(problem(array.empty(shape, dtype, 0), a, b))
 
     a, b = array.from_host(draw(16, 24)), array.from_host(draw(24, 32))
-    assert takes(a, b) and takes(a, b, f32)
-    assert takes(a[:, :23], b[:23]) and takes(a[3:], b) and takes(a[:, 8:], b[8:])
-    assert takes(a[:1], b) and takes(a[:, :1], b[:1])
+    assert supports(a, b) and supports(a, b, f32)
+    assert supports(a[:, :23], b[:23]) and supports(a[3:], b) and supports(a[:, 8:], b[8:])
+    assert supports(a[:1], b) and supports(a[:, :1], b[:1])
     for left, right, dtype, why in (
         (a[:, 1:], b[1:], bf16, "an address that is no multiple of 16"),
         (array.from_host(draw(16, 23)), b[:23], bf16, "rows that are no multiple of 16 bytes"),
@@ -222,13 +216,9 @@ def test_which_products_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         (array.from_host(draw(2, 3, 8, 8)).view((3, 2, 8, 8), (128, 384, 16, 2)),
          array.from_host(draw(3, 2, 8, 8)), bf16, "leading dimensions in two orders"),
     ):  # fmt: skip
-        assert not takes(left, right, dtype), why
-    y = array.from_host(draw(16, 32))
-    before = array.to_host(y)
-    assert not matmul_hopper.multiply(Product(y, a[:, 1:], b[1:]))
-    np.testing.assert_array_equal(array.to_host(y), before)
+        assert not supports(left, right, dtype), why
     monkeypatch.setattr(memory, "capability", lambda _: (10, 0))
-    assert not takes(a, b)
+    assert not supports(a, b)
 
 
 def test_the_engine_of_operations(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +242,9 @@ def test_a_captured_launch_keeps_its_maps() -> None:
     a, b = draw(24, 72), draw(72, 40)
     left, right, y = stored(a, "rows"), stored(b, "rows"), array.zeros((24, 40), f32)
     with graph.capture():
-        assert matmul_hopper.multiply(Product(y, left, right))
+        compute(problem(y, left, right))
     tensor_map._encoded.cache_clear()
-    matmul_hopper._found.cache_clear()
+    hopper._found.cache_clear()
     for _ in range(2):
         graph.replay()
         check(y, product(a, b))
@@ -271,7 +261,7 @@ def test_plans_fill_the_card() -> None:
         (1024, 64, 1024, 96, (128, 1)),
         (3, 5, 7, 1, (128, 1)),
     ):
-        assert matmul_hopper.plan(M, N, K, count) == expected
+        assert hopper.plan(M, N, K, count) == expected
 
 
 # What only a GPU can show ---------------------------------------------------------------------------------------------
@@ -322,8 +312,7 @@ def small() -> None:
 def test_a_forgotten_step_is_found(name: str, replacement: Any, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_ptx, name, replacement)
-    with pytest.raises(simulated_memory.SimulationError, match=problem):
-        small()
+    raises(simulated_memory.SimulationError, problem, small)
 
 
 @needs_simulator
@@ -343,13 +332,13 @@ def test_a_wrong_phase_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_descriptor_gives_a_wrong_product(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets and swizzle of operands along their rows and columns, which need all of them."""
     use(monkeypatch, 128)
-    name = "hopper_product.tiles_bfloat16_float32_128_oo"
-    hopper_product.tiles_of("bfloat16", "float32", 128, "oo")
+    name = "hopper.tiles_bfloat16_float32_128_oo"
+    hopper.tiles_of("bfloat16", "float32", 128, "oo")
     monkeypatch.delitem(launch.KERNELS, name)
-    wrong = hopper_product.DESCRIPTOR["o"] ^ 1 << bit
-    monkeypatch.setattr(hopper_product, "DESCRIPTOR", {"o": wrong})
-    broken = hopper_product._tiles("bfloat16", "float32", 128, "oo")
-    monkeypatch.setattr(matmul_hopper, "tiles_of", lambda *_: broken)
+    wrong = hopper.DESCRIPTOR["o"] ^ 1 << bit
+    monkeypatch.setattr(hopper, "DESCRIPTOR", {"o": wrong})
+    broken = hopper.tiles_of.__wrapped__("bfloat16", "float32", 128, "oo")
+    monkeypatch.setattr(hopper, "tiles_of", lambda *_: broken)
     a, b = draw(16, 16), draw(16, 80)
     with pytest.raises((AssertionError, simulated_memory.SimulationError)):
         check(multiply(stored(a, "columns"), stored(b, "rows")), product(a, b))

@@ -10,22 +10,13 @@ import numpy as np
 import pytest
 
 import minigrad
-from minigrad.cuda_kernels import (
-    array,
-    choices,
-    launch,
-    matmul,
-    matmul_simt,
-    matmul_tensor_core,
-    memory,
-    ptx,
-    simulated,
-    simulated_cuda,
-    simulated_memory,
-    simulator,
-)
-from minigrad.cuda_kernels.matmul_operands import Product, broadcast
-from minigrad.cuda_kernels.product import BIAS
+from minigrad.cuda_kernels import matmul, simulated
+from minigrad.cuda_kernels.platform import array, choices, launch, memory
+from minigrad.cuda_kernels.products import choose, simt, tensor_core, tiles
+from minigrad.cuda_kernels.products.record import BIAS, broadcast, problem
+from minigrad.cuda_kernels.ptx import ptx
+from minigrad.cuda_kernels.simulator import simulated_cuda, simulated_memory, simulator
+from minigrad.plain_kernels import gelu
 
 RNG = np.random.default_rng(0)
 bf16, f16, f32 = ml_dtypes.bfloat16, np.float16, np.float32
@@ -56,7 +47,8 @@ def multiply(a: Any, b: Any, bias: Any = None, dtype: Any = None) -> Any:
     a, b, shape = broadcast(a, b)
     y = array.empty(shape, dtype or a.dtype)
     if y.size:
-        matmul_tensor_core.multiply(Product(y, a, b, bias, epilogue=0 if bias is None else BIAS))
+        for part in choose.parts(problem(y, a, b, bias, epilogue=0 if bias is None else BIAS), 2):
+            tensor_core.multiply(part)
     return y
 
 
@@ -79,7 +71,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, side: int, splits: int = 1) -> None:
-    monkeypatch.setattr(matmul_tensor_core, "plan", lambda *_: (side, splits))
+    monkeypatch.setattr(tensor_core, "plan", lambda *_: (side, splits))
 
 
 LAYOUTS = list(itertools.product(("rows", "columns"), repeat=2))
@@ -156,7 +148,7 @@ def test_divided_sums_have_the_same_bits_at_each_run(
     before = RNG.standard_normal((8, 6)).astype(f32)
     total = array.from_host(before)
     monkeypatch.setattr(choices, "precision", "high")  # float32 too
-    monkeypatch.setattr(matmul_simt, "SMALL", 0)
+    monkeypatch.setattr(simt, "SMALL", 0)
     matmul.add_matmul(total, stored(dy).T, stored(x))
     check(total, before + product(dy.T, x))
     assert launched[-1] == f"sum_parts_{word}_float32"
@@ -170,11 +162,7 @@ def test_plans_fill_the_card() -> None:
         (3, 5, 7, 1, (64, 1)),
         (1, 3072, 768, 1, (64, 3)),
     ):
-        assert matmul_tensor_core.plan(M, N, K, count) == expected
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        assert tiles.plan(M, N, K, count, tensor_core.SIDES) == expected
 
 
 @pytest.mark.parametrize(
@@ -188,10 +176,10 @@ def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPa
     h = product(a, b) + bias.astype("f8")
     y, before = matmul.matmul_gelu(raw_a, raw_b, raw_bias)
     check(before, h)
-    check(y, gelu(h))
+    check(y, gelu.forward(h, "tanh"))
     check(matmul.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + other.astype("f8"))
     wide = other.astype("f8")
-    slope = (gelu(wide + 1e-5) - gelu(wide - 1e-5)) / 2e-5
+    slope = gelu.backward(1.0, wide, "tanh")
     check(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), product(a, b) * slope)
     matmul.add_matmul(raw_other, raw_a, raw_b)
     check(raw_other, product(a, b) + wide)
@@ -230,7 +218,7 @@ def test_errors() -> None:
 def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, found in (((7, 5), False), ((8, 0), True), ((12, 0), True)):
         monkeypatch.setattr(memory, "capability", lambda _, capability=capability: capability)
-        assert matmul_tensor_core.takes(0) is found
+        assert memory.has_tensor_cores(0) is found
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (7, 5)])

@@ -12,14 +12,16 @@ from minigrad import cuda_kernels
 if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
-from minigrad.cpu_kernels import movement as cpu
-from minigrad.cuda_kernels import array, simulator
-from minigrad.cuda_kernels import ladder_transpose as ladder
 from minigrad.cuda_kernels import movement as cuda
-from minigrad.cuda_kernels.launch import Kernel
+from minigrad.cuda_kernels.ladders import ladder_transpose as ladder
+from minigrad.cuda_kernels.platform import array
+from minigrad.cuda_kernels.platform.launch import Kernel
+from minigrad.cuda_kernels.rowwise import transposes
+from minigrad.cuda_kernels.simulator import simulator
+from minigrad.plain_kernels import movement as plain
 
 DTYPES = ["uint8", "float16", "float32", "float64"]
-RUNGS = [ladder.naive, ladder.tile, ladder.PADDED[4], ladder.wide_32_bits]
+RUNGS = [ladder.naive, ladder.tile, transposes.PADDED_TILES[4], transposes.wide_32_bits]
 
 
 def draw(shape, dtype):
@@ -80,7 +82,7 @@ def test_transposes_go_through_tiles(shape, order, dtype, name, launched):
     finally:
         simulator.order(None)
     np.testing.assert_array_equal(array.to_host(y), x.transpose(order))
-    assert set(launched) == {f"ladder_transpose.{name}"}
+    assert set(launched) == {f"transposes.{name}"}
 
 
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda k: k.name)
@@ -93,7 +95,7 @@ def test_each_rung_of_the_ladder(rung):
 
 
 def test_copies_are_cut_to_what_a_launch_can_address(monkeypatch, launched):
-    monkeypatch.setattr("minigrad.cuda_kernels.strided_copy.MOST_WORDS", 7)
+    monkeypatch.setattr("minigrad.cuda_kernels.rowwise.strided_copy.MOST_WORDS", 7)
     x = draw((3, 4, 5), "float32")
     np.testing.assert_array_equal(array.to_host(array.from_host(x).transpose(2, 1, 0)), x.transpose(2, 1, 0))
     assert len(launched) > 5
@@ -111,5 +113,5 @@ def test_what_differs_is_named():
 def test_triangles_of_views(shape):
     x = draw(shape, "float16")
     for k in (-2, 0, 1):
-        np.testing.assert_array_equal(array.to_host(cuda.tril(array.from_host(x).T, k)), cpu.tril(x.T, k))
-        np.testing.assert_array_equal(array.to_host(cuda.triu(array.from_host(x), k)), cpu.triu(x, k))
+        np.testing.assert_array_equal(array.to_host(cuda.tril(array.from_host(x).T, k)), plain.tril(x.T, k))
+        np.testing.assert_array_equal(array.to_host(cuda.triu(array.from_host(x), k)), plain.triu(x, k))

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from optimizer_cases import CASES
+from refusals import raises
 
 import minigrad
-from minigrad import Device, Tensor, cpu_kernels, cuda_kernels
+from minigrad import Device, Tensor, cuda_kernels, plain_kernels
+from minigrad.cuda_kernels.optimizers import multi_tensor
+from minigrad.cuda_kernels.platform.upload import Upload
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module, Parameter
 from minigrad.optim import EMA, GradScaler, clip_grad_norm, clip_grad_norm_async
@@ -33,13 +36,13 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in (cuda_kernels.multi_tensor, cuda_kernels.grad_norm):
-        monkeypatch.setattr(family, "CHUNK", CHUNK)
+    monkeypatch.setattr(multi_tensor, "CHUNK", CHUNK)
+    monkeypatch.setattr(cuda_kernels.grad_norm, "NORM_CHUNK", CHUNK)
 
 
 @pytest.fixture(params=[None, 1], ids=["in order", "shuffled"])
 def _order(request: pytest.FixtureRequest) -> Iterator[None]:
-    from minigrad.cuda_kernels import simulator
+    from minigrad.cuda_kernels.simulator import simulator
 
     simulator.order(request.param)
     yield
@@ -147,7 +150,7 @@ def test_views_that_16_byte_accesses_cannot_reach(family: str, dtype: str) -> No
     n = 150
     for shifts in ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 3, 0), (0, 0, 0, 2), (2, 2, 2, 2)):
         results = []
-        for kernels, move in ((cpu_kernels, np.copy), (cuda_kernels, from_host)):
+        for kernels, move in ((plain_kernels, np.copy), (cuda_kernels, from_host)):
             columns = [[move(np.abs(x)) for x in draw([(n + 8,), (n + 8,)], dtype, c)] for c in range(2 + states)]
             views = [
                 [x[shift : shift + n + i] for i, x in enumerate(column)]
@@ -184,7 +187,7 @@ def test_what_a_table_refuses() -> None:
     fixed = x[0].view(x[0].shape, x[0].strides, writeable=False)
     there, turned = from_host(np.zeros((4, 6), np.float32), 1), from_host(np.zeros((6, 4), np.float32)).T
     for error, words, call in (
-        (ValueError, "1 parameters, 0 first and 1 second", lambda: adamw.Table(x[:1], [], x[:1])),
+        (ValueError, "1 parameters, 0 and 1 state", lambda: adamw.Table(x[:1], [], x[:1])),
         (ValueError, "1 parameters, 2 state", lambda: sgd.Table(x[:1], x[:2])),
         (TypeError, "int32", lambda: sgd.Table([from_host(np.zeros(3, np.int32))])),
         (ValueError, "array 1 .*read-only", lambda: sgd.Table([x[0], fixed])),
@@ -196,8 +199,7 @@ def test_what_a_table_refuses() -> None:
         (TypeError, "float64", lambda: adamw.step(table, [from_host(np.zeros((4, 6)))], row)),
         (ValueError, "array 0 .*not C-contiguous", lambda: adamw.step(table, [turned], row)),
     ):
-        with pytest.raises(error, match=words):
-            call()
+        raises(error, words, call)
     sgd.step(sgd.Table([]), [], np.zeros((0, 6)))  # no parameters, nothing to do
 
 
@@ -267,7 +269,7 @@ def test_nan_infinity_other_layouts_and_dtypes() -> None:
 def both(run: Callable[[Any, list[Any]], Any], xs: list[np.ndarray]) -> tuple[list[np.ndarray], Any, Any]:
     """``run(grad_norm, arrays)`` on both backends: the GPU's arrays, which are the CPU's, and both results."""
     there, here = [from_host(x) for x in xs], [x.copy() for x in xs]
-    found, expected = run(cuda_kernels.grad_norm, there), run(cpu_kernels.grad_norm, here)
+    found, expected = run(cuda_kernels.grad_norm, there), run(plain_kernels.grad_norm, here)
     back = [np.asarray(to_host(x)) for x in there]
     for x, y in zip(back, here, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6 if x.dtype != np.float16 else 1e-3)
@@ -336,7 +338,7 @@ def test_unscale_and_finite_check(bad: float | None) -> None:
             assert (found.shape, found.dtype, expected.dtype) == ((), np.int32, np.int32)
             assert int(to_host(found)) == int(expected) == int(bad is not None)
             np.testing.assert_array_equal(back[1], xs[1] * xs[1].dtype.type(0.25))
-            for kernels, move in ((cpu_kernels, np.copy), (cuda_kernels, from_host)):
+            for kernels, move in ((plain_kernels, np.copy), (cuda_kernels, from_host)):
                 assert kernels.grad_norm.all_finite(map(move, xs)) is (bad is None)
     assert cuda_kernels.grad_norm.all_finite([])
 
@@ -417,7 +419,7 @@ def test_threads_have_their_own_way_to_the_device() -> None:
 
 
 def test_a_buffer_is_written_again_only_after_its_copy() -> None:
-    upload = cuda_kernels.multi_tensor.Upload(8, 0)
+    upload = Upload(8, 0)
     log: list[tuple[str, int]] = []
 
     class Event:
@@ -442,7 +444,7 @@ def test_a_buffer_is_written_again_only_after_its_copy() -> None:
 
 
 def test_what_is_sent_is_aligned() -> None:
-    upload = cuda_kernels.multi_tensor.Upload(32, 0)
+    upload = Upload(32, 0)
     parts = np.array([1, 2, 3], np.float32), np.array([4], np.int64)
     arrived = upload.send(*parts)
     assert [x.pointer % 8 for x in arrived] == [0, 0]
@@ -453,9 +455,9 @@ def test_what_is_sent_is_aligned() -> None:
 @pytest.mark.parametrize("name", ["float32", "float64", "uint16", "uint64"])
 def test_an_address_is_a_pointer_to_elements_of_its_type(name: str) -> None:
     """A kernel reads and writes the second of three words by the addresses of two arrays."""
-    from minigrad.cuda_kernels import ptx
-    from minigrad.cuda_kernels.language import cuda
-    from minigrad.cuda_kernels.launch import kernel
+    from minigrad.cuda_kernels.platform.language import cuda
+    from minigrad.cuda_kernels.platform.launch import kernel
+    from minigrad.cuda_kernels.ptx import ptx
 
     pointer = getattr(ptx, f"pointer_{name}")
 
@@ -472,7 +474,8 @@ def test_an_address_is_a_pointer_to_elements_of_its_type(name: str) -> None:
 
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="a GPU does not check addresses")
 def test_the_simulator_knows_which_addresses_are_in_use() -> None:
-    from minigrad.cuda_kernels import ptx, simulated_memory
+    from minigrad.cuda_kernels.ptx import ptx
+    from minigrad.cuda_kernels.simulator import simulated_memory
 
     x = from_host(np.arange(6, dtype=np.float64))
     p = ptx.pointer_float64(x.pointer + 16)

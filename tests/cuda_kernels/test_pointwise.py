@@ -17,20 +17,13 @@ if not cuda_kernels.availability()[0]:
     pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
 
 import minigrad
-from minigrad import cpu_kernels
-from minigrad.cuda_kernels import (
-    comparison,
-    elementwise,
-    gelu,
-    launch,
-    layout,
-    log_sigmoid,
-    pointwise,
-    rules,
-    simulator,
-)
-from minigrad.cuda_kernels.array import from_host, to_host
-from minigrad.cuda_kernels.language import device_function
+from minigrad import plain_kernels
+from minigrad.cuda_kernels import comparison, elementwise, gelu, log_sigmoid
+from minigrad.cuda_kernels.platform import launch
+from minigrad.cuda_kernels.platform.array import from_host, to_host
+from minigrad.cuda_kernels.platform.language import device_function
+from minigrad.cuda_kernels.pointwise import layout, pointwise, rules
+from minigrad.cuda_kernels.simulator import simulator
 
 RNG = np.random.default_rng(0)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -196,7 +189,7 @@ def test_dtypes_are_numpys(name, kinds):
     y = (abs(draw(7, dtype=kinds[1])) % 3 + 1).astype(kinds[1]) if isinstance(kinds[1], str) else kinds[1]
     try:
         with np.errstate(all="ignore"):
-            expected = getattr(cpu_kernels.elementwise, name)(x, y)
+            expected = getattr(plain_kernels.elementwise, name)(x, y)
     except TypeError:
         with pytest.raises(TypeError):
             getattr(elementwise, name)(from_host(x), from_host(y))
@@ -213,7 +206,7 @@ def test_zeros_infinities_and_nan(name):
     values = np.array([0.0, -0.0, 1, -1, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e30], np.float32)
     x, y = values[:, None], values[None]
     with np.errstate(all="ignore"):
-        expected = getattr(cpu_kernels.elementwise, name)(x, y)
+        expected = getattr(plain_kernels.elementwise, name)(x, y)
     found = to_host(getattr(elementwise, name)(from_host(x), from_host(y)))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     if not name.startswith("m"):  # which of two zeros is the larger one NumPy leaves open
@@ -225,7 +218,7 @@ def test_integers(dtype):
     x, y = np.meshgrid(np.arange(-7, 8, dtype=dtype), np.array([-3, -2, -1, 1, 2, 5], dtype))
     for name in ("floor_div", "remainder", "fmod", "pow"):
         found = to_host(getattr(elementwise, name)(from_host(x), from_host(y)))
-        np.testing.assert_array_equal(found, getattr(cpu_kernels.elementwise, name)(x, y), err_msg=name)
+        np.testing.assert_array_equal(found, getattr(plain_kernels.elementwise, name)(x, y), err_msg=name)
     with pytest.raises(ValueError, match="Integers to negative integer powers"):
         elementwise.pow(from_host(x), -1)
     for name in ("floor_div", "remainder", "fmod"):
@@ -289,7 +282,7 @@ def silu_gradient(real):
     return rule
 
 
-SILU_GRADIENT = pointwise.Pointwise("silu_gradient", silu_gradient, pointwise.floating, 3, dtypes=(), later=())
+SILU_GRADIENT = pointwise.Pointwise("silu_gradient", silu_gradient, pointwise.floating, 3, eager=(), lazy=())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -325,15 +318,15 @@ def test_gelu_keeps_its_digits_where_it_is_tiny():
 
 
 def test_kernels_that_are_made_later_are_known():
-    assert "elementwise.add_float64" in launch.LATER
-    made = launch.LATER["elementwise.exp_float64"]()
+    assert "elementwise.add_float64" in launch.LAZY_KERNELS
+    made = launch.LAZY_KERNELS["elementwise.exp_float64"]()
     assert made is launch.KERNELS["elementwise.exp_float64"]
     assert elementwise.exp.variant((np.dtype("f8"),)).kernel is made
 
 
 def test_two_threads_may_need_a_kernel_at_once(monkeypatch):
     """Each would declare it, and a second kernel of the name is refused."""
-    operation = pointwise.Pointwise("needed_at_once", rules.larger, pointwise.like(np.maximum), 2, later=())
+    operation = pointwise.Pointwise("needed_at_once", rules.larger, pointwise.like(np.maximum), 2, lazy=())
     both_here = threading.Barrier(2, timeout=0.2)
     made = pointwise.Variant.__init__
 

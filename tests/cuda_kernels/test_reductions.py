@@ -7,29 +7,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels import batch_norm as cpu_batch_norm
-from minigrad.cpu_kernels import cross_entropy as cpu_cross_entropy
-from minigrad.cpu_kernels import group_norm as cpu_group_norm
-from minigrad.cpu_kernels import layer_norm as cpu_layer_norm
-from minigrad.cpu_kernels import reduce as cpu_reduce
-from minigrad.cpu_kernels import rms_norm as cpu_rms_norm
-from minigrad.cpu_kernels import softmax as cpu_softmax
+from minigrad import plain_kernels as plain
 from minigrad.cuda_kernels import (
     batch_norm,
     cross_entropy,
-    fold,
     group_norm,
-    ladder_reduction,
-    ladder_softmax,
     layer_norm,
     reduce,
     rms_norm,
-    scan,
     simulated,
-    simulator,
     softmax,
 )
-from minigrad.cuda_kernels.array import from_host, to_host
+from minigrad.cuda_kernels.ladders import ladder_reduction, ladder_softmax
+from minigrad.cuda_kernels.platform.array import from_host, to_host
+from minigrad.cuda_kernels.rowwise import fold, scan
+from minigrad.cuda_kernels.simulator import simulator
 from minigrad.dtypes import as_dtype
 
 
@@ -61,9 +53,9 @@ def test_any_axes_of_any_layout(dtype, axes, order):
     for view in (lambda x: x, lambda x: x.transpose(2, 0, 1), lambda x: x[:, ::2, ::-1]):
         x, y = view(whole), view(from_host(whole))
         out = None if dtype.startswith("float") else "int64"
-        same([reduce.sum(y, axes, False, out)], [cpu_reduce.sum(x, axes, False, out)], atol=1e-4)
-        same([reduce.max(y, axes, True)], [cpu_reduce.max(x, axes, True)])
-        same([reduce.min(y, axes, False)], [cpu_reduce.min(x, axes, False)])
+        same([reduce.sum(y, axes, False, out)], [plain.reduce.sum(x, axes, False, out)], atol=1e-4)
+        same([reduce.max(y, axes, True)], [plain.reduce.max(x, axes, True)])
+        same([reduce.min(y, axes, False)], [plain.reduce.min(x, axes, False)])
 
 
 def test_parts_of_long_rows_and_columns(monkeypatch, order):
@@ -77,8 +69,8 @@ def test_parts_of_long_rows_and_columns(monkeypatch, order):
         same([reduce.sum(y, (axis,), False)], [x.astype(np.float64).sum(axis).astype("float32")], rtol=1e-6, atol=1e-5)
         same([reduce.max(y, (axis,), False)], [x.max(axis)])
         same([reduce.argmin(y, axis, False)], [x.argmin(axis)])
-        same([reduce.logsumexp(y, (axis,), False)], [cpu_reduce.logsumexp(x, (axis,), False)])
-        same([reduce.reverse_cumsum(y, axis)], [cpu_reduce.reverse_cumsum(x, axis)], atol=1e-4)
+        same([reduce.logsumexp(y, (axis,), False)], [plain.reduce.logsumexp(x, (axis,), False)])
+        same([reduce.reverse_cumsum(y, axis)], [plain.reduce.reverse_cumsum(x, axis)], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +117,10 @@ def test_median_is_the_middle_value(dtype):
 def test_gradient_of_products_past_zeros(order):
     x, dy = normal(3, 9), normal(3, 9, seed=1)
     x[0, 4] = x[1, 0] = x[1, 6] = 0
-    y = cpu_reduce.cumprod(x, 1)
+    y = plain.reduce.cumprod(x, 1)
     found = reduce.cumprod_backward(*(from_host(a) for a in (dy, x, y)), 1)
-    same([found], [cpu_reduce.cumprod_backward(dy, x, y, 1)])
-    same([reduce.prod_of_others(from_host(x), 1)], [cpu_reduce.prod_of_others(x, 1)])
+    same([found], [plain.reduce.cumprod_backward(dy, x, y, 1)])
+    same([reduce.prod_of_others(from_host(x), 1)], [plain.reduce.prod_of_others(x, 1)])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +132,7 @@ def test_softmax_in_registers_and_in_columns(dtype, shape, axis, order):
     rtol = 2e-5 if dtype == "float32" else 1e-12
     x[0, :2] = -np.inf
     for pair in (("forward", "backward"), ("log_forward", "log_backward")):
-        y, dx = (getattr(cpu_softmax, name) for name in pair)
+        y, dx = (getattr(plain.softmax, name) for name in pair)
         y = y(x, axis)
         same([getattr(softmax, pair[0])(from_host(x), axis)], [y], rtol, rtol / 10)
         same([getattr(softmax, pair[1])(from_host(dy), from_host(y), axis)], [dx(dy, y, axis)], rtol, rtol / 10)
@@ -159,7 +151,7 @@ def test_softmax_of_rows_that_a_block_goes_over(monkeypatch, dtype, C, order):
     x[0, : C // 2] = -np.inf
     rtol = 1e-5 if dtype == "float32" else 1e-12
     for pair in (("forward", "backward"), ("log_forward", "log_backward")):
-        y, dx = (getattr(cpu_softmax, name) for name in pair)
+        y, dx = (getattr(plain.softmax, name) for name in pair)
         y = y(x, 1)
         same([getattr(softmax, pair[0])(from_host(x), 1)], [y], rtol=rtol, atol=rtol)
         same([getattr(softmax, pair[1])(from_host(dy), from_host(y), 1)], [dx(dy, y, 1)], rtol=10 * rtol, atol=rtol)
@@ -181,18 +173,18 @@ def test_softmax_of_rows_with_nan_or_infinity():
 def test_rows_longer_than_the_registers(dtype, C, rtol):
     """Read twice by softmax, more than once by the norms."""
     x, dy, r, w = (normal(*shape, seed=i, dtype=dtype) for i, shape in enumerate(((1, C), (1, C), (1, C), (C,))))
-    y, mean, rstd = cpu_layer_norm.forward(x, w, w, 1e-5)
+    y, mean, rstd = plain.layer_norm.forward(x, w, w, 1e-5)
     d = [from_host(a) for a in (dy, x, w, mean, rstd)]
-    same([softmax.forward(d[1], 1)], [cpu_softmax.forward(x, 1)], rtol=1e-12 if dtype == "float64" else 1e-5)
+    same([softmax.forward(d[1], 1)], [plain.softmax.forward(x, 1)], rtol=1e-12 if dtype == "float64" else 1e-5)
     same(layer_norm.forward(d[1], d[2], d[2], 1e-5), (y, mean, rstd), rtol, rtol / 5)
-    same(layer_norm.backward(*d), cpu_layer_norm.backward(dy, x, w, mean, rstd), rtol, rtol)
-    y, rstd = cpu_rms_norm.forward(x, w, 1e-5)
+    same(layer_norm.backward(*d), plain.layer_norm.backward(dy, x, w, mean, rstd), rtol, rtol)
+    y, rstd = plain.rms_norm.forward(x, w, 1e-5)
     same(rms_norm.forward(d[1], d[2], 1e-5), (y, rstd), rtol, rtol / 5)
-    same(rms_norm.backward(*d[:3], from_host(rstd)), cpu_rms_norm.backward(dy, x, w, rstd), rtol, rtol)
+    same(rms_norm.backward(*d[:3], from_host(rstd)), plain.rms_norm.backward(dy, x, w, rstd), rtol, rtol)
     h = x + r
-    y, mean, rstd = cpu_layer_norm.forward(h, w, w, 1e-5)
+    y, mean, rstd = plain.layer_norm.forward(h, w, w, 1e-5)
     same(layer_norm.add_forward(d[1], from_host(r), d[2], d[2], 1e-5), (y, h, mean, rstd), rtol, rtol / 5)
-    y, rstd = cpu_rms_norm.forward(h, w, 1e-5)
+    y, rstd = plain.rms_norm.forward(h, w, 1e-5)
     same(rms_norm.add_forward(d[1], from_host(r), d[2], 1e-5), (y, h, rstd), rtol, rtol / 5)
 
 
@@ -204,16 +196,16 @@ def test_norms_and_their_sums_with_a_residual(dtype, N, C, order):
     dx, dr, dw, db, ddy = (from_host(a) for a in (x, r, w, b, dy))
     h = x + r
     rtol = 1e-4 if dtype == "float32" else 1e-11
-    y, mean, rstd = cpu_layer_norm.forward(h, w, b, 1e-5)
+    y, mean, rstd = plain.layer_norm.forward(h, w, b, 1e-5)
     same(layer_norm.add_forward(dx, dr, dw, db, 1e-5), (y, h, mean, rstd), rtol, rtol / 5)
     same(layer_norm.forward(from_host(h), dw, db, 1e-5), (y, mean, rstd), rtol, rtol / 5)
     found = layer_norm.backward(ddy, from_host(h), dw, from_host(mean), from_host(rstd))
-    same(found, cpu_layer_norm.backward(dy, h, w, mean, rstd), rtol, rtol / 2)
-    y, rstd = cpu_rms_norm.forward(h, w, 1e-5)
+    same(found, plain.layer_norm.backward(dy, h, w, mean, rstd), rtol, rtol / 2)
+    y, rstd = plain.rms_norm.forward(h, w, 1e-5)
     same(rms_norm.add_forward(dx, dr, dw, 1e-5), (y, h, rstd), rtol, rtol / 50)
     same(rms_norm.forward(from_host(h), dw, 1e-5), (y, rstd), rtol, rtol / 50)
     found = rms_norm.backward(ddy, from_host(h), dw, from_host(rstd))
-    same(found, cpu_rms_norm.backward(dy, h, w, rstd), rtol, rtol / 2)
+    same(found, plain.rms_norm.backward(dy, h, w, rstd), rtol, rtol / 2)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +225,9 @@ def test_norms_with_a_residual_of_half_floats(N, C, half):
     x, r, w = normal(N, C), normal(N, C, seed=1).astype(as_dtype(half)), normal(C, seed=2)
     h = x + r.astype("f4")
     inputs = [from_host(a) for a in (x, r, w)]
-    y, mean, rstd = cpu_layer_norm.forward(h, w, w, 1e-5)
+    y, mean, rstd = plain.layer_norm.forward(h, w, w, 1e-5)
     same(layer_norm.add_forward(*inputs, inputs[2], 1e-5), (y, h, mean, rstd), rtol=1e-4, atol=2e-5)
-    y, rstd = cpu_rms_norm.forward(h, w, 1e-5)
+    y, rstd = plain.rms_norm.forward(h, w, 1e-5)
     same(rms_norm.add_forward(*inputs, 1e-5), (y, h, rstd), rtol=1e-4)
 
 
@@ -244,17 +236,17 @@ def test_norms_by_channel(shape, order):
     x, dy = 1 + normal(*shape), normal(*shape, seed=1)
     w, b = normal(shape[1], seed=2), normal(shape[1], seed=3)
     dx, ddy, dw, db = (from_host(a) for a in (x, dy, w, b))
-    mean, var = cpu_batch_norm.statistics(x)
+    mean, var = plain.batch_norm.statistics(x)
     same(batch_norm.statistics(dx), (mean, var))
-    y, rstd = cpu_batch_norm.forward(x, w, b, mean, var, 1e-5)
+    y, rstd = plain.batch_norm.forward(x, w, b, mean, var, 1e-5)
     same(batch_norm.forward(dx, dw, db, from_host(mean), from_host(var), 1e-5), (y, rstd), rtol=1e-4, atol=2e-5)
     for of_batch in (True, False):
         found = batch_norm.backward(ddy, dx, dw, from_host(mean), from_host(rstd), of_batch)
-        same(found, cpu_batch_norm.backward(dy, x, w, mean, rstd, of_batch), rtol=1e-4, atol=5e-5)
-    y, mean, rstd = cpu_group_norm.forward(x, w, b, 2, 1e-5)
+        same(found, plain.batch_norm.backward(dy, x, w, mean, rstd, of_batch), rtol=1e-4, atol=5e-5)
+    y, mean, rstd = plain.group_norm.forward(x, w, b, 2, 1e-5)
     same(group_norm.forward(dx, dw, db, 2, 1e-5), (y, mean, rstd), rtol=1e-4, atol=2e-5)
     found = group_norm.backward(ddy, dx, dw, from_host(mean), from_host(rstd))
-    same(found, cpu_group_norm.backward(dy, x, w, mean, rstd), rtol=1e-4, atol=5e-5)
+    same(found, plain.group_norm.backward(dy, x, w, mean, rstd), rtol=1e-4, atol=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +267,8 @@ def test_cross_entropy_of_rows_in_more_shared_memory(dtype, C, nbytes, monkeypat
     for size, kernel in fused.items():
         one = SimpleNamespace(launch=lambda *a, k=kernel, n=size, **o: (used.append(n >> 10), k.launch(*a, **o)))
         monkeypatch.setitem(fused, size, one)
-    losses, lse = cpu_cross_entropy.forward(x, targets, -100, 0.1, None)
-    dx = cpu_cross_entropy.backward(dlosses, x, targets, lse, -100, 0.1, None)
+    losses, lse = plain.cross_entropy.forward(x, targets, -100, 0.1, None)
+    dx = plain.cross_entropy.backward(dlosses, x, targets, lse, -100, 0.1, None)
     found = cross_entropy.forward_backward(from_host(dlosses), from_host(x), from_host(targets), -100, 0.1, None)
     same(found, (losses, lse, dx), *((2e-5, 2e-6) if dtype == "float32" else (1e-12, 1e-12)))
     assert used == [nbytes]
@@ -292,8 +284,8 @@ def test_cross_entropy_in_one_pass(N, C, smoothing, weighted, order):
     if N > 1:
         targets[1], x[1, 0], x[2, 1], x[3, 2] = -100, np.nan, -np.inf, np.inf
     w = 1 + normal(C, seed=3) ** 2 if weighted else None
-    losses, lse = cpu_cross_entropy.forward(x, targets, -100, smoothing, w)
-    dx = cpu_cross_entropy.backward(dlosses, x, targets, lse, -100, smoothing, w)
+    losses, lse = plain.cross_entropy.forward(x, targets, -100, smoothing, w)
+    dx = plain.cross_entropy.backward(dlosses, x, targets, lse, -100, smoothing, w)
     t, options = from_host(targets), (-100, smoothing, None if w is None else from_host(w))
     same(cross_entropy.forward(from_host(x), t, *options), (losses, lse))
     same([cross_entropy.backward(from_host(dlosses), from_host(x), t, from_host(lse), *options)], [dx])
@@ -307,8 +299,8 @@ def test_cross_entropy_in_one_pass(N, C, smoothing, weighted, order):
 def test_a_row_too_long_for_shared_memory_is_read_twice(monkeypatch):
     monkeypatch.setattr(cross_entropy, "_shared_limit", lambda device: 0)
     x, one, t = normal(2, 12), np.ones(2, np.float32), np.array([3, 11])
-    losses, lse = cpu_cross_entropy.forward(x, t, -100, 0.0, None)
-    dx = cpu_cross_entropy.backward(one, x, t, lse, -100, 0.0, None)
+    losses, lse = plain.cross_entropy.forward(x, t, -100, 0.0, None)
+    dx = plain.cross_entropy.backward(one, x, t, lse, -100, 0.0, None)
     found = cross_entropy.forward_backward(from_host(one), from_host(x), from_host(t), -100, 0.0, None)
     same(found, (losses, lse, dx))
 
@@ -348,7 +340,7 @@ def test_ladder_of_the_sum(step, order):
 def test_ladder_of_softmax(step, order):
     for shape in ((3, 5), (2, 140)):
         x = normal(*shape)
-        same([ladder_softmax.softmax(step, from_host(x))], [cpu_softmax.forward(x, 1)])
+        same([ladder_softmax.softmax(step, from_host(x))], [plain.softmax.forward(x, 1)])
     if step == 4:
         with pytest.raises(ValueError, match="at most 2048 values in registers, got 2049"):
             ladder_softmax.softmax(step, from_host(normal(1, 2049)))

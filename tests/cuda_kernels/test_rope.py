@@ -1,12 +1,13 @@
-"""Rotary embedding equals the CPU backend's: any layout of rows, four pairs at a time and one."""
+"""Rotary embedding equals the plain kernels': any layout of rows, four pairs at a time and one."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels import rope as cpu
-from minigrad.cuda_kernels import array, rope
+from minigrad.cuda_kernels import rope
+from minigrad.cuda_kernels.platform import array
+from minigrad.plain_kernels import rope as plain
 
 RNG = np.random.default_rng(0)
 
@@ -17,7 +18,7 @@ RNG = np.random.default_rng(0)
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_tables(positions, dtype):
     for found, expected in zip(
-        rope.tables(array.from_host(positions), 6, 100.0, dtype), cpu.tables(np.asarray(positions), 6, 100.0, dtype)
+        rope.tables(array.from_host(positions), 6, 100.0, dtype), plain.tables(np.asarray(positions), 6, 100.0, dtype)
     ):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(array.to_host(found), expected, rtol=0, atol=1e-7 if dtype == "f4" else 2e-8)
@@ -55,11 +56,11 @@ def test_rotation(shape, leading, axes, dtype, interleaved):
     stored = array.from_host(np.ascontiguousarray(x.transpose(axes))).transpose(*np.argsort(axes))
     y = rope.rotate(stored, array.from_host(cos), array.from_host(sin), interleaved)
     assert y.contiguous
-    np.testing.assert_allclose(array.to_host(y), cpu.rotate(x, cos, sin, interleaved), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(array.to_host(y), plain.rotate(x, cos, sin, interleaved), rtol=1e-5, atol=1e-6)
 
 
 def test_more_pairs_than_a_launch_takes(monkeypatch):
-    monkeypatch.setattr(rope, "MOST", 10)
+    monkeypatch.setattr(rope, "MOST_PAIRS", 10)
     x, (cos, sin) = RNG.standard_normal((3, 2, 5, 4)), RNG.standard_normal((2, 2, 1, 2))
     y = rope.rotate(*map(array.from_host, (x, cos, sin)), False)
-    np.testing.assert_allclose(array.to_host(y), cpu.rotate(x, cos, sin, False), rtol=1e-12)
+    np.testing.assert_allclose(array.to_host(y), plain.rotate(x, cos, sin, False), rtol=1e-12)

@@ -14,10 +14,11 @@ from minigrad import cuda_kernels
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-from minigrad.cuda_kernels import ptx, simulated_memory, simulator
-from minigrad.cuda_kernels.collective import block_max, block_sum, warp_max, warp_sum
-from minigrad.cuda_kernels.language import FULL_WARP, cuda
-from minigrad.cuda_kernels.simulated_memory import SimulationError
+from minigrad.cuda_kernels.platform.language import FULL_WARP, cuda
+from minigrad.cuda_kernels.ptx import ptx
+from minigrad.cuda_kernels.rowwise.collective import block_max, block_sum, warp_max, warp_sum
+from minigrad.cuda_kernels.simulator import simulated_memory, simulator
+from minigrad.cuda_kernels.simulator.simulated_memory import SimulationError
 
 
 def run(function: Any, *arrays: np.ndarray, grid: Any = (1, 1, 1), threads: Any = (64, 1, 1), shared: int = 0) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 import minigrad
 from minigrad.models import GPT2, GPT2Config, gpt2_memory
-from minigrad.step_memory import memory_report
+from minigrad.tools.step_memory import memory_report
 
 
 def test_a_step_of_gpt2_in_bfloat16_keeps_what_is_predicted() -> None:

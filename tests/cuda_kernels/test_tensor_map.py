@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minigrad.cuda_kernels import array, compiler, launch, libcuda, memory, tensor_map
-from minigrad.cuda_kernels.launch import Kernel, kernel
-from minigrad.cuda_kernels.tensor_map import TensorMap
+from minigrad.cuda_kernels.platform import array, compiler, launch, libcuda, memory, tensor_map
+from minigrad.cuda_kernels.platform.launch import Kernel, kernel
+from minigrad.cuda_kernels.platform.tensor_map import TensorMap
 
 MAP = TensorMap(4096, "bfloat16", (72, 10, 3), (144, 1440), (64, 128, 1), 0)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad.cuda_kernels import launch, matmul_simt, memory
+from minigrad.cuda_kernels.platform import launch, memory
+from minigrad.cuda_kernels.products import simt
 
 RNG = np.random.default_rng(0)
 BOUND = 2**-10 + 2**-22  # of |a| |b|: each operand is off by at most 2^-11 of itself
@@ -30,7 +31,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         original(self, *args, **settings)
 
     monkeypatch.setattr(launch.Kernel, "launch", record)
-    monkeypatch.setattr(matmul_simt, "SMALL", 0)
+    monkeypatch.setattr(simt, "SMALL", 0)
     mg.set_float32_matmul_precision("high")
     yield names
     mg.set_float32_matmul_precision("highest")
@@ -64,8 +65,8 @@ def test_matmul_in_all_transpositions(
     dx, dw = grads[x], grads[w]
     close(dx.T if transpose_a else dx, dy, b.T)
     close(dw.T if transpose_b else dw, a.T, dy)
-    products = [name for name in launched if "product" in name]
-    assert len(products) == 3 and all(name.startswith("tensor_core_product.tiles_float32") for name in products)
+    products = [name for name in launched if name.startswith(("simt", "tensor_core", "hopper"))]
+    assert len(products) == 3 and all(name.startswith("tensor_core.tiles_float32") for name in products)
 
 
 def test_linear_einsum_and_batches(launched: list[str]) -> None:
@@ -80,7 +81,7 @@ def test_linear_einsum_and_batches(launched: list[str]) -> None:
     np.testing.assert_array_equal(grads[c].numpy(force=True), np.full(9, 10.0))
     close(x @ z, a, b)
     close(mg.einsum("bmk,bkn->bmn", x, z), a, b)
-    assert not any(name.startswith(("product.", "tiled_product.")) for name in launched)
+    assert not any(name.startswith(("simt.", "simt_tiles.")) for name in launched)
 
 
 def test_what_stays_float32(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +99,7 @@ def test_what_stays_float32(launched: list[str], monkeypatch: pytest.MonkeyPatch
         old.setattr(memory, "capability", lambda _: (7, 5))
         assert error(x @ y) < 1e-5
     with monkeypatch.context() as small:
-        small.setattr(matmul_simt, "SMALL", 1 << 19)
+        small.setattr(simt, "SMALL", 1 << 19)
         assert error(x @ y) < 1e-5
     mg.set_float32_matmul_precision("highest")
     assert error(x @ y) < 1e-5

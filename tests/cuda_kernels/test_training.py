@@ -12,7 +12,7 @@ from harness import host
 
 import minigrad as mg
 from minigrad import nn
-from minigrad.cuda_kernels import memory
+from minigrad.cuda_kernels.platform import memory
 from minigrad.distributed import SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, generation
 from minigrad.optim import AdamW, clip_grad_norm
@@ -191,3 +191,10 @@ def test_saving_and_loading_pass_through_the_host(tmp_path: Any) -> None:
     other.load_state_dict(load_safetensors(tmp_path / "weights.safetensors"))
     np.testing.assert_array_equal(host(other.weight.detach()), host(model.weight.detach()))
     assert other.weight.device == mg.Device("cuda")
+
+
+def test_explain_tells_which_plans_run():
+    model = GPT2(GPT2Config(vocab_size=7, block_size=8, n_layer=1, n_head=2, n_embd=8)).to("cuda")
+    text = str(mg.explain(model, mg.tensor(tokens(1, 4), device="cuda")))
+    assert "forward runs as 'sums in products'" in text
+    assert "forward not as 'whole block': these kernels have no stages" in text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import raises
 
 from minigrad.cpu_kernels import random
 from minigrad.data import DataError, FixedBatches, RandomBatches, min_tokens, train_val_split
@@ -72,8 +73,7 @@ def test_windows_of_shards_lie_within_one_and_all_are_reached():
     np.testing.assert_array_equal(np.concatenate(parts), x)
     one = RandomBatches([np.arange(40)], 4, 3, 1).batch(5)[0]
     np.testing.assert_array_equal(one, RandomBatches(np.arange(40), 4, 3, 1).batch(5)[0])
-    with pytest.raises(DataError, match="no shards"):
-        RandomBatches([], 1, 1, 0)
+    raises(DataError, "no shards", lambda: RandomBatches([], 1, 1, 0))
     with pytest.raises(DataError, match="has 3 tokens, a window of block size 3 takes 4"):
         RandomBatches([np.arange(2), np.arange(3)], 1, 3, 0)
 
@@ -89,8 +89,7 @@ def test_the_given_tokens_are_not_aliased():
 def test_fixed_batches_cover_the_tokens_once(n, batch_size, block_size):
     tokens = np.arange(n)
     if n < block_size + 1:
-        with pytest.raises(DataError, match="validation part"):
-            FixedBatches(tokens, batch_size, block_size)
+        raises(DataError, "validation part", lambda: FixedBatches(tokens, batch_size, block_size))
         return
     batches = FixedBatches(tokens, batch_size, block_size)
     found = list(batches)
@@ -131,16 +130,11 @@ def test_min_tokens_is_exactly_enough(block_size, val_fraction):
 def test_wrong_arguments_are_named():
     with pytest.raises(DataError, match=r"the training part has 8 tokens, a window of block size 8 takes 9"):
         RandomBatches(np.arange(8), 1, 8, 0)
-    with pytest.raises(DataError, match="at least 1, got 0 and 8"):
-        RandomBatches(TOKENS, 0, 8, 0)
-    with pytest.raises(DataError, match="at least 1, got 1 and 0"):
-        FixedBatches(TOKENS, 1, 0)
-    with pytest.raises(DataError, match=r"shape \(2, 3\) of float64"):
-        RandomBatches(np.ones((2, 3)), 1, 1, 0)
-    with pytest.raises(DataError, match="max_batches"):
-        FixedBatches(TOKENS, 1, 8, 0)
-    with pytest.raises(DataError, match="step must not be negative"):
-        RandomBatches(TOKENS, 1, 8, 0).batch(-1)
+    raises(DataError, "at least 1, got 0 and 8", lambda: RandomBatches(TOKENS, 0, 8, 0))
+    raises(DataError, "at least 1, got 1 and 0", lambda: FixedBatches(TOKENS, 1, 0))
+    raises(DataError, r"shape \(2, 3\) of float64", lambda: RandomBatches(np.ones((2, 3)), 1, 1, 0))
+    raises(DataError, "max_batches", lambda: FixedBatches(TOKENS, 1, 8, 0))
+    raises(DataError, "step must not be negative", lambda: RandomBatches(TOKENS, 1, 8, 0).batch(-1))
     for seed in (-1, 2**64):
         with pytest.raises(DataError, match="seed"):
             RandomBatches(TOKENS, 1, 8, seed)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from refusals import raises
 
 from minigrad.data import CharTokenizer, DataError, corpus, load_corpus
 
@@ -51,8 +52,7 @@ def test_the_validation_part_of_the_default_is_not_in_the_training_part():
 
 def test_a_python_without_its_manual_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(DataError, match=r"lacks pydoc_data\.topics.*--data FILE"):
-        load_corpus()
+    raises(DataError, r"lacks pydoc_data\.topics.*--data FILE", lambda: load_corpus())
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -102,21 +102,15 @@ def test_what_is_not_text_is_named_with_the_offset(tree, raw, byte, offset):
 
 
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="none does not exist"):
-        load_corpus(tmp_path / "none")
-    with pytest.raises(DataError, match="built-in corpora are"):
-        load_corpus("shakespear")
-    with pytest.raises(DataError, match="holds no files"):
-        load_corpus(tmp_path)
-    with pytest.raises(DataError, match="at least one file"):
-        load_corpus([])
+    raises(DataError, "none does not exist", lambda: load_corpus(tmp_path / "none"))
+    raises(DataError, "built-in corpora are", lambda: load_corpus("shakespear"))
+    raises(DataError, "holds no files", lambda: load_corpus(tmp_path))
+    raises(DataError, "at least one file", lambda: load_corpus([]))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="not a regular file"):
-        load_corpus(tmp_path / "pipe")
+    raises(DataError, "not a regular file", lambda: load_corpus(tmp_path / "pipe"))
     (tmp_path / "large").write_bytes(b"a" * 100)
     monkeypatch.setattr(corpus, "MAX_BYTES", 99)
-    with pytest.raises(DataError, match=r"more than 99 bytes of text \(reached in .*large"):
-        load_corpus(tmp_path / "large")
+    raises(DataError, r"more than 99 bytes of text \(reached in .*large", lambda: load_corpus(tmp_path / "large"))
 
 
 def test_a_short_corpus_is_refused_with_the_figures(tmp_path):
@@ -124,8 +118,7 @@ def test_a_short_corpus_is_refused_with_the_figures(tmp_path):
     with pytest.raises(DataError, match=r"short\.txt has 99 characters, at least 1,300 are needed"):
         load_corpus(tmp_path / "short.txt", min_characters=1300)
     (tmp_path / "short.txt").write_text("")
-    with pytest.raises(DataError, match="has 0 characters, at least 1 are needed"):
-        load_corpus(tmp_path / "short.txt")
+    raises(DataError, "has 0 characters, at least 1 are needed", lambda: load_corpus(tmp_path / "short.txt"))
 
 
 # ---- the download --------------------------------------------------------------------------------------------------
@@ -223,8 +216,7 @@ def test_a_bad_download_is_refused_with_the_way_out(server, tmp_path, monkeypatc
 def test_a_silent_server_is_given_up(server, monkeypatch):
     monkeypatch.setattr(corpus, "DOWNLOAD_SECONDS", 0.2)
     server.announced, server.answer, server.pause = 10, b"1", 0.5
-    with pytest.raises(DataError, match="timed out"):
-        load_corpus("shakespeare")
+    raises(DataError, "timed out", lambda: load_corpus("shakespeare"))
 
 
 OFFLINE = [urllib.error.URLError("Name or service not known"), TimeoutError(), OSError(113, "No route to host")]
@@ -237,8 +229,7 @@ def test_offline_there_is_one_clear_error(tmp_path, monkeypatch, error):
 
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", offline)
-    with pytest.raises(DataError, match=r"could not be downloaded \(.+\): use the default corpus"):
-        load_corpus("shakespeare")
+    raises(DataError, r"could not be downloaded \(.+\): use the default corpus", lambda: load_corpus("shakespeare"))
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(server, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad.data import DataError, EpochBatches, FixedBatches, RandomBatches, open_tokens, write_tokens
 
@@ -70,8 +71,7 @@ def test_after_a_failed_write_the_old_file_is_there(tmp_path, tokens, error, mes
     write_tokens(path, np.array([7]), format)
     if hasattr(tokens, "send"):
         tokens = failing()
-    with pytest.raises(error, match=message):
-        write_tokens(path, tokens, format)
+    raises(error, message, lambda: write_tokens(path, tokens, format))
     assert open_tokens(path, format).tolist() == [7]
     assert os.listdir(tmp_path) == ["t.bin"]
 
@@ -99,18 +99,13 @@ def header(*words, tokens=b""):
 def test_a_faulty_file_is_refused(tmp_path, format, raw, message):
     path = tmp_path / "t.bin"
     path.write_bytes(raw)
-    with pytest.raises(DataError, match=message):
-        open_tokens(path, format)
+    raises(DataError, message, lambda: open_tokens(path, format))
 
 
 def test_what_is_no_file(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        open_tokens(tmp_path / "missing.bin")
-    with pytest.raises(DataError, match="not a regular file"):
-        open_tokens(tmp_path)
-    with pytest.raises(DataError, match="'gpt' is not a format of token files"):
-        open_tokens(tmp_path / "t.bin", "gpt")
-    with pytest.raises(DataError, match="'gpt' is not a format"):
-        write_tokens(tmp_path / "t.bin", TOKENS, "gpt")
+    raises(DataError, "does not exist", lambda: open_tokens(tmp_path / "missing.bin"))
+    raises(DataError, "not a regular file", lambda: open_tokens(tmp_path))
+    raises(DataError, "'gpt' is not a format of token files", lambda: open_tokens(tmp_path / "t.bin", "gpt"))
+    raises(DataError, "'gpt' is not a format", lambda: write_tokens(tmp_path / "t.bin", TOKENS, "gpt"))
     with pytest.raises(OSError):
         write_tokens(tmp_path / "no" / "t.bin", TOKENS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from fake_nccl import FakeMachine
 
-from minigrad.distributed import nccl
+from minigrad.distributed.comm.nccl import nccl
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_threads import in_threads
 from ranks import requires_mpi, run_ranks
+from refusals import raises
 
 import minigrad
 from minigrad import GradStore, Tensor, autocast, bfloat16, float16, float32, float64, nn
@@ -86,19 +88,17 @@ def test_defect_gradients_are_unscaled_in_float32() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_defect_an_overflow_leaves_out_the_whole_window(world: int) -> None:
-    def body(comm: Communicator) -> None:
-        net, trainer = line(LossScaleStrategy.dynamic(65536.0), comm, accum=2)
-        for batch in (HUGE, SMALL, SMALL, HUGE):
-            assert feed(trainer, net, batch) is None
-        assert (trainer.skipped_steps, trainer.global_step, trainer.loss_scale) == (2, 0, 16384.0)
-        assert (taken_off(net) == 1e-3 - np.float64(np.float32(1e-3))).all()
-        assert feed(trainer, net, SMALL) is None
-        metrics = feed(trainer, net, 3 * SMALL)
-        assert metrics is not None and metrics.step == 1
-        np.testing.assert_allclose(taken_off(net), 2e-7, rtol=3e-3)
-
-    run_threads(world, body, timeout=20)
+@in_threads("world", timeout=20)
+def test_defect_an_overflow_leaves_out_the_whole_window(comm: Communicator, world: int) -> None:
+    net, trainer = line(LossScaleStrategy.dynamic(65536.0), comm, accum=2)
+    for batch in (HUGE, SMALL, SMALL, HUGE):
+        assert feed(trainer, net, batch) is None
+    assert (trainer.skipped_steps, trainer.global_step, trainer.loss_scale) == (2, 0, 16384.0)
+    assert (taken_off(net) == 1e-3 - np.float64(np.float32(1e-3))).all()
+    assert feed(trainer, net, SMALL) is None
+    metrics = feed(trainer, net, 3 * SMALL)
+    assert metrics is not None and metrics.step == 1
+    np.testing.assert_allclose(taken_off(net), 2e-7, rtol=3e-3)
 
 
 @pytest.mark.parametrize("bucket", [1, 2**20])
@@ -118,16 +118,14 @@ def test_defect_an_overflow_on_one_rank_is_one_on_all(bucket: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_defect_growth_counts_optimizer_steps(world: int) -> None:
-    def body(comm: Communicator) -> None:
-        net, trainer = line(LossScaleStrategy.dynamic(256.0, growth_interval=2), comm, accum=3)
-        scales = []
-        for _ in range(12):
-            feed(trainer, net, SMALL)
-            scales.append(trainer.loss_scale)
-        assert scales == [256.0] * 5 + [512.0] * 6 + [1024.0]
-
-    run_threads(world, body, timeout=20)
+@in_threads("world", timeout=20)
+def test_defect_growth_counts_optimizer_steps(comm: Communicator, world: int) -> None:
+    net, trainer = line(LossScaleStrategy.dynamic(256.0, growth_interval=2), comm, accum=3)
+    scales = []
+    for _ in range(12):
+        feed(trainer, net, SMALL)
+        scales.append(trainer.loss_scale)
+    assert scales == [256.0] * 5 + [512.0] * 6 + [1024.0]
 
 
 def test_defect_a_fixed_scale_stays_fixed() -> None:
@@ -147,8 +145,7 @@ def test_defect_the_scale_has_a_floor_and_what_overflows_there_raises() -> None:
         return trainer.step(net.parameters(), grads, 1.0)
 
     assert overflow() is None and trainer.loss_scale == 1.0
-    with pytest.raises(NonFiniteGradientError, match="step 1"):
-        overflow()
+    raises(NonFiniteGradientError, "step 1", lambda: overflow())
     assert (trainer.loss_scale, trainer.skipped_steps, trainer.global_step) == (1.0, 1, 0)
     net, trainer = line(LossScaleStrategy.none())
     with pytest.raises(NonFiniteGradientError):
@@ -170,36 +167,33 @@ def test_defect_master_weights_and_moments_are_float32() -> None:
         other = nn.Linear(2, 2).to(half)
         with pytest.raises(ValueError, match=f"parameter weight is {half}, expected float32"):
             AmpTrainer().step(other.named_parameters(), GradStore(), 1.0)
-    with pytest.raises(ValueError, match="master_dtype is float16, expected float32"):
-        MixedPrecisionConfig(master_dtype=float16)
+    raises(ValueError, "master_dtype is float16, expected float32", lambda: MixedPrecisionConfig(master_dtype=float16))
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_defect_the_scaler_is_saved_and_resumed_exactly(world: int) -> None:
-    def body(comm: Communicator) -> None:
-        def make() -> tuple[Line, AmpTrainer]:
-            net = Line()
-            precision = fp16(LossScaleStrategy.dynamic(8192.0, growth_interval=3))
-            return net, AmpTrainer(PLAIN, precision, comm, AdamW(net.named_parameters(), lr=1e-3))
+@in_threads("world", timeout=20)
+def test_defect_the_scaler_is_saved_and_resumed_exactly(comm: Communicator, world: int) -> None:
+    def make() -> tuple[Line, AmpTrainer]:
+        net = Line()
+        precision = fp16(LossScaleStrategy.dynamic(8192.0, growth_interval=3))
+        return net, AmpTrainer(PLAIN, precision, comm, AdamW(net.named_parameters(), lr=1e-3))
 
-        batches = [SMALL, HUGE, HUGE, SMALL, SMALL, 2 * SMALL, HUGE, SMALL, SMALL]
-        net, trainer = make()
-        for batch in batches:
-            feed(trainer, net, batch)
-        first, half = make()
-        for batch in batches[:4]:
-            feed(half, first, batch)
-        arrays, meta = half.state_dict(first.named_parameters())
-        second, rest = make()
-        second.load_state_dict({"weight": first.weight.detach().numpy()})
-        rest.load_state_dict(second.named_parameters(), arrays, meta)
-        for batch in batches[4:]:
-            feed(rest, second, batch)
-        assert (rest.loss_scale, rest.skipped_steps) == (trainer.loss_scale, trainer.skipped_steps)
-        assert rest.skipped_steps > half.skipped_steps > 0 and rest.global_step == trainer.global_step
-        assert second.weight.data.tobytes() == net.weight.data.tobytes()
-
-    run_threads(world, body, timeout=20)
+    batches = [SMALL, HUGE, HUGE, SMALL, SMALL, 2 * SMALL, HUGE, SMALL, SMALL]
+    net, trainer = make()
+    for batch in batches:
+        feed(trainer, net, batch)
+    first, half = make()
+    for batch in batches[:4]:
+        feed(half, first, batch)
+    arrays, meta = half.state_dict(first.named_parameters())
+    second, rest = make()
+    second.load_state_dict({"weight": first.weight.detach().numpy()})
+    rest.load_state_dict(second.named_parameters(), arrays, meta)
+    for batch in batches[4:]:
+        feed(rest, second, batch)
+    assert (rest.loss_scale, rest.skipped_steps) == (trainer.loss_scale, trainer.skipped_steps)
+    assert rest.skipped_steps > half.skipped_steps > 0 and rest.global_step == trainer.global_step
+    assert second.weight.data.tobytes() == net.weight.data.tobytes()
 
 
 def test_defect_a_schedule_counts_steps_that_were_made() -> None:
@@ -327,8 +321,7 @@ def test_refuses_states_and_arguments_that_do_not_fit() -> None:
     net, trainer = line(LossScaleStrategy.dynamic())
     arrays, meta = trainer.state_dict(net.named_parameters())
     _, other = line(LossScaleStrategy.none())
-    with pytest.raises(ValueError, match="saved with loss scaling"):
-        other.load_state_dict(net.named_parameters(), arrays, meta)
+    raises(ValueError, "saved with loss scaling", lambda: other.load_state_dict(net.named_parameters(), arrays, meta))
     with pytest.raises(ValueError, match="no 'scaler'"):
         trainer.load_state_dict(net.named_parameters(), arrays, {k: v for k, v in meta.items() if k != "scaler"})
     for key, bad in (("scaler", {"scale": math.nan, "good_steps": 0}), ("skipped_steps", -1)):
@@ -336,8 +329,7 @@ def test_refuses_states_and_arguments_that_do_not_fit() -> None:
             trainer.load_state_dict(net.named_parameters(), arrays, {**meta, key: bad})
     with pytest.raises(TypeError, match="precision is of type TrainingConfig, expected a MixedPrecisionConfig"):
         AmpTrainer(PLAIN, PLAIN)  # type: ignore[arg-type]  # what is refused
-    with pytest.raises(ValueError, match="compute_dtype is float32"):
-        MixedPrecisionConfig(float32)
+    raises(ValueError, "compute_dtype is float32", lambda: MixedPrecisionConfig(float32))
     with pytest.raises(ValueError, match="loss_scale is 2.0"):
         MixedPrecisionConfig(loss_scale=2.0)  # type: ignore[arg-type]  # what is refused
     assert isinstance(trainer.communicator, NoOpCommunicator)

@@ -7,8 +7,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import raises
 
-from minigrad.distributed.auto_balance import AutoBalancer, balanced_ratios, shard_sizes
+from minigrad.distributed.mirrors.flodl.auto_balance import AutoBalancer, balanced_ratios, shard_sizes
 
 
 def test_balancer_rebalances_at_10_60_110() -> None:
@@ -66,8 +67,7 @@ def test_balancer_speed_hint() -> None:
     ],
 )
 def test_arguments_out_of_range_are_refused(wrong, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        wrong()
+    raises(ValueError, words, wrong)
 
 
 def test_floor_is_filled_by_the_others_in_proportion() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from block_trainer_nets import CONFIG, C, Net, One, Plain, alone, assert_like_one_process, batch, contents, train
 from data_parallel import state_bits
+from in_threads import in_threads
 
 from minigrad import Tensor, nn
 from minigrad.device import CPU
@@ -27,22 +28,20 @@ from minigrad.distributed import (
 from minigrad.optim import SGD
 
 
-def test_must_weight_identity_after_every_step_and_when_broken():
-    def body(comm: ThreadCommunicator) -> None:
-        net = Net(dtype=np.float32)
-        train(comm, net, (5, 4, 3))  # verifies after each step
-        trainer = BlockDistributedTrainer(net, comm)
-        if comm.rank == 2:
-            net.blocks[1].weight.data[0, 0] += 1e-3
-        with pytest.raises(ReplicaMismatchError, match="blocks.1.weight") as error:
-            trainer.verify_replicas()
-        assert error.value.ranks == (2,)
-        net.blocks[1].weight.data[0, 0] = 0
-        net.blocks[0].statistic.mean.data[0] = comm.rank
-        with pytest.raises(ReplicaMismatchError, match="blocks.0.statistic.mean"):
-            trainer.verify_replicas()
-
-    run_threads(3, body, timeout=20)
+@in_threads(3, timeout=20)
+def test_must_weight_identity_after_every_step_and_when_broken(comm: ThreadCommunicator):
+    net = Net(dtype=np.float32)
+    train(comm, net, (5, 4, 3))  # verifies after each step
+    trainer = BlockDistributedTrainer(net, comm)
+    if comm.rank == 2:
+        net.blocks[1].weight.data[0, 0] += 1e-3
+    with pytest.raises(ReplicaMismatchError, match="blocks.1.weight") as error:
+        trainer.verify_replicas()
+    assert error.value.ranks == (2,)
+    net.blocks[1].weight.data[0, 0] = 0
+    net.blocks[0].statistic.mean.data[0] = comm.rank
+    with pytest.raises(ReplicaMismatchError, match="blocks.0.statistic.mean"):
+        trainer.verify_replicas()
 
 
 def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from block_trainer_nets import CONFIG, C, Net, One, Spoil, batch, contents, parts, train
 from data_parallel import state_bits
+from in_threads import in_threads
 
 from minigrad import Tensor, nn
 from minigrad.distributed import (
@@ -33,35 +34,35 @@ from minigrad.distributed import (
     ("rank", "name", "group"),
     [(1, "blocks.1.weight", "block 1"), (0, "embedding.weight", "embedding"), (2, "blocks.2.gain", "block 2")],
 )
-def test_must_non_finite_gradients_halt_every_rank_naming_rank_block_and_step(rank, name, group, value, accum):
-    def body(comm: ThreadCommunicator) -> None:
-        net = Net()
-        config = TrainingConfig(0.02, max_grad_norm=None, grad_accum_steps=accum)
-        trainer = BlockDistributedTrainer(net, comm, config)
-        p, spoiled = dict(net.named_parameters())[name], False
+@in_threads(3, timeout=20)
+def test_must_non_finite_gradients_halt_every_rank_naming_rank_block_and_step(
+    comm: ThreadCommunicator, rank, name, group, value, accum
+):
+    net = Net()
+    config = TrainingConfig(0.02, max_grad_norm=None, grad_accum_steps=accum)
+    trainer = BlockDistributedTrainer(net, comm, config)
+    p, spoiled = dict(net.named_parameters())[name], False
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            out = net.loss(x, y)
-            return out + Spoil.apply(p, value=value) if spoiled and comm.rank == rank else out
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        out = net.loss(x, y)
+        return out + Spoil.apply(p, value=value) if spoiled and comm.rank == rank else out
 
-        trainer._loss_fn = loss
-        for step in range(3):
-            x, y = batch(step, parts((4, 4, 4), comm.rank))
-            before = state_bits(trainer, net), {k: a.tobytes() for k, a in contents(net).items()}
-            for spoiled in [True, False] if step == 1 else [False]:
-                for i in range(accum):
-                    if not spoiled or i + 1 < accum:
-                        trainer.train_batch(x, y)
-                        continue
-                    message = rf"step 2: gradients are infinite or NaN on rank {rank}, {group} \({name}\); no weight"
-                    with pytest.raises(NonFiniteBlockGradientError, match=message) as error:
-                        trainer.train_batch(x, y)
-                    assert (error.value.step, error.value.where) == (2, {rank: {group: [name]}})
-                    assert (state_bits(trainer, net), {k: a.tobytes() for k, a in contents(net).items()}) == before
-        trainer.verify_replicas()
-        assert trainer.global_step == 3
-
-    run_threads(3, body, timeout=20)
+    trainer._loss_fn = loss
+    for step in range(3):
+        x, y = batch(step, parts((4, 4, 4), comm.rank))
+        before = state_bits(trainer, net), {k: a.tobytes() for k, a in contents(net).items()}
+        for spoiled in [True, False] if step == 1 else [False]:
+            for i in range(accum):
+                if not spoiled or i + 1 < accum:
+                    trainer.train_batch(x, y)
+                    continue
+                message = rf"step 2: gradients are infinite or NaN on rank {rank}, {group} \({name}\); no weight"
+                with pytest.raises(NonFiniteBlockGradientError, match=message) as error:
+                    trainer.train_batch(x, y)
+                assert (error.value.step, error.value.where) == (2, {rank: {group: [name]}})
+                assert (state_bits(trainer, net), {k: a.tobytes() for k, a in contents(net).items()}) == before
+    trainer.verify_replicas()
+    assert trainer.global_step == 3
 
 
 def test_must_non_finite_in_a_world_of_one_and_in_sums_and_losses():
@@ -86,38 +87,36 @@ def test_must_non_finite_in_a_world_of_one_and_in_sums_and_losses():
 
 
 @pytest.mark.parametrize("what", ["shape", "dtype", "step", "later step", "blocks", "samples"])
-def test_must_mismatch_raises_on_every_rank_before_averaging(what, tmp_path):
-    def body(comm: ThreadCommunicator) -> None:
-        odd = comm.rank == 1
-        net = Net(dtype=np.float32 if what == "dtype" and odd else np.float64)
-        if what == "shape" and odd:
-            net.head.weight = nn.Parameter(Tensor(np.zeros((C, 4))))
-        if what in ("shape", "dtype"):
-            with pytest.raises(CollectiveMismatchError, match="rank 1 has"):
-                BlockDistributedTrainer(net, comm)
-            return
-        if what == "blocks":
-            net.others = nn.ModuleList([nn.Linear(2, 2, bias=False)])
-            trainer = BlockDistributedTrainer(net, comm, CONFIG, blocks="others" if odd else "blocks")
-            with pytest.raises(CollectiveMismatchError, match="the blocks is"):
-                trainer.train_batch(*batch(0))
-            return
-        trainer = BlockDistributedTrainer(net, comm, CONFIG)
-        if what == "samples":
-            x, y = batch(0)
-            with pytest.raises(ValueError, match=r"one number of samples, not shapes \(12, 5\), \(11, 5\)"):
-                trainer.train_batch(x, y[1:])
-            return
-        if what == "later step":
+@in_threads(2, timeout=20)
+def test_must_mismatch_raises_on_every_rank_before_averaging(comm: ThreadCommunicator, what, tmp_path):
+    odd = comm.rank == 1
+    net = Net(dtype=np.float32 if what == "dtype" and odd else np.float64)
+    if what == "shape" and odd:
+        net.head.weight = nn.Parameter(Tensor(np.zeros((C, 4))))
+    if what in ("shape", "dtype"):
+        with pytest.raises(CollectiveMismatchError, match="rank 1 has"):
+            BlockDistributedTrainer(net, comm)
+        return
+    if what == "blocks":
+        net.others = nn.ModuleList([nn.Linear(2, 2, bias=False)])
+        trainer = BlockDistributedTrainer(net, comm, CONFIG, blocks="others" if odd else "blocks")
+        with pytest.raises(CollectiveMismatchError, match="the blocks is"):
             trainer.train_batch(*batch(0))
-        trainer._global_step += odd
-        before = contents(net)
-        with pytest.raises(CollectiveMismatchError, match="the (global step|number of the step) is"):
-            trainer.train_batch(*batch(1))
-        after = contents(net)
-        assert all(np.array_equal(after[name], array) for name, array in before.items())
-
-    run_threads(2, body, timeout=20)
+        return
+    trainer = BlockDistributedTrainer(net, comm, CONFIG)
+    if what == "samples":
+        x, y = batch(0)
+        with pytest.raises(ValueError, match=r"one number of samples, not shapes \(12, 5\), \(11, 5\)"):
+            trainer.train_batch(x, y[1:])
+        return
+    if what == "later step":
+        trainer.train_batch(*batch(0))
+    trainer._step.global_step += odd
+    before = contents(net)
+    with pytest.raises(CollectiveMismatchError, match="the (global step|number of the step) is"):
+        trainer.train_batch(*batch(1))
+    after = contents(net)
+    assert all(np.array_equal(after[name], array) for name, array in before.items())
 
 
 @pytest.mark.parametrize(("kind", "errors"), [("kill", (PeerLostError,)), ("delay", (CommTimeoutError,))])

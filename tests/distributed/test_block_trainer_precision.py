@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from block_trainer_nets import CONFIG, Net, Spoil, alone, assert_like_one_process, train
+from in_threads import in_threads
 
 import minigrad
 from minigrad import Tensor, nn
@@ -78,20 +79,18 @@ def test_should_precision_an_overflow_leaves_the_step_out_on_all_ranks_and_the_s
     run_threads(2, body, timeout=20)
 
 
-def test_should_precision_what_is_no_overflow_still_halts():
-    def body(comm: ThreadCommunicator) -> None:
-        net = Half()
-        trainer = BlockDistributedTrainer(net, comm, CONFIG, scaler=GradScaler(2.0))
-        trainer._loss_fn = lambda x: x.sum() * 0.0 + Spoil.apply(net.blocks[0].weight, value=math.nan)
-        x = np.ones((1, 4), np.float32)
-        assert trainer.train_batch(x) is None
-        with pytest.raises(NonFiniteBlockGradientError):  # at a scale of 1 it is no overflow
-            trainer.train_batch(x)
-        trainer._loss_fn = lambda x: (net.blocks[0].weight * math.nan).sum()
-        with pytest.raises(NonFiniteLossError):
-            trainer.train_batch(x)
-
-    run_threads(2, body, timeout=20)
+@in_threads(2, timeout=20)
+def test_should_precision_what_is_no_overflow_still_halts(comm: ThreadCommunicator):
+    net = Half()
+    trainer = BlockDistributedTrainer(net, comm, CONFIG, scaler=GradScaler(2.0))
+    trainer._loss_fn = lambda x: x.sum() * 0.0 + Spoil.apply(net.blocks[0].weight, value=math.nan)
+    x = np.ones((1, 4), np.float32)
+    assert trainer.train_batch(x) is None
+    with pytest.raises(NonFiniteBlockGradientError):  # at a scale of 1 it is no overflow
+        trainer.train_batch(x)
+    trainer._loss_fn = lambda x: (net.blocks[0].weight * math.nan).sum()
+    with pytest.raises(NonFiniteLossError):
+        trainer.train_batch(x)
 
 
 def test_should_precision_scaler_checks_its_options():

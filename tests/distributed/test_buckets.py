@@ -31,6 +31,7 @@ from data_parallel import (
     shares,
 )
 from hypothesis import strategies as st
+from in_threads import in_threads
 
 import minigrad
 from minigrad import Function, GradStore, Tensor
@@ -166,52 +167,48 @@ def test_any_windows_make_the_step_of_one_process(data):
 # ---------------------------------------------------------------------- what overlaps
 
 
-def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced():
-    def body(comm: ThreadCommunicator) -> None:
-        params = parameters((4,), (4,), (4,))
-        updated = [threading.Event() for _ in params]
-        watched = Watched(3)
-        # Bucket 0 arrives after bucket 1 has been sent; bucket i + 1 only after bucket i's update has been made.
-        watched.gates = {0: watched.launched[1], 1: updated[0], 2: updated[1]}
-        trainer = make_trainer("fused", comm, bucket=16, hook=watched)
-        update = trainer.optimizer.update
+@in_threads(2)
+def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced(comm: ThreadCommunicator):
+    params = parameters((4,), (4,), (4,))
+    updated = [threading.Event() for _ in params]
+    watched = Watched(3)
+    # Bucket 0 arrives after bucket 1 has been sent; bucket i + 1 only after bucket i's update has been made.
+    watched.gates = {0: watched.launched[1], 1: updated[0], 2: updated[1]}
+    trainer = make_trainer("fused", comm, bucket=16, hook=watched)
+    update = trainer.optimizer.update
 
-        def noted(grads: GradStore) -> None:
-            (which,) = [2 - i for i, p in enumerate(params) if p in grads]
-            update(grads)
-            watched.events.append(("updated", which))
-            updated[which].set()
+    def noted(grads: GradStore) -> None:
+        (which,) = [2 - i for i, p in enumerate(params) if p in grads]
+        update(grads)
+        watched.events.append(("updated", which))
+        updated[which].set()
 
-        trainer.optimizer.update = noted  # type: ignore[method-assign]
-        for step in range(2):
-            grads = GradStore()
-            for p in params:
-                grads.insert(p, filled(p))
-            trainer.step(params, grads, 1.0)
-            launches = [("launch", i) for i in range(3)]
-            turns = [(what, i) for i in range(3) for what in ("arrived", "updated")]
-            assert watched.events == launches + turns
-            assert all(state.step == step + 1 for state in trainer.optimizer.state.values())
-            watched.events.clear()
-        assert trainer.optimizer.timestep == 2
-
-    run_threads(2, body, timeout=30)
-
-
-def test_with_clipping_the_fused_optimizer_updates_only_when_all_have_arrived():
-    def body(comm: ThreadCommunicator) -> None:
-        params = parameters((4,), (4,), (4,))
-        watched = Watched(3)
-        trainer = make_trainer("fused", comm, clip=1.0, bucket=16, hook=watched)
-        step = trainer.optimizer.step
-        trainer.optimizer.step = lambda grads: (watched.events.append(len(grads)), step(grads))  # type: ignore
+    trainer.optimizer.update = noted  # type: ignore[method-assign]
+    for step in range(2):
         grads = GradStore()
         for p in params:
             grads.insert(p, filled(p))
         trainer.step(params, grads, 1.0)
-        assert watched.events == [("launch", i) for i in range(3)] + [("arrived", i) for i in range(3)] + [3]
+        launches = [("launch", i) for i in range(3)]
+        turns = [(what, i) for i in range(3) for what in ("arrived", "updated")]
+        assert watched.events == launches + turns
+        assert all(state.step == step + 1 for state in trainer.optimizer.state.values())
+        watched.events.clear()
+    assert trainer.optimizer.timestep == 2
 
-    run_threads(2, body, timeout=30)
+
+@in_threads(2)
+def test_with_clipping_the_fused_optimizer_updates_only_when_all_have_arrived(comm: ThreadCommunicator):
+    params = parameters((4,), (4,), (4,))
+    watched = Watched(3)
+    trainer = make_trainer("fused", comm, clip=1.0, bucket=16, hook=watched)
+    step = trainer.optimizer.step
+    trainer.optimizer.step = lambda grads: (watched.events.append(len(grads)), step(grads))  # type: ignore
+    grads = GradStore()
+    for p in params:
+        grads.insert(p, filled(p))
+    trainer.step(params, grads, 1.0)
+    assert watched.events == [("launch", i) for i in range(3)] + [("arrived", i) for i in range(3)] + [3]
 
 
 class Probe(Function):
@@ -227,67 +224,61 @@ class Probe(Function):
 
 
 @pytest.mark.parametrize("accum", [1, 2])
-def test_the_bucketed_trainer_sends_a_bucket_while_backward_still_runs(accum):
-    def body(comm: ThreadCommunicator) -> None:
-        params = parameters((4,), (4,), (4,))
-        watched = Watched(3)
-        trainer = make_trainer("bucketed", comm, bucket=16, accum=accum, hook=watched)
+@in_threads(2)
+def test_the_bucketed_trainer_sends_a_bucket_while_backward_still_runs(comm: ThreadCommunicator, accum):
+    params = parameters((4,), (4,), (4,))
+    watched = Watched(3)
+    trainer = make_trainer("bucketed", comm, bucket=16, accum=accum, hook=watched)
 
-        def tell(i: int) -> None:
-            watched.events.append(("backward", i))
-            if last and i < 2:  # a reduction may even end before backward goes on
-                assert watched.launched[1 - i].is_set()
+    def tell(i: int) -> None:
+        watched.events.append(("backward", i))
+        if last and i < 2:  # a reduction may even end before backward goes on
+            assert watched.launched[1 - i].is_set()
 
-        for _ in range(2):
-            for micro in range(accum):
-                last = micro == accum - 1
-                watched.events.clear()
-                x = params[0] * 1.0
-                for i, p in enumerate(params):
-                    x = Probe.apply(x, lambda i=i: tell(i)) * (p + 1.0)
-                metrics = feed(trainer, minigrad.nn.Module(), x.sum(), 1.0, params)
-                assert (metrics is not None) == last
-                if not last:
-                    assert watched.events == [("backward", 2), ("backward", 1), ("backward", 0)]
-            # Parameter 2, the last, is ready before the gradient passes the probe in front of it; 0 at the very end.
-            assert watched.events == [
-                *[("launch", 0), ("backward", 2), ("launch", 1), ("backward", 1)],
-                *[("backward", 0), ("launch", 2), ("arrived", 0), ("arrived", 1), ("arrived", 2)],
-            ]
-            for event in watched.launched:
-                event.clear()
-
-    run_threads(2, body, timeout=30)
+    for _ in range(2):
+        for micro in range(accum):
+            last = micro == accum - 1
+            watched.events.clear()
+            x = params[0] * 1.0
+            for i, p in enumerate(params):
+                x = Probe.apply(x, lambda i=i: tell(i)) * (p + 1.0)
+            metrics = feed(trainer, minigrad.nn.Module(), x.sum(), 1.0, params)
+            assert (metrics is not None) == last
+            if not last:
+                assert watched.events == [("backward", 2), ("backward", 1), ("backward", 0)]
+        # Parameter 2, the last, is ready before the gradient passes the probe in front of it; 0 at the very end.
+        assert watched.events == [
+            *[("launch", 0), ("backward", 2), ("launch", 1), ("backward", 1)],
+            *[("backward", 0), ("launch", 2), ("arrived", 0), ("arrived", 1), ("arrived", 2)],
+        ]
+        for event in watched.launched:
+            event.clear()
 
 
-def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order():
-    def body(comm: ThreadCommunicator) -> None:
-        params = parameters((1,), (1,), (1,))
-        watched = Watched(3)
-        manager = GradientBucketManager(params, comm, 4, watched)
-        order = [(0, 1, 2), (2, 0, 1), (1, 0, 2)][comm.rank]
-        for turn, i in enumerate(order):
-            ready = {2 - j for j in order[: turn + 1]}
-            manager.mark_grad_ready(params[i].id, filled(params[i], 10.0 * i + comm.rank))
-            sent = next(n for n in range(4) if n == 3 or n not in ready)
-            assert watched.events == [("launch", n) for n in range(sent)]
-        assert [manager.wait_and_unflatten()[p].item() for p in params[:1]] == [1.0]
-
-    run_threads(3, body, timeout=30)
+@in_threads(3)
+def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order(comm: ThreadCommunicator):
+    params = parameters((1,), (1,), (1,))
+    watched = Watched(3)
+    manager = GradientBucketManager(params, comm, 4, watched)
+    order = [(0, 1, 2), (2, 0, 1), (1, 0, 2)][comm.rank]
+    for turn, i in enumerate(order):
+        ready = {2 - j for j in order[: turn + 1]}
+        manager.mark_grad_ready(params[i].id, filled(params[i], 10.0 * i + comm.rank))
+        sent = next(n for n in range(4) if n == 3 or n not in ready)
+        assert watched.events == [("launch", n) for n in range(sent)]
+    assert [manager.wait_and_unflatten()[p].item() for p in params[:1]] == [1.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(kind):
-    def body(comm: ThreadCommunicator) -> None:
-        params = parameters((4,), (4,))
-        watched = Watched(2)
-        trainer = make_trainer(kind, comm, bucket=16, hook=watched)
-        bad = math.nan if comm.rank == 1 else 1.0
-        with pytest.raises(NonFiniteLossError):
-            feed(trainer, minigrad.nn.Module(), (params[0] * params[1]).sum() + bad, 1.0, params)
-        assert watched.events == [("launch", 0), ("launch", 1), ("arrived", 0), ("arrived", 1)]
-
-    run_threads(2, body, timeout=30)
+@in_threads(2)
+def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(comm: ThreadCommunicator, kind):
+    params = parameters((4,), (4,))
+    watched = Watched(2)
+    trainer = make_trainer(kind, comm, bucket=16, hook=watched)
+    bad = math.nan if comm.rank == 1 else 1.0
+    with pytest.raises(NonFiniteLossError):
+        feed(trainer, minigrad.nn.Module(), (params[0] * params[1]).sum() + bad, 1.0, params)
+    assert watched.events == [("launch", 0), ("launch", 1), ("arrived", 0), ("arrived", 1)]
 
 
 # ---------------------------------------------------------------------- what memory is held
@@ -310,32 +301,30 @@ def test_a_gradient_that_is_ready_is_a_view_of_its_bucket_and_its_own_memory_is_
 
 
 @pytest.mark.parametrize("kind", ["distributed", "bucketed", "fused"])
-def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(kind):
-    def body(comm: ThreadCommunicator) -> None:
-        scenario = Scenario(shares(2))
-        net = scenario.net()
-        trainer = make_trainer(kind, comm)
-        for step in range(3):
-            loss = net.loss(*scenario.batch(step, scenario.steps[step][comm.rank][0].rows))
-            if kind == "bucketed":
-                feed(trainer, net, loss)
-                continue
-            grads = loss.backward()
-            own = [weakref.ref(grad.data) for grad in grads.values()]
-            trainer.step(net.named_parameters(), grads, loss.item())
-            assert len(own) == 5 and not len(grads)
-            assert [ref() for ref in own] == [None] * 5
-        manager = trainer._buckets
-        assert manager is not None
-        gc.collect()
-        flats = manager.flat_buffers()
-        assert sum(flat.data.nbytes for flat in flats) == sum(p.data.nbytes for p in net.parameters())
-        for bucket in manager._buckets:
-            assert bucket.work is None and not bucket.ready
-            assert all(np.shares_memory(view, bucket.flat.data) for view in bucket.views.values() if view.size)
-        assert trainer._accumulator._sums == {}
-
-    run_threads(2, body, timeout=30)
+@in_threads(2)
+def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: ThreadCommunicator, kind):
+    scenario = Scenario(shares(2))
+    net = scenario.net()
+    trainer = make_trainer(kind, comm)
+    for step in range(3):
+        loss = net.loss(*scenario.batch(step, scenario.steps[step][comm.rank][0].rows))
+        if kind == "bucketed":
+            feed(trainer, net, loss)
+            continue
+        grads = loss.backward()
+        own = [weakref.ref(grad.data) for grad in grads.values()]
+        trainer.step(net.named_parameters(), grads, loss.item())
+        assert len(own) == 5 and not len(grads)
+        assert [ref() for ref in own] == [None] * 5
+    manager = trainer._step.reducer.manager
+    assert manager is not None
+    gc.collect()
+    flats = manager.flat_buffers()
+    assert sum(flat.data.nbytes for flat in flats) == sum(p.data.nbytes for p in net.parameters())
+    for bucket in manager._buckets:
+        assert bucket.work is None and not bucket.ready
+        assert all(np.shares_memory(view, bucket.flat.data) for view in bucket.views.values() if view.size)
+    assert trainer._step.accumulator._sums == {}
 
 
 # ---------------------------------------------------------------------- compression

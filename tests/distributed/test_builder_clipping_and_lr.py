@@ -9,7 +9,7 @@ import pytest
 from replica_builder import SYNC, builder, is_replica, loss_of, sgd
 
 from minigrad import Tensor
-from minigrad.distributed.replica_threads import Replica
+from minigrad.distributed.mirrors.flodl.replica_threads import Replica
 from minigrad.optim import SGD, CosineAnnealing
 
 

@@ -11,14 +11,14 @@ import pytest
 from replica_builder import CADENCE, SYNC, Net, builder, is_replica, loss_of
 
 from minigrad import Tensor
-from minigrad.distributed import replica_average
-from minigrad.distributed.coordinator import Coordinator, Plan
-from minigrad.distributed.ddp_handle import ReplicaFailedError
-from minigrad.distributed.faults import Fault, FaultPlan
-from minigrad.distributed.policies import AverageBackend, AveragingPolicy
-from minigrad.distributed.replica_threads import ReplicaThreads
-from minigrad.distributed.thread import ThreadCommunicator
-from minigrad.distributed.workload import Batch
+from minigrad.distributed.comm.threads.faults import Fault, FaultPlan
+from minigrad.distributed.comm.threads.thread import ThreadCommunicator
+from minigrad.distributed.mirrors.flodl import replica_average
+from minigrad.distributed.mirrors.flodl.coordinator import CadencePlan, Coordinator
+from minigrad.distributed.mirrors.flodl.ddp_handle import ReplicaFailedError
+from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
+from minigrad.distributed.mirrors.flodl.replica_threads import ReplicaThreads
+from minigrad.distributed.mirrors.flodl.workload import Batch
 
 
 def failing(rank: int, at: int, how: Any) -> Any:
@@ -125,8 +125,8 @@ def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
 
 def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy():
     """All wait, with nothing to watch; one is woken alone, gets a batch, and never comes back."""
-    coordinator = Coordinator(Plan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
-    threads = ReplicaThreads(coordinator, [], None, None, [], None, None, None, None, None)  # type: ignore[arg-type]
+    coordinator = Coordinator(CadencePlan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
+    threads = ReplicaThreads(coordinator, [], None, [], None)  # type: ignore[arg-type]
     for rank in (0, 1):
         assert isinstance(coordinator.next(rank), Batch)
     coordinator.batch_done(0, 4, 0.0, 1.0)

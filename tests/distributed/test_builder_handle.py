@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 from replica_builder import (
     BATCH,
     CADENCE,
@@ -28,16 +29,15 @@ from replica_builder import (
 
 import minigrad
 from minigrad import Tensor, nn
-from minigrad.distributed.builder import DdpBuilder
-from minigrad.distributed.thread import ThreadCommunicator
-from minigrad.distributed.timeline import EventKind, Timeline
-from minigrad.distributed.trainer import Trainer
+from minigrad.distributed.comm.threads.thread import ThreadCommunicator
+from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
+from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
+from minigrad.distributed.mirrors.flodl.trainer import Trainer
 
 
 @pytest.mark.parametrize("name", ["dataset", "batch_size", "num_epochs"])
 def test_builder_required_fields(name):
-    with pytest.raises(ValueError, match=f"^DdpBuilder: {name} is required$"):
-        builder(**{name: None}).run()
+    raises(ValueError, f"^DdpBuilder: {name} is required$", lambda: builder(**{name: None}).run())
 
 
 def test_builder_defaults_are_those_of_flodl():
@@ -76,8 +76,7 @@ def test_builder_defaults_are_those_of_flodl():
     ],
 )
 def test_builder_refuses_what_does_not_fit(options, message):
-    with pytest.raises(ValueError, match=message):
-        builder(**options).run()
+    raises(ValueError, message, lambda: builder(**options).run())
 
 
 def test_builder_replicas_must_be_alike():
@@ -151,8 +150,7 @@ def test_handle_stop_gives_what_has_been_trained():
         handle.stop()
         state = handle.join()
     assert state.failures == {} and state.replicas == [] and np.isfinite(state.params["w"]).all()
-    with pytest.raises(ValueError, match="the state has optimizers of 0 replicas, for 2"):
-        builder(resume=state).run()
+    raises(ValueError, "the state has optimizers of 0 replicas, for 2", lambda: builder(resume=state).run())
 
 
 def test_metrics_fn_and_epoch_fn(caplog):
@@ -184,8 +182,7 @@ def test_datasets_of_other_kinds():
     assert_same_bits(arrays(builder(policy=SYNC, dataset=Rows()).run().join()), want)
     only_x = builder(policy=SYNC, dataset=X, train_fn=lambda m, x: (m(x) ** 2).mean()).run().join()
     assert only_x.batches == 24
-    with pytest.raises(TypeError, match="dataset is a int, expected arrays"):
-        builder(dataset=3).run()
+    raises(TypeError, "dataset is a int, expected arrays", lambda: builder(dataset=3).run())
 
 
 def test_data_partition_static_ratios_are_kept():
@@ -224,8 +221,7 @@ def test_handle_and_metrics_tell_the_devices():
     ],
 )
 def test_builder_devices_that_do_not_fit_are_refused(options, error, words):
-    with pytest.raises(error, match=words):
-        builder(**{"replicas": 1, **options}).run()
+    raises(error, words, lambda: builder(**{"replicas": 1, **options}).run())
 
 
 def test_builder_devices_say_how_many_replicas_there_are():

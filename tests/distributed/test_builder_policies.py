@@ -27,8 +27,9 @@ from replica_builder import (
 from virtual_time import VirtualTime
 
 from minigrad import Tensor
-from minigrad.distributed.policies import AverageBackend, AveragingPolicy
-from minigrad.distributed.simple_trainer import SimpleTrainer, TrainingConfig
+from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
+from minigrad.distributed.train.config import TrainingConfig
+from minigrad.distributed.train.simple_trainer import SimpleTrainer
 
 
 @pytest.mark.parametrize("policy", AveragingPolicy)

@@ -11,8 +11,8 @@ from replica_builder import ASYNC, CADENCE, SYNC, Net, arrays, assert_same_bits,
 
 import minigrad
 from minigrad import Tensor, nn
-from minigrad.distributed.policies import AverageBackend
-from minigrad.distributed.trained_state import TrainedState
+from minigrad.distributed.mirrors.flodl.policies import AverageBackend
+from minigrad.distributed.mirrors.flodl.trained_state import TrainedState
 from minigrad.nn import functional as F
 from minigrad.optim import CosineAnnealing
 from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint

@@ -22,10 +22,10 @@ from minigrad.distributed import (
     RendezvousError,
     ThreadCommunicator,
     Work,
-    call_header,
 )
-from minigrad.distributed.calls import Call
-from minigrad.distributed.deadlines import check_seconds
+from minigrad.distributed.comm import call_header
+from minigrad.distributed.comm.calls import Call, CallKind
+from minigrad.distributed.comm.deadlines import check_seconds
 
 
 def name_of(check: Check) -> str:
@@ -64,30 +64,30 @@ def test_errors_say_where(kind):
 
 def test_a_call_in_words_is_what_must_agree():
     array = np.ones((3, 4), np.float32)
-    assert str(Call("all_reduce", 1, None, array, array, ReduceOp.SUM)) == "all_reduce(sum) of (3, 4) float32"
-    assert str(Call("broadcast", 9, 4, None, array, peer=2)) == "broadcast of (3, 4) float32 from rank 2"
-    assert str(Call("barrier", 3, None)) == "barrier"
+    assert str(Call(CallKind.ALL_REDUCE, 1, None, array, array, ReduceOp.SUM)) == "all_reduce(sum) of (3, 4) float32"
+    assert str(Call(CallKind.BROADCAST, 9, 4, None, array, peer=2)) == "broadcast of (3, 4) float32 from rank 2"
+    assert str(Call(CallKind.BARRIER, 3, None)) == "barrier"
 
 
 def test_headers_agree_where_calls_do():
     array, other = np.ones((3, 4), np.float32), np.ones((4, 3), np.float32)
-    call = Call("all_reduce", 7, 5, array, array, ReduceOp.SUM)
+    call = Call(CallKind.ALL_REDUCE, 7, 5, array, array, ReduceOp.SUM)
     mine = call_header.pack(call, 3, 5)
     assert mine.nbytes == call_header.SIZE == 128 and call_header.whole(mine)
     assert call_header.read(mine) == ("all_reduce", "all_reduce(sum) of (3, 4) float32 in step 5", 7)
-    assert call_header.agree(mine, call_header.pack(Call("all_reduce", 9, 5, array, array, ReduceOp.SUM), 3, 5))
+    assert call_header.agree(mine, call_header.pack(Call(CallKind.ALL_REDUCE, 9, 5, array, array, ReduceOp.SUM), 3, 5))
     for differs in (
         call_header.pack(call, 4, 5),
         call_header.pack(call, 3, 6),
         call_header.pack(call, 3),
-        call_header.pack(Call("all_reduce", 7, 5, array, array, ReduceOp.MAX), 3, 5),
-        call_header.pack(Call("all_reduce", 7, 5, other, other, ReduceOp.SUM), 3, 5),
-        call_header.pack(Call("all_reduce", 7, 5, array.view(np.int32), array.view(np.int32), ReduceOp.SUM), 3, 5),
-        call_header.pack(Call("reduce_scatter", 7, 5, array, array, ReduceOp.SUM), 3, 5),
+        call_header.pack(Call(CallKind.ALL_REDUCE, 7, 5, array, array, ReduceOp.MAX), 3, 5),
+        call_header.pack(Call(CallKind.ALL_REDUCE, 7, 5, other, other, ReduceOp.SUM), 3, 5),
+        call_header.pack(Call(CallKind.ALL_REDUCE, 7, 5, *[array.view(np.int32)] * 2, ReduceOp.SUM), 3, 5),
+        call_header.pack(Call(CallKind.REDUCE_SCATTER, 7, 5, array, array, ReduceOp.SUM), 3, 5),
         np.zeros(128, np.uint8),
     ):
         assert not call_header.agree(mine, differs) and not call_header.agree(differs, mine)
-    root = [call_header.pack(Call("broadcast", 1, None, None, array, peer=peer)) for peer in (0, 1)]
+    root = [call_header.pack(Call(CallKind.BROADCAST, 1, None, None, array, peer=peer)) for peer in (0, 1)]
     assert not call_header.agree(*root)
     torn = mine.copy()
     torn[-9] ^= 1
@@ -96,13 +96,13 @@ def test_headers_agree_where_calls_do():
 
 def test_headers_of_the_two_ends_of_a_message_agree():
     array = np.ones((3, 4), np.float32)
-    sent = call_header.pack(Call("send", 1, None, array, None, peer=1, tag=4))
+    sent = call_header.pack(Call(CallKind.SEND, 1, None, array, None, peer=1, tag=4))
     for shape, tag, good in (((12,), 4, True), ((3, 4), 3, False), ((11,), 4, False)):
-        there = call_header.pack(Call("recv", 8, None, None, np.ones(shape, np.float32), peer=0, tag=tag))
+        there = call_header.pack(Call(CallKind.RECV, 8, None, None, np.ones(shape, np.float32), peer=0, tag=tag))
         assert call_header.agree(sent, there) is call_header.agree(there, sent) is good
     words = "rank 0 called send of (3, 4) float32 with tag 4 (operation 1); rank 1 called recv"
     assert call_header.differences({1: there, 0: sent}).startswith(words)
-    many = Call("send", 1, None, np.ones((1,) * 6 + (2,), np.float32), None, peer=1)
+    many = Call(CallKind.SEND, 1, None, np.ones((1,) * 6 + (2,), np.float32), None, peer=1)
     assert call_header.read(call_header.pack(many)).call == "send of 2 elements float32 with tag 0"
 
 

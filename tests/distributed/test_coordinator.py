@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.distributed.coordinator import Average, Coordinator, Plan, ReplicaStuckError, Stop, Wait
-from minigrad.distributed.divergence import DivergenceGuard, OvershootLimit
-from minigrad.distributed.el_che import ElChe
-from minigrad.distributed.policies import AveragingPolicy
-from minigrad.distributed.timeline import EventKind, Timeline
-from minigrad.distributed.workload import Batch
+from minigrad.distributed.mirrors.flodl.coordinator import (
+    Average,
+    CadencePlan,
+    Coordinator,
+    ReplicaStuckError,
+    Stop,
+    Wait,
+)
+from minigrad.distributed.mirrors.flodl.divergence import DivergenceGuard, OvershootLimit
+from minigrad.distributed.mirrors.flodl.el_che import ElChe
+from minigrad.distributed.mirrors.flodl.policies import AveragingPolicy
+from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
+from minigrad.distributed.mirrors.flodl.workload import Batch
 
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
 
@@ -24,7 +31,7 @@ class World:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CadencePlan,
         ms: list[float],
         anchor: int = 4,
         average_ms: float = 1.0,
@@ -89,8 +96,8 @@ def numbers(world: World) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.index) for _, batch in world.batches]
 
 
-def plan(policy: AveragingPolicy, world: int = 2, batches: int = 48, epochs: int = 3, **options: Any) -> Plan:
-    return Plan(world, batches, epochs, policy, **{"progressive": policy is not SYNC, **options})
+def plan(policy: AveragingPolicy, world: int = 2, batches: int = 48, epochs: int = 3, **options: Any) -> CadencePlan:
+    return CadencePlan(world, batches, epochs, policy, **{"progressive": policy is not SYNC, **options})
 
 
 # ------------------------------------------------------------------ nobody waits for ever, no batch is lost

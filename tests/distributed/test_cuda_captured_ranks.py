@@ -95,7 +95,7 @@ def test_cuda_captured_steps_of_ranks_are_the_eager_ones(machine: FakeMachine, k
                 continue
             for k in range(count):
                 loss = model.loss((x[k] if count > 1 else x).to(device=comm.device))
-                metrics = trainer.step(named, trainer._backward(loss), loss.item())
+                metrics = trainer.step(named, trainer._step.backward(loss), loss.item())
             found.append(metrics)
         metrics = [m.result() for m in found] if captured else found
         assert step.graphs == captured
@@ -296,7 +296,7 @@ def test_cuda_graph_that_gives_way_waits_with_the_deadline(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A capture that would close the oldest graph, of which a launch is under way."""
-    from minigrad.distributed import captured_step
+    from minigrad.distributed.train import captured_step
 
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
@@ -332,7 +332,7 @@ def test_cuda_communicator_is_aborted_also_where_the_device_cannot_be_told(
 
 def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step does not count: the device, told to stop, has left out its update."""
-    from minigrad.distributed import captured_step
+    from minigrad.distributed.train import captured_step
 
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
@@ -351,7 +351,7 @@ def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monke
             pending.result()
         with pytest.raises(CommunicatorBrokenError):
             step(rows(comm, 3))
-        return trainer.global_step, int(step._stopped)
+        return trainer.global_step, int(step._recorder.stopped)
 
     assert good(fn) == [(2, 1)] * 2
     assert len(machine.calls("abort")) == 2

@@ -39,9 +39,9 @@ from minigrad.distributed import (
     Trainer,
     TrainingConfig,
     replica_communicators,
-    replica_group,
     run_threads,
 )
+from minigrad.distributed.mirrors.flodl import replica_group
 
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)

@@ -91,7 +91,7 @@ def test_cuda_threads_break_as_a_communicator_should(check: suite.Check) -> None
 
 
 def test_cuda_large_arrays_are_combined_by_all_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minigrad.distributed import thread_group
+    from minigrad.distributed.comm.threads import thread_group
 
     homes = []
     combine = thread_group.combine_on_devices

@@ -18,7 +18,7 @@ from nccl_programs import RECORD, copies_to_host
 from minigrad import cuda_kernels
 from minigrad.device import Device
 from minigrad.distributed import NcclCommunicator
-from minigrad.distributed.thread import drawing_from, generators_for
+from minigrad.distributed.comm.threads.thread import drawing_from, generators_for
 
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)

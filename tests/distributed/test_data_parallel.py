@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replica_models import Failing, Net, broken, rows
+from replica_models import Failing, Net, broken, rows, trained_alone
 
 from minigrad import Tensor
 from minigrad.distributed import (
@@ -29,11 +29,9 @@ from minigrad.distributed import (
     ReplicaError,
     ReplicaStep,
     ReplicaStepResult,
-    SimpleTrainer,
     StepStats,
     ThreadReplica,
     TrainerConfig,
-    TrainingConfig,
     TrainSample,
     ZeroSamplesError,
 )
@@ -91,20 +89,6 @@ def bits(trainer: DataParallelTrainer) -> Any:
     arrays, meta = trainer.state_dict()
     model = {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()}
     return model, {name: array.tobytes() for name, array in arrays.items()}, meta
-
-
-def alone(model: Net, kind: TrainerConfig, batches: list[Any]) -> list[tuple[float, float]]:
-    """One device with the whole batch."""
-    named = list(model.named_parameters())
-    optimizer = kind.optimizer.build([(name, p) for name, p in named if p.requires_grad])
-    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=kind.max_grad_norm), optimizer)
-    found = []
-    for x, y in batches:
-        loss = kind.loss(model(Tensor(x)), Tensor(y))
-        metrics = trainer.step(named, loss.backward(), loss.item())
-        assert metrics is not None and metrics.grad_norm is not None
-        found.append((metrics.loss, metrics.grad_norm))
-    return found
 
 
 def assert_same(
@@ -185,7 +169,7 @@ def test_mean_semantics_equal_one_device(stack: ExitStack, n: int, samples: int,
     trainer = DataParallelTrainer(kind, threads(stack, n, other), model=build())
     stats = [trainer.step(batch) for batch in batches]
     model = build()
-    assert_same(trainer, stats, model, alone(model, kind, batches))
+    assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
     assert not np.array_equal(trainer.model.first.data, build().first.data) or "first" in trainer_frozen(options)
     if "running" in options:
         assert trainer.model.batches.item() == 4
@@ -239,7 +223,7 @@ def test_one_replica_is_bitwise_a_simple_trainer(stack: ExitStack) -> None:
     trainer = DataParallelTrainer(kind, threads(stack, 1, build), model=build())
     stats = [trainer.step(batch) for batch in batches]
     model = build()
-    assert [(s.loss, s.grad_norm) for s in stats] == alone(model, kind, batches)
+    assert [(s.loss, s.grad_norm) for s in stats] == trained_alone(model, kind, batches).stats
     for name, p in model.named_parameters():
         assert trainer.model.state_dict()[name].numpy().tobytes() == p.data.tobytes(), name
 
@@ -356,7 +340,7 @@ def test_dp_errors_dropped_reply_of_a_thread(stack: ExitStack, how: str, reason:
     trainer.set_replicas(threads(stack, 2))
     trainer.step((x, y))
     model = Net()
-    alone(model, config(), [rows(6, 0), rows(6, 1)])
+    trained_alone(model, config(), [rows(6, 0), rows(6, 1)])
     for name, p in model.named_parameters():
         np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), p.data, rtol=1e-11)
 
@@ -449,14 +433,8 @@ def test_non_finite_names_replica_parameter_and_step(stack: ExitStack) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        (
-            {"gradients": {"unused": np.zeros(4)}},
-            r"replica 1: the gradient of unused has shape \(4,\), float64; the",
-        ),
-        (
-            {"gradients": {"unused": np.zeros(3, np.float32)}},
-            r"has shape \(3,\), float32; the parameter",
-        ),
+        ({"gradients": {"unused": np.zeros(4)}}, r"replica 1: the gradient of unused has shape \(4,\), float64; the"),
+        ({"gradients": {"unused": np.zeros(3, np.float32)}}, r"has shape \(3,\), float32; the parameter"),
         ({"gradients": {"other": np.zeros(3)}}, "a gradient of 'other', which is no trained parameter"),
         ({"gradients": {"bias": np.zeros(5)}}, "a gradient of 'bias', which is no trained parameter"),
         ({"samples": -1}, "samples=-1, expected a finite number"),
@@ -543,4 +521,4 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
     trainer.set_replicas([replicas[0], *threads(stack, 1, build)])
     stats.append(trainer.step(batches[3]))
     model = Net(running=True)
-    assert_same(trainer, stats, model, alone(model, kind, batches))
+    assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_threads import in_threads
 
 import minigrad
 from minigrad import nn
@@ -144,17 +145,15 @@ def test_what_fails_on_rank_0_fails_everywhere(tmp_path):
         assert all(messages[0] in message for message in messages)
 
 
-def test_a_window_that_is_not_full_is_not_saved():
-    def fn(comm: Communicator) -> None:
-        p = minigrad.ones(2, requires_grad=True)
-        trainer = DistributedTrainer(TrainingConfig(grad_accum_steps=2), comm)
-        trainer.step([p], (p * p).sum().backward(), 1.0)
-        with pytest.raises(RuntimeError, match="the window has 1 of 2 micro-batches"):
-            trainer.state_dict([p])
-        assert trainer.flush([p]) is not None
+@in_threads(2, timeout=20)
+def test_a_window_that_is_not_full_is_not_saved(comm: Communicator):
+    p = minigrad.ones(2, requires_grad=True)
+    trainer = DistributedTrainer(TrainingConfig(grad_accum_steps=2), comm)
+    trainer.step([p], (p * p).sum().backward(), 1.0)
+    with pytest.raises(RuntimeError, match="the window has 1 of 2 micro-batches"):
         trainer.state_dict([p])
-
-    run_threads(2, fn, timeout=20)
+    assert trainer.flush([p]) is not None
+    trainer.state_dict([p])
 
 
 def test_random_numbers_go_on_and_new_ranks_get_their_own():
@@ -162,7 +161,7 @@ def test_random_numbers_go_on_and_new_ranks_get_their_own():
     class Rank(NoOpCommunicator):
         def __init__(self, rank: int) -> None:
             super().__init__()
-            self._rank = rank
+            self.rank = rank
 
     before = minigrad.default_generator.state_dict()
     try:

@@ -11,7 +11,7 @@ import time
 import pytest
 from ranks import RanksResult, requires_mpi, run_ranks
 
-from minigrad.distributed import launch
+from minigrad.distributed.job import launch
 
 pytestmark = requires_mpi
 
@@ -152,7 +152,8 @@ def test_a_rank_may_end_long_before_another():
     program = """
 import time
 import minigrad
-from minigrad.distributed import MpiCommunicator, mpi
+from minigrad.distributed import MpiCommunicator
+from minigrad.distributed.comm.mpi import mpi
 mpi.FAREWELL = 0.5
 comm = MpiCommunicator(timeout=30)
 comm.all_reduce(minigrad.ones(3))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_threads import in_threads
 
 from minigrad import GradStore, Tensor
 from minigrad.distributed import (
@@ -23,7 +24,12 @@ from minigrad.distributed import (
     mean_over_ranks,
     run_threads,
 )
-from minigrad.distributed.grad_sync import Window, agree_on_params, agree_on_settings, exchange_window
+from minigrad.distributed.train.grad_sync import (
+    Window,
+    agree_on_params,
+    agree_on_settings,
+    exchange_window,
+)
 from minigrad.dtypes import SUPPORTED, bfloat16
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -63,18 +69,16 @@ def test_mean_over_ranks_is_weighted_and_the_same_bits_everywhere(world):
     np.testing.assert_allclose([results[0]["loss"], results[0]["accuracy"]], want, rtol=1e-14)
 
 
-def test_mean_over_ranks_refuses_other_keys_and_weights_that_are_all_0():
-    def body(comm: ThreadCommunicator) -> None:
-        with pytest.raises(ValueError, match=r"rank 1 passes the values \['b'\], rank 0 \['a'\]"):
-            mean_over_ranks(comm, {"ab"[comm.rank]: 1.0})
-        with pytest.raises(ValueError, match="the weights of all ranks are 0"):
-            mean_over_ranks(comm, {"a": 1.0}, 0.0)
-        with pytest.raises(ValueError, match="weight is -1"):
-            mean_over_ranks(comm, {"a": 1.0}, -1)
-        assert mean_over_ranks(comm, {"a": float(comm.rank)}) == {"a": 0.5}
-        assert math.isnan(mean_over_ranks(comm, {"a": math.nan})["a"])
-
-    run_threads(2, body, timeout=20)
+@in_threads(2, timeout=20)
+def test_mean_over_ranks_refuses_other_keys_and_weights_that_are_all_0(comm: ThreadCommunicator):
+    with pytest.raises(ValueError, match=r"rank 1 passes the values \['b'\], rank 0 \['a'\]"):
+        mean_over_ranks(comm, {"ab"[comm.rank]: 1.0})
+    with pytest.raises(ValueError, match="the weights of all ranks are 0"):
+        mean_over_ranks(comm, {"a": 1.0}, 0.0)
+    with pytest.raises(ValueError, match="weight is -1"):
+        mean_over_ranks(comm, {"a": 1.0}, -1)
+    assert mean_over_ranks(comm, {"a": float(comm.rank)}) == {"a": 0.5}
+    assert math.isnan(mean_over_ranks(comm, {"a": math.nan})["a"])
 
 
 @WORLDS
@@ -99,16 +103,14 @@ def test_windows_arrive_as_they_were_sent(world, params):
 # ---------------------------------------------------------------------- agreeing
 
 
-def test_agree_on_settings_names_the_first_rank_that_differs():
-    def body(comm: ThreadCommunicator) -> None:
-        agree_on_settings(comm, {"size": 1, "name": "x"})
-        with pytest.raises(CollectiveMismatchError, match="size is 3 on rank 2, 1 on rank 0") as e:
-            agree_on_settings(comm, {"size": 3 if comm.rank == 2 else 1, "name": "x"})
-        assert (e.value.rank, e.value.ranks) == (comm.rank, (2,))
-        with pytest.raises(CollectiveMismatchError, match="more is 1 on rank 1, None on rank 0"):
-            agree_on_settings(comm, {"size": 1, **({"more": 1} if comm.rank == 1 else {})})
-
-    run_threads(3, body, timeout=20)
+@in_threads(3, timeout=20)
+def test_agree_on_settings_names_the_first_rank_that_differs(comm: ThreadCommunicator):
+    agree_on_settings(comm, {"size": 1, "name": "x"})
+    with pytest.raises(CollectiveMismatchError, match="size is 3 on rank 2, 1 on rank 0") as e:
+        agree_on_settings(comm, {"size": 3 if comm.rank == 2 else 1, "name": "x"})
+    assert (e.value.rank, e.value.ranks) == (comm.rank, (2,))
+    with pytest.raises(CollectiveMismatchError, match="more is 1 on rank 1, None on rank 0"):
+        agree_on_settings(comm, {"size": 1, **({"more": 1} if comm.rank == 1 else {})})
 
 
 @WORLDS
@@ -140,15 +142,13 @@ def test_agree_on_params_takes_the_order_of_rank_0(world):
         ([("a", tensor(2)), ("b", tensor(3).detach())], r"rank 1 has .*frozen.*rank 0 has .*trained"),
     ],
 )
-def test_agree_on_params_names_the_first_difference_on_all_ranks(odd, words):
-    def body(comm: ThreadCommunicator) -> None:
-        params = odd if comm.rank == 1 else [("a", tensor(2)), ("b", tensor(3))]
-        for function in (agree_on_params, broadcast_params, assert_replicas_identical):
-            with pytest.raises(CollectiveMismatchError, match=words) as e:
-                function(comm, params)
-            assert e.value.ranks == (1,)
-
-    run_threads(3, body, timeout=20)
+@in_threads(3, timeout=20)
+def test_agree_on_params_names_the_first_difference_on_all_ranks(comm: ThreadCommunicator, odd, words):
+    params = odd if comm.rank == 1 else [("a", tensor(2)), ("b", tensor(3))]
+    for function in (agree_on_params, broadcast_params, assert_replicas_identical):
+        with pytest.raises(CollectiveMismatchError, match=words) as e:
+            function(comm, params)
+        assert e.value.ranks == (1,)
 
 
 def test_two_parameters_of_one_name_are_refused():
@@ -160,61 +160,53 @@ def test_two_parameters_of_one_name_are_refused():
 
 
 @WORLDS
-def test_broadcast_gives_all_ranks_the_roots_bits(world):
-    def body(comm: ThreadCommunicator) -> None:
-        for root in range(world):
-            backing = Tensor(np.full((4, 3), comm.rank, np.float32))
-            view = backing[1:3]  # written through to what it is a view of
-            params = [("view", view), ("empty", tensor(0)), ("scalar", tensor(fill=comm.rank))]
-            params += [(str(dtype), tensor(2, fill=comm.rank % 2, dtype=dtype)) for dtype in SUPPORTED]
-            versions = [p._version.count for _, p in params]
-            broadcast_params(comm, params[comm.rank :] + params[: comm.rank], root)
-            for _, p in params[2:]:
-                np.testing.assert_array_equal(p.data.astype(np.float64), root % 2 if p.shape else root)
-            np.testing.assert_array_equal(backing.data[1:3], root)
-            np.testing.assert_array_equal(backing.data[[0, 3]], comm.rank)
-            if world > 1:  # an in-place change, of which autograd must know
-                assert all(p._version.count > old for (_, p), old in zip(params, versions))
-            assert_replicas_identical(comm, params)
-
-    run_threads(world, body, timeout=20)
+@in_threads("world", timeout=20)
+def test_broadcast_gives_all_ranks_the_roots_bits(comm: ThreadCommunicator, world):
+    for root in range(world):
+        backing = Tensor(np.full((4, 3), comm.rank, np.float32))
+        view = backing[1:3]  # written through to what it is a view of
+        params = [("view", view), ("empty", tensor(0)), ("scalar", tensor(fill=comm.rank))]
+        params += [(str(dtype), tensor(2, fill=comm.rank % 2, dtype=dtype)) for dtype in SUPPORTED]
+        versions = [p._version.count for _, p in params]
+        broadcast_params(comm, params[comm.rank :] + params[: comm.rank], root)
+        for _, p in params[2:]:
+            np.testing.assert_array_equal(p.data.astype(np.float64), root % 2 if p.shape else root)
+        np.testing.assert_array_equal(backing.data[1:3], root)
+        np.testing.assert_array_equal(backing.data[[0, 3]], comm.rank)
+        if world > 1:  # an in-place change, of which autograd must know
+            assert all(p._version.count > old for (_, p), old in zip(params, versions))
+        assert_replicas_identical(comm, params)
 
 
-def test_broadcast_refuses_a_root_that_there_is_not_and_memory_it_cannot_write_to():
-    def body(comm: ThreadCommunicator) -> None:
-        with pytest.raises(ValueError, match="root is 2, expected a rank from 0 to 1"):
-            broadcast_params(comm, [tensor(2)], root=2)
-        with pytest.raises(ValueError, match="not contiguous"):
-            broadcast_params(comm, [tensor(2, 3).detach().T])
-
-    run_threads(2, body, timeout=20)
+@in_threads(2, timeout=20)
+def test_broadcast_refuses_a_root_that_there_is_not_and_memory_it_cannot_write_to(comm: ThreadCommunicator):
+    with pytest.raises(ValueError, match="root is 2, expected a rank from 0 to 1"):
+        broadcast_params(comm, [tensor(2)], root=2)
+    with pytest.raises(ValueError, match="not contiguous"):
+        broadcast_params(comm, [tensor(2, 3).detach().T])
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_replicas_that_differ_are_named_with_the_minority(world):
-    def body(comm: ThreadCommunicator) -> None:
-        same = [("first", tensor(3)), ("second", tensor(2, 2, fill=1.0)), ("third", tensor(fill=-1.0))]
-        assert_replicas_identical(comm, same)
-        comm.step = 12
-        odd = world - 1
-        if comm.rank == odd:
-            same[1][1].data.view(np.uint32)[1, 0] ^= 1  # one bit
-            same[2][1].data[...] = 5.0
-        with pytest.raises(ReplicaMismatchError, match=rf"'second' \(2, 2\) float32 differ: rank {odd} .*step 12") as e:
-            assert_replicas_identical(comm, reversed(same) if comm.rank == 1 and world > 2 else same)
-        assert (e.value.name, e.value.ranks) == ("second", (odd,))
-
-    run_threads(world, body, timeout=20)
+@in_threads("world", timeout=20)
+def test_replicas_that_differ_are_named_with_the_minority(comm: ThreadCommunicator, world):
+    same = [("first", tensor(3)), ("second", tensor(2, 2, fill=1.0)), ("third", tensor(fill=-1.0))]
+    assert_replicas_identical(comm, same)
+    comm.step = 12
+    odd = world - 1
+    if comm.rank == odd:
+        same[1][1].data.view(np.uint32)[1, 0] ^= 1  # one bit
+        same[2][1].data[...] = 5.0
+    with pytest.raises(ReplicaMismatchError, match=rf"'second' \(2, 2\) float32 differ: rank {odd} .*step 12") as e:
+        assert_replicas_identical(comm, reversed(same) if comm.rank == 1 and world > 2 else same)
+    assert (e.value.name, e.value.ranks) == ("second", (odd,))
 
 
-def test_values_that_only_look_equal_differ():
-    def body(comm: ThreadCommunicator) -> None:
-        with pytest.raises(ReplicaMismatchError):
-            assert_replicas_identical(comm, [tensor(3, fill=-0.0 if comm.rank else 0.0)])
-        assert_replicas_identical(comm, [tensor(3, fill=math.nan)])  # the same NaN
-        assert_replicas_identical(comm, [tensor(0), tensor(2, 0)])
-
-    run_threads(2, body, timeout=20)
+@in_threads(2, timeout=20)
+def test_values_that_only_look_equal_differ(comm: ThreadCommunicator):
+    with pytest.raises(ReplicaMismatchError):
+        assert_replicas_identical(comm, [tensor(3, fill=-0.0 if comm.rank else 0.0)])
+    assert_replicas_identical(comm, [tensor(3, fill=math.nan)])  # the same NaN
+    assert_replicas_identical(comm, [tensor(0), tensor(2, 0)])
 
 
 @pytest.mark.parametrize("bit", [0, 31, 32 * 6 - 1])
@@ -269,26 +261,22 @@ def test_all_reduce_grads_is_the_mean_over_ranks(world, bucket):
                 np.testing.assert_allclose(array, sum(parts) / world, rtol=1e-14)
 
 
-def test_all_reduce_grads_of_a_gradient_that_several_parameters_share():
-    def body(comm: ThreadCommunicator) -> None:
-        params = [tensor(4) for _ in range(3)]
+@in_threads(2, timeout=20)
+def test_all_reduce_grads_of_a_gradient_that_several_parameters_share(comm: ThreadCommunicator):
+    params = [tensor(4) for _ in range(3)]
+    for p in params:
+        p.requires_grad_()
+    for _ in range(10):
+        grads, shared = GradStore(), tensor(4, fill=2.0 + 2 * comm.rank)
         for p in params:
-            p.requires_grad_()
-        for _ in range(10):
-            grads, shared = GradStore(), tensor(4, fill=2.0 + 2 * comm.rank)
-            for p in params:
-                grads.insert(p, shared)
-            reduced = all_reduce_grads(comm, grads, params, 16)  # the first bucket is reduced before the last is filled
-            assert [reduced[p].tolist() for p in params] == [[3.0] * 4] * 3
-
-    run_threads(2, body, timeout=20)
+            grads.insert(p, shared)
+        reduced = all_reduce_grads(comm, grads, params, 16)  # the first bucket is reduced before the last is filled
+        assert [reduced[p].tolist() for p in params] == [[3.0] * 4] * 3
 
 
-def test_all_reduce_grads_of_bfloat16():
-    def body(comm: ThreadCommunicator) -> None:
-        p = tensor(2, dtype=bfloat16)
-        grads = GradStore()
-        grads.insert(p, tensor(2, fill=1.0 + comm.rank, dtype=bfloat16))
-        assert all_reduce_grads(comm, grads, [p])[p].tolist() == [1.5, 1.5]
-
-    run_threads(2, body, timeout=20)
+@in_threads(2, timeout=20)
+def test_all_reduce_grads_of_bfloat16(comm: ThreadCommunicator):
+    p = tensor(2, dtype=bfloat16)
+    grads = GradStore()
+    grads.insert(p, tensor(2, fill=1.0 + comm.rank, dtype=bfloat16))
+    assert all_reduce_grads(comm, grads, [p])[p].tolist() == [1.5, 1.5]

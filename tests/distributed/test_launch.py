@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ranks import requires_mpi, run_ranks
 
-from minigrad.distributed import launch, launch_job, launch_scratch
+from minigrad.distributed.job import launch, launch_job, launch_scratch
 
 pytestmark = requires_mpi
 
@@ -279,7 +279,7 @@ def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
 def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        WHO + "import signal\nfrom minigrad.distributed.rank_parent import VICTIM, report\n"
+        WHO + "import signal\nfrom minigrad.distributed.comm.mpi.rank_parent import VICTIM, report\n"
         "if rank == 0:\n    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(99)\n"
         "time.sleep(0.5)\nreport(rank, VICTIM)\nsys.exit(1)\n"
     )
@@ -347,7 +347,7 @@ def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
 
 def test_hosts_become_mpiruns():
     hosts = launch.parse_hosts("a,b:2")
-    job = launch_job.Job(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
+    job = launch_job.LaunchJob(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
     command = " ".join(job.command())
     assert "--host a:1,b:2" in command
     assert "-n 3 " in command

@@ -34,8 +34,8 @@ import numpy as np
 import minigrad
 from minigrad.distributed import MpiCommunicator, ReduceOp
 from minigrad.dtypes import SUPPORTED, is_floating, bool_
-from minigrad.distributed.combine import combine
-from minigrad.distributed.exchange import BLOCK_BYTES
+from minigrad.distributed.comm.combine import combine
+from minigrad.distributed.comm.mpi.exchange import BLOCK_BYTES
 
 comm = MpiCommunicator(timeout=30)
 W, rank = comm.world_size, comm.rank
@@ -89,7 +89,7 @@ import time
 import numpy as np
 import minigrad
 from minigrad.distributed import MpiCommunicator
-from minigrad.distributed import exchange
+from minigrad.distributed.comm.mpi import exchange
 
 exchange.MESSAGE_BYTES = 1 << 16  # several messages for each call
 comm = MpiCommunicator(timeout=20)

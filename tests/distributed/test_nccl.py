@@ -30,9 +30,8 @@ from minigrad.distributed import (
     PeerLostError,
     ReduceOp,
     RendezvousError,
-    nccl,
-    nccl_launch,
 )
+from minigrad.distributed.comm.nccl import nccl, nccl_launch
 
 CUDA = Device("cuda:0")
 
@@ -52,7 +51,7 @@ def run(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) 
     def rank(number: int) -> None:
         try:
             with NcclCommunicator(n, number, CUDA, identifier, **options) as comm:
-                comm._device = CPU  # where the tensors of the fake are
+                comm.device = CPU  # where the tensors of the fake are
                 out[number] = fn(comm)
         except Exception as error:
             out[number] = error
@@ -484,7 +483,7 @@ ENDS_WITHOUT_CLOSE = """
 import threading
 from fake_nccl import FakeMachine
 from minigrad.device import Device
-from minigrad.distributed import nccl, nccl_launch
+from minigrad.distributed.comm.nccl import nccl, nccl_launch
 machine = FakeMachine()
 nccl._load = lambda: (machine.cupy, machine.nccl)
 nccl_launch._pointer = lambda array: array.ctypes.data

@@ -20,7 +20,8 @@ from nccl_programs import collectives, copies_to_host, no_staging
 
 import minigrad as mg
 from minigrad.device import Device
-from minigrad.distributed import NcclCommunicator, nccl, replica_communicators
+from minigrad.distributed import NcclCommunicator, replica_communicators
+from minigrad.distributed.comm.nccl import nccl
 
 pytestmark = pytest.mark.gpu
 CUDA = Device("cuda:0")

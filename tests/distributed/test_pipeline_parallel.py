@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_threads import in_threads
 from ranks import requires_mpi, run_ranks
 from replica_models import PipelineCase, assert_same_part, rows
 
@@ -126,12 +127,10 @@ def check_failing(case: Any, comm: Communicator) -> None:
     failing(comm, *case)
 
 
-def test_no_stages() -> None:
-    def train(comm: Communicator) -> None:
-        with pytest.raises(NoStagesError, match="no stages on rank 0, 2 of 3"):
-            PipelineParallelTrainer(config(), nn.Linear(5, 5) if comm.rank == 1 else None, comm)
-
-    run_threads(3, train, timeout=30)
+@in_threads(3)
+def test_no_stages(comm: Communicator) -> None:
+    with pytest.raises(NoStagesError, match="no stages on rank 0, 2 of 3"):
+        PipelineParallelTrainer(config(), nn.Linear(5, 5) if comm.rank == 1 else None, comm)
 
 
 def test_batches_that_give_no_step() -> None:

@@ -22,13 +22,13 @@ from minigrad.distributed import (
     NoOpCommunicator,
     Place,
     RendezvousError,
+    all_gather_bytes,
     discover_place,
     init_process_group,
-    nccl,
-    nccl_launch,
-    rendezvous,
     run_threads,
 )
+from minigrad.distributed.comm.nccl import nccl, nccl_launch
+from minigrad.distributed.job import rendezvous
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
@@ -153,7 +153,7 @@ def mpi(monkeypatch):
         found.timeouts.append((timeout, rendezvous_timeout))
         return found
 
-    monkeypatch.setattr("minigrad.distributed.mpi.MpiCommunicator", make)
+    monkeypatch.setattr("minigrad.distributed.comm.mpi.mpi.MpiCommunicator", make)
     return found
 
 
@@ -255,7 +255,7 @@ def ranks(n: int, devices: dict[int, str] | None = None, **options: Any) -> list
         try:
             more = {"device": asked[rank], **options} if rank in asked else options
             with init_process_group("nccl", rank=rank, world_size=n, local_rank=rank, timeout=10.0, **more) as comm:
-                device, comm._device = comm.device, CPU
+                device, comm.device = comm.device, CPU
                 tensor = Tensor(np.array([rank]))
                 comm.all_reduce(tensor)
                 out[rank] = (type(comm), str(device), comm.rank, tensor.tolist())
@@ -314,11 +314,9 @@ def test_missing_ranks_are_named_within_the_deadline(gpus):
 
 def test_nccl_ranks_may_meet_through_mpi(gpus):
     def fn(comm):
-        values = rendezvous.all_gather_bytes(comm, b"+" + bytes(128) if comm.rank == 0 else b"+")
+        values = all_gather_bytes(comm, b"+" + bytes(128) if comm.rank == 0 else b"+")
         place = Place(comm.rank, 2, comm.rank, "Open MPI", True)
-        with rendezvous._nccl(
-            lambda value: rendezvous.all_gather_bytes(comm, value), place, Device("cuda:0"), 1e12, 10.0
-        ) as made:
+        with rendezvous._nccl(lambda value: all_gather_bytes(comm, value), place, Device("cuda:0"), 1e12, 10.0) as made:
             return len(values[0]), made.rank, made.world_size
 
     assert run_threads(2, fn, timeout=10) == [(129, 0, 2), (129, 1, 2)]

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
-from minigrad.distributed.params import Named
+from minigrad.distributed.train.params import Named
+from minigrad.distributed.train.step import Reducer, Step
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
 from minigrad.serialization import load_checkpoint, save_checkpoint
 
@@ -133,20 +135,21 @@ def test_each_window_is_averaged_reduced_once_scheduled_clipped_and_stepped_once
     optimizer = Recorder(params)
     events = optimizer.events = []
 
-    class Reducing(SimpleTrainer):
+    class Reducing(Reducer):
         """Pretends that other ranks change what the window comes to, and that it arrives in two parts."""
 
-        def _update(self, named: Named, parts: Iterable[GradStore], loss: float) -> TrainingMetrics:
+        def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float]:
             assert [p for _, p in named] == params
-            (grads,) = parts
+            (grads,), loss = super().reduce(step, named)
             events.append(("reduce", {p.id: grads[p].data.copy() for p in params}, loss))
             others = [GradStore(), GradStore()]
             for i, p in enumerate(params):
                 others[i % 2].insert(p, grads[p] * 10.0)
-            return super()._update(named, iter(others), loss + 100.0)
+            return iter(others), loss + 100.0
 
     schedule = Lambda(lambda step: 0.5**step)
-    trainer = Reducing(TrainingConfig(max_grad_norm=0.5, grad_accum_steps=3), optimizer, schedule)
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=0.5, grad_accum_steps=3), optimizer, schedule)
+    trainer._step.reducer = Reducing()
     for window in range(2):
         stores = [make_grads(params, 10 * window + i) for i in range(3)]
         mean = {p.id: np.asarray(sum(store[p].data for store in stores) / 3) for p in params}
@@ -339,8 +342,7 @@ def test_a_gradient_of_another_shape_leaves_the_window_as_it_was():
     before = state_bits(trainer, params)
     wrong = make_grads(params, 1)
     wrong.insert(params[0], Tensor(np.ones((4, 3), np.float32)))
-    with pytest.raises(ValueError, match="has shape"):
-        trainer.step(params, wrong, 1.0)
+    raises(ValueError, "has shape", lambda: trainer.step(params, wrong, 1.0))
     assert state_bits(trainer, params) == before
 
 
@@ -497,8 +499,7 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
 
 @pytest.mark.parametrize("meta", [[], None, "state"])
 def test_a_state_that_is_no_mapping_is_refused(meta):
-    with pytest.raises(ValueError, match="expected a mapping"):
-        SimpleTrainer().load_state_dict(make_params(), {}, meta)
+    raises(ValueError, "expected a mapping", lambda: SimpleTrainer().load_state_dict(make_params(), {}, meta))
 
 
 # ---------------------------------------------------------------------- against PyTorch
@@ -543,8 +544,7 @@ def test_gradients_must_be_a_grad_store() -> None:
     p = minigrad.tensor([1.0], requires_grad=True)
     with pytest.raises(TypeError, match="the GradStore that loss.backward.. returned, not dict"):
         SimpleTrainer().step([p], {}, 1.0)
-    with pytest.raises(ValueError, match="max_grad_norm is 'a'"):
-        TrainingConfig(max_grad_norm="a")
+    raises(ValueError, "max_grad_norm is 'a'", lambda: TrainingConfig(max_grad_norm="a"))
 
 
 def test_gradients_of_other_tensors_only_are_refused() -> None:
@@ -592,22 +592,18 @@ def test_captured_steps_on_the_cpu_are_the_eager_ones(count: int) -> None:
 def test_a_captured_step_refuses_what_it_cannot_do() -> None:
     model = nn.Linear(3, 1)
     trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
-    with pytest.raises(RuntimeError, match="no step was captured"):
-        trainer.launch(minigrad.ones(2, 3))
+    raises(RuntimeError, "no step was captured", lambda: trainer.launch(minigrad.ones(2, 3)))
     step = trainer.capture(lambda x: model(x).sum(), model.named_parameters())
     with pytest.raises(ValueError, match=r"input 0 is \(3, 3\); with grad_accum_steps=2 its first dimension is 2"):
         step(minigrad.ones(3, 3))
     loss = model(minigrad.ones(1, 3)).sum()
     trainer.step(model.named_parameters(), loss.backward(), loss.item())
-    with pytest.raises(ValueError, match="call flush first"):
-        step(minigrad.ones(2, 3))
+    raises(ValueError, "call flush first", lambda: step(minigrad.ones(2, 3)))
     trainer.flush(model.named_parameters())
-    with pytest.raises(TypeError, match="input 0 is a ndarray"):
-        step(np.ones((2, 3), np.float32))
+    raises(TypeError, "input 0 is a ndarray", lambda: step(np.ones((2, 3), np.float32)))
     loss = trainer.capture_forward_pass(lambda x: model(x).sum(), minigrad.ones(1, 3))
     assert loss is None
-    with pytest.raises(RuntimeError, match="launch_backward_graph: there is no backward pass"):
-        trainer.launch_backward_graph()
+    raises(RuntimeError, "launch_backward_graph: there is no backward pass", lambda: trainer.launch_backward_graph())
     trainer.capture_backward_pass(lambda loss: loss.backward())
     assert trainer.launch_forward_graph(minigrad.ones(1, 3)).item() == model(minigrad.ones(1, 3)).sum().item()
     assert trainer.launch_backward_graph()[model.weight].tolist() == [[1.0, 1.0, 1.0]]

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from minigrad.distributed import RendezvousError, Store, store
-from minigrad.distributed.store_channel import Channel
+from minigrad.distributed import RendezvousError, Store
+from minigrad.distributed.job import store
+from minigrad.distributed.job.store_channel import Channel
 
 SECRET = "a secret of more than sixteen bytes"
 LOCAL = "127.0.0.1"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_threads import in_threads
 from ranks import requires_mpi, run_ranks
 from replica_models import VOCABULARY, TensorCase, Words, assert_same_part, rows
 
@@ -34,7 +35,7 @@ from minigrad.distributed import (
     run_threads,
     vocab_parallel_cross_entropy,
 )
-from minigrad.distributed.tensor_ops import part_of
+from minigrad.distributed.comm.gather import part_of
 from minigrad.nn import functional as F
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -205,30 +206,26 @@ def config(loss: LossKind | None = None) -> TrainerConfig:
     return TrainerConfig(3, None, OptimizerKind.sgd(0.1), LossKind.mse() if loss is None else loss)
 
 
-def test_no_shards() -> None:
-    def check(comm: Communicator) -> None:
-        with pytest.raises(NoShardsError, match="no shards: the model has no layer"):
-            TensorParallelTrainer(config(), nn.Linear(5, 4), comm)
-        with pytest.raises(ValueError, match="split_classes is 4, but the loss is mse"):
-            TensorParallelTrainer(config(), ColumnParallelLinear(5, 4, comm), comm, split_classes=4)
-
-    run_threads(2, check, timeout=30)
+@in_threads(2)
+def test_no_shards(comm: Communicator) -> None:
+    with pytest.raises(NoShardsError, match="no shards: the model has no layer"):
+        TensorParallelTrainer(config(), nn.Linear(5, 4), comm)
+    with pytest.raises(ValueError, match="split_classes is 4, but the loss is mse"):
+        TensorParallelTrainer(config(), ColumnParallelLinear(5, 4, comm), comm, split_classes=4)
 
 
-def test_other_parameters_that_differ_are_refused() -> None:
-    def check(comm: Communicator) -> None:
-        norm = nn.LayerNorm(4, dtype="float64")
-        model = nn.Sequential(ColumnParallelLinear(5, 4, comm, dtype="float64"), norm)
-        trainer = TensorParallelTrainer(config(), model, comm)
-        norm.bias.data[0] = comm.rank
-        before = [p.data.copy() for p in model.parameters()]
-        with pytest.raises(ReplicaMismatchError, match="'1.bias'"):
-            trainer.step(rows(6))
-        assert all(np.array_equal(p.data, old) for p, old in zip(model.parameters(), before, strict=True))
-        norm.bias.data[0] = 0.0
-        assert trainer.step(rows(6)).grad_norm > 0
-
-    run_threads(2, check, timeout=30)
+@in_threads(2)
+def test_other_parameters_that_differ_are_refused(comm: Communicator) -> None:
+    norm = nn.LayerNorm(4, dtype="float64")
+    model = nn.Sequential(ColumnParallelLinear(5, 4, comm, dtype="float64"), norm)
+    trainer = TensorParallelTrainer(config(), model, comm)
+    norm.bias.data[0] = comm.rank
+    before = [p.data.copy() for p in model.parameters()]
+    with pytest.raises(ReplicaMismatchError, match="'1.bias'"):
+        trainer.step(rows(6))
+    assert all(np.array_equal(p.data, old) for p, old in zip(model.parameters(), before, strict=True))
+    norm.bias.data[0] = 0.0
+    assert trainer.step(rows(6)).grad_norm > 0
 
 
 def test_batches_that_give_no_step() -> None:

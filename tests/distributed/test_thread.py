@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from communicator_suite import BREAKING, CHECKS, SLOW_CHECKS, Check
+from in_threads import in_threads
 
 import minigrad
 from minigrad import Tensor
@@ -30,8 +31,8 @@ from minigrad.distributed import (
     ThreadCommunicator,
     run_threads,
 )
-from minigrad.distributed.combine import combine
-from minigrad.distributed.faults import KINDS, with_flipped_bit
+from minigrad.distributed.comm.combine import combine
+from minigrad.distributed.comm.threads.faults import KINDS, with_flipped_bit
 from minigrad.nn import functional as F
 
 
@@ -93,18 +94,16 @@ def test_a_message_may_wait_while_collectives_pass_it():
     assert run_threads(2, fn, timeout=30) == [1, 0]
 
 
-def test_a_barrier_waits_for_earlier_operations_of_its_rank():
-    def fn(comm: ThreadCommunicator) -> None:
-        if comm.rank == 0:
-            work = comm.send(Tensor(np.ones(3)), 1, async_op=True)
-            comm.barrier()
-            assert work.is_completed()
-        else:
-            comm.barrier()
-            time.sleep(0.05)
-            comm.recv(Tensor(np.ones(3)), 0)
-
-    run_threads(2, fn, timeout=30)
+@in_threads(2)
+def test_a_barrier_waits_for_earlier_operations_of_its_rank(comm: ThreadCommunicator):
+    if comm.rank == 0:
+        work = comm.send(Tensor(np.ones(3)), 1, async_op=True)
+        comm.barrier()
+        assert work.is_completed()
+    else:
+        comm.barrier()
+        time.sleep(0.05)
+        comm.recv(Tensor(np.ones(3)), 0)
 
 
 def test_two_that_both_send_first_are_told_so():

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from minigrad import durable
-from minigrad.distributed.timeline import EventKind, IdleGap, Timeline
+from minigrad.distributed.mirrors.flodl.timeline import EventKind, IdleGap, Timeline
+from minigrad.files import durable
 
 
 class Clock:

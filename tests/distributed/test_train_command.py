@@ -20,12 +20,12 @@ from minigrad.distributed import (
     NoOpCommunicator,
     Place,
     ThreadCommunicator,
-    block_config,
     run_threads,
-    train,
 )
-from minigrad.distributed.train import Run
-from minigrad.distributed.train_settings import (
+from minigrad.distributed.job import train_place
+from minigrad.distributed.train import command as train
+from minigrad.distributed.train.command import Run
+from minigrad.distributed.train.settings import (
     DistributedSection,
     SettingsError,
     TrainingSection,
@@ -180,11 +180,11 @@ def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
         asked.append((backend, options))
         return NoOpCommunicator()
 
-    monkeypatch.setattr(block_config, "init_process_group", init)
-    monkeypatch.setattr(block_config, "discover_place", lambda: ALONE)
+    monkeypatch.setattr(train_place, "init_process_group", init)
+    monkeypatch.setattr(train_place, "discover_place", lambda: ALONE)
     DistributedTrainConfig(2, 1, 0, coordinator_addr="[::1]:9000", backend="cuda").connect(timeout=5)
     DistributedTrainConfig(1).connect()
-    monkeypatch.setattr(block_config, "discover_place", lambda: SECOND)
+    monkeypatch.setattr(train_place, "discover_place", lambda: SECOND)
     DistributedTrainConfig(2, 1, backend="cuda").connect()
     with pytest.raises(ValueError, match="world_size is 3, but Open MPI says 2"):
         DistributedTrainConfig(3, 1).connect()
@@ -285,7 +285,14 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):
-    command = [sys.executable, "-W", "error", "-m", "minigrad.distributed.train", str(write(tmp_path))]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "minigrad.distributed.train",
+        str(write(tmp_path)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "done: step 6; all 1 ranks hold the same weights, bit for bit"

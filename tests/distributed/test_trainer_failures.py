@@ -9,16 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_parallel import (
-    KINDS,
-    Net,
-    Scenario,
-    feed,
-    make_trainer,
-    shares,
-    state_bits,
-    train,
-)
+from data_parallel import KINDS, Net, Scenario, feed, make_trainer, shares, state_bits, train
+from in_threads import in_threads
 
 from minigrad import GradStore, Tensor
 from minigrad.distributed import (
@@ -124,19 +116,17 @@ def test_a_world_of_one_refuses_a_loss_that_is_not_finite_at_once(kind, spoil):
     assert state_bits(trainer, net) == before
 
 
-def test_errors_name_the_ranks_and_values():
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer("distributed", comm)
-        with pytest.raises(NonFiniteLossError, match="the loss of step 1 is nan on rank 2; no weight was changed") as e:
-            feed(trainer, net, good(comm, net, 0, 0) * (math.nan if comm.rank == 2 else 1.0))
-        assert e.value.step == 1
-        fused = make_trainer("fused", comm)
-        with pytest.raises(NonFiniteGradientError, match="step 1: the gradient norm is inf on rank 1; no weight"):
-            loss = good(comm, net, 0, 0)
-            feed(fused, net, inf_grad(net, loss) if comm.rank == 1 else loss)
-
-    run_threads(3, body, timeout=30)
+@in_threads(3)
+def test_errors_name_the_ranks_and_values(comm: ThreadCommunicator):
+    net = SCENARIO.net()
+    trainer = make_trainer("distributed", comm)
+    with pytest.raises(NonFiniteLossError, match="the loss of step 1 is nan on rank 2; no weight was changed") as e:
+        feed(trainer, net, good(comm, net, 0, 0) * (math.nan if comm.rank == 2 else 1.0))
+    assert e.value.step == 1
+    fused = make_trainer("fused", comm)
+    with pytest.raises(NonFiniteGradientError, match="step 1: the gradient norm is inf on rank 1; no weight"):
+        loss = good(comm, net, 0, 0)
+        feed(fused, net, inf_grad(net, loss) if comm.rank == 1 else loss)
 
 
 # ---------------------------------------------------------------------- sums that overflow
@@ -144,27 +134,25 @@ def test_errors_name_the_ranks_and_values():
 
 @pytest.mark.parametrize("hook", [None, BFloat16Compression()])
 @pytest.mark.parametrize(("dtype", "huge"), [(np.float32, 2e38), (bfloat16, 2e38), (np.float16, 4e4)])
-def test_the_fused_optimizer_notices_that_a_sum_overflows_before_it_updates(dtype, huge, hook):
-    def body(comm: ThreadCommunicator) -> None:
-        params = [Tensor(np.ones(4), dtype=dtype).requires_grad_(), Tensor(np.ones(4), dtype=dtype).requires_grad_()]
-        config = FusedOptimizerConfig(bucket_size_bytes=8)
-        options = {} if hook is None else {"hook": hook}
-        trainer = FusedDistributedOptimizer(config, comm, **options)
+@in_threads(2)
+def test_the_fused_optimizer_notices_that_a_sum_overflows_before_updates(comm: ThreadCommunicator, dtype, huge, hook):
+    params = [Tensor(np.ones(4), dtype=dtype).requires_grad_(), Tensor(np.ones(4), dtype=dtype).requires_grad_()]
+    config = FusedOptimizerConfig(bucket_size_bytes=8)
+    options = {} if hook is None else {"hook": hook}
+    trainer = FusedDistributedOptimizer(config, comm, **options)
 
-        def step(size: float) -> Any:
-            grads = GradStore()
-            for i, p in enumerate(params):
-                grads.insert(p, Tensor(np.full(4, size if i == 0 else 0.5), dtype=dtype))
-            return trainer.step(params, grads, 1.0)
+    def step(size: float) -> Any:
+        grads = GradStore()
+        for i, p in enumerate(params):
+            grads.insert(p, Tensor(np.full(4, size if i == 0 else 0.5), dtype=dtype))
+        return trainer.step(params, grads, 1.0)
 
-        assert step(huge / 1e3) is not None  # large, but the sum is not
-        before = [p.data.tobytes() for p in params]
-        with pytest.raises(NonFiniteGradientError, match="step 2: the gradient norm is .*over all ranks"):
-            step(huge)
-        assert [p.data.tobytes() for p in params] == before and trainer.timestep == 1
-        assert step(1.0) is not None and trainer.timestep == 2
-
-    run_threads(2, body, timeout=30)
+    assert step(huge / 1e3) is not None  # large, but the sum is not
+    before = [p.data.tobytes() for p in params]
+    with pytest.raises(NonFiniteGradientError, match="step 2: the gradient norm is .*over all ranks"):
+        step(huge)
+    assert [p.data.tobytes() for p in params] == before and trainer.timestep == 1
+    assert step(1.0) is not None and trainer.timestep == 2
 
 
 # ---------------------------------------------------------------------- ranks that differ
@@ -230,65 +218,57 @@ def test_settings_that_differ_are_named_on_all_ranks(what):
     run_threads(3, body, timeout=30)
 
 
-def test_a_rank_with_other_moments_is_found():
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer("distributed", comm)
+@in_threads(2)
+def test_a_rank_with_other_moments_is_found(comm: ThreadCommunicator):
+    net = SCENARIO.net()
+    trainer = make_trainer("distributed", comm)
+    trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
+    arrays, meta = trainer.state_dict(net.named_parameters())
+    trainer.load_state_dict(net.named_parameters(), arrays, meta)
+    assert trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0) is not None
+    if comm.rank == 1:
+        arrays = {name: array * 2 for name, array in arrays.items()}
+    trainer.load_state_dict(net.named_parameters(), arrays, meta)
+    with pytest.raises(CollectiveMismatchError, match="the optimizer's state .* on rank 1, .* on rank 0"):
         trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
+
+
+@in_threads(3)
+def test_a_rank_that_resumed_elsewhere_is_found(comm: ThreadCommunicator):
+    net = SCENARIO.net()
+    trainer = make_trainer("distributed", comm)
+    if comm.rank == 2:
         arrays, meta = trainer.state_dict(net.named_parameters())
-        trainer.load_state_dict(net.named_parameters(), arrays, meta)
-        assert trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0) is not None
-        if comm.rank == 1:
-            arrays = {name: array * 2 for name, array in arrays.items()}
-        trainer.load_state_dict(net.named_parameters(), arrays, meta)
-        with pytest.raises(CollectiveMismatchError, match="the optimizer's state .* on rank 1, .* on rank 0"):
-            trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
-
-    run_threads(2, body, timeout=30)
-
-
-def test_a_rank_that_resumed_elsewhere_is_found():
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer("distributed", comm)
-        if comm.rank == 2:
-            arrays, meta = trainer.state_dict(net.named_parameters())
-            trainer.load_state_dict(net.named_parameters(), arrays, {**meta, "global_step": 7})
-        with pytest.raises(CollectiveMismatchError, match="the global step is 7 on rank 2, 0 on rank 0"):
-            feed(trainer, net, good(comm, net, 0, 0))
-
-    run_threads(3, body, timeout=30)
-
-
-def test_a_rank_that_loads_other_weights_in_the_middle_is_found():
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer("distributed", comm)
+        trainer.load_state_dict(net.named_parameters(), arrays, {**meta, "global_step": 7})
+    with pytest.raises(CollectiveMismatchError, match="the global step is 7 on rank 2, 0 on rank 0"):
         feed(trainer, net, good(comm, net, 0, 0))
-        arrays, meta = trainer.state_dict(net.named_parameters())
-        if comm.rank == 2:
-            net.side.data[0, 0] += 1.0
-        trainer.load_state_dict(net.named_parameters(), arrays, meta)
-        with pytest.raises(ReplicaMismatchError, match="'side'.* rank 2 against"):
-            feed(trainer, net, good(comm, net, 0, 0))
-
-    run_threads(3, body, timeout=30)
 
 
-def test_all_ranks_may_go_back_in_the_middle():
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer("distributed", comm)
-        weights = {name: p.data.copy() for name, p in net.named_parameters()}
-        arrays, meta = trainer.state_dict(net.named_parameters())
+@in_threads(3)
+def test_a_rank_that_loads_other_weights_in_the_middle_is_found(comm: ThreadCommunicator):
+    net = SCENARIO.net()
+    trainer = make_trainer("distributed", comm)
+    feed(trainer, net, good(comm, net, 0, 0))
+    arrays, meta = trainer.state_dict(net.named_parameters())
+    if comm.rank == 2:
+        net.side.data[0, 0] += 1.0
+    trainer.load_state_dict(net.named_parameters(), arrays, meta)
+    with pytest.raises(ReplicaMismatchError, match="'side'.* rank 2 against"):
         feed(trainer, net, good(comm, net, 0, 0))
-        first = state_bits(trainer, net)
-        net.load_state_dict(weights)
-        trainer.load_state_dict(net.named_parameters(), arrays, meta)
-        feed(trainer, net, good(comm, net, 0, 0))
-        assert state_bits(trainer, net) == first
 
-    run_threads(3, body, timeout=30)
+
+@in_threads(3)
+def test_all_ranks_may_go_back_in_the_middle(comm: ThreadCommunicator):
+    net = SCENARIO.net()
+    trainer = make_trainer("distributed", comm)
+    weights = {name: p.data.copy() for name, p in net.named_parameters()}
+    arrays, meta = trainer.state_dict(net.named_parameters())
+    feed(trainer, net, good(comm, net, 0, 0))
+    first = state_bits(trainer, net)
+    net.load_state_dict(weights)
+    trainer.load_state_dict(net.named_parameters(), arrays, meta)
+    feed(trainer, net, good(comm, net, 0, 0))
+    assert state_bits(trainer, net) == first
 
 
 def renamed(net: Net) -> Any:
@@ -324,57 +304,51 @@ def frozen(net: Net) -> Any:
         (frozen, "rank 1 has .*frozen.*rank 0 has .*trained"),
     ],
 )
-def test_parameters_that_differ_are_named_on_all_ranks(change, words):
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer("fused", comm)
-        grads = good(comm, net, 0, 0).backward()
-        with pytest.raises(CollectiveMismatchError, match=f"the ranks' parameters differ: {words}") as e:
-            trainer.step(change(net) if comm.rank == 1 else net.named_parameters(), grads, 1.0)
-        assert e.value.ranks == (1,)
-        before = state_bits(trainer, net) if comm.rank != 1 else None
-        assert trainer.global_step == 0 and (before is None or before[1] == {})
-
-    run_threads(3, body, timeout=30)
+@in_threads(3)
+def test_parameters_that_differ_are_named_on_all_ranks(comm: ThreadCommunicator, change, words):
+    net = SCENARIO.net()
+    trainer = make_trainer("fused", comm)
+    grads = good(comm, net, 0, 0).backward()
+    with pytest.raises(CollectiveMismatchError, match=f"the ranks' parameters differ: {words}") as e:
+        trainer.step(change(net) if comm.rank == 1 else net.named_parameters(), grads, 1.0)
+    assert e.value.ranks == (1,)
+    before = state_bits(trainer, net) if comm.rank != 1 else None
+    assert trainer.global_step == 0 and (before is None or before[1] == {})
 
 
 @ALL_KINDS
-def test_values_that_differ_at_the_first_step_are_named(kind):
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        if comm.rank == 2:
-            net.gain.data[...] = np.nextafter(net.gain.data, np.inf)
-        trainer = make_trainer(kind, comm)
-        with pytest.raises(ReplicaMismatchError, match=r"'gain' \(\) float64 differ: rank 2 .*broadcast_params") as e:
-            feed(trainer, net, good(comm, net, 0, 0))
-        assert (e.value.name, e.value.ranks) == ("gain", (2,))
-        trainer.broadcast_params(net.named_parameters())
-        assert feed(trainer, net, good(comm, net, 0, 0)) is not None
-
-    run_threads(3, body, timeout=30)
+@in_threads(3)
+def test_values_that_differ_at_the_first_step_are_named(comm: ThreadCommunicator, kind):
+    net = SCENARIO.net()
+    if comm.rank == 2:
+        net.gain.data[...] = np.nextafter(net.gain.data, np.inf)
+    trainer = make_trainer(kind, comm)
+    with pytest.raises(ReplicaMismatchError, match=r"'gain' \(\) float64 differ: rank 2 .*broadcast_params") as e:
+        feed(trainer, net, good(comm, net, 0, 0))
+    assert (e.value.name, e.value.ranks) == ("gain", (2,))
+    trainer.broadcast_params(net.named_parameters())
+    assert feed(trainer, net, good(comm, net, 0, 0)) is not None
 
 
 @ALL_KINDS
 @pytest.mark.parametrize("how", ["set_lr", "schedule"])
-def test_learning_rates_that_differ_later_are_named_and_change_nothing(kind, how):
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        rate = Lambda(lambda step: 0.25 if comm.rank == 1 and step == 1 else 0.125)
-        trainer = make_trainer(kind, comm, schedule=rate if how == "schedule" else None, lr=0.125)
-        feed(trainer, net, good(comm, net, 0, 0))
-        if how == "set_lr" and comm.rank == 1:
-            trainer.optimizer.set_lr(0.25)
-        before = {name: p.data.tobytes() for name, p in net.named_parameters()}
-        with pytest.raises(CollectiveMismatchError, match="the learning rate is 0.25 on rank 1, 0.125 on rank 0") as e:
-            feed(trainer, net, good(comm, net, 1, 0))
-        assert e.value.step == 2
-        assert {name: p.data.tobytes() for name, p in net.named_parameters()} == before and trainer.global_step == 1
-        if how == "set_lr":
-            trainer.optimizer.set_lr(0.125)
-            assert feed(trainer, net, good(comm, net, 1, 0)) is not None
-            trainer.assert_replicas_identical(net.named_parameters())
-
-    run_threads(3, body, timeout=30)
+@in_threads(3)
+def test_learning_rates_that_differ_later_are_named_and_change_nothing(comm: ThreadCommunicator, kind, how):
+    net = SCENARIO.net()
+    rate = Lambda(lambda step: 0.25 if comm.rank == 1 and step == 1 else 0.125)
+    trainer = make_trainer(kind, comm, schedule=rate if how == "schedule" else None, lr=0.125)
+    feed(trainer, net, good(comm, net, 0, 0))
+    if how == "set_lr" and comm.rank == 1:
+        trainer.optimizer.set_lr(0.25)
+    before = {name: p.data.tobytes() for name, p in net.named_parameters()}
+    with pytest.raises(CollectiveMismatchError, match="the learning rate is 0.25 on rank 1, 0.125 on rank 0") as e:
+        feed(trainer, net, good(comm, net, 1, 0))
+    assert e.value.step == 2
+    assert {name: p.data.tobytes() for name, p in net.named_parameters()} == before and trainer.global_step == 1
+    if how == "set_lr":
+        trainer.optimizer.set_lr(0.125)
+        assert feed(trainer, net, good(comm, net, 1, 0)) is not None
+        trainer.assert_replicas_identical(net.named_parameters())
 
 
 # ---------------------------------------------------------------------- mistakes of one rank's program
@@ -407,53 +381,47 @@ def test_a_wrong_weight_is_refused_before_anything_is_sent(kind, weight):
 
 @ALL_KINDS
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_window_in_which_all_weights_are_0_is_no_step(kind, world):
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer(kind, comm, accum=2)
-        before = state_bits(trainer, net)
-        assert feed(trainer, net, good(comm, net, 0, 0), 0.0) is None
-        with pytest.raises(ValueError, match="step 1: the micro-batches of all ranks have weight 0"):
-            feed(trainer, net, good(comm, net, 0, 1), 0)
-        assert state_bits(trainer, net) == before
-        assert feed(trainer, net, good(comm, net, 0, 0)) is None
-        assert feed(trainer, net, good(comm, net, 0, 1)) is not None
-
-    run_threads(world, body, timeout=30)
+@in_threads("world")
+def test_a_window_in_which_all_weights_are_0_is_no_step(comm: ThreadCommunicator, kind, world):
+    net = SCENARIO.net()
+    trainer = make_trainer(kind, comm, accum=2)
+    before = state_bits(trainer, net)
+    assert feed(trainer, net, good(comm, net, 0, 0), 0.0) is None
+    with pytest.raises(ValueError, match="step 1: the micro-batches of all ranks have weight 0"):
+        feed(trainer, net, good(comm, net, 0, 1), 0)
+    assert state_bits(trainer, net) == before
+    assert feed(trainer, net, good(comm, net, 0, 0)) is None
+    assert feed(trainer, net, good(comm, net, 0, 1)) is not None
 
 
 @pytest.mark.parametrize("kind", ["distributed", "fused"])
 @pytest.mark.parametrize("wrong", [np.ones((6, 7)), np.ones((6, 6), np.float32)], ids=["shape", "dtype"])
-def test_a_gradient_that_does_not_fit_is_refused_before_anything_is_sent(kind, wrong):
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer(kind, comm)
-        feed(trainer, net, good(comm, net, 0, 0))
-        if comm.rank == 1:
-            grads = good(comm, net, 1, 0).backward()
-            grads.insert(net.side, Tensor(wrong))
-            with pytest.raises(ValueError, match="the gradient of parameter side has shape"):
-                trainer.step(net.named_parameters(), grads, 1.0)
-        assert feed(trainer, net, good(comm, net, 1, 0)) is not None
-        trainer.assert_replicas_identical(net.named_parameters())
-
-    run_threads(3, body, timeout=30)
+@in_threads(3)
+def test_a_gradient_that_does_not_fit_is_refused_before_anything_is_sent(comm: ThreadCommunicator, kind, wrong):
+    net = SCENARIO.net()
+    trainer = make_trainer(kind, comm)
+    feed(trainer, net, good(comm, net, 0, 0))
+    if comm.rank == 1:
+        grads = good(comm, net, 1, 0).backward()
+        grads.insert(net.side, Tensor(wrong))
+        with pytest.raises(ValueError, match="the gradient of parameter side has shape"):
+            trainer.step(net.named_parameters(), grads, 1.0)
+    assert feed(trainer, net, good(comm, net, 1, 0)) is not None
+    trainer.assert_replicas_identical(net.named_parameters())
 
 
 @pytest.mark.parametrize("micro", [0, 1])
-def test_a_loss_that_has_no_backward_drops_the_bucketed_window_on_all_ranks(micro):
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make_trainer("bucketed", comm, accum=2)
-        if micro:
-            feed(trainer, net, good(comm, net, 0, 0))
-        with pytest.raises((RuntimeError, ValueError)):
-            feed(trainer, net, net(SCENARIO.batch(0, (0, 1))[0]))  # not a scalar
-        assert state_bits(trainer, net)[2]["window"]["current_step"] == 0
+@in_threads(2)
+def test_a_loss_that_has_no_backward_drops_the_bucketed_window_on_all_ranks(comm: ThreadCommunicator, micro):
+    net = SCENARIO.net()
+    trainer = make_trainer("bucketed", comm, accum=2)
+    if micro:
         feed(trainer, net, good(comm, net, 0, 0))
-        assert feed(trainer, net, good(comm, net, 0, 1)) is not None
-
-    run_threads(2, body, timeout=30)
+    with pytest.raises((RuntimeError, ValueError)):
+        feed(trainer, net, net(SCENARIO.batch(0, (0, 1))[0]))  # not a scalar
+    assert state_bits(trainer, net)[2]["window"]["current_step"] == 0
+    feed(trainer, net, good(comm, net, 0, 0))
+    assert feed(trainer, net, good(comm, net, 0, 1)) is not None
 
 
 @ALL_KINDS

@@ -31,6 +31,7 @@ from data_parallel import (
     train,
     weights_of,
 )
+from in_threads import in_threads
 
 from minigrad import GradStore, Tensor, nn
 from minigrad.distributed import (
@@ -264,30 +265,23 @@ def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
 
 @ALL_KINDS
 def test_flush_ends_windows_of_unequal_length(kind):
-    window = (
-        (Share((0, 1)),),
-        (Share((2, 3, 4)), Share((5,)), Share((6, 7))),
-        (),
-        (Share((8, 9, 10, 11)), Share(())),
-    )
+    window = ((Share((0, 1)),), (Share((2, 3, 4)), Share((5,)), Share((6, 7))), (), (Share((8, 9, 10, 11)), Share(())))
     scenario = Scenario((window,) * 3, accum=5, ends="flush", clip=0.3)
     assert_same_run(run(kind, scenario), alone(scenario))
 
 
 @ALL_KINDS
 @pytest.mark.parametrize("world", [1, 3])
-def test_flush_without_any_window_is_no_step(kind, world):
-    def body(comm: ThreadCommunicator) -> None:
-        net = Scenario(shares(1)).net()
-        trainer = make_trainer(kind, comm)
-        before = state_bits(trainer, net)
-        assert trainer.flush(net.named_parameters()) is None
-        assert feed(trainer, net, net.loss(*Scenario(shares(1)).batch(0, (1, 2)))) is not None
-        assert state_bits(trainer, net) != before
-        assert trainer.flush(net.named_parameters()) is None
-        assert trainer.global_step == 1
-
-    run_threads(world, body, timeout=30)
+@in_threads("world")
+def test_flush_without_any_window_is_no_step(comm: ThreadCommunicator, kind, world):
+    net = Scenario(shares(1)).net()
+    trainer = make_trainer(kind, comm)
+    before = state_bits(trainer, net)
+    assert trainer.flush(net.named_parameters()) is None
+    assert feed(trainer, net, net.loss(*Scenario(shares(1)).batch(0, (1, 2)))) is not None
+    assert state_bits(trainer, net) != before
+    assert trainer.flush(net.named_parameters()) is None
+    assert trainer.global_step == 1
 
 
 @ALL_KINDS

@@ -28,3 +28,17 @@ def test_a_misspelt_flag_is_refused(script, monkeypatch):
     usage_error = sys.modules["command_line"].UsageError
     with pytest.raises(usage_error, match="unknown argument --hepl; did you mean --help|arguments are required"):
         module.main()
+
+
+AT_LEAST = {
+    "heterogeneous_training.py": "epochs samples batch-size sleep-ms slow-down anchor seed width",
+    "mlp_classifier.py": "steps points hidden noise seed width",
+    "train_vit_digits.py": "steps images held-out batch-size noise seed",
+}
+
+
+@pytest.mark.parametrize(("script", "flag"), [(s, flag) for s, flags in AT_LEAST.items() for flag in flags.split()])
+def test_values_out_of_range_are_refused(script, flag, monkeypatch):
+    module = load(script, monkeypatch, f"--{flag}", -1)
+    with pytest.raises(module.UsageError, match=f"--{flag} is -1.*, expected at least"):
+        module.main()

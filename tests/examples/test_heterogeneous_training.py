@@ -47,15 +47,6 @@ def test_it_does_without_matplotlib(monkeypatch, capsys):
     assert "no picture: matplotlib is not installed" in shown and "replica 0  " not in shown
 
 
-@pytest.mark.parametrize(
-    "name", ["epochs", "samples", "batch-size", "sleep-ms", "slow-down", "anchor", "seed", "width"]
-)
-def test_values_out_of_range_are_refused(name, monkeypatch):
-    script = load(SCRIPT, monkeypatch, f"--{name}", -1)
-    with pytest.raises(script.UsageError, match=f"--{name} is -1.*, expected at least"):
-        script.main()
-
-
 def test_two_batches_are_needed(monkeypatch):
     script = load(SCRIPT, monkeypatch, "--samples", 31)
     with pytest.raises(script.UsageError, match="--samples is 31, expected at least two batches of 16"):

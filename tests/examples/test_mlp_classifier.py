@@ -85,10 +85,3 @@ def test_the_picture_is_drawn_or_said_to_be_missing(monkeypatch, capsys, tmp_pat
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
     assert load(SPIRALS, monkeypatch, *arguments).main() == 0
     assert "no picture: matplotlib is not installed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("flag", ["steps", "points", "hidden", "noise", "seed", "width"])
-def test_values_out_of_range_are_refused(flag, monkeypatch):
-    spirals = load(SPIRALS, monkeypatch, f"--{flag}", -1)
-    with pytest.raises(spirals.UsageError, match=f"--{flag} is -1.*, expected at least"):
-        spirals.main()

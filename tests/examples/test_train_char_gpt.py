@@ -325,11 +325,7 @@ def another_trainer(tensors: dict[str, Any], state: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [
-        (another_model, "no 'settings'"),
-        (another_vocabulary, "wte.weight"),
-        (another_trainer, "expected a mapping"),
-    ],
+    [(another_model, "no 'settings'"), (another_vocabulary, "wte.weight"), (another_trainer, "expected a mapping")],
 )
 def test_a_checkpoint_of_something_else_is_refused(home, change, reason):
     saved = load_checkpoint(home / RUN)

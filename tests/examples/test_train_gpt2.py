@@ -18,6 +18,7 @@ import pytest
 import tiny_models
 from example_scripts import EXAMPLES, load, run
 from ranks import requires_mpi, run_ranks
+from refusals import raises
 
 import minigrad
 from minigrad.data import BytePairTokenizer, DataError
@@ -55,8 +56,7 @@ class Here:
 
     def refused(self, match: str, *arguments: object) -> None:
         load(TRAIN, self.monkeypatch)
-        with pytest.raises(sys.modules["command_line"].UsageError, match=match):
-            self.main(*arguments)
+        raises(sys.modules["command_line"].UsageError, match, lambda: self.main(*arguments))
 
 
 @pytest.fixture
@@ -112,18 +112,14 @@ def test_damaged_shards_are_refused(script: Any, texts: Path, tmp_path: Path) ->
     shards.make_shards([str(texts)], folder, script("text_tokenizers").ByteTokenizer())
     whole = (folder / "val-00000.bin").read_bytes()
     (folder / "val-00000.bin").write_bytes(whole[:-2])
-    with pytest.raises(DataError, match="its header counts"):
-        shards.open_shards(folder)
+    raises(DataError, "its header counts", lambda: shards.open_shards(folder))
     (folder / "val-00000.bin").write_bytes(b"\0" * len(whole))
-    with pytest.raises(DataError, match="begins with 0, not with llm.c's"):
-        shards.open_shards(folder)
+    raises(DataError, "begins with 0, not with llm.c's", lambda: shards.open_shards(folder))
     (folder / "val-00000.bin").write_bytes((folder / "train-00000.bin").read_bytes())
-    with pytest.raises(DataError, match="shards.json says"):
-        shards.open_shards(folder)
+    raises(DataError, "shards.json says", lambda: shards.open_shards(folder))
     index = json.loads((folder / "shards.json").read_text())
     (folder / "shards.json").write_text(json.dumps({**index, "tokenizer": {"kind": "words"}}))
-    with pytest.raises(DataError, match="'words' is no kind of tokenizer"):
-        shards.open_shards(folder)
+    raises(DataError, "'words' is no kind of tokenizer", lambda: shards.open_shards(folder))
 
 
 def test_tiktoken_is_taken_where_it_is_installed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +150,7 @@ def test_tiktoken_is_taken_where_it_is_installed(script: Any, monkeypatch: pytes
     with pytest.raises(command_line.UsageError, match="cannot load its encoding 'r50k' .no network"):
         tokenizers.TiktokenTokenizer("r50k")
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(command_line.UsageError, match="tiktoken is not installed"):
-        tokenizers.choose_tokenizer("gpt2")
+    raises(command_line.UsageError, "tiktoken is not installed", lambda: tokenizers.choose_tokenizer("gpt2"))
 
 
 # ---------------------------------------------------------------------- a run
@@ -249,22 +244,7 @@ def test_it_begins_with_published_weights(here: Here, capsys: pytest.CaptureFixt
     tokenizer = BytePairTokenizer.train(TEXTS["a.txt"], 290)
     tokenizer.save(theirs / "tokenizer.json")
     (here.folder / "text").write_text(TEXTS["a.txt"] * 10, encoding="utf-8")
-    rest = (
-        "--steps",
-        1,
-        "--batch-size",
-        1,
-        "--lr",
-        0,
-        "--min-lr",
-        0,
-        "--sample-chars",
-        5,
-        "--peak",
-        1,
-        "--data",
-        "text",
-    )
+    rest = shlex.split("--steps 1 --batch-size 1 --lr 0 --min-lr 0 --sample-chars 5 --peak 1 --data text")
     assert here.main("--init-from", "theirs", *rest, "--grad-accum", 1, "--eval-batches", 1) == 0
     shown = capsys.readouterr().out
     assert "the folder's byte-pair tokens" in shown and "GPT-2: 12,9" in shown

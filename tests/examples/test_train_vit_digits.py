@@ -88,10 +88,3 @@ def test_the_accuracy_is_that_of_images_it_never_saw(monkeypatch, capsys):
     for digit, answer in zip(digits, read):
         expected[digit, answer] += 1
     assert np.array_equal(table, expected)
-
-
-@pytest.mark.parametrize("flag", ["steps", "images", "held-out", "batch-size", "noise", "seed"])
-def test_values_out_of_range_are_refused(flag, monkeypatch):
-    vit = load(VIT, monkeypatch, f"--{flag}", -1)
-    with pytest.raises(vit.UsageError, match=f"--{flag} is -1.*, expected at least"):
-        vit.main()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from language_models import assert_causal, assert_learns_by_heart, randomised, tokens
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
@@ -112,21 +113,15 @@ def test_logits_with_a_cache_are_those_without(model: GPT2, prompt: int) -> None
         assert len(caches) == 2
         parts = [model(ids[:, :prompt], caches)] + [model(ids[:, t : t + 1], caches) for t in range(prompt, 8)]
         np.testing.assert_allclose(mg.cat(parts, dim=1).numpy(), want, rtol=1e-11, atol=1e-11)
-        with pytest.raises(ValueError, match="9 tokens, but block_size is 8"):
-            model(ids[:, :1], caches)
+        raises(ValueError, "9 tokens, but block_size is 8", lambda: model(ids[:, :1], caches))
 
 
 def test_what_forward_refuses(model: GPT2) -> None:
-    with pytest.raises(ValueError, match=r"tokens of shape \(4,\); expected \(B, T\)"):
-        model(mg.arange(4))
-    with pytest.raises(ValueError, match="9 tokens, but block_size is 8"):
-        model(tokens(1, 9))
-    with pytest.raises(IndexError, match="index 19 at position 1 is out of range for 19 rows"):
-        model(mg.tensor([[0, 19]]))
-    with pytest.raises(TypeError, match="integers"):
-        model(mg.ones(1, 2))
-    with pytest.raises(RuntimeError, match="no_grad"):
-        model(tokens(1, 2), model.new_caches(1))
+    raises(ValueError, r"tokens of shape \(4,\); expected \(B, T\)", lambda: model(mg.arange(4)))
+    raises(ValueError, "9 tokens, but block_size is 8", lambda: model(tokens(1, 9)))
+    raises(IndexError, "index 19 at position 1 is out of range for 19 rows", lambda: model(mg.tensor([[0, 19]])))
+    raises(TypeError, "integers", lambda: model(mg.ones(1, 2)))
+    raises(RuntimeError, "no_grad", lambda: model(tokens(1, 2), model.new_caches(1)))
     with pytest.raises(ValueError):
         model.loss(tokens(1, 3), tokens(1, 4))
 
@@ -137,8 +132,7 @@ def test_what_forward_refuses(model: GPT2) -> None:
     + [{"dropout": 1.0}, {"dropout": -0.1}],
 )
 def test_configurations_that_make_no_sense(sizes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="GPT2Config: "):
-        GPT2Config(**{**SMALL.__dict__, **sizes})
+    raises(ValueError, "GPT2Config: ", lambda: GPT2Config(**{**SMALL.__dict__, **sizes}))
 
 
 # ---------------------------------------------------------------------- generation
@@ -249,8 +243,7 @@ def test_generate_takes_the_numbers_of_numpy(model: GPT2) -> None:
 
 def test_targets_of_another_shape_than_the_tokens_are_refused(model: GPT2) -> None:
     tokens = mg.zeros(2, 4, dtype="int64")
-    with pytest.raises(ValueError, match=r"targets \(2, 3\) for tokens \(2, 4\)"):
-        model.loss(tokens, tokens[:, 1:])
+    raises(ValueError, r"targets \(2, 3\) for tokens \(2, 4\)", lambda: model.loss(tokens, tokens[:, 1:]))
 
 
 @pytest.mark.parametrize(
@@ -271,8 +264,7 @@ def test_targets_of_another_shape_than_the_tokens_are_refused(model: GPT2) -> No
     ],
 )
 def test_what_generate_refuses(model: GPT2, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        model.generate(**{"tokens": tokens(1, 2), "max_new_tokens": 2, **options})
+    raises(ValueError, message, lambda: model.generate(**{"tokens": tokens(1, 2), "max_new_tokens": 2, **options}))
 
 
 def test_generate_takes_a_tensor(model: GPT2) -> None:
@@ -300,20 +292,17 @@ def test_gradients_of_the_whole_model() -> None:
     assert mg.gradcheck(lambda *_: model.loss(ids, targets), list(model.parameters()))
 
 
-def test_gradients_do_not_depend_on_the_number_of_threads() -> None:
+def test_gradients_do_not_depend_on_the_number_of_threads(set_threads: Any) -> None:
     model = GPT2(GPT2Config(vocab_size=1000, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=0.1))
     ids = mg.randint(0, 1000, (4, 65), generator=Generator(1))
     most = mg.get_num_threads()
     found = []
-    try:
-        for threads in (most, 1, most):
-            mg.set_num_threads(threads)
-            mg.manual_seed(7)
-            loss = model.loss(ids[:, :-1], ids[:, 1:])
-            grads = loss.backward()
-            found.append([loss.item()] + [grads[p].numpy().tobytes() for p in model.parameters()])
-    finally:
-        mg.set_num_threads(most)
+    for count in (most, 1, most):
+        set_threads(count)
+        mg.manual_seed(7)
+        loss = model.loss(ids[:, :-1], ids[:, 1:])
+        grads = loss.backward()
+        found.append([loss.item()] + [grads[p].numpy().tobytes() for p in model.parameters()])
     assert found[0] == found[1] == found[2]
 
 
@@ -323,8 +312,7 @@ def test_extreme_temperatures_sample() -> None:
     coldest = model.generate(tokens, 3, temperature=1e-45, seed=1)
     np.testing.assert_array_equal(coldest.numpy(), model.generate(tokens, 3, temperature=0).numpy())
     assert model.generate(tokens, 3, temperature=1e30, seed=1).shape == (1, 5)
-    with pytest.raises(ValueError, match=r"top_k=1.5; expected an integer"):
-        model.generate(tokens, 1, top_k=1.5)
+    raises(ValueError, r"top_k=1.5; expected an integer", lambda: model.generate(tokens, 1, top_k=1.5))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from language_models import assert_causal, assert_learns_by_heart, randomised, tokens
+from refusals import raises
 
 import minigrad as mg
 from minigrad import nn
@@ -85,14 +86,12 @@ def test_weights_that_are_not_drawn_use_no_random_numbers() -> None:
     ],
 )
 def test_configurations_that_make_no_sense(sizes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"LlamaConfig: .*{message}"):
-        LlamaConfig(**{**SMALL.__dict__, **sizes})
+    raises(ValueError, f"LlamaConfig: .*{message}", lambda: LlamaConfig(**{**SMALL.__dict__, **sizes}))
 
 
 @pytest.mark.parametrize("sizes", [{"kind": "yarn"}, {"factor": 0.5}, {"high_freq_factor": 1.0}, {"factor": math.nan}])
 def test_scalings_that_make_no_sense(sizes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="RopeScaling: "):
-        RopeScaling(**{"kind": "llama3", "factor": 2.0, **sizes})
+    raises(ValueError, "RopeScaling: ", lambda: RopeScaling(**{"kind": "llama3", "factor": 2.0, **sizes}))
 
 
 # ---------------------------------------------------------------------- forward
@@ -183,16 +182,14 @@ def test_logits_with_a_cache_are_those_without(model: Llama, prompt: int) -> Non
         caches = model.new_caches(2)
         parts = [model(ids[:, :prompt], caches)] + [model(ids[:, t : t + 1], caches) for t in range(prompt, 10)]
         np.testing.assert_allclose(mg.cat(parts, dim=1).numpy(), want, rtol=1e-11, atol=1e-11)
-        with pytest.raises(ValueError, match="Llama: 11 tokens, but block_size is 10"):
-            model(ids[:, :1], caches)
+        raises(ValueError, "Llama: 11 tokens, but block_size is 10", lambda: model(ids[:, :1], caches))
 
 
 def test_a_cache_has_the_heads_of_the_keys_and_the_room_that_is_asked_for(model: Llama) -> None:
     with mg.no_grad():
         small = model.new_caches(1, 3)
         model(tokens(1, 3), small)
-        with pytest.raises(ValueError, match="KVCache holds 3 tokens"):
-            model(tokens(1, 1), small)
+        raises(ValueError, "KVCache holds 3 tokens", lambda: model(tokens(1, 1), small))
     k = mg.zeros(1, 2, 1, 6, dtype="float64")
     assert small[0].extend(k[:, :, :0], k[:, :, :0])[0].shape == (1, 2, 3, 6)
 
@@ -259,8 +256,7 @@ def test_sequences_end_with_the_end_token(any_model: CausalLM) -> None:
 
 @pytest.mark.parametrize("eos", [-1, 1.5, [1, "x"], True])
 def test_end_tokens_that_make_no_sense(any_model: CausalLM, eos: Any) -> None:
-    with pytest.raises(ValueError, match="eos_token_id="):
-        any_model.generate(tokens(1, 2), 3, eos_token_id=eos)
+    raises(ValueError, "eos_token_id=", lambda: any_model.generate(tokens(1, 2), 3, eos_token_id=eos))
 
 
 # ---------------------------------------------------------------------- learning

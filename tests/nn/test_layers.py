@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
@@ -52,13 +53,6 @@ def test_linear_starts_as_in_pytorch() -> None:
     assert nn.Linear(0, 2)(mg.zeros(3, 0)).shape == (3, 2)
 
 
-def test_linear_refuses_other_sizes() -> None:
-    layer = nn.Linear(3, 5)
-    for x in (mg.ones(2, 4), mg.tensor(1.0)):
-        with pytest.raises(ValueError, match=r"linear: x \(.*weight \(5, 3\), bias \(5,\); expected x \(\.\.\., in\)"):
-            layer(x)
-
-
 def test_embedding() -> None:
     layer = nn.Embedding(10, 4)
     indices = mg.tensor([[1, 9, 1], [0, 1, 2]])
@@ -70,8 +64,7 @@ def test_embedding() -> None:
     for bad in (10, -1):
         with pytest.raises(IndexError, match=f"index {bad} at position 1 is out of range for 10 rows"):
             layer(mg.tensor([3, bad]))
-    with pytest.raises(TypeError, match=r"integers, not float32; the order is embedding\(indices, weight\)"):
-        layer(mg.ones(2))
+    raises(TypeError, r"integers, not float32; the order is embedding\(indices, weight\)", lambda: layer(mg.ones(2)))
 
 
 def test_embedding_starts_standard_normal() -> None:
@@ -111,12 +104,6 @@ def test_modules_become_half_and_bfloat16() -> None:
         assert str(layer.num_batches_tracked.dtype) == "int64"  # type: ignore[union-attr]
 
 
-def test_layer_norm_refuses_other_sizes() -> None:
-    for x in (mg.ones(2, 4), mg.ones(5, 4), mg.tensor(1.0)):
-        with pytest.raises(ValueError, match=r"does not end in normalized_shape \(5,\)"):
-            nn.LayerNorm(5)(x)
-
-
 def test_dropout() -> None:
     mg.manual_seed(3)
     layer, x = nn.Dropout(0.25), mg.ones(200, 200, requires_grad=True)
@@ -148,8 +135,7 @@ def test_activations() -> None:
         (nn.Softmax(dim=0), np.exp(v) / np.exp(v).sum()),
     ):
         np.testing.assert_allclose(layer(x).numpy(), want, rtol=1e-10, atol=1e-12)
-    with pytest.raises(ValueError, match="expected 'none' or 'tanh'"):
-        nn.GELU("fast")(x)
+    raises(ValueError, "expected 'none' or 'tanh'", lambda: nn.GELU("fast")(x))
 
 
 # ---------------------------------------------------------------------- the other normalisations
@@ -239,10 +225,8 @@ def test_normalisations_refuse_other_sizes() -> None:
         for x in (mg.ones(2, 5), mg.ones(4)):
             with pytest.raises(ValueError, match=rf"{type(layer).__name__}: x of shape .*; expected \(N, 4"):
                 layer(x)
-    with pytest.raises(ValueError, match="num_channels=5 is not a multiple of num_groups=2"):
-        nn.GroupNorm(2, 5)
-    with pytest.raises(ValueError, match=r"does not end in normalized_shape \(5,\)"):
-        nn.RMSNorm(5)(mg.ones(2, 4))
+    raises(ValueError, "num_channels=5 is not a multiple of num_groups=2", lambda: nn.GroupNorm(2, 5))
+    raises(ValueError, r"does not end in normalized_shape \(5,\)", lambda: nn.RMSNorm(5)(mg.ones(2, 4)))
     assert repr(nn.RMSNorm(5)) == "RMSNorm((5,), eps=None)" and repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05)"
 
 
@@ -260,5 +244,4 @@ def test_embedding_with_padding_as_in_torch(padding_idx):
     t.square().sum().backward()
     np.testing.assert_allclose(y.square().sum().backward()[layer.weight].numpy(), theirs.weight.grad.numpy(), rtol=1e-6)
     assert "padding_idx=1" in repr(layer) and "padding" not in repr(nn.Embedding(4, 2))
-    with pytest.raises(ValueError, match="padding_idx=4 is no row of 4"):
-        nn.Embedding(4, 2, 4)
+    raises(ValueError, "padding_idx=4 is no row of 4", lambda: nn.Embedding(4, 2, 4))

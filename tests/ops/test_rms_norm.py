@@ -73,21 +73,17 @@ def test_zero_rows_and_empty_rows(device):
     assert F.rms_norm(mg.ones(2, 0, device=device), 0).shape == (2, 0)
 
 
-def test_the_number_of_threads_does_not_matter():
+def test_the_number_of_threads_does_not_matter(set_threads):
     rng = np.random.default_rng(0)
     x, dy = (mg.tensor(rng.standard_normal((333, 150)).astype("f4")) for _ in range(2))
     w = mg.tensor(rng.standard_normal(150).astype("f4"), requires_grad=True)
     x.requires_grad_()
     found = []
-    most = mg.get_num_threads()
-    try:
-        for threads in (1, most):
-            mg.set_num_threads(threads)
-            y = F.rms_norm(x, 150, w)
-            grads = y.backward(dy)
-            found.append((host(y), host(grads[x]), host(grads[w])))
-    finally:
-        mg.set_num_threads(most)
+    for count in (mg.get_num_threads(), 1):
+        set_threads(count)
+        y = F.rms_norm(x, 150, w)
+        grads = y.backward(dy)
+        found.append((host(y), host(grads[x]), host(grads[w])))
     for one, several in zip(*found, strict=True):
         np.testing.assert_array_equal(one, several)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import minigrad
-from minigrad.cpu_kernels import threads
 from minigrad.nn import Linear, Module, Sequential
 from minigrad.optim import EMA, SGD
 from minigrad.serialization import load_checkpoint, save_checkpoint
@@ -168,17 +167,14 @@ def test_what_cannot_be_averaged_is_named() -> None:
     assert ema.updates == 0
 
 
-def test_does_not_depend_on_the_number_of_threads() -> None:
-    before, results = threads.get_num_threads(), []
-    try:
-        for n in (1, before):
-            threads.set_num_threads(n)
-            minigrad.manual_seed(0)
-            module = Linear(300, 200)
-            ema = EMA(module, 0.7)
-            change(module, 1)
-            ema.update()
-            results.append(ema.state_dict()[0]["weight"])
-    finally:
-        threads.set_num_threads(before)
+def test_does_not_depend_on_the_number_of_threads(set_threads: Any) -> None:
+    results = []
+    for count in (minigrad.get_num_threads(), 1):
+        set_threads(count)
+        minigrad.manual_seed(0)
+        module = Linear(300, 200)
+        ema = EMA(module, 0.7)
+        change(module, 1)
+        ema.update()
+        results.append(ema.state_dict()[0]["weight"])
     np.testing.assert_array_equal(*results)

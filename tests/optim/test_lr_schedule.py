@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import raises
 
 from minigrad.optim.lr_schedule import (
     Constant,
@@ -68,8 +69,7 @@ def test_cosine_annealing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "quarter"),
-    [(DecayShape.Linear, 0.75), ("cosine", (1 + math.sqrt(0.5)) / 2), ("sqrt", 0.5)],
+    ("shape", "quarter"), [(DecayShape.Linear, 0.75), ("cosine", (1 + math.sqrt(0.5)) / 2), ("sqrt", 0.5)]
 )
 def test_wsd(shape: DecayShape | str, quarter: float) -> None:
     schedule = Wsd(0.01, 0.001, 100, 400, 500, shape)
@@ -182,8 +182,7 @@ def test_decaying_schedules_rise_in_the_warmup_fall_after_it_and_stay_in_bounds(
     ],
 )
 def test_bad_arguments_are_named(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]
+    raises(ValueError, message, make)
 
 
 def test_lambda_wants_a_function() -> None:

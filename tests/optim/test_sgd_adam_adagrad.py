@@ -35,11 +35,7 @@ def adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float)
 
 
 def adagrad(
-    lr: float,
-    lr_decay: float = 0,
-    weight_decay: float = 0,
-    initial_accumulator_value: float = 0,
-    eps: float = 1e-10,
+    lr: float, lr_decay: float = 0, weight_decay: float = 0, initial_accumulator_value: float = 0, eps: float = 1e-10
 ) -> Any:
     def step(p: Any, g: Any, state: dict[str, Any], t: int) -> Any:
         g = g + weight_decay * p

@@ -1,51 +1,9 @@
 """Elementwise operations with broadcasting. Gradients have the broadcast shape; autograd sums them back."""
 
-from .arithmetic import Abs as Abs
-from .arithmetic import Add as Add
-from .arithmetic import Arithmetic as Arithmetic
-from .arithmetic import Div as Div
-from .arithmetic import FloorDiv as FloorDiv
-from .arithmetic import FMod as FMod
-from .arithmetic import Huber as Huber
-from .arithmetic import Lerp as Lerp
-from .arithmetic import Mul as Mul
-from .arithmetic import Neg as Neg
-from .arithmetic import Pow as Pow
-from .arithmetic import PowScalar as PowScalar
-from .arithmetic import Remainder as Remainder
-from .arithmetic import Square as Square
-from .arithmetic import Sub as Sub
-from .choice import Clamp as Clamp
-from .choice import ClampTensor as ClampTensor
-from .choice import MaskedFill as MaskedFill
-from .choice import Maximum as Maximum
-from .choice import Minimum as Minimum
-from .choice import NanToNum as NanToNum
-from .choice import Where as Where
-from .copies import Cast as Cast
-from .copies import Clone as Clone
-from .functions import Cos as Cos
-from .functions import Erf as Erf
-from .functions import Exp as Exp
-from .functions import Exp2 as Exp2
-from .functions import Expm1 as Expm1
-from .functions import FloatFunction as FloatFunction
-from .functions import Log as Log
-from .functions import Log1p as Log1p
-from .functions import Log2 as Log2
-from .functions import Log10 as Log10
-from .functions import Reciprocal as Reciprocal
-from .functions import Relu as Relu
-from .functions import Rsqrt as Rsqrt
-from .functions import Sigmoid as Sigmoid
-from .functions import Silu as Silu
-from .functions import Sin as Sin
-from .functions import Sqrt as Sqrt
-from .functions import Tan as Tan
-from .functions import Tanh as Tanh
-from .steps import Ceil as Ceil
-from .steps import Floor as Floor
-from .steps import Round as Round
-from .steps import Sign as Sign
-from .steps import StepFunction as StepFunction
-from .steps import Trunc as Trunc
+from .arithmetic import *
+from .choice import *
+from .copies import *
+from .functions import *
+from .pairs import *
+from .powers import *
+from .steps import *

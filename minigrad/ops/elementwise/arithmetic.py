@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...autograd import Function
-from .shared import refuse_bool, zeros_like
+from .shared import refuse_bool
 
 
 class Arithmetic(Function):
@@ -123,59 +123,6 @@ class FMod(Arithmetic):
         return dz, k.neg(k.mul(dz, k.trunc(k.div(*self.saved))))
 
 
-class Pow(Arithmetic):
-    """z = x^y;  dx = y x^(y-1) dz (0 where y = 0), dy = z log(x) dz (0 where x = 0 and y >= 0)."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("**", x, y)
-        z = self.kernels.elementwise.pow(x, y)
-        self.saved = (x, y, z if self.needs[1] else None)
-        return z
-
-    def backward(self, dz: Any) -> Any:
-        x, y, z = self.saved
-        k, c = self.kernels.elementwise, self.kernels.comparison
-        dx = dy = None
-        if self.needs[0]:
-            dx = k.select(c.ne(y, 0), k.mul(dz, k.mul(y, k.pow(x, k.sub(y, 1)))))
-        if self.needs[1]:
-            at_zero = c.logical_and(c.eq(x, 0), c.ge(y, 0))
-            dy = k.mul(dz, k.select(c.logical_not(at_zero), k.mul(z, k.log(x))))
-        return dx, dy
-
-
-class PowScalar(Function):
-    """y = x^n for a number n;  dx = n x^(n-1) dy, 0 if n = 0. An integer x with a float n is cast first."""
-
-    __slots__ = ("n",)
-    autocast = "float32"
-    promotes = True
-    n: float
-
-    def forward(self, x: Any, n: float) -> Any:
-        refuse_bool("**", x)
-        self.n = n
-        self.saved = (x,)
-        return self.power(x, n)
-
-    def backward(self, dy: Any) -> Any:
-        (x,) = self.saved
-        k = self.kernels.elementwise
-        if self.n == 0:
-            return zeros_like(self.kernels, dy), None
-        return k.mul(dy, k.mul(self.power(x, self.n - 1), self.n)), None
-
-    def power(self, x: Any, n: float) -> Any:
-        """x^n; for n = 1/2 and -1/2 the roots, which differ at -0 and -inf (C's ``pow`` has no NaN there)."""
-        k = self.kernels.elementwise
-        if x.dtype.kind in "fV" and n in (0.5, -0.5):
-            return k.sqrt(x) if n > 0 else k.rsqrt(x)
-        return k.pow(x, n)
-
-
 class Neg(Function):
     """y = -x;  dx = -dy."""
 
@@ -202,21 +149,6 @@ class Abs(Function):
     def backward(self, dy: Any) -> Any:
         k = self.kernels.elementwise
         return k.mul(dy, k.sign(self.saved[0]))
-
-
-class Square(Function):
-    """y = x^2;  dx = 2 x dy."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.square(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(k.mul(dy, 2), self.saved[0])
 
 
 class Lerp(Arithmetic):

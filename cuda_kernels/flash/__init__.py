@@ -1,0 +1,1 @@
+"""Attention on tiles. The attention family imports it."""

@@ -1,0 +1,337 @@
+"""Attention on tiles: a block keeps the queries (or the keys) of one tile and walks over the tiles of the other side.
+
+The formulas are those of ``attention.py``; the scores of a pair of tiles exist in registers and, to be multiplied
+again, in shared memory. The forward pass keeps a running softmax: when a row's maximum grows, what was summed before
+is scaled down. Pairs above the causal diagonal are skipped, the longest rows of tiles start first.
+
+Past the end tiles are zeros, and scores minus infinity.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ..platform import libcuda
+from ..platform.array import DeviceArray
+from ..platform.language import SIMULATED, cuda, math
+from ..platform.launch import Kernel, kernel
+from .attention_rows import SIZES, strides
+from .flash_tiles import THREADS, FlashTiles, row_max, row_sum
+
+LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
+MAX_SHARED_BYTES = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+
+
+def _forward(f: FlashTiles) -> Kernel:
+    real, R, side, size = f.real, f.R, f.side, f.size
+    sums_size, scores_size = R * f.groups * 4, R * R
+    load_tile, scores, add_rows, store_rows = f.load_tile, f.scores, f.add_rows, f.store_rows
+    put, drop = f.put, f.drop
+    exponential, unit = f.exponential, real(f.unit)
+    lowest = -real(np.inf)
+
+    @kernel(
+        *[f"{f.word}*"] * 5, *SIZES, f.word, f.word, *strides(3), "int32", "int32", "int32",
+        threads=THREADS, registers=128, resident=2, shared_bytes=f.bytes(3), name=f"forward_{f.word}_{f.DMAX}",
+        vector_loads=True,
+    )  # fmt: skip
+    def flash_forward(
+        y, lse, q, k, v, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+        q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, heads, tiles, wide,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, real, alignment=16)
+        q_tile, k_tile, v_tile, p_tile = 0, size, 2 * size, 3 * size
+        s = cuda.local.array(scores_size, real)
+        sums = cuda.local.array(sums_size, real)
+        largest = cuda.local.array(R, real)
+        totals = cuda.local.array(R, real)
+        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
+        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
+        b = np.int64(head // np.uint32(Hq))
+        h = np.int64(head) - b * Hq
+        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
+        first = np.int32((tiles - 1 - np.int32(order)) * side)
+        rows = np.int32(min(side, Tq - first))
+        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
+        zero = real(0)
+        for i in range(R):
+            largest[i] = lowest
+            totals[i] = zero
+        for i in range(sums_size):
+            sums[i] = zero
+        load_tile(shared, q_tile, q, b * q_b + h * q_h + first * q_t, q_t, rows, D, wide)
+        for place in range(0, keys, side):
+            key = np.int32(place)
+            count = np.int32(min(side, Tk - key))
+            cuda.syncthreads()
+            load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
+            load_tile(shared, v_tile, v, b * v_b + kv * v_h + key * v_t, v_t, count, D, wide)
+            cuda.syncthreads()
+            scores(s, shared, q_tile, k_tile, D)
+            for i in range(R):
+                end = np.int32(min(count, first - key + ty * R + i + 1) if causal else count)
+                top = largest[i]
+                for j in range(R):
+                    seen = tx + 16 * j < end
+                    s[i * R + j] = s[i * R + j] * scale if seen else lowest
+                    top = s[i * R + j] if s[i * R + j] > top else top
+                top = row_max(top)
+                shift = top if top > lowest else zero  # -inf - -inf would be NaN
+                decay = exponential(largest[i] - shift)
+                largest[i] = top
+                totals[i] *= decay
+                for j in range(R):
+                    p = exponential(s[i * R + j] - shift)
+                    totals[i] += p
+                    s[i * R + j] = p
+                for c in range(sums_size // R):
+                    sums[i * (sums_size // R) + c] *= decay
+            put(s, shared, p_tile)
+            if threshold > np.float32(0):
+                mask = ((b * Hq + h) * Tq + first) * Tk + key
+                drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+            cuda.syncwarp()  # the 16 threads of a row are in one warp
+            add_rows(sums, shared, p_tile, v_tile, min(side, keys - key))
+        for i in range(R):
+            total = row_sum(totals[i])
+            row = ty * R + i
+            if tx == 0 and row < rows:
+                lse[(b * Hq + h) * Tq + first + row] = largest[i] * unit + math.log(total)
+            totals[i] = real(1) / total
+        store_rows(y, ((b * Tq + first) * Hq + h) * D, Hq * D, sums, totals, rows, D)
+
+    return flash_forward
+
+
+def _queries(f: FlashTiles) -> Kernel:
+    real, R, side, size = f.real, f.R, f.side, f.size
+    sums_size, scores_size = R * f.groups * 4, R * R
+    load_tile, scores, add_rows, store_rows = f.load_tile, f.scores, f.add_rows, f.store_rows
+    put, get, drop = f.put, f.get, f.drop
+    exponential, unit, per_unit, pitch = f.exponential, real(f.unit), real(1 / f.unit), f.pitch
+
+    @kernel(
+        *[f"{f.word}*"] * 8, *SIZES, f.word, f.word, *strides(5), "int32", "int32", "int32",
+        threads=THREADS, registers=128, resident=2, shared_bytes=f.bytes(4), name=f"dq_{f.word}_{f.DMAX}",
+        vector_loads=True,
+    )  # fmt: skip
+    def flash_dq(
+        dq, delta, dy, q, k, v, y, lse, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+        dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t, heads, tiles, wide,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, real, alignment=16)
+        q_tile, dy_tile, k_tile, v_tile, p_tile = 0, size, 2 * size, 3 * size, 4 * size
+        s = cuda.local.array(scores_size, real)
+        dp = cuda.local.array(scores_size, real)
+        sums = cuda.local.array(sums_size, real)
+        row_lse = cuda.local.array(R, real)
+        deltas = cuda.local.array(R, real)
+        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
+        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
+        b = np.int64(head // np.uint32(Hq))
+        h = np.int64(head) - b * Hq
+        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
+        first = np.int32((tiles - 1 - np.int32(order)) * side)
+        rows = np.int32(min(side, Tq - first))
+        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
+        zero = real(0)
+        for i in range(sums_size):
+            sums[i] = zero
+        load_tile(shared, q_tile, q, b * q_b + h * q_h + first * q_t, q_t, rows, D, wide)
+        load_tile(shared, dy_tile, dy, b * dy_b + h * dy_h + first * dy_t, dy_t, rows, D, wide)
+        cuda.syncthreads()
+        for i in range(R):
+            row = ty * R + i
+            part = zero
+            row_lse[i] = zero
+            place = (b * Hq + h) * Tq + first + row
+            if row < rows:
+                row_lse[i] = lse[place] * per_unit
+                y_row = b * y_b + h * y_h + (first + row) * y_t
+                for c in range(tx, D, 16):
+                    part += shared[dy_tile + row * pitch + c] * y[y_row + c]
+            deltas[i] = row_sum(part)
+            if row < rows and tx == 0:
+                delta[place] = deltas[i]
+        for place in range(0, keys, side):
+            key = np.int32(place)
+            count = np.int32(min(side, Tk - key))
+            cuda.syncthreads()
+            load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
+            load_tile(shared, v_tile, v, b * v_b + kv * v_h + key * v_t, v_t, count, D, wide)
+            cuda.syncthreads()
+            scores(s, shared, q_tile, k_tile, D)
+            scores(dp, shared, dy_tile, v_tile, D)
+            if threshold > np.float32(0):
+                put(dp, shared, p_tile)
+                mask = ((b * Hq + h) * Tq + first) * Tk + key
+                drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+                get(dp, shared, p_tile)
+            for i in range(R):
+                end = np.int32(min(count, first - key + ty * R + i + 1) if causal else count)
+                for j in range(R):
+                    seen = tx + 16 * j < end
+                    p = exponential(s[i * R + j] * scale - row_lse[i])
+                    s[i * R + j] = p * (dp[i * R + j] - deltas[i]) if seen else zero
+            put(s, shared, p_tile)
+            cuda.syncwarp()
+            add_rows(sums, shared, p_tile, k_tile, min(side, keys - key))
+        for i in range(R):
+            deltas[i] = scale * unit
+        store_rows(dq, ((b * Tq + first) * Hq + h) * D, Hq * D, sums, deltas, rows, D)
+
+    return flash_dq
+
+
+def _keys(f: FlashTiles) -> Kernel:
+    real, R, side, size = f.real, f.R, f.side, f.size
+    sums_size, scores_size = R * f.groups * 4, R * R
+    load_tile, scores, add_columns, store_rows = f.load_tile, f.scores, f.add_columns, f.store_rows
+    put, get, drop = f.put, f.get, f.drop
+    exponential, unit, per_unit = f.exponential, real(f.unit), real(1 / f.unit)
+    two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
+
+    @kernel(
+        *[f"{f.word}*"] * 8, *SIZES, f.word, f.word, *strides(4), "int32", "int32",
+        threads=THREADS, registers=128 if two else 192, resident=1 + two, shared_bytes=f.bytes(4),
+        name=f"dk_dv_{f.word}_{f.DMAX}", vector_loads=True,
+    )  # fmt: skip
+    def flash_dk_dv(
+        dk, dv, dy, q, k, v, lse, delta, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+        dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, heads, wide,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, real, alignment=16)
+        k_tile, v_tile, q_tile, dy_tile, p_tile = 0, size, 2 * size, 3 * size, 4 * size
+        s = cuda.local.array(scores_size, real)
+        dp = cuda.local.array(scores_size, real)
+        k_sums = cuda.local.array(sums_size, real)
+        v_sums = cuda.local.array(sums_size, real)
+        factors = cuda.local.array(R, real)
+        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
+        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
+        b = np.int64(head // np.uint32(H))
+        kv = np.int64(head) - b * H
+        group = np.int64(np.uint32(Hq) // np.uint32(H))
+        key = np.int32(np.int32(order) * side)
+        count = np.int32(min(side, Tk - key))
+        ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
+        zero = real(0)
+        for i in range(sums_size):
+            k_sums[i] = zero
+            v_sums[i] = zero
+        load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
+        load_tile(shared, v_tile, v, b * v_b + kv * v_h + key * v_t, v_t, count, D, wide)
+        for h in range(kv * group, kv * group + group):
+            for place in range(key if causal else 0, Tq, side):
+                first = np.int32(place)
+                rows = np.int32(min(side, Tq - first))
+                cuda.syncthreads()
+                load_tile(shared, q_tile, q, b * q_b + h * q_h + first * q_t, q_t, rows, D, wide)
+                load_tile(shared, dy_tile, dy, b * dy_b + h * dy_h + first * dy_t, dy_t, rows, D, wide)
+                cuda.syncthreads()
+                scores(s, shared, q_tile, k_tile, D)
+                scores(dp, shared, dy_tile, v_tile, D)
+                mask = ((b * Hq + h) * Tq + first) * Tk + key
+                if threshold > np.float32(0):
+                    put(dp, shared, p_tile)
+                    drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+                    get(dp, shared, p_tile)
+                for i in range(R):
+                    row = ty * R + i
+                    place = (b * Hq + h) * Tq + first + row
+                    row_lse = lse[place] * per_unit if row < rows else zero
+                    row_delta = delta[place] if row < rows else zero
+                    end = np.int32(min(count, first - key + row + 1) if causal else count)
+                    end = end if row < rows else np.int32(0)
+                    for j in range(R):
+                        seen = tx + 16 * j < end
+                        p = exponential(s[i * R + j] * scale - row_lse) if seen else zero
+                        s[i * R + j] = p
+                        dp[i * R + j] = p * (dp[i * R + j] - row_delta)
+                put(s, shared, p_tile)
+                if threshold > np.float32(0):
+                    drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+                cuda.syncthreads()
+                add_columns(v_sums, shared, p_tile, dy_tile, rows)
+                cuda.syncthreads()
+                put(dp, shared, p_tile)
+                cuda.syncthreads()
+                add_columns(k_sums, shared, p_tile, q_tile, rows)
+        place, step = ((b * Tk + key) * H + kv) * D, H * D
+        for i in range(R):
+            factors[i] = real(1)
+        store_rows(dv, place, step, v_sums, factors, count, D)
+        for i in range(R):
+            factors[i] = scale * unit
+        store_rows(dk, place, step, k_sums, factors, count, D)
+
+    return flash_dk_dv
+
+
+_SIZES = [FlashTiles(np.float32, 64, 4), FlashTiles(np.float32, 128, 2), FlashTiles(np.float64, 64, 2)]
+_KERNELS = {(np.dtype(f.real), f.DMAX): (f, _forward(f), _queries(f), _keys(f)) for f in _SIZES}
+_LARGEST_BYTES = max(f.bytes(4) for f in _SIZES)
+
+
+@functools.cache
+def fits(device: int) -> bool:
+    """Whether a block of the device may have the shared memory that the tiles need (cards from 2020 on)."""
+    return SIMULATED or libcuda.device_attribute(MAX_SHARED_BYTES, device) >= _LARGEST_BYTES
+
+
+def _choose(q: DeviceArray) -> tuple[FlashTiles, Kernel, Kernel, Kernel]:
+    return _KERNELS[q.dtype, 64 if q.shape[-1] <= 64 else 128]
+
+
+def _wide(*operands: DeviceArray) -> int:
+    """Whether all rows can be read 128 bits at once."""
+    return int(
+        all(
+            x.shape[-1] % 4 == 0
+            and x.pointer % 16 == 0
+            and all(n == 1 or step % 4 == 0 for n, step in zip(x.shape[:-1], x.steps))
+            for x in operands
+        )
+    )
+
+
+def _in_units(f: FlashTiles, settings: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The settings with the scale that makes scores exponents of the kernels' base."""
+    *rest, scale, kept = settings
+    return *rest, scale / f.unit, kept
+
+
+def _steps(*operands: DeviceArray) -> list[int]:
+    return [step for x in operands for step in x.steps[:3]]
+
+
+def forward(
+    y: DeviceArray, lse: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, settings: tuple[Any, ...]
+) -> None:
+    """``attention.forward`` into y (B, Tq, Hq, D) and lse; rows contiguous, nothing empty."""
+    f, kernel_, _, _ = _choose(q)
+    B, Hq, Tq, _ = q.shape
+    tiles = -(-Tq // f.side)
+    arguments = (*_in_units(f, settings), *_steps(q, k, v), B * Hq, tiles, _wide(q, k, v))
+    kernel_.launch(B * Hq * tiles, y, lse, q, k, v, *arguments)
+
+
+Arrays = tuple[DeviceArray, ...]
+
+
+def backward(grads: Arrays, delta: DeviceArray, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.backward`` into ``grads``, dq, dk, dv (B, T, heads, D), of ``inputs``, dy, q, k, v, y, lse; delta (B,
+    Hq, Tq) is scratch."""
+    (dq, dk, dv), (dy, q, k, v, y, lse) = grads, inputs
+    f, _, queries, keys = _choose(q)
+    B, Hq, Tq, _ = q.shape
+    H, Tk = k.shape[1:3]
+    tiles, settings, wide = -(-Tq // f.side), _in_units(f, settings), _wide(dy, q, k, v)
+    steps = _steps(dy, q, k, v, y)
+    queries.launch(B * Hq * tiles, dq, delta, dy, q, k, v, y, lse, *settings, *steps, B * Hq, tiles, wide)
+    keys.launch(B * H * -(-Tk // f.side), dk, dv, dy, q, k, v, lse, delta, *settings, *steps[:-3], B * H, wide)

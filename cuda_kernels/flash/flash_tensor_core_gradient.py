@@ -1,0 +1,263 @@
+"""The gradient of attention of half floats on tensor cores, for heads of up to 128, with float32 sums.
+
+The formulas are those of ``attention.py``. A block keeps 64 queries and walks over the keys (dq), or keeps 64 keys and
+walks over the queries of all heads that share them (dk, dv): both are one program, with the sides exchanged. With the
+rows that a block keeps as x, x' and the rows of a tile as z, z',
+
+    queries   x = q, x' = dy    z = k, z' = v     s = x z^T, p = 2^(s - lse), ds = p (x' z'^T - delta);  dq = scale ds z
+    keys      x = k, x' = v     z = q, z' = dy    the same, transposed;  dk = scale ds z, dv = p z'
+
+p and ds are rounded to the half dtype and multiplied as they lie in registers. Tiles of z and z' have two places each
+in shared memory. Each sum is a block's own, in a fixed order, without atomics.
+
+A thread's registers hold 16 x D / 32 numbers of each sum. For heads of up to 64 the fragments of x and x' stay there
+too, and tiles have 64 rows. For larger heads the sums of dk and dv alone take half of the registers, so tiles have 32
+rows, and the fragments of k and v are read again for each tile: a quarter more shared memory is read.
+
+float16 overflows where ds exceeds 65504: a loss scale has to be below that.
+
+Source: Dao, "FlashAttention-2" (2023).
+"""
+
+from __future__ import annotations
+
+import math as python_math
+
+import numpy as np
+
+from ..platform.array import DeviceArray, empty
+from ..platform.language import cuda
+from ..platform.launch import Kernel, kernel
+from ..platform.memory import TENSOR_CORES
+from ..pointwise.conversion import conversions
+from ..ptx import ptx
+from ..rowwise.collective import warp_sum
+from .flash_tensor_core import SIDE, THREADS, aligned, products, tile_functions
+
+f32: type[np.float32] = np.float32
+
+
+def _delta(word: str) -> Kernel:
+    widen, _ = conversions(word)
+
+    @kernel(
+        "float32*", *[f"{word}*"] * 2, *["int32"] * 4, *["int64"] * 6,
+        threads=128, registers=32, name=f"delta_{word}", capability=TENSOR_CORES,
+    )  # fmt: skip
+    def rows(delta, dy, y, H, T, D, n, dy_b, dy_h, dy_t, y_b, y_h, y_t):
+        """delta (B, H, T) = dy . y, a warp for each row."""
+        row = np.uint32(cuda.grid(1) // 32)
+        if row < np.uint32(n):
+            outer = np.uint32(row // np.uint32(T))
+            t = np.int64(row - outer * np.uint32(T))
+            b = np.uint32(outer // np.uint32(H))
+            h = np.int64(outer - b * np.uint32(H))
+            dy_row = np.int64(b) * dy_b + h * dy_h + t * dy_t
+            y_row = np.int64(b) * y_b + h * y_h + t * y_t
+            total = f32(0)
+            lane = cuda.threadIdx.x % 32
+            for c in range(lane, D, 32):
+                total += widen(dy[dy_row + c]) * widen(y[y_row + c])
+            total = warp_sum(total)
+            if lane == 0:
+                delta[row] = total
+
+    return rows
+
+
+def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers: bool, registers: int) -> Kernel:
+    """``height``: rows of a tile of z. ``in_registers``: the fragments of x and x' stay there."""
+    pack, add_rows, add_columns = products(word)
+    _, narrow = conversions(word)
+    swizzled, copy_kept = tile_functions(DMAX)
+    _, copy_tile = tile_functions(DMAX, height)
+    kept_bytes, tile_bytes = SIDE * DMAX * 2, height * DMAX * 2
+    steps, pairs = DMAX // 16, height // 16  # of 16 columns, of 16 rows of a tile
+    fragments_of_x = 4 * steps if in_registers else 1
+    scores, outputs = height // 2, DMAX // 2  # of a thread
+
+    @kernel(
+        *[f"{word}*"] * 6, *["float32*"] * 2, *["int32"] * 6, *["float32"] * 2, *["int64"] * 12, "int32", "int32",
+        threads=THREADS, registers=registers, resident=2, shared_bytes=2 * kept_bytes + 4 * tile_bytes,
+        name=f"{'keys' if keeps_keys else 'queries'}_{word}_{DMAX}", capability=TENSOR_CORES,
+        instructions=("HMMA", "LDSM", "LDGSTS", "MUFU.EX2"),
+    )  # fmt: skip
+    def gradient_tiles(
+        dx, dx2, x, x2, z, z2, lse, delta, Hq, H, Tq, Tk, D, causal, exponent, scale,
+        x_b, x_h, x_t, x2_b, x2_h, x2_t, z_b, z_h, z_t, z2_b, z2_h, z2_t, heads, tiles,
+    ):  # fmt: skip
+        memory = cuda.shared.array(0, np.float32, alignment=128)
+        x_at = ptx.shared_address(memory, 0)
+        x2_at, z_at = np.int32(x_at + kept_bytes), np.int32(x_at + 2 * kept_bytes)
+        z2_at = np.int32(z_at + 2 * tile_bytes)
+        fragments = cuda.local.array(fragments_of_x, np.uint32)
+        fragments2 = cuda.local.array(fragments_of_x, np.uint32)
+        s = cuda.local.array(scores, np.float32)
+        ds = cuda.local.array(scores, np.float32)
+        sums = cuda.local.array(outputs, np.float32)
+        sums2 = cuda.local.array(outputs, np.float32)
+        order = np.uint32(np.uint32(cuda.blockIdx.x) // np.uint32(heads))
+        head = np.uint32(np.uint32(cuda.blockIdx.x) - order * np.uint32(heads))
+        own_heads = np.uint32(H if keeps_keys else Hq)
+        b = np.uint32(head // own_heads)
+        h = np.uint32(head - b * own_heads)
+        group = np.uint32(np.uint32(Hq) // np.uint32(H))
+        rows = np.int32(Tk if keeps_keys else Tq)
+        first = np.int32(np.int32(order) * SIDE if keeps_keys else (tiles - 1 - np.int32(order)) * SIDE)
+        if keeps_keys:
+            begin, end = np.int32(first if causal else 0), np.int32(Tq)
+        else:
+            begin, end = np.int32(0), np.int32(min(Tk, first + SIDE) if causal else Tk)
+        count = np.uint32((end - begin + height - 1) // height if end > begin else 0)
+        turns = np.int32(count * group if keeps_keys else count)
+        t = np.int32(cuda.threadIdx.x)
+        lane, warp = np.int32(t & 31), np.int32(t >> 5)
+        row, half = np.int32(lane & 15), np.int32(lane >> 4)
+        mine = np.int32(first + warp * 16 + (lane >> 2))
+        place = np.int64(b) * x_b + np.int64(h) * x_h + np.int64(first) * x_t
+        copy_kept(x_at, x, place, x_t, np.int32(rows - first), D, t)
+        place = np.int64(b) * x2_b + np.int64(h) * x2_h + np.int64(first) * x2_t
+        copy_kept(x2_at, x2, place, x2_t, np.int32(rows - first), D, t)
+        for i in range(outputs):
+            sums[i] = f32(0)
+            sums2[i] = f32(0)
+        row_lse, low_lse, row_delta, low_delta = f32(0), f32(0), f32(0), f32(0)
+        log2e = f32(1.4426950408889634)
+        if not keeps_keys:
+            place = np.int64(head) * Tq + mine
+            if mine < Tq:
+                row_lse, row_delta = lse[place] * log2e, delta[place]
+            if mine + 8 < Tq:
+                low_lse, low_delta = lse[place + 8] * log2e, delta[place + 8]
+        key, z_head = begin, h  # of the tile that is multiplied
+        next_key, next_head = begin, h
+        offset = np.int32(0)
+        for n in range(-1, turns):
+            if n >= 0:
+                ptx.cp_async_wait0()
+                cuda.syncthreads()
+                key, z_head = next_key, next_head
+            if n + 1 < turns:
+                turn = np.uint32(np.uint32(n + 1) // count)
+                next_head = np.uint32(h * group + turn if keeps_keys else h // group)
+                next_key = np.int32(begin + np.int32(np.uint32(n + 1) - turn * count) * height)
+                to = np.int32(tile_bytes - offset if n >= 0 else 0)
+                place = np.int64(b) * z_b + np.int64(next_head) * z_h + np.int64(next_key) * z_t
+                copy_tile(np.int32(z_at + to), z, place, z_t, np.int32(end - next_key), D, t)
+                place = np.int64(b) * z2_b + np.int64(next_head) * z2_h + np.int64(next_key) * z2_t
+                copy_tile(np.int32(z2_at + to), z2, place, z2_t, np.int32(end - next_key), D, t)
+            ptx.cp_async_commit()
+            if n >= 0:
+                if in_registers and n == 0:
+                    for i in range(steps):
+                        at = swizzled(np.int32(warp * 16 + row), np.int32(2 * i + half))
+                        a, c = ptx.ldmatrix(x_at + at), ptx.ldmatrix(x2_at + at)
+                        fragments[4 * i], fragments[4 * i + 1] = a[0], a[1]
+                        fragments[4 * i + 2], fragments[4 * i + 3] = a[2], a[3]
+                        fragments2[4 * i], fragments2[4 * i + 1] = c[0], c[1]
+                        fragments2[4 * i + 2], fragments2[4 * i + 3] = c[2], c[3]
+                for i in range(scores):
+                    s[i] = f32(0)
+                    ds[i] = f32(0)
+                for i in range(steps):
+                    if in_registers:
+                        a = fragments[4 * i], fragments[4 * i + 1], fragments[4 * i + 2], fragments[4 * i + 3]
+                        c = fragments2[4 * i], fragments2[4 * i + 1], fragments2[4 * i + 2], fragments2[4 * i + 3]
+                    else:
+                        at = swizzled(np.int32(warp * 16 + row), np.int32(2 * i + half))
+                        a, c = ptx.ldmatrix(x_at + at), ptx.ldmatrix(x2_at + at)
+                    for j in range(pairs):
+                        at = np.int32(offset + swizzled(np.int32(16 * j + row), np.int32(2 * i + half)))
+                        add_rows(s, j, a, z_at + at)
+                        add_rows(ds, j, c, z2_at + at)
+                for j in range(2 * pairs):
+                    for e in range(2):
+                        column = np.int32(key + 8 * j + (lane & 3) * 2 + e)
+                        if keeps_keys:
+                            row_lse, row_delta = f32(0), f32(0)
+                            if column < Tq:
+                                at_query = (np.int64(b) * Hq + z_head) * Tq + column
+                                row_lse, row_delta = lse[at_query] * log2e, delta[at_query]
+                            low_lse, low_delta = row_lse, row_delta
+                            seen = column < Tq and (not causal or mine <= column)
+                            low_seen = column < Tq and (not causal or mine + 8 <= column)
+                        else:
+                            seen = column < Tk and (not causal or column <= mine)
+                            low_seen = column < Tk and (not causal or column <= mine + 8)
+                        i = 4 * j + e
+                        p_row = ptx.exp2_approx(s[i] * exponent - row_lse) if seen else f32(0)
+                        p_low = ptx.exp2_approx(s[i + 2] * exponent - low_lse) if low_seen else f32(0)
+                        s[i] = p_row
+                        s[i + 2] = p_low
+                        ds[i] = p_row * (ds[i] - row_delta)
+                        ds[i + 2] = p_low * (ds[i + 2] - low_delta)
+                for i in range(pairs):
+                    a = pack(ds, i)
+                    for j in range(steps):
+                        at = np.int32(offset + swizzled(np.int32(16 * i + row), np.int32(2 * j + half)))
+                        add_columns(sums, j, a, z_at + at)
+                if keeps_keys:
+                    for i in range(pairs):
+                        a = pack(s, i)
+                        for j in range(steps):
+                            at = np.int32(offset + swizzled(np.int32(16 * i + row), np.int32(2 * j + half)))
+                            add_columns(sums2, j, a, z2_at + at)
+                offset = np.int32(tile_bytes - offset)
+
+        for side in range(2):
+            at_row = np.int32(mine + 8 * side)
+            if at_row < rows:
+                place = ((np.int64(b) * rows + at_row) * own_heads + h) * D + (lane & 3) * 2
+                for j in range(outputs // 4):
+                    if (lane & 3) * 2 + 8 * j < D:
+                        i = 4 * j + 2 * side
+                        ptx.store2(dx, place + 8 * j, narrow(sums[i] * scale, sums[i + 1] * scale))
+                        if keeps_keys:
+                            ptx.store2(dx2, place + 8 * j, narrow(sums2[i], sums2[i + 1]))
+
+    return gradient_tiles
+
+
+WORDS = ("bfloat16", "float16")
+DELTA = {word: _delta(word) for word in WORDS}
+# rows of a tile, whether fragments stay in registers, registers
+QUERIES = {
+    (word, DMAX): _gradient(word, DMAX, False, *budget)
+    for word in WORDS
+    for DMAX, budget in ((64, (64, True, 208)), (128, (32, True, 248)))
+}
+KEYS = {
+    (word, DMAX): _gradient(word, DMAX, True, *budget)
+    for word in WORDS
+    for DMAX, budget in ((64, (64, True, 248)), (128, (32, False, 248)))
+}
+
+
+def backward(
+    dy: DeviceArray,
+    q: DeviceArray,
+    k: DeviceArray,
+    v: DeviceArray,
+    out: DeviceArray,
+    lse: DeviceArray,
+    causal: bool,
+    scale: float,
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """``attention.backward`` of halves, heads a multiple of 8 and at most 128, without dropout; nothing empty."""
+    (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
+    word = q.dtype.name
+    kind = word, 64 if D <= 64 else 128
+    dq = empty((B, Tq, Hq, D), q.dtype, q.device)
+    dk, dv = (empty((B, Tk, H, D), q.dtype, q.device) for _ in range(2))
+    delta = empty((B, Hq, Tq), np.float32, q.device)
+    dy, q, k, v, out = (aligned(x) for x in (dy, q, k, v, out))
+    n = B * Hq * Tq
+    DELTA[word].launch(-(-n // 4), delta, dy, out, Hq, Tq, D, n, *dy.steps[:3], *out.steps[:3])
+    sizes = Hq, H, Tq, Tk, D, int(causal), float(scale) / python_math.log(2), float(scale)
+    tiles = -(-Tq // SIDE)
+    steps = [step for x in (q, dy, k, v) for step in x.steps[:3]]
+    QUERIES[kind].launch(B * Hq * tiles, dq, dq, q, dy, k, v, lse, delta, *sizes, *steps, B * Hq, tiles)
+    tiles = -(-Tk // SIDE)
+    steps = [step for x in (k, v, q, dy) for step in x.steps[:3]]
+    KEYS[kind].launch(B * H * tiles, dk, dv, k, v, q, dy, lse, delta, *sizes, *steps, B * H, tiles)
+    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)

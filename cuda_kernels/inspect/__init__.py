@@ -1,0 +1,226 @@
+"""``python -m minigrad.cuda_kernels.inspect [kernel ...]``: what the kernels become, without a GPU.
+
+Each kernel (default: all; a word selects those whose name contains it, a Python file its own) is compiled for the
+architectures of ``--arch`` (default: sm_80 and sm_90), assembled by ``ptxas`` and read back by ``nvdisasm``. A
+line for each shows registers, shared memory, spills, 128-bit loads, tensor-core instructions (matrix products, LDSM:
+loads of their operands from shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions;
+``--sass`` adds a line that counts every instruction. The exit status is 1 if a kernel breaks its budget: more registers
+than it states, a spill, local memory, float64 arithmetic in a kernel without float64 arguments, no 128-bit load or none
+of the ``instructions`` where it states them, or a loss that the assembler warns of (asynchronous products, wgmma, that
+it lets wait for one another).
+
+The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..platform import compiler
+from ..platform.language import SIMULATED
+from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one kernel became on one architecture. Bytes, except for counts of instructions."""
+
+    kernel: Kernel
+    arch: str
+    registers: int
+    shared: int
+    local: int
+    spills: int
+    instructions: Counter[str]
+    warnings: tuple[str, ...]
+
+    def count(self, *prefixes: str) -> int:
+        """Instructions whose name begins with one of these."""
+        return sum(n for name, n in self.instructions.items() if name.startswith(prefixes))
+
+    @property
+    def vector_loads(self) -> int:
+        """Loads of 128 bits from device memory."""
+        return sum(
+            n for name, n in self.instructions.items() if name.startswith(("LDG", "LD.E")) and ".128" in name
+        ) + self.count("LDGSTS")
+
+    @property
+    def tensor_cores(self) -> int:
+        """Matrix instructions."""
+        return self.count("HMMA", "HGMMA", "IMMA", "DMMA")
+
+    @property
+    def float64(self) -> int:
+        """Instructions of float64 arithmetic."""
+        return self.count(
+            "DADD", "DMUL", "DFMA", "DSETP", "DMNMX", "MUFU.RCP64", "MUFU.RSQ64", "F2F.F64", "F2F.F32.F64"
+        )
+
+    def faults(self) -> list[str]:
+        """Where the kernel breaks its budget."""
+        found = []
+        if self.registers > self.kernel.registers:
+            found.append(f"{self.registers} registers, {self.kernel.registers} are stated")
+        if self.spills:
+            found.append(f"{self.spills} bytes of spills")
+        if (self.local or self.count("LDL", "STL")) and not self.kernel.slow_path:
+            found.append(f"{self.local} bytes of local memory")
+        if self.float64 and not self.kernel.slow_path and not any("float64" in w for w in self.kernel.signature):
+            found.append(f"{self.float64} float64 instructions")
+        if self.kernel.vector_loads and not self.vector_loads:
+            found.append("no 128-bit load")
+        found += self.warnings
+        found += [f"no {name}" for name in self.kernel.instructions if not self.count(name)]
+        return found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel.name:<44} {self.arch:<6} registers {self.registers:>3}  shared {self.shared:>6}  "
+            f"spills {self.spills:>4}  LDG.128 {self.vector_loads:>3}  "
+            f"MMA {self.tensor_cores:>3}  LDSM {self.count('LDSM'):>3}  LDGSTS {self.count('LDGSTS'):>3}  "
+            f"TMA {self.count('UTMALDG'):>2}  "
+            f"f64 {self.float64:>3}"
+        )
+
+
+def load_all(lazy: bool = False, files: Sequence[str] = ()) -> dict[str, Kernel]:
+    """Import all kernel families and ``files``; the kernels by name, with ``lazy`` also those made when first used."""
+    package = importlib.import_module("minigrad.cuda_kernels")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith(("__main__", "_intrinsics", "_twins")):
+            importlib.import_module(module.name)
+    for path in files:
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is no Python file")
+        sys.path.insert(0, str(Path(path).resolve().parent))  # where it may import from, as a script may
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    for make in LAZY_KERNELS.values() if lazy else ():
+        make()
+    return KERNELS
+
+
+def tool(name: str) -> str:
+    """The path of an NVIDIA tool: of a wheel, else on the PATH. Raises FileNotFoundError with the remedy."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec is not None else ():
+        for path in sorted(Path(root).glob(f"*/bin/{name}")):
+            return str(path)
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f'{name} was not found: pip install "minigrad-cuda[inspect]", or put it on the PATH')
+    return found
+
+
+def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
+    """Compile one kernel for a compute capability and read what it became."""
+    arch = compiler.architecture(kernel, capability)
+    ptx = compiler.to_ptx(kernel, capability)
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        log = _run(tool("ptxas"), f"-arch={arch}", "-v", "-O3", str(source), "-o", str(cubin))
+        sass = _run(tool("nvdisasm"), "-c", "-ndf", str(cubin))  # without an analysis of branches
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", sass)
+    return Report(
+        kernel,
+        arch,
+        registers=_number(r"Used (\d+) registers", log),
+        shared=_number(r"(\d+) bytes smem", log) + kernel.shared_bytes,
+        local=_number(r"(\d+) bytes stack frame", log),
+        spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
+        instructions=Counter(instructions),
+        warnings=tuple(re.findall(compiler.LOSS_WARNING, log)),
+    )
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stderr or done.stdout}")
+    return done.stdout + done.stderr
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found.group(1)) if found else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. 0 if all kernels keep their budgets."""
+    parser = argparse.ArgumentParser(
+        prog="python -m minigrad.cuda_kernels.inspect", description=__doc__.split("\n\n")[1]
+    )
+    parser.add_argument("kernels", nargs="*", help="words of kernel names, or Python files (default: all kernels)")
+    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"], metavar="sm_NN", help="architectures")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
+    parser.add_argument("--lazy", "--later", action="store_true", help="also kernels that are made when first used")
+    parser.add_argument("--sass", action="store_true", help="count each instruction too")
+    options = parser.parse_args(arguments)
+    if SIMULATED:
+        parser.error("NUMBA_ENABLE_CUDASIM is set: the simulator compiles nothing; unset it")
+    capabilities = []
+    for arch in options.arch:
+        match = re.fullmatch(r"sm_(\d+)(\d)", arch)
+        if match is None:
+            parser.error(f"--arch {arch}: expected a name like sm_80")
+        capabilities.append((int(match.group(1)), int(match.group(2))))
+    if importlib.util.find_spec("numba_cuda") is None:
+        parser.error('numba_cuda is not installed: pip install "minigrad-cuda[inspect]"')
+    files = [word for word in options.kernels if word.endswith(".py")]
+    for path in files:
+        if not Path(path).is_file():
+            parser.error(f"there is no file {path}")
+    words = [f"{Path(word).stem}." if word in files else word for word in options.kernels]
+    chosen = [k for name, k in load_all(options.lazy, files).items() if not words or any(w in name for w in words)]
+    if not chosen:
+        parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
+    tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
+    work = [
+        (k.name, capability, options.sass)
+        for k in chosen
+        for capability in capabilities
+        if (capability == k.capability if k.only else capability >= k.capability)
+    ]
+    if not work:
+        parser.error(f"none of these kernels is for {' or '.join(options.arch)}")
+    broken = 0
+    with _pool(min(options.jobs, len(work)), options.lazy, files) as pool:
+        for text, faults in pool.map(_described, work, chunksize=8):  # neighbours share device functions
+            print(text, flush=True)
+            broken += faults
+    print(f"{len(chosen)} kernels, {broken} over budget")
+    return 1 if broken else 0
+
+
+def _pool(jobs: int, lazy: bool, files: Sequence[str]) -> ProcessPoolExecutor:
+    """Processes that know all kernels."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, context, initializer=load_all, initargs=(lazy, files))
+
+
+def _described(work: tuple[str, tuple[int, int], bool]) -> tuple[str, int]:
+    """The lines about one kernel on one architecture, and the number of its faults."""
+    name, capability, sass = work
+    found = report(KERNELS[name], capability)
+    lines = [str(found)]
+    if sass:
+        lines.append("    " + ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())))
+    faults = found.faults()
+    return "\n".join(lines + [f"    over budget: {fault}" for fault in faults]), len(faults)

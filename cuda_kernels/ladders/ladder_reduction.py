@@ -1,0 +1,126 @@
+"""The sum of n float32 values in five steps, each a few lines from the one before; ``fold`` uses the last.
+
+1. ``one_thread``: adds them one after the other. One load is under way at a time, and the error grows with n.
+2. ``tree``: each thread of a block brings a value; half of the threads add the other half's, then a quarter, ... There
+   is one barrier for each of 8 halvings, and half of the threads only load.
+3. ``add_while_loading``: each thread brings the sum of two values, so half as many blocks do the same work.
+4. ``shuffles``: below 32 values a warp exchanges registers: no shared memory, no barrier.
+5. ``grid_stride``: a thread adds many values before anything is exchanged, 4 in each 128-bit load.
+
+A launch leaves a sum for each block in y; the next one adds those. No step uses atomics: the order is fixed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..platform.array import DeviceArray, empty
+from ..platform.language import cuda, device_function
+from ..platform.launch import Kernel, kernel
+from ..ptx import ptx
+from ..rowwise.collective import block_sum, warp_sum
+from ..rowwise.rows import ceil_div
+
+THREADS = 256
+BLOCKS = 1024  # of ``grid_stride``, at most
+
+
+@kernel("float32*", "float32*", "int64", threads=1, registers=40)
+def one_thread(x: Any, y: Any, n: Any) -> None:
+    """y[0] = the sum of x[0 : n]."""
+    total = np.float32(0)
+    for i in range(n):
+        total += x[i]
+    y[0] = total
+
+
+@device_function
+def halve(values: Any, t: Any) -> None:
+    """values[0] = the sum of the block's values."""
+    half = THREADS // 2
+    while half > 0:
+        if t < half:
+            values[t] += values[t + half]
+        cuda.syncthreads()
+        half //= 2
+
+
+@kernel("float32*", "float32*", "int64", threads=THREADS, registers=16)
+def tree(x: Any, y: Any, n: Any) -> None:
+    """y[b] = the sum of the 256 values of block b."""
+    values = cuda.shared.array(THREADS, np.float32)
+    t = cuda.threadIdx.x
+    i = np.int64(cuda.blockIdx.x) * THREADS + t
+    values[t] = x[i] if i < n else np.float32(0)
+    cuda.syncthreads()
+    halve(values, t)
+    if t == 0:
+        y[cuda.blockIdx.x] = values[0]
+
+
+@kernel("float32*", "float32*", "int64", threads=THREADS, registers=16)
+def add_while_loading(x: Any, y: Any, n: Any) -> None:
+    """y[b] = the sum of the 512 values of block b."""
+    values = cuda.shared.array(THREADS, np.float32)
+    t = cuda.threadIdx.x
+    i = np.int64(cuda.blockIdx.x) * (2 * THREADS) + t
+    values[t] = (x[i] if i < n else np.float32(0)) + (x[i + THREADS] if i + THREADS < n else np.float32(0))
+    cuda.syncthreads()
+    halve(values, t)
+    if t == 0:
+        y[cuda.blockIdx.x] = values[0]
+
+
+@kernel("float32*", "float32*", "int64", threads=THREADS, registers=24)
+def shuffles(x: Any, y: Any, n: Any) -> None:
+    """As before; a warp's sum takes 5 exchanges of registers, and the 8 warps' sums one barrier."""
+    of_warps = cuda.shared.array(32, np.float32)
+    t = cuda.threadIdx.x
+    i = np.int64(cuda.blockIdx.x) * (2 * THREADS) + t
+    total = (x[i] if i < n else np.float32(0)) + (x[i + THREADS] if i + THREADS < n else np.float32(0))
+    total = warp_sum(total)
+    if t % 32 == 0:
+        of_warps[t // 32] = total
+    cuda.syncthreads()
+    if t < 32:
+        total = warp_sum(of_warps[t] if 32 * t < THREADS else np.float32(0))
+    if t == 0:
+        y[cuda.blockIdx.x] = total
+
+
+@kernel("float32*", "float32*", "int64", threads=THREADS, registers=32, vector_loads=True)
+def grid_stride(x: Any, y: Any, n: Any) -> None:
+    """y[b] = the sum of every gridDim-th group of 1024 values; x is aligned to 16 bytes."""
+    of_warps = cuda.shared.array(32, np.float32)
+    total = np.float32(0)
+    i = np.int64(cuda.grid(1)) * 4
+    while i + 4 <= n:
+        v = ptx.load_constant4(x, i)
+        total += (v[0] + v[1]) + (v[2] + v[3])
+        i += cuda.gridsize(1) * 4
+    while i < n:  # the last 1 to 3 values are one thread's
+        total += x[i]
+        i += 1
+    total = block_sum(total, of_warps)
+    if cuda.threadIdx.x == 0:
+        y[cuda.blockIdx.x] = total
+
+
+LADDER: tuple[tuple[Kernel, int], ...] = (  # and how many values a block adds
+    (one_thread, 0),
+    (tree, THREADS),
+    (add_while_loading, 2 * THREADS),
+    (shuffles, 2 * THREADS),
+    (grid_stride, 4 * THREADS),
+)
+
+
+def reduce(step: int, x: DeviceArray) -> DeviceArray:
+    """The sum of contiguous float32 x, (1,), by step 1 to 5."""
+    chosen, per_block = LADDER[step - 1]
+    blocks = min(max(ceil_div(x.size, per_block), 1), BLOCKS if chosen is grid_stride else 1 << 30) if per_block else 1
+    y = empty(blocks, x.dtype, x.device)
+    chosen.launch(blocks, x, y, x.size)
+    return y if blocks == 1 else reduce(step, y)

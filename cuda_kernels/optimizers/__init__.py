@@ -1,0 +1,1 @@
+"""Many tensors in one launch. The optimizer families import it."""

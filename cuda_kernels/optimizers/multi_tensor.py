@@ -1,0 +1,285 @@
+"""Many tensors in one launch: the table of addresses that the optimizers' kernels share, cut into chunks.
+
+A chunk is a stretch of one tensor, of at most ``CHUNK`` elements and cut at multiples of it; a block works on it. The
+table of addresses and the list of chunks are made once and stay on the device. With a step travel the gradients'
+addresses and the scalars, in one copy that the host does not wait for (``Upload``).
+
+``updater`` makes the kernel of an optimizer whose elements are independent of each other. It moves 16 bytes at a time
+where all arrays of a tensor are aligned to that, else single elements, which neighbouring threads have side by side.
+
+The arithmetic is plain IEEE: products are rounded before they are added to anything (``product``), as on the CPU, so
+that an element's bits depend neither on the path nor on the chunk nor on the device.
+
+The multi-tensor launch by pointer table is NVIDIA Apex's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..platform import memory, recording
+from ..platform.array import DeviceArray, from_host
+from ..platform.language import THREADS, cuda, device_function, libdevice
+from ..platform.launch import Kernel, kernel
+from ..platform.upload import Upload
+from ..ptx import ptx
+from ..rowwise.rows import ceil_div
+
+CHUNK = 4096  # elements: 16 for each thread, and a million of them are enough blocks for a card
+ROW_LENGTH = 8  # numbers in a row of scalars, as the kernels get it
+REALS = (np.float32, np.float64)
+
+Scalars = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
+
+
+class Words(NamedTuple):
+    """What a kernel of float32 or float64 is made of: pointers, 16-byte accesses, products that no sum absorbs."""
+
+    pointer: Any  # from an address
+    load: Any
+    store: Any
+    width: int  # elements of an access
+    product: Any
+
+
+WORDS: dict[Any, Words] = {
+    np.float32: Words(ptx.pointer_float32, ptx.load4, ptx.store4, 4, libdevice.fmul_rn),
+    np.float64: Words(ptx.pointer_float64, ptx.load2, ptx.store2, 2, libdevice.dmul_rn),
+}
+
+
+@device_function
+def row_of(scalars: Any, tensor: Any) -> Scalars:
+    """The row of scalars of a tensor."""
+    i = tensor * ROW_LENGTH
+    return (
+        scalars[i], scalars[i + 1], scalars[i + 2], scalars[i + 3],
+        scalars[i + 4], scalars[i + 5], scalars[i + 6], scalars[i + 7],
+    )  # fmt: skip
+
+
+@device_function
+def chunk_of(chunks: Any, sizes: Any, length: Any) -> Any:
+    """A block's tensor, its chunk's first element there, and the chunk's number of elements."""
+    tensor = chunks[2 * cuda.blockIdx.x]
+    first = np.int64(chunks[2 * cuda.blockIdx.x + 1]) * length
+    return tensor, first, np.int32(min(np.int64(length), sizes[tensor] - first))
+
+
+def updater(
+    name: str, real: Any, states: int, element: Callable[..., Any], registers: int, resident: int = 0
+) -> Kernel:
+    """The kernel of one optimizer.
+
+    ``element(row, p, g, s, t)``: new (p, s, t) of one element, where s and t are its states; ``states`` is how
+    many it has, 0 to 2. The others have any value and go nowhere.
+    """
+    pointer, load, store, width, _ = WORDS[real]
+    columns, itemsize = 1 + states, np.dtype(real).itemsize
+    update = device_function(element)
+
+    @device_function
+    def two(row, p, g, s, t):
+        p0, s0, t0 = update(row, p[0], g[0], s[0], t[0])
+        p1, s1, t1 = update(row, p[1], g[1], s[1], t[1])
+        return (p0, p1), (s0, s1), (t0, t1)
+
+    @device_function
+    def four(row, p, g, s, t):
+        p0, s0, t0 = update(row, p[0], g[0], s[0], t[0])
+        p1, s1, t1 = update(row, p[1], g[1], s[1], t[1])
+        p2, s2, t2 = update(row, p[2], g[2], s[2], t[2])
+        p3, s3, t3 = update(row, p[3], g[3], s[3], t[3])
+        return (p0, p1, p2, p3), (s0, s1, s2, s3), (t0, t1, t2, t3)
+
+    vector = four if width == 4 else two
+
+    @kernel(
+        "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
+        threads=THREADS, registers=registers, name=f"{name}_{real.__name__}", vector_loads=True, resident=resident,
+    )  # fmt: skip
+    def step(addresses, sizes, grads, chunks, scalars, length):
+        """``addresses`` (tensors, 1 + states); ``chunks`` (chunks, 2): the tensor, and which of its chunks."""
+        tensor, first, n = chunk_of(chunks, sizes, length)
+        row = row_of(scalars, tensor)
+        p_address = addresses[tensor * columns] + first * itemsize
+        g_address = grads[tensor] + first * itemsize
+        s_address, t_address = p_address, p_address
+        if states > 0:
+            s_address = addresses[tensor * columns + 1] + first * itemsize
+        if states > 1:
+            t_address = addresses[tensor * columns + 2] + first * itemsize
+        p, g, s, t = pointer(p_address), pointer(g_address), pointer(s_address), pointer(t_address)
+        i = cuda.threadIdx.x
+        if (p_address | g_address | s_address | t_address) & 15 == 0:
+            i = cuda.threadIdx.x * width
+            while i + width <= n:
+                p_new, g_old = load(p, i), load(g, i)
+                s_new, t_new = g_old, g_old
+                if states > 0:
+                    s_new = load(s, i)
+                if states > 1:
+                    t_new = load(t, i)
+                p_new, s_new, t_new = vector(row, p_new, g_old, s_new, t_new)
+                store(p, i, p_new)
+                if states > 0:
+                    store(s, i, s_new)
+                if states > 1:
+                    store(t, i, t_new)
+                i += cuda.blockDim.x * width
+            i = n - n % width + cuda.threadIdx.x
+        while i < n:
+            g_one = g[i]
+            s_one, t_one = g_one, g_one
+            if states > 0:
+                s_one = s[i]
+            if states > 1:
+                t_one = t[i]
+            p_one, s_one, t_one = update(row, p[i], g_one, s_one, t_one)
+            p[i] = p_one
+            if states > 0:
+                s[i] = s_one
+            if states > 1:
+                t[i] = t_one
+            i += cuda.blockDim.x
+
+    return step
+
+
+class Cut:
+    """Tensors of these sizes cut into chunks of ``length`` elements, on a device.
+
+    ``chunks`` int32 (count, 2): the tensor, and which of its chunks; ``device_sizes`` int64 (tensors,); ``starts``
+    int64 (tensors + 1,): the tensors' first chunks.
+    """
+
+    def __init__(self, sizes: Sequence[int], length: int, device: int) -> None:
+        self.sizes: list[int] = list(sizes)
+        self.length: int = length
+        count = (np.array(self.sizes, np.int64) + (length - 1)) // length
+        starts = np.append(0, count.cumsum())
+        tensor = np.repeat(np.arange(count.size), count)
+        chunks = np.stack([tensor, np.arange(tensor.size) - starts[tensor]], axis=1)
+        self.count: int = len(chunks)
+        self.longest: int = min(max(self.sizes, default=0), length)
+        self.chunks: DeviceArray = from_host(chunks.astype(np.int32), device)
+        self._device_sizes: DeviceArray = from_host(np.array(self.sizes, np.int64), device)
+        self.starts: DeviceArray = from_host(starts, device)
+
+    @property
+    def device_sizes(self) -> DeviceArray:
+        """The sizes; of a graph that may leave out an update, those of the present launch."""
+        graph = recording.current()
+        return self._device_sizes if graph is None else graph.allowed_sizes(self._device_sizes)
+
+    def threads(self, width: int) -> int:
+        """The threads of a block, if each takes ``width`` elements at a time."""
+        return block_of(ceil_div(self.longest, width))
+
+
+def block_of(threads: int, most: int = THREADS) -> int:
+    """The size of a block of at least so many threads, up to ``most``."""
+    return min(most, 32 * max(1, ceil_div(threads, 32)))
+
+
+class Table:
+    """Addresses and chunks of the arrays that one launch updates; build it once, use it for many steps.
+
+    ``params`` and each of ``states`` are sequences of equally many arrays of one device and dtype, float32 or float64,
+    C-contiguous and writable, of equal sizes at equal positions. The table keeps them alive. With ``weights``, float16
+    or bfloat16, ``params`` are their float32 masters, and gradients have the weights' dtype.
+
+    Raises ValueError or TypeError, naming the position, for an array that cannot be updated through its address.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[DeviceArray],
+        *states: Sequence[DeviceArray],
+        weights: Sequence[DeviceArray] | None = None,
+    ) -> None:
+        if any(len(arrays) != len(params) for arrays in states):
+            counts = " and ".join(str(len(arrays)) for arrays in states)
+            raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
+        self.dtype: np.dtype[Any] = np.dtype(params[0].dtype if params else np.float32)
+        self.device: int = params[0].device if params else memory.current_device()
+        if self.dtype not in (np.float32, np.float64):
+            raise TypeError(f"the optimizer kernels update float32 or float64 parameters, not {self.dtype}")
+        self.arrays: tuple[list[DeviceArray], ...] = (list(params), *map(list, states))
+        self.grad_dtype: np.dtype[Any] = self.dtype
+        if weights is not None:
+            self.grad_dtype = np.dtype(weights[0].dtype if weights else np.float16)
+            if len(weights) != len(params) or self.dtype != np.float32 or self.grad_dtype.itemsize != 2:
+                raise TypeError(
+                    f"{len(params)} masters of {self.dtype} and {len(weights)} weights of {self.grad_dtype}: expected "
+                    "as many of both, float32, and float16 or bfloat16"
+                )
+            self.arrays += (list(weights),)
+        for i, arrays in enumerate(zip(*self.arrays, strict=True)):
+            for column, array in enumerate(arrays):
+                self._check_array(i, array, arrays[0].size, self.dtype if column <= len(states) else self.grad_dtype)
+                if not array.writeable:
+                    raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
+        self.states: int = len(states)
+        addresses = np.array([[array.pointer for array in column] for column in self.arrays], np.int64)
+        with recording.outside() as graph:
+            self.cut: Cut = Cut([p.size for p in params], CHUNK, self.device)
+            self.addresses: DeviceArray = from_host(np.ascontiguousarray(addresses.T), self.device)
+        self._upload: Upload | None = None
+        if graph is not None:
+            graph.keep.append(self)
+
+    def check(self, grads: Sequence[DeviceArray], scalars: np.ndarray, columns: int) -> None:
+        """Raise ValueError or TypeError, naming the position, for arguments that do not fit the table.
+
+        grads:   one array for each parameter: the table's dtype and device, as many elements, C-contiguous
+        scalars: float64 NumPy (number of parameters, columns); a row is the same for all elements of a parameter
+        """
+        sizes = self.cut.sizes
+        if len(grads) != len(sizes) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
+            raise ValueError(
+                f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
+                f"{len(sizes)} gradients and float64 scalars of shape ({len(sizes)}, {columns})"
+            )
+        for i, (p, g) in enumerate(zip(self.arrays[0], grads, strict=True)):
+            same = g.dtype == self.grad_dtype == p.dtype and g.shape == p.shape and g.strides == p.strides
+            if not same or g.device != self.device:
+                self._check_array(i, g, sizes[i], self.grad_dtype)
+
+    def send(self, grads: Sequence[DeviceArray], scalars: np.ndarray, *more: np.ndarray) -> list[DeviceArray]:
+        """The gradients' addresses, the scalars in the table's dtype with ``ROW_LENGTH`` columns, and ``more``: on the
+        device from the next launch on."""
+        rows = recording.mapped(scalars, self._rows)
+        parts = (np.array([g.pointer for g in grads], np.int64), rows, *more)
+        if self._upload is None:
+            with recording.outside():
+                self._upload = Upload(sum(part.nbytes + 7 for part in parts), self.device)
+        return self._upload.send(*parts)
+
+    def _rows(self, scalars: np.ndarray) -> np.ndarray:
+        rows = np.zeros((len(scalars), ROW_LENGTH), self.dtype)
+        rows[:, : scalars.shape[1]] = scalars
+        return rows
+
+    def launch(self, step: Kernel, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+        """Start a kernel of ``updater`` for the states that the table has."""
+        cut, graph = self.cut, recording.current()
+        if graph is not None:
+            graph.keep.append(self)
+        if cut.count:
+            addresses, rows = self.send(grads, scalars)
+            arguments = self.addresses, cut.device_sizes, addresses, cut.chunks, rows, cut.length
+            step.launch(cut.count, *arguments, threads=cut.threads(WORDS[self.dtype.type].width))
+
+    def _check_array(self, i: int, array: DeviceArray, size: int, dtype: np.dtype[Any]) -> None:
+        if array.dtype != dtype:
+            raise TypeError(f"array {i} has dtype {array.dtype}, the table has {dtype}")
+        if array.size != size:
+            raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
+        if not array.contiguous:
+            raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; contiguous() makes it so")
+        if array.device != self.device:
+            raise ValueError(f"array {i} is on cuda:{array.device}, the table on cuda:{self.device}")

@@ -1,0 +1,267 @@
+"""The only way a kernel starts: ``kernel`` declares one, ``Kernel.launch`` runs it.
+
+    @kernel("float32*", "float32*", "int64", threads=256, registers=16)
+    def double(x, y, n):
+        i = cuda.grid(1)
+        if i < n:
+            y[i] = x[i] + x[i]
+
+    double.launch((n + 255) // 256, x, y, n)
+
+A kernel has one signature (``signatures.py``), so a launch chooses nothing: it writes addresses and numbers into a
+buffer and calls the driver, at a cost of a few microseconds. Compiling and loading happen at the first launch on a
+device. In the simulator the same call runs the Python source.
+
+``MINIGRAD_DEBUG=2`` waits for each launch and prints a line: kernel, grid, microseconds, GB/s or TFLOP/s, and per cent
+of what the device was measured to reach (``limits.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..simulator import simulated_memory, simulator
+from . import compiler, libcuda, limits, memory, recording, signatures, tensor_map
+from .array import DeviceArray
+from .language import SIMULATED
+from .tensor_map import TensorMap
+
+Grid = int | tuple[int, ...]
+
+DEBUG: int = int(os.environ.get("MINIGRAD_DEBUG") or 0)
+KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect.py``
+LAZY_KERNELS: dict[str, Callable[[], Kernel]] = {}  # and what makes those that are made when first used
+
+
+@dataclass(eq=False, repr=False)
+class Kernel(compiler.Declaration):
+    """A declared kernel, which can be launched; see ``kernel``."""
+
+    def __post_init__(self) -> None:
+        signature = self.signature
+        self._words = tuple(word if word.endswith("*") or word == signatures.TENSOR_MAP else None for word in signature)
+        self._packing = struct.Struct(signatures.packing(signature))
+        self._lock = threading.Lock()
+        self._buffer = ctypes.create_string_buffer(self._packing.size + tensor_map.MAP_ALIGNMENT)
+        self._start: int = -ctypes.addressof(self._buffer) % tensor_map.MAP_ALIGNMENT
+        first = ctypes.addressof(self._buffer) + self._start
+        places = signatures.places(signature)
+        self._arguments = (ctypes.c_void_p * max(len(places), 1))(*(first + place for place in places))
+        self._functions: dict[int, ctypes.c_void_p] = {}
+
+    def __call__(self, *_: Any) -> None:
+        """No way to start a kernel: TypeError that shows the way."""
+        raise TypeError(f"kernel {self} is started with .launch(grid, *arguments)")
+
+    def __getitem__(self, _: Any) -> None:
+        """As in Numba, ``kernel[blocks, threads]``: TypeError that shows this project's way."""
+        raise TypeError(f"kernel {self} is started with .launch(grid, *arguments), with {self.threads} threads a block")
+
+    def launch(self, grid: Grid, *args: Any, threads: int | tuple[int, ...] | None = None) -> None:
+        """Start the kernel on ``grid`` blocks (x, or up to three sizes), as part of the current stream.
+
+        An array stands for each pointer of the signature, a TensorMap for each of those, a number for the rest. An
+        empty grid starts nothing. ``threads`` (default: the kernel's) may be fewer than declared. Raises TypeError for
+        arguments that do not fit the signature, CudaError with the kernel's name and the arguments if the driver
+        refuses, or for an array of another device than the current one.
+        """
+        device = memory.current_device()
+        values: list[Any] = []
+        for word, a in zip(self._words, args):
+            if type(a) is DeviceArray:
+                if word not in a.words:
+                    raise self._misfit(args)
+                if a.memory.device != device:
+                    raise libcuda.CudaError(
+                        f"kernel {self} was launched on cuda:{device} with an array of cuda:{a.memory.device}"
+                    )
+                values.append(a.pointer)
+            elif word is None:
+                values.append(a)
+            elif type(a) is TensorMap and word == signatures.TENSOR_MAP and a.device == device:
+                values.append(b"" if SIMULATED else a.encoded())
+            else:
+                raise self._misfit(args)
+        if len(args) != len(self._words):
+            raise self._misfit(args)
+        x, y, z = (grid, 1, 1) if isinstance(grid, int) else _three(grid)
+        if not x or not y or not z:
+            return
+        width, height, depth = self.threads if threads is None else _three(threads)
+        if SIMULATED:
+            self._simulate((x, y, z), (width, height, depth), args)
+            return
+        function = self._functions.get(device) or self._load(device)
+        started = time.perf_counter_ns() if DEBUG >= 2 else 0
+        stream = memory.current_stream()
+        settings = (function, x, y, z, width, height, depth, self.shared_bytes, stream, self._arguments, None)
+        with self._lock:  # all threads share the buffer, which the driver copies before it returns
+            try:
+                self._packing.pack_into(self._buffer, self._start, *values)
+            except struct.error:
+                raise self._misfit(args) from None
+            status = _cu_launch_kernel(*settings)
+            if status == libcuda.INVALID_CONTEXT:  # the thread has not used the device yet
+                memory.set_device(device)
+                status = _cu_launch_kernel(*settings)
+        if status:
+            raise libcuda.CudaError(f"launching {self._call(args, (x, y, z))}: {libcuda.describe(status)}")
+        if DEBUG >= 2 and recording.current() is None:
+            self._report((x, y, z), args, started)
+
+    def _load(self, device: int) -> ctypes.c_void_p:
+        found = memory.capability(device)
+        if found < self.capability or (self.only and found != self.capability):
+            raise libcuda.CudaError(
+                f"kernel {self} needs compute capability {_dotted(self.capability)}{' exactly' if self.only else ''}, "
+                f"cuda:{device} has {_dotted(found)}"
+            )
+        cubin = compiler.to_cubin(self, found)
+        memory.set_device(device)  # also where this is the first that the thread asks of it: loading needs its context
+        function = libcuda.load(cubin, self.symbol, self.shared_bytes)
+        self._functions[device] = function
+        return function
+
+    def _simulate(self, grid: tuple[int, int, int], threads: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+        values: list[Any] = []
+        for word, a in zip(self.signature, args, strict=True):
+            if isinstance(a, DeviceArray):
+                values.append(simulated_memory.pointer(a.memory.bytes, a.pointer, signatures.storage(word)))
+            elif isinstance(a, TensorMap):
+                values.append(a)
+            else:
+                try:
+                    struct.pack(signatures.packing((word,)), a)  # raises where a GPU's launch would
+                except struct.error:
+                    raise self._misfit(args) from None
+                values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
+        if math.prod(threads) > math.prod(self.threads) or threads[2] > 64 or max(grid[1:]) > 65535 or grid[0] >= 2**31:
+            raise simulated_memory.SimulationError(
+                f"{self._call(args, grid)} with blocks of {threads}: a GPU refuses that"
+            )
+        graph = recording.current()
+        if graph is not None:  # which keeps addresses, as on a GPU, and no memory
+            kept = [v.first if isinstance(v, simulated_memory.Pointer) else v for v in values]
+            graph.add(self._simulate_again, grid, threads, kept, self._call(args, grid))
+            return
+        if DEBUG >= 2:
+            print(f"minigrad: {self.name} grid {grid} in the simulator", file=sys.stderr)
+        self._run_simulated(grid, threads, values, self._call(args, grid))
+
+    def _simulate_again(
+        self, grid: tuple[int, int, int], threads: tuple[int, int, int], kept: list[Any], call: str
+    ) -> None:
+        """A launch that a graph recorded: ``kept`` are numbers, and addresses for pointers."""
+        values = [
+            simulated_memory.pointer(memory.simulated_bytes(value), value, signatures.storage(word))
+            if word.endswith("*")
+            else value
+            for word, value in zip(self.signature, kept, strict=True)
+        ]
+        self._run_simulated(grid, threads, values, call)
+
+    def _run_simulated(
+        self, grid: tuple[int, int, int], threads: tuple[int, int, int], values: list[Any], call: str
+    ) -> None:
+        try:
+            simulator.run(self.function, grid, threads, self.shared_bytes, tuple(values))
+        except simulated_memory.SimulationError as error:
+            raise simulated_memory.SimulationError(f"{call}: {error}") from error
+
+    def _report(self, grid: tuple[int, int, int], args: tuple[Any, ...], started: int) -> None:
+        try:
+            memory.synchronize()
+        except Exception as error:
+            raise libcuda.CudaError(f"running {self._call(args, grid)}: {error}") from error
+        print(self._described(grid, args, (time.perf_counter_ns() - started) * 1e-9), file=sys.stderr)
+
+    def _described(self, grid: tuple[int, int, int], args: tuple[Any, ...], seconds: float) -> str:
+        """One line: kernel, grid, microseconds, and what that is of the device's limits."""
+        line = f"minigrad: {self.name} grid {grid} {seconds * 1e6:.1f} us"
+        if self is multiply_adds:  # it is being measured
+            return line
+        return f"{line}, {limits.compared(*self.work(args), seconds, multiply_adds.launch)}"
+
+    def work(self, args: tuple[Any, ...]) -> tuple[int, int]:
+        """(bytes, floating-point operations) of a launch; bytes are each array's once where nothing else is stated."""
+        moved = self.nbytes(*args) if self.nbytes else sum(a.nbytes for a in args if isinstance(a, DeviceArray))
+        return moved, self.flops(*args) if self.flops else 0
+
+    def _call(self, args: tuple[Any, ...], grid: tuple[int, int, int]) -> str:
+        shown = ", ".join(f"{a.dtype.name}{list(a.shape)}" if isinstance(a, DeviceArray) else repr(a) for a in args)
+        return f"{self.name}({shown}) on a grid of {grid}"
+
+    def _misfit(self, args: tuple[Any, ...]) -> TypeError:
+        found = ", ".join(a.words[0] if isinstance(a, DeviceArray) else _shown(a) for a in args)
+        pointers = "a pointer takes a DeviceArray: from_host(array), or a tensor's .data"
+        return TypeError(f"kernel {self} was launched with ({found}); {pointers}")
+
+
+def kernel(
+    *signature: str, threads: int | tuple[int, ...], name: str | None = None, **stated: Any
+) -> Callable[[Callable[..., None]], Kernel]:
+    """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``.
+
+    ``stated``: the other fields of ``compiler.Declaration``, at least ``registers``. ``name``: of a
+    kernel that a factory makes; the file's name comes before it.
+    """
+
+    def declare(function: Callable[..., None]) -> Kernel:
+        parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+        if len(signature) != len(parameters):
+            raise ValueError(
+                f"kernel {function.__name__}({', '.join(parameters)}) has {len(signature)} words for "
+                f"{len(parameters)} parameters: ({', '.join(signature)})"
+            )
+        signatures.check(signature)
+        full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}"
+        if full in KERNELS:
+            raise ValueError(f"there are two kernels {full}")
+        KERNELS[full] = Kernel(function, full, signature, _three(threads), **stated)
+        return KERNELS[full]
+
+    return declare
+
+
+def _three(sizes: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """A grid's or a block's three sizes. Raises TypeError for what is neither an integer nor up to three."""
+    if isinstance(sizes, int):
+        return sizes, 1, 1
+    if not isinstance(sizes, tuple | list):
+        raise TypeError(f"a grid or block of {sizes!r}: expected an integer, or up to three")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def _shown(a: Any) -> str:
+    """A number as it is, and of anything else the type: an array's numbers would fill the screen."""
+    return repr(a) if isinstance(a, int | float | np.number) else type(a).__name__
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+_cu_launch_kernel: Any = None
+if not SIMULATED:
+    try:
+        _cu_launch_kernel = libcuda.library().cuLaunchKernel
+        _cu_launch_kernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    except OSError:  # no driver: kernels can be compiled and inspected, and nothing can be launched
+        _cu_launch_kernel = None
+
+multiply_adds: Kernel = kernel(
+    "float32*", "int32", "float32", threads=256, registers=40, flops=limits.multiply_add_flops
+)(limits.multiply_adds)
+"""What a float32 rate is measured by, for ``MINIGRAD_DEBUG=2``."""

@@ -1,0 +1,1 @@
+"""Elementwise kernels, made from scalar rules. Families import it."""

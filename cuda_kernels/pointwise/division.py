@@ -1,0 +1,149 @@
+"""Rounded division, its remainders, and powers, with NumPy's results at zeros, infinities, NaN and for integers.
+
+floor_div(x, y) = floor(x / y)         remainder(x, y) = x - y floor(x / y)         fmod(x, y) = x - y trunc(x / y)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..platform.array import DeviceArray, to_host, zeros
+from ..platform.language import math
+from .pointwise import Pointwise, kind, like
+from .rules import is_float, libdevice_function, rule
+
+
+@rule
+def _floor_div(real):
+    if not is_float(real):
+        return lambda x, y: x // y
+    zero, half, one = real(0), real(0.5), real(1)
+    floor, modulo = libdevice_function("floor", real), libdevice_function("fmod", real)
+
+    def of_floats(x, y):
+        # NumPy's: the multiple of y below x, over y, is a whole number but for its last digit.
+        quotient = x / y
+        if y == zero:
+            return quotient
+        rest = modulo(x, y)
+        whole = (x - rest) / y
+        if rest != zero and (y < zero) != (rest < zero):
+            whole -= one
+        if whole == zero:
+            return math.copysign(zero, quotient)
+        down = floor(whole)
+        return down + one if whole - down > half else down
+
+    return of_floats
+
+
+@rule
+def _remainder(real):
+    if not is_float(real):
+        return lambda x, y: x - (x // y) * y
+    zero = real(0)
+    modulo = libdevice_function("fmod", real)
+
+    def of_floats(x, y):
+        rest = modulo(x, y)
+        if rest == zero:
+            return math.copysign(zero, y)
+        return rest + y if (y < zero) != (rest < zero) and rest == rest else rest
+
+    return of_floats
+
+
+@rule
+def _fmod(real):
+    if is_float(real):
+        modulo = libdevice_function("fmod", real)
+        return lambda x, y: modulo(x, y)
+    zero = real(0)
+
+    def of_integers(x, y):
+        rest = x - (x // y) * y
+        return rest - y if rest != zero and (rest < zero) != (x < zero) else rest
+
+    return of_integers
+
+
+@rule
+def _pow(real):
+    if is_float(real):
+        return lambda x, y: math.pow(x, y)
+    zero, one = real(0), real(1)
+
+    def of_integers(x, n):
+        z, factor, left = one, x, n
+        if left < zero:  # the integer part: of 1 and -1 what it would be for -n, else 0
+            left = -left if x == one or x * x == one else zero
+            z = one if left != zero else zero
+        while left > zero:
+            if left & one:
+                z = real(z * factor)
+            factor = real(factor * factor)
+            left = left >> one
+        return z
+
+    return of_integers
+
+
+_FLOOR_DIV = Pointwise("floor_div", _floor_div, like(np.floor_divide), 2, width=1, lazy=("float64", "int64", "int32"))
+_REMAINDER = Pointwise("remainder", _remainder, like(np.remainder), 2, width=1, lazy=("float64", "int64", "int32"))
+_FMOD = Pointwise("fmod", _fmod, like(np.fmod), 2, width=1, lazy=("float64", "int64", "int32"))
+_POW = Pointwise("pow", _pow, like(np.power), 2, width=1, lazy=("float64", "int64"))
+_ANY_ZERO = Pointwise(
+    "any_zero",
+    rule(lambda real: lambda x: x == real(0)),
+    like(np.logical_not),
+    1,
+    width=1,
+    marks=True,
+    eager=("int64 to uint8",),
+    lazy=("int32 to uint8",),
+)
+
+
+def _refuse_zero(x: Any, y: Any, operation: Pointwise) -> None:
+    """Refuse what has no value: an integer divided by 0. (Floats give infinities and NaN.)"""
+    kinds = [v.dtype if isinstance(v, DeviceArray) else kind(v) for v in (x, y)]
+    if operation.resolve(*kinds)[-1].kind not in "iu":
+        return
+    if isinstance(y, DeviceArray):
+        flag = zeros((1,), np.uint8, y.device)
+        _ANY_ZERO(y, out=flag.view(y.shape, (0,) * y.ndim))
+        found = bool(to_host(flag)[0])
+    else:
+        found = y == 0
+    if found:
+        raise ZeroDivisionError("integer division by 0; convert with .float() for infinities and NaN")
+
+
+def floor_div(x: Any, y: Any) -> DeviceArray:
+    """floor(x / y). ZeroDivisionError for an integer 0 in y."""
+    _refuse_zero(x, y, _FLOOR_DIV)
+    return _FLOOR_DIV(x, y)
+
+
+def remainder(x: Any, y: Any) -> DeviceArray:
+    """x - y floor(x / y), of the sign of y. ZeroDivisionError for an integer 0 in y."""
+    _refuse_zero(x, y, _REMAINDER)
+    return _REMAINDER(x, y)
+
+
+def fmod(x: Any, y: Any) -> DeviceArray:
+    """x - y trunc(x / y), of the sign of x. ZeroDivisionError for an integer 0 in y."""
+    _refuse_zero(x, y, _FMOD)
+    return _FMOD(x, y)
+
+
+def pow(x: Any, y: Any) -> DeviceArray:
+    """x ** y. Of integers with a negative exponent in y the integer part: 0, or 1 and -1 for these.
+
+    Raises ValueError if y is a negative integer number and x of integers, as NumPy.
+    """
+    if isinstance(y, int) and y < 0 and isinstance(x, DeviceArray) and x.dtype.kind in "iu":
+        raise ValueError("Integers to negative integer powers are not allowed.")
+    return _POW(x, y)

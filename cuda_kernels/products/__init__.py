@@ -1,0 +1,1 @@
+"""Matrix products: the problem, the engines, the choice between them. matmul, linear and attention import it."""

@@ -1,0 +1,246 @@
+"""What happens to the sums of a product on their way to y, and the sum of a divided product's parts, for all engines.
+
+The steps are those of ``record.py``. Without tensor cores they are exact (``steps_of``), for an element at a time, and
+all arrays are of one dtype. On tensor cores (``store_of``) a thread has 4 columns of a row; y and other are of one
+dtype, the operands' or float32, and bias is of the operands'. The exponential and the division are then the fast ones,
+of 2^-22 relative error, which half floats do not see.
+"""
+
+from __future__ import annotations
+
+import math as python_math
+from typing import Any
+
+import numpy as np
+
+from ..platform.array import DeviceArray, empty
+from ..platform.language import cuda, device_function, libdevice, math
+from ..platform.launch import Kernel, kernel
+from ..platform.memory import TENSOR_CORES
+from ..pointwise.conversion import conversions
+from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope
+from ..ptx import ptx
+from .record import ADD, BIAS, GELU, SLOPE, Problem
+
+VECTOR = 16  # a further bit of an epilogue: 4 columns lie at a multiple of 4
+# Dtypes of the operands and of y, on tensor cores.
+PAIRS = [(word, out) for word in ("bfloat16", "float16") for out in (word, "float32")] + [("float32", "float32")]
+f32: type[np.float32] = np.float32
+EXPONENT = np.float32(-GELU_SLOPE / python_math.log(2))
+U1, U2, U3 = np.float32(GELU_SLOPE), np.float32(3 * GELU_CUBIC), np.float32(GELU_CUBIC)
+
+
+Target = tuple[DeviceArray, DeviceArray, DeviceArray, int]  # where sums go, bias, other and the epilogue
+
+
+def whole(p: Problem) -> Target:
+    """y and the whole epilogue, with the bit VECTOR where the arrays allow it. Missing bias or other is any array."""
+    y, bias, other = p.y, p.bias, p.other
+    arrays = [x for x in (y, bias, other) if x is not None]
+    vector = VECTOR * (p.sizes[1] % 4 == 0 and all(x.pointer % (4 * x.itemsize) == 0 for x in arrays))
+    return y, p.a if bias is None else bias, y if other is None else other, p.epilogue | vector
+
+
+def target(p: Problem, splits: int) -> Target:
+    """That, or an array for so many parts of divided sums, float32 for half floats. Their epilogue comes later."""
+    _, bias, _, epilogue = found = whole(p)
+    if splits == 1:
+        return found
+    dtype = np.float64 if p.y.dtype.itemsize == 8 else np.float32
+    parts = empty((splits, *p.sizes[:2]), dtype, p.y.device)
+    return parts, bias, parts, epilogue & VECTOR
+
+
+# One element ----------------------------------------------------------------------------------------------------------
+
+
+def gelu_of(real: Any) -> Any:
+    """s sigmoid(2u), the GELU of "tanh"."""
+    one, slope, cubic = real(1), real(GELU_SLOPE), real(GELU_CUBIC)
+
+    @device_function
+    def gelu(s):
+        return s / (one + math.exp(-slope * s * (one + cubic * s * s)))
+
+    return gelu
+
+
+def steps_of(real: Any) -> Any:
+    """``finish``, which makes the element of y at ``place`` of a sum. Integers have no step but BIAS."""
+    if np.dtype(real).kind != "f":
+
+        @device_function
+        def finish_integer(s, place, column, bias, other, epilogue):
+            return s + bias[column] if epilogue & BIAS else s
+
+        return finish_integer
+    gelu, slope = gelu_of(real), gelu_slope(real)
+
+    @device_function
+    def finish(s, place, column, bias, other, epilogue):
+        if epilogue & BIAS:
+            s += bias[column]
+        if epilogue & GELU:
+            other[place] = s
+            s = gelu(s)
+        if epilogue & SLOPE:
+            s *= slope(other[place])
+        if epilogue & ADD:
+            s += other[place]
+        return s
+
+    return finish
+
+
+def _sum_parts(real: Any) -> Kernel:
+    word = f"{np.dtype(real).name}*"
+    finish = steps_of(real)
+
+    @kernel(
+        word, word, word, word, "uint32", "uint32", "int32", "int32",
+        threads=256, registers=32, name=f"sum_parts_{np.dtype(real).name}",
+    )  # fmt: skip
+    def sum_parts(y, parts, bias, other, n, N, splits, epilogue):
+        """parts (splits, n), y (n,) of rows of N."""
+        i = cuda.grid(1)
+        if i < n:
+            s = parts[i]
+            for split in range(1, splits):
+                s += parts[i + np.int64(split) * n]
+            y[i] = finish(s, i, np.uint32(i) % N, bias, other, epilogue)
+
+    return sum_parts
+
+
+SUM_PARTS = {np.dtype(real): _sum_parts(real) for real in (np.float32, np.float64)}
+
+
+def finish(p: Problem, parts: DeviceArray, splits: int, epilogue: int) -> None:
+    """y = the sum of so many parts of y's size and dtype, one after the other in memory, then steps of an epilogue."""
+    y, bias, other, _ = whole(p)
+    SUM_PARTS[y.dtype].launch(-(-y.size // 256), y, parts, bias, other, y.size, p.sizes[1], splits, epilogue)
+
+
+# Four columns, on tensor cores ----------------------------------------------------------------------------------------
+
+
+@device_function
+def _sigmoid(s: Any) -> Any:
+    """sigmoid(2 u(s))."""
+    return libdevice.fast_fdividef(f32(1), f32(1) + ptx.exp2_approx(EXPONENT * s * (f32(1) + U3 * s * s)))
+
+
+@device_function
+def _gelu(s: Any) -> Any:
+    return s * _sigmoid(s)
+
+
+@device_function
+def _gelu_slope(s: Any) -> Any:
+    half = _sigmoid(s)
+    return half + s * half * (f32(1) - half) * U1 * (f32(1) + U2 * s * s)
+
+
+def _four(word: str) -> tuple[Any, Any]:
+    """``get`` and ``put``: up to 4 elements, all at once with ``vector``."""
+    widen, narrow = conversions(word)
+
+    @device_function
+    def get(p, i, count, vector):
+        if vector:
+            v = ptx.load4(p, i)
+            return widen(v[0]), widen(v[1]), widen(v[2]), widen(v[3])
+        zero = f32(0)
+        return (
+            widen(p[i]) if count > 0 else zero,
+            widen(p[i + 1]) if count > 1 else zero,
+            widen(p[i + 2]) if count > 2 else zero,
+            widen(p[i + 3]) if count > 3 else zero,
+        )
+
+    @device_function
+    def put(p, i, values, count, vector):
+        first, second = narrow(values[0], values[1]), narrow(values[2], values[3])
+        if vector:
+            ptx.store4(p, i, (first[0], first[1], second[0], second[1]))
+        else:
+            if count > 0:
+                p[i] = first[0]
+            if count > 1:
+                p[i + 1] = first[1]
+            if count > 2:
+                p[i + 2] = second[0]
+            if count > 3:
+                p[i + 3] = second[1]
+
+    return get, put
+
+
+FOUR = {word: _four(word) for word in ("bfloat16", "float16", "float32")}
+
+
+@device_function
+def _add4(s: Any, v: Any) -> Any:
+    return s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
+
+
+def store_of(operand: str, out: str) -> Any:
+    """``store``, which takes 4 sums and their place to y."""
+    (get_bias, _), (get, put) = FOUR[operand], FOUR[out]
+
+    @device_function
+    def store(s, place, column, count, y, bias, other, epilogue):
+        vector = epilogue & VECTOR != 0
+        if epilogue & BIAS:
+            s = _add4(s, get_bias(bias, column, count, vector))
+        if epilogue & GELU:
+            put(other, place, s, count, vector)
+            s = _gelu(s[0]), _gelu(s[1]), _gelu(s[2]), _gelu(s[3])
+        elif epilogue & SLOPE:
+            v = get(other, place, count, vector)
+            s = (
+                s[0] * _gelu_slope(v[0]), s[1] * _gelu_slope(v[1]),
+                s[2] * _gelu_slope(v[2]), s[3] * _gelu_slope(v[3]),
+            )  # fmt: skip
+        elif epilogue & ADD:
+            s = _add4(s, get(other, place, count, vector))
+        put(y, place, s, count, vector)
+
+    return store
+
+
+def _sum_parts4(operand: str, out: str) -> Kernel:
+    store = store_of(operand, out)
+    get, _ = FOUR["float32"]
+
+    @kernel(
+        f"{out}*", "float32*", f"{operand}*", f"{out}*", "uint32", "uint32", "int32", "int32",
+        threads=256, registers=36, name=f"sum_parts_{operand}_{out}", capability=TENSOR_CORES,
+    )  # fmt: skip
+    def sum_parts(y, parts, bias, other, M, N, splits, epilogue):
+        """y (M, N) = the sum of parts (splits, M, N), with an epilogue."""
+        i = np.uint32(cuda.grid(1))
+        groups = np.uint32((N + np.uint32(3)) // np.uint32(4))
+        row = np.uint32(i // groups)
+        if row < M:
+            column = np.int64((i - row * groups) * np.uint32(4))
+            left = np.int32(N - column)
+            place = np.int64(row) * N + column
+            vector = N % np.uint32(4) == 0
+            s = get(parts, place, left, vector)
+            for split in range(1, splits):
+                s = _add4(s, get(parts, place + np.int64(split) * M * N, left, vector))
+            store(s, place, column, left, y, bias, other, epilogue)
+
+    return sum_parts
+
+
+SUM_PARTS4 = {pair: _sum_parts4(*pair) for pair in PAIRS}
+
+
+def finish4(p: Problem, parts: DeviceArray, splits: int) -> None:
+    """y = the sum of so many float32 parts of y's size, one after the other in memory, then the epilogue."""
+    (y, *others, epilogue), N = whole(p), p.sizes[1]
+    rows = y.size // N
+    grid = -(-rows * -(-N // 4) // 256)
+    SUM_PARTS4[p.a.dtype.name, y.dtype.name].launch(grid, y, parts, *others, rows, N, splits, epilogue)

@@ -1,0 +1,110 @@
+"""A matrix product as all engines take it: the record ``Problem``.
+
+``choose.py`` picks the engine. It computes ``y = a b`` and the epilogue, for each element s of the product in this
+order, with one array ``other`` for all steps but the first:
+
+    BIAS   s += bias[column]
+    GELU   other = s;  s = gelu(s), the one of "tanh"
+    SLOPE  s *= gelu'(other)
+    ADD    s += other, which may be y itself
+
+A product has at most one of the last three steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..platform.array import DeviceArray
+
+BIAS, ADD, GELU, SLOPE = 1, 2, 4, 8  # bits of an epilogue
+Merged = list[tuple[int, int, int]]  # of leading dimensions: size, step of a, step of b
+
+
+class Problem(NamedTuple):
+    """Arrays with the same leading dimensions: a (..., M, K), b (..., K, N) of any strides, y (..., M, N) C-contiguous.
+
+    bias (N,) and other, of y's shape and dtype, are C-contiguous. ``sizes`` is (M, N, K), ``matrices`` how many there
+    are, ``batch`` their leading dimensions, merged. ``words`` is what all product kernels take after the arrays.
+    It is right for two leading dimensions at most; ``choose.py`` takes products of more apart.
+    """
+
+    y: DeviceArray
+    a: DeviceArray
+    b: DeviceArray
+    bias: DeviceArray | None
+    other: DeviceArray | None
+    epilogue: int
+    sizes: tuple[int, int, int]
+    matrices: int
+    batch: Merged
+    words: tuple[int, ...]
+
+    def part(self, index: int | slice) -> Problem:
+        """The product at an index of the first leading dimension; of rows, where there is none."""
+        y, a, b, bias, other, epilogue, *_ = self
+        b = b if y.ndim == 2 else b[index]
+        return problem(y[index], a[index], b, bias, None if other is None else other[index], epilogue)
+
+
+def problem(
+    y: DeviceArray,
+    a: DeviceArray,
+    b: DeviceArray,
+    bias: DeviceArray | None = None,
+    other: DeviceArray | None = None,
+    epilogue: int = 0,
+) -> Problem:
+    """The record of a product. Where one matrix b is for all rows of a, and these follow on one another, y, a and b
+    have no leading dimensions.
+    """
+    if y.ndim > 2 and y.size and not any(step for n, step in zip(b.shape[:-2], b.steps) if n > 1):
+        rows = merge(y.shape[:-1], a.steps, (0,) * (y.ndim - 1))
+        if len(rows) < 2:
+            count, step, _ = rows[0] if rows else (1, a.shape[-1], 0)
+            y, other = (x if x is None else x.reshape(count, y.shape[-1]) for x in (y, other))  # type: ignore[assignment]
+            a = a.view((count, a.shape[-1]), (step * a.itemsize, a.strides[-1]))
+            b = b.view(b.shape[-2:], b.strides[-2:])
+    M, N = y.shape[-2:]
+    batch = merge(y.shape[:-2], a.steps, b.steps) if y.ndim > 2 else []
+    _, *outer = batch[-2] if len(batch) == 2 else (1, 0, 0)
+    inner, *steps = batch[-1] if batch else (1, 0, 0)
+    sizes, matrices = (M, N, a.shape[-1]), y.size // max(1, M * N)
+    words = *sizes, *a.steps[-2:], *b.steps[-2:], inner, outer[0], steps[0], outer[1], steps[1]
+    return Problem(y, a, b, bias, other, epilogue, sizes, matrices, batch, words)
+
+
+def broadcast(a: DeviceArray, b: DeviceArray) -> tuple[DeviceArray, DeviceArray, tuple[int, ...]]:
+    """a and b with the same leading dimensions, and the shape of their product. ValueError if they have none."""
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"matmul of {a.shape} and {b.shape}: expected (..., M, K) and (..., K, N) with the same K and "
+            "broadcastable leading dimensions"
+        )
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim + b.ndim > 4 else ()
+    return expand(a, batch), expand(b, batch), (*batch, a.shape[-2], b.shape[-1])
+
+
+def expand(x: DeviceArray, batch: tuple[int, ...]) -> DeviceArray:
+    """A view with these leading dimensions, the steps of repeated ones 0."""
+    leading = x.shape[:-2]
+    if leading == batch:
+        return x
+    strides = [0 if n == 1 else stride for n, stride in zip(leading, x.strides)]
+    padding = (0,) * (len(batch) - len(leading))
+    return x.view((*batch, *x.shape[-2:]), (*padding, *strides, *x.strides[-2:]))
+
+
+def merge(shape: tuple[int, ...], a_steps: tuple[int, ...], b_steps: tuple[int, ...]) -> Merged:
+    """Dimensions as few: neighbours of which the outer continues the inner are one; those of size 1 are none."""
+    merged: Merged = []
+    for n, a_step, b_step in zip(shape, a_steps, b_steps):
+        if n == 1:
+            continue
+        if merged and merged[-1][1] == n * a_step and merged[-1][2] == n * b_step:
+            merged[-1] = (merged[-1][0] * n, a_step, b_step)
+        else:
+            merged.append((n, a_step, b_step))
+    return merged

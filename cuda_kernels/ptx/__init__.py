@@ -1,0 +1,1 @@
+"""Instructions that Numba has no names for. CUDA kernels import it."""

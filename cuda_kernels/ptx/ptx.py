@@ -1,0 +1,47 @@
+"""What Numba has no name for: 128-bit loads and stores, and the bits of half floats.
+
+Each function here is an LLVM fragment or a PTX instruction for the GPU (``ptx_intrinsics.py``) with a twin of the same
+name and meaning in Python for the simulator (``ptx_twins.py``):
+
+* ``load2(p, i)``, ``load4``, ``load8``, ``load16``: n consecutive elements from ``p[i]`` on, a tuple, by one
+  instruction; n times the element's size is at most 16 bytes, and the address is a multiple of it. ``p`` is a pointer
+  or a 1-D shared array. ``load_constant2`` to ``16``: for global memory that nothing writes during the kernel (a faster
+  path).
+* ``store2(p, i, values)`` to ``store16``.
+* ``pointer_float32(address)``, ``_float64``, ``_uint16``, ``_uint64``: an int64 from a table of addresses as a pointer
+  to global memory.
+* ``float16_to_float(bits)``, ``bfloat16_to_float(bits)``: uint16 bits to float32.
+* ``float_to_float16(x)``, ``float_to_bfloat16(x)``: float32 to uint16 bits, to nearest even; NaN stays NaN.
+* ``float_as_int(x)``, ``int_as_float(i)``: the bits of a float32 as int32, and back.
+* ``exp2_approx(x)``, ``tanh_approx(x)``: float32, one instruction of the special function unit (2 ulp; 2^-11 relative).
+* ``atomic_max(p, i, x)``, ``atomic_min``: on signed integers of global memory, where any order gives the same result.
+
+For tensor cores, from compute capability 8.0 on; what a warp does all its 32 lanes must call:
+
+* ``shared_address(array, i)``: int32, the address of an element of a 1-D shared array; others are bytes away from it.
+* ``cp_async(address, p, i, nbytes)``: begin to copy 16 bytes from ``p[i]`` to a shared address, both multiples of 16;
+  only the first ``nbytes`` are read, the rest become 0. ``cp_async_commit()`` makes a group of what the thread began
+  since the last one; ``cp_async_wait0()``, ``1``, ``2`` wait for all groups but the last 0, 1, 2. Then the thread sees
+  its copies, and after a barrier the others do.
+* ``ldmatrix(address)``: four matrices of 8 rows of 16 bytes, at the addresses that lanes 0 to 7 (8 to 15, ...) bring.
+  Lane l gets 4 uint32: word l % 4 of row l // 4 of each. ``ldmatrix_transposed``: of matrices of 8 x 8 uint16, the
+  values in rows 2 (l % 4) and 2 (l % 4) + 1 of column l // 4.
+* ``mma_bfloat16(a, b, c)``, ``mma_float16``: c + a b, float32, of a (16, 16) and b (16, 8). With i = l // 4 and
+  j = 2 (l % 4), lane l has of a: 4 uint32, the pairs (i, j), (i + 8, j), (i, j + 8), (i + 8, j + 8) and what is right
+  of each; of b: 2 uint32, the pairs (j, i), (j + 8, i) and what is below each; of c and the result: 4 float32, (i, j),
+  (i, j + 1), (i + 8, j), (i + 8, j + 1). ``mma_tf32``: a (16, 8), b (8, 8), a value for each pair: j is l % 4, and 4
+  stands for 8 along the common dimension.
+* ``pack_bfloat16(low, high)``, ``pack_float16``: two float32 to a uint32; ``round_tf32(x)``: float32 to bits for
+  ``mma_tf32``, to nearest, halves away from 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..platform.language import SIMULATED
+
+if TYPE_CHECKING or SIMULATED:
+    from .ptx_twins import *
+else:
+    from .ptx_intrinsics import *

@@ -1,0 +1,257 @@
+"""The functions of ``ptx.py`` in Python, for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..platform import memory
+from ..simulator import simulated_memory, simulator
+from ..simulator.simulated_memory import WARP, Pointer, SharedArray, SimulationError
+
+
+def _loader(n: int) -> Callable[[Any, Any], tuple[Any, ...]]:
+    def load(p: Any, i: Any) -> tuple[Any, ...]:
+        _check_alignment(p, i, n)
+        return tuple([p[i + k] for k in range(n)])
+
+    return load
+
+
+def _storer(n: int) -> Callable[[Any, Any, tuple[Any, ...]], None]:
+    def store(p: Any, i: Any, values: tuple[Any, ...]) -> None:
+        if len(values) != n:
+            raise SimulationError(f"store{n} got {len(values)} values")
+        _check_alignment(p, i, n)
+        for k, value in enumerate(values):
+            p[i + k] = value
+
+    return store
+
+
+def _check_alignment(p: Any, i: Any, n: int) -> None:
+    if isinstance(p, Pointer):
+        p.place(i, n)
+        address, width = p.address(i), n * p.view.itemsize
+    elif isinstance(p, SharedArray):
+        address, width = int(i) * p.values.itemsize, n * p.values.itemsize
+    else:
+        raise SimulationError(f"a vector access needs a pointer or a shared array, not {type(p).__name__}")
+    if width > 16 or address % width:
+        raise SimulationError(f"a vector access of {width} bytes at element {i}, address {address:#x}: not aligned")
+
+
+Loader = Callable[[Any, Any], tuple[Any, ...]]
+Storer = Callable[[Any, Any, tuple[Any, ...]], None]
+load2: Loader = _loader(2)
+load4: Loader = _loader(4)
+load8: Loader = _loader(8)
+load16: Loader = _loader(16)
+load_constant2: Loader = load2
+load_constant4: Loader = load4
+load_constant8: Loader = load8
+load_constant16: Loader = load16
+store2: Storer = _storer(2)
+store4: Storer = _storer(4)
+store8: Storer = _storer(8)
+store16: Storer = _storer(16)
+
+
+def _pointer(dtype: Any) -> Callable[[Any], Pointer]:
+    """``address`` as a pointer to ``dtype``."""
+    return lambda address: simulated_memory.pointer(memory.simulated_bytes(int(address)), int(address), dtype)
+
+
+pointer_float32: Callable[[Any], Pointer] = _pointer(np.float32)
+pointer_float64: Callable[[Any], Pointer] = _pointer(np.float64)
+pointer_uint16: Callable[[Any], Pointer] = _pointer(np.uint16)
+pointer_uint64: Callable[[Any], Pointer] = _pointer(np.uint64)
+
+
+def float16_to_float(bits: Any) -> np.float32:
+    """uint16 bits of a float16 as float32."""
+    return np.float32(np.uint16(bits).view(np.float16))
+
+
+def bfloat16_to_float(bits: Any) -> np.float32:
+    """uint16 bits of a bfloat16 as float32."""
+    return (np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+def float_to_float16(x: Any) -> np.uint16:
+    """The uint16 bits of float32 ``x`` rounded to float16."""
+    return np.float16(np.float32(x)).view(np.uint16)
+
+
+def float_to_bfloat16(x: Any) -> np.uint16:
+    """The uint16 bits of float32 ``x`` rounded to bfloat16."""
+    return np.uint16(np.asarray(np.float32(x)).astype(ml_dtypes.bfloat16).view(np.uint16).item())
+
+
+def float_as_int(x: Any) -> np.int32:
+    """The bits of float32 ``x``."""
+    return np.float32(x).view(np.int32)
+
+
+def int_as_float(i: Any) -> np.float32:
+    """The float32 of these bits."""
+    return np.int32(i).view(np.float32)
+
+
+def exp2_approx(x: Any) -> np.float32:
+    """2^x."""
+    return np.exp2(np.float32(x))
+
+
+def tanh_approx(x: Any) -> np.float32:
+    """tanh(x)."""
+    return np.tanh(np.float32(x))
+
+
+def _atomic(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """p[i] = choose(p[i], x); what p[i] was."""
+
+    def run(p: Any, i: Any, x: Any) -> Any:
+        before = p[i]
+        p[i] = choose(before, x)
+        return before
+
+    return run
+
+
+atomic_max: Callable[[Any, Any, Any], Any] = _atomic(max)
+atomic_min: Callable[[Any, Any, Any], Any] = _atomic(min)
+
+
+# Tensor cores ---------------------------------------------------------------------------------------------------------
+
+Registers = tuple[np.uint32, ...]
+
+
+def shared_address(array: Any, i: Any) -> np.int32:
+    """The address of an element of a 1-D shared array."""
+    return simulator.shared_address(array, i)
+
+
+def _matrix_rows(reason: str, address: Any) -> tuple[list[tuple[SharedArray, int]], int]:
+    """Where the rows of 16 bytes are whose addresses the 32 lanes bring, and this lane's number."""
+    lanes, lane = simulator.collective(reason, address)
+    if WARP not in lanes:  # the first lane to go on looks for all
+        lanes[WARP] = [simulator.shared_at(lanes[row]) for row in range(WARP)]
+    return lanes[WARP], lane
+
+
+def ldmatrix(address: Any) -> Registers:
+    """Four matrices; register m of lane l is word l % 4 of the row whose address lane 8 m + l // 4 brings."""
+    rows, lane = _matrix_rows("ldmatrix", address)
+    words = []
+    for array, offset in rows[lane // 4 :: 8]:
+        words.append(array.read_word(offset + lane % 4 * 4))
+    return tuple(words)
+
+
+def ldmatrix_transposed(address: Any) -> Registers:
+    """Four matrices; register m of lane l is column l // 4 of rows 2 (l % 4) and 2 (l % 4) + 1 of the m-th."""
+    rows, lane = _matrix_rows("ldmatrix_transposed", address)
+    word, shift = lane // 8 * 4, lane // 4 % 2 * 16  # where a row has the column
+    words = []
+    for first in range(2 * (lane % 4), WARP, 8):
+        low, high = (int(array.read_word(offset + word)) >> shift & 0xFFFF for array, offset in rows[first : first + 2])
+        words.append(np.uint32(high << 16 | low))
+    return tuple(words)
+
+
+def cp_async(address: Any, p: Any, i: Any, nbytes: Any) -> None:
+    """Begin to copy ``nbytes`` bytes from p[i] on to shared memory, and zeros after them up to 16."""
+    n = int(nbytes)
+    data = np.zeros(16, np.uint8)
+    if not isinstance(p, Pointer) or not 0 <= n <= 16 or n % p.view.itemsize:
+        raise SimulationError(f"cp_async of {n} bytes from {type(p).__name__}: expected a pointer and 0 to 16 bytes")
+    if n:
+        if p.address(i) % 16:
+            raise SimulationError(f"cp_async from address {p.address(i):#x}: expected a multiple of 16")
+        first, count = p.place(i, n // p.view.itemsize), n // p.view.itemsize
+        data[:n] = p.view[first : first + count].view(np.uint8)
+    simulator.begin_copy(address, data)
+
+
+def cp_async_commit() -> None:
+    """The copies that this thread began since its last commit become a group."""
+    simulator.commit_copies()
+
+
+def _waiter(groups: int) -> Callable[[], None]:
+    def wait() -> None:
+        simulator.wait_for_copies(groups)
+
+    return wait
+
+
+Waiter = Callable[[], None]
+cp_async_wait0: Waiter = _waiter(0)
+cp_async_wait1: Waiter = _waiter(1)
+cp_async_wait2: Waiter = _waiter(2)
+
+_ROW, _PAIR = np.arange(32) // 4, np.arange(32) % 4
+
+
+def _matrices(fragments: np.ndarray, depth: int, dtype: Any) -> np.ndarray:
+    """The matrix (8 rows, depth) of each pair of registers, of the (32, n) registers of an operand, as float64."""
+    per_word = depth // 8
+    if per_word == 1:  # of a float32 the lower 13 bits are not used
+        fragments = fragments & np.uint32(0xFFFFE000)
+    values = fragments.view(dtype).astype(np.float64).reshape(32, -1, per_word)
+    found = np.empty((values.shape[1], 8, 4, per_word))
+    found[:, _ROW, _PAIR] = values.swapaxes(0, 1)
+    return found.reshape(-1, 8, depth // 2)
+
+
+def _mma(name: str, depth: int, dtype: Any) -> Callable[[Any, Any, Any], tuple[np.float32, ...]]:
+    """d = a b + c for a (16, depth), b (depth, 8), c and d (16, 8) that lie in the registers of a warp."""
+
+    def product(lanes: dict[int, Any]) -> np.ndarray:
+        a = _matrices(np.array([lanes[lane][0] for lane in range(32)], np.uint32), depth, dtype)
+        b = _matrices(np.array([lanes[lane][1] for lane in range(32)], np.uint32), depth, dtype)
+        c = np.array([lanes[lane][2] for lane in range(32)], np.float32).astype(np.float64)
+        rows = np.concatenate([np.concatenate([a[0], a[2]], 1), np.concatenate([a[1], a[3]], 1)])
+        columns = np.concatenate([b[0], b[1]], 1)
+        y = rows @ columns.T
+        places = _ROW[:, None] + [0, 0, 8, 8], 2 * _PAIR[:, None] + [0, 1, 0, 1]
+        return (y[places] + c).astype(np.float32)
+
+    def mma(a: Any, b: Any, c: Any) -> tuple[np.float32, ...]:
+        if (len(a), len(b), len(c)) != (4, 2, 4):
+            raise SimulationError(f"{name} of {len(a)}, {len(b)} and {len(c)} registers; expected 4, 2 and 4")
+        lanes, lane = simulator.collective(name, (a, b, c))
+        if WARP not in lanes:  # the first lane to go on computes for all
+            lanes[WARP] = product(lanes)
+        return tuple(lanes[WARP][lane])
+
+    return mma
+
+
+Mma = Callable[[Any, Any, Any], tuple[np.float32, ...]]
+mma_bfloat16: Mma = _mma("mma_bfloat16", 16, ml_dtypes.bfloat16)
+mma_float16: Mma = _mma("mma_float16", 16, np.float16)
+mma_tf32: Mma = _mma("mma_tf32", 8, np.float32)
+
+
+def pack_bfloat16(low: Any, high: Any) -> np.uint32:
+    """Two float32 rounded to bfloat16, in a register."""
+    return np.uint32(float_to_bfloat16(high)) << np.uint32(16) | np.uint32(float_to_bfloat16(low))
+
+
+def pack_float16(low: Any, high: Any) -> np.uint32:
+    """Two float32 rounded to float16, in a register."""
+    return np.uint32(float_to_float16(high)) << np.uint32(16) | np.uint32(float_to_float16(low))
+
+
+def round_tf32(x: Any) -> np.uint32:
+    """The bits of float32 ``x`` rounded to 10 bits of mantissa, halves away from 0."""
+    bits = np.float32(x).view(np.uint32)
+    if not np.isfinite(np.float32(x)):
+        return bits
+    return (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)

@@ -1,0 +1,149 @@
+"""Folds whose state is a pair: the first largest value with its index (argmax, argmin), maximum and sum (logsumexp).
+
+    argmax:     (v, k) is the larger v, of equal ones the smaller k; NaN is larger than all
+    logsumexp:  (m, s) stands for s e^m:  (m, s) + (m', s') = (M, s e^(m - M) + s' e^(m' - M)),  M = max(m, m')
+
+A block of (width, height) threads: ``height`` of them share an output and join their pairs by a tree in shared memory.
+Long n is taken in parts, whose pairs are folded again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..platform.array import DeviceArray, empty
+from ..platform.language import THREADS, cuda, device_function, math
+from ..platform.launch import Kernel, kernel
+from ..pointwise.rules import larger_of as larger
+from .collective import down_column_of_pairs
+from .fold import column_plan, word_of
+from .rows import ceil_div, quotient
+
+
+@device_function
+def add_exponentials(m: Any, s: Any, other_m: Any, other_s: Any) -> Any:
+    """(M, S) with S e^M = s e^m + s' e^m'; m and m' may be infinite."""
+    e = math.exp(-math.fabs(m - other_m))
+    if m == other_m:
+        return m, s + other_s
+    if other_m > m:
+        return other_m, s * e + other_s
+    return larger(m, other_m), s + other_s * e
+
+
+@device_function
+def first_largest(v: Any, k: Any, other_v: Any, other_k: Any) -> Any:
+    """The pair of the larger value, of equal ones that of the smaller index."""
+    nan, other_nan = v != v, other_v != other_v
+    tie = (v == other_v or (nan and other_nan)) and other_k < k
+    if tie or (other_v > v and not nan) or (other_nan and not nan):
+        return other_v, other_k
+    return v, k
+
+
+@device_function
+def first_smallest(v: Any, k: Any, other_v: Any, other_k: Any) -> Any:
+    """The pair of the smaller value, of equal ones that of the smaller index."""
+    nan, other_nan = v != v, other_v != other_v
+    tie = (v == other_v or (nan and other_nan)) and other_k < k
+    if tie or (other_v < v and not nan) or (other_nan and not nan):
+        return other_v, other_k
+    return v, k
+
+
+@device_function
+def index_of(v: Any, k: Any) -> Any:
+    """The result of argmax and argmin."""
+    return k
+
+
+@device_function
+def logarithm(m: Any, s: Any) -> Any:
+    """The result of logsumexp."""
+    return m + math.log(s)
+
+
+def _pair_fold(
+    name: str, word: str, wide: Any, second: Any, combine: Any, first: Any, none: Any, finish: Any
+) -> Kernel:
+    """``first`` and ``none``: the state of no value. ``second``: the dtype of the state's second half."""
+    counts, of_column = second is np.int64, down_column_of_pairs(combine)
+
+    @kernel(
+        f"{word}*", f"{second.__name__}*", f"{word}*", f"{second.__name__}*",
+        "int64", "int64", "int64", "int64", "int32", "int32", threads=THREADS, registers=48, name=f"{name}_{word}",
+    )  # fmt: skip
+    def pair_fold(x, x2, y, y2, outputs, n, inner, part, of_pairs, last):
+        """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``of_pairs``: of (x, x2); y unless ``last``."""
+        firsts = cuda.shared.array(THREADS, wide)
+        seconds = cuda.shared.array(THREADS, second)
+        place, height = cuda.threadIdx.y, cuda.blockDim.y
+        output = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        a, b = wide(first), second(none)
+        o = quotient(output, inner)
+        i = output - o * inner
+        if output < outputs:
+            start = cuda.blockIdx.y * part
+            stop = min(n, start + part)
+            at = (o * n + start + place) * inner + i
+            for j in range(start + place, stop, height):
+                value = wide(x[at])
+                if of_pairs:
+                    a, b = combine(a, b, value, x2[at])
+                elif counts:
+                    a, b = combine(a, b, value, second(j))
+                else:
+                    a, b = combine(a, b, value, second(1))
+                at += height * inner
+        a, b = of_column(a, b, firsts, seconds)
+        if output < outputs and place == 0:
+            target = (o * cuda.gridDim.y + cuda.blockIdx.y) * inner + i
+            if last:
+                y2[target] = finish(a, b)
+            else:
+                y[target], y2[target] = a, b
+
+    return pair_fold
+
+
+_NO_INDEX = np.iinfo(np.int64).max
+
+
+def _pair_folds() -> dict[tuple[str, str], Kernel]:
+    found = {}
+    for word in ("float32", "float64", "int64", "int32", "bits8"):
+        wide = np.int32 if word == "bits8" else np.dtype(word).type
+        if word.startswith("float"):
+            low, high = -np.inf, np.inf
+        else:
+            low, high = (int(limit) for limit in (np.iinfo(wide).min, np.iinfo(wide).max))
+        found["argmax", word] = _pair_fold("argmax", word, wide, np.int64, first_largest, low, _NO_INDEX, index_of)
+        found["argmin", word] = _pair_fold("argmin", word, wide, np.int64, first_smallest, high, _NO_INDEX, index_of)
+    for real in (np.float32, np.float64):
+        word = real.__name__
+        found["logsumexp", word] = _pair_fold("logsumexp", word, real, real, add_exponentials, -np.inf, 0, logarithm)
+    return found
+
+
+PAIR_FOLDS: dict[tuple[str, str], Kernel] = _pair_folds()
+
+
+def pair_fold(name: str, x: DeviceArray, outer: int, n: int, inner: int) -> DeviceArray:
+    """argmax, argmin (int64) or logsumexp (x's dtype) of contiguous x (outer, n, inner) over n -> (outer * inner,)."""
+    return _pair_fold_parts(name, x, None, outer, n, inner)
+
+
+def _pair_fold_parts(name: str, x: DeviceArray, x2: DeviceArray | None, outer: int, n: int, inner: int) -> DeviceArray:
+    outputs = outer * inner
+    (width, height), parts, part = column_plan(outputs, n, inner)
+    dtype = x.dtype if name == "logsumexp" else np.dtype(np.int64)
+    y2 = empty(outputs * parts, dtype, x.device)
+    y = y2 if parts == 1 and dtype == x.dtype else empty(outputs * parts if parts > 1 else 0, x.dtype, x.device)
+    PAIR_FOLDS[name, word_of(x.dtype)].launch(
+        (ceil_div(outputs, width), parts),
+        *(x, y2 if x2 is None else x2, y, y2, outputs, n, inner, part, int(x2 is not None), int(parts == 1)),
+        threads=(width, height),
+    )
+    return y2 if parts == 1 else _pair_fold_parts(name, y, y2, outer, parts, inner)

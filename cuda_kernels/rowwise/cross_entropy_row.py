@@ -1,0 +1,130 @@
+"""How the kernels of ``cross_entropy`` go over a row of logits: the sum of exponentials, and the gradient."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..platform.language import cuda, device_function, math
+from ..pointwise.rules import larger_of as larger
+from ..ptx import ptx
+from .argmax_fold import add_exponentials
+from .collective import across_block_of_pairs, block_sum
+
+joined: Any = across_block_of_pairs(add_exponentials)
+
+
+@device_function
+def row_exponentials(m: Any, s: Any, partial: Any) -> Any:
+    """(m, s) of all threads of a row joined, as ``add_exponentials``; ``partial`` holds 64. NaN where m is infinite."""
+    m, s = joined(m, s, partial)
+    return m, s + (m - m)
+
+
+class Passes(NamedTuple):
+    """Device functions that go over a row, each thread over its elements."""
+
+    width: int
+    exponentials: Any
+    smoothing: Any
+    gradient: Any
+
+
+def row_passes(real: Any, cached: bool) -> Passes:
+    """``cached``: the row is kept in, and read again from, ``cache`` in shared memory."""
+    width = 16 // np.dtype(real).itemsize
+    load, store = (ptx.load4, ptx.store4) if width == 4 else (ptx.load2, ptx.store2)
+
+    @device_function
+    def join4(m: Any, s: Any, v: Any) -> Any:
+        top = larger(larger(larger(v[0], v[1]), larger(v[2], v[3])), m)
+        if top == real(-np.inf):
+            return m, s
+        low = math.exp(v[0] - top) + math.exp(v[1] - top)
+        return top, s * math.exp(m - top) + (low + (math.exp(v[2] - top) + math.exp(v[3] - top)))
+
+    @device_function
+    def join2(m: Any, s: Any, v: Any) -> Any:
+        top = larger(larger(v[0], v[1]), m)
+        if top == real(-np.inf):
+            return m, s
+        return top, s * math.exp(m - top) + (math.exp(v[0] - top) + math.exp(v[1] - top))
+
+    join = join4 if width == 4 else join2
+
+    @device_function
+    def exponentials(x: Any, base: Any, C: Any, vectors: Any, cache: Any, partial: Any) -> Any:
+        """(m, s) of the row: its maximum, and the sum of e^(x - m)."""
+        m, s = real(-np.inf), real(0)
+        if vectors:
+            step = cuda.blockDim.x * width
+            j = cuda.threadIdx.x * width
+            while j + step < C:  # two loads are under way at once
+                v, w = load(x, base + j), load(x, base + j + step)
+                if cached:
+                    store(cache, j, v)
+                    store(cache, j + step, w)
+                m, s = join(m, s, v)
+                m, s = join(m, s, w)
+                j += 2 * step
+            if j < C:
+                v = load(x, base + j)
+                if cached:
+                    store(cache, j, v)
+                m, s = join(m, s, v)
+        else:
+            for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+                value = x[base + j]
+                if cached:
+                    cache[j] = value
+                m, s = add_exponentials(m, s, value, real(1))
+        return row_exponentials(m, s, partial)
+
+    @device_function
+    def smoothing(x: Any, base: Any, C: Any, w: Any, weighted: Any, m: Any, log_s: Any, partial: Any) -> Any:
+        """sum_c w_c (lse - x_c)."""
+        total = real(0)
+        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+            gap = m - x[base + j] + log_s
+            total += w[j] * gap if weighted else gap
+        return block_sum(total, partial)
+
+    @device_function
+    def gradient4(v: Any, lse: Any, scale: Any, spread: Any, at: Any, on_target: Any) -> Any:
+        return (
+            scale * math.exp(v[0] - lse) - spread - (on_target if at == 0 else real(0)),
+            scale * math.exp(v[1] - lse) - spread - (on_target if at == 1 else real(0)),
+            scale * math.exp(v[2] - lse) - spread - (on_target if at == 2 else real(0)),
+            scale * math.exp(v[3] - lse) - spread - (on_target if at == 3 else real(0)),
+        )
+
+    @device_function
+    def gradient2(v: Any, lse: Any, scale: Any, spread: Any, at: Any, on_target: Any) -> Any:
+        return (
+            scale * math.exp(v[0] - lse) - spread - (on_target if at == 0 else real(0)),
+            scale * math.exp(v[1] - lse) - spread - (on_target if at == 1 else real(0)),
+        )
+
+    slopes = gradient4 if width == 4 else gradient2
+
+    @device_function
+    def gradient(
+        x: Any, base: Any, cache: Any, dx: Any, C: Any, vectors: Any, w: Any, lse: Any,
+        scale: Any, spread: Any, target: Any, on_target: Any, spread_by_weight: Any,
+    ) -> None:  # fmt: skip
+        """dx = scale e^(x - lse) - spread (times w), less on_target at the target; 0 where the target is -1."""
+        if target < 0:
+            for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+                dx[base + j] = real(0)
+        elif vectors and not spread_by_weight:
+            for j in range(cuda.threadIdx.x * width, C, cuda.blockDim.x * width):
+                v = load(cache, j) if cached else load(x, base + j)
+                store(dx, base + j, slopes(v, lse, scale, spread, target - j, on_target))
+        else:
+            for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+                share = spread * w[j] if spread_by_weight else spread
+                value = cache[j] if cached and not vectors else x[base + j]  # this thread put it there
+                dx[base + j] = scale * math.exp(value - lse) - share - (on_target if j == target else real(0))
+
+    return Passes(width, exponentials, smoothing, gradient)

@@ -1,0 +1,366 @@
+"""The kernels of ``layer_norm`` (centred) and ``rms_norm`` (not centred), on the rows of x (N, C).
+
+Forward keeps a row in the registers of a warp or a block: one read, one write. Backward does so with rows of x and dy,
+and a block takes a part of the rows: each thread sums dweight and dbias of its columns over them, and writes them once;
+``fold`` adds the parts. How many parts there are depends on the shape only. Rows that are too long for registers are
+read more than once (``forward_long``, ``backward_long``), and ``weight_sums`` goes down their columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..platform.array import DeviceArray, empty
+from ..platform.language import cuda, device_function, math
+from ..platform.launch import Kernel, kernel
+from ..pointwise.conversion import conversions
+from ..ptx import ptx
+from .collective import block_sum, row_sums
+from .fold import fold
+from .rows import aligned, ceil_div, row_threads, row_tile
+
+MOST_PARTS = 1024  # at most
+PART_ROWS = 4  # at least
+SUM_COLUMNS = 256  # of a block of ``weight_sums``
+
+
+class RowNormKernels(NamedTuple):
+    """The kernels for one dtype. A thread holds 1 or 4 128-bit accesses of a row, in backward 1 or 2."""
+
+    short: Kernel
+    rows: Kernel
+    long: Kernel
+    backward_short: Kernel
+    backward_rows: Kernel
+    backward_long: Kernel
+    weight_sums: Kernel
+
+
+def _half_read(word: str, accesses: int) -> Any:
+    """``read`` of a float32 tile, from a row of half floats."""
+    widen = conversions(word)[0]
+
+    @device_function
+    def read(x, base, C, vectors, values, padding):
+        if vectors:
+            for k in range(accesses):
+                j = (k * cuda.blockDim.x + cuda.threadIdx.x) * 4
+                for lane in range(4):
+                    values[4 * k + lane] = padding
+                if j < C:
+                    v = ptx.load4(x, base + j)
+                    values[4 * k], values[4 * k + 1] = widen(v[0]), widen(v[1])
+                    values[4 * k + 2], values[4 * k + 3] = widen(v[2]), widen(v[3])
+        else:
+            for k in range(4 * accesses):
+                j = k * cuda.blockDim.x + cuda.threadIdx.x
+                values[k] = widen(x[base + j]) if j < C else padding
+
+    return read
+
+
+def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual: str = "") -> Kernel:
+    """``residual``: its dtype, or "" without."""
+    word = real.__name__
+    tile = row_tile(real, accesses)
+    count, read, write, inside = tile.values, tile.read, tile.write, tile.inside
+    added, half = bool(residual), residual not in ("", word)
+    read_residual = _half_read(residual, accesses) if half else read
+
+    @kernel(
+        f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
+        threads=1024 if accesses > 1 else 128, registers=64, vector_loads=True,
+        name=f"{label}_rows_{count}_{word}" + (f"_{residual}" if half else ""),
+    )  # fmt: skip
+    def forward_rows(x, r, weight, bias, y, h, mean, rstd, N, C, eps, vectors, affine):
+        """h = x + r with a residual r, and y = norm(h)."""
+        partial = cuda.shared.array(32, real)
+        values = cuda.local.array(count, real)
+        others = cuda.local.array(count, real)
+        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
+        stop = C if row < N else 0
+        scale = real(1) / real(C)
+        read(x, row * C, stop, vectors, values, real(0))
+        if added:
+            read_residual(r, row * C, stop, vectors, others, real(0))
+            for k in range(count):
+                values[k] += others[k]
+            write(h, row * C, stop, vectors, values)
+        if centred:
+            total = real(0)
+            for k in range(count):
+                total += values[k]
+            m = block_sum(total, partial) * scale
+            for k in range(count):
+                values[k] = values[k] - m if inside(k, stop, vectors) else real(0)
+            if row < N and cuda.threadIdx.x == 0:
+                mean[row] = m
+        squares = real(0)
+        for k in range(count):
+            squares += values[k] * values[k]
+        factor = real(1) / math.sqrt(block_sum(squares, partial) * scale + eps)
+        if row < N and cuda.threadIdx.x == 0:
+            rstd[row] = factor
+        for k in range(count):
+            values[k] *= factor
+        if affine:
+            read(weight, 0, stop, vectors, others, real(0))
+            for k in range(count):
+                values[k] *= others[k]
+            if centred:
+                read(bias, 0, stop, vectors, others, real(0))
+                for k in range(count):
+                    values[k] += others[k]
+        write(y, row * C, stop, vectors, values)
+
+    return forward_rows
+
+
+def _forward_long(label: str, real: Any, centred: bool, residual: str = "") -> Kernel:
+    word = real.__name__
+    added, half = bool(residual), residual not in ("", word)
+    widen = conversions(residual if half else "float32")[0]
+
+    @kernel(
+        f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
+        threads=1024, registers=40, name=f"{label}_long_{word}" + (f"_{residual}" if half else ""),
+    )  # fmt: skip
+    def forward_long(x, r, weight, bias, y, h, mean, rstd, N, C, eps, vectors, affine):
+        """A block for each row, which is read from memory once and then from the cache."""
+        partial = cuda.shared.array(32, real)
+        row = np.int64(cuda.blockIdx.x)
+        base = row * C
+        scale = real(1) / real(C)
+        m, total = real(0), real(0)
+        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+            value = x[base + j]
+            if added:
+                value += widen(r[base + j])
+                h[base + j] = value
+            total += value
+        if centred:
+            m = block_sum(total, partial) * scale
+        squares = real(0)
+        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+            value = (h[base + j] if added else x[base + j]) - m
+            squares += value * value
+        factor = real(1) / math.sqrt(block_sum(squares, partial) * scale + eps)
+        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+            value = ((h[base + j] if added else x[base + j]) - m) * factor
+            if affine:
+                value *= weight[j]
+                if centred:
+                    value += bias[j]
+            y[base + j] = value
+        if cuda.threadIdx.x == 0:
+            rstd[row] = factor
+            if centred:
+                mean[row] = m
+
+    return forward_long
+
+
+def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kernel:
+    tile = row_tile(real, accesses)
+    count, read, write = tile.values, tile.read, tile.write
+    sums = 2 if centred else 1
+    threads = 32 if accesses == 1 else 1024 if real is np.float32 else 512
+
+    @kernel(
+        *(f"{real.__name__}*",) * 7, "int64", "int64", "int64", "int32", "int32",
+        threads=threads, registers=64 if real is np.float32 else 80, vector_loads=True,
+        name=f"{label}_backward_rows_{count}_{real.__name__}",
+    )  # fmt: skip
+    def backward_rows(dy, x, weight, mean, rstd, dx, partials, N, C, part, vectors, affine):
+        """dx of the rows [part blockIdx.x, ...), and their sums for dweight and dbias: partials (parts, 1 or 2, C)."""
+        shared = cuda.shared.array(64, real)
+        xhat = cuda.local.array(count, real)
+        slopes = cuda.local.array(count, real)
+        weights = cuda.local.array(count, real)
+        dweight = cuda.local.array(count, real)
+        dbias = cuda.local.array(count, real)
+        scale = real(1) / real(C)
+        for k in range(count):
+            weights[k], dweight[k], dbias[k] = real(1), real(0), real(0)
+        if affine:
+            read(weight, 0, C, vectors, weights, real(0))
+        start = cuda.blockIdx.x * part
+        for row in range(start, min(N, start + part)):
+            read(x, row * C, C, vectors, xhat, real(0))
+            read(dy, row * C, C, vectors, slopes, real(0))
+            factor = rstd[row]
+            m = real(0)
+            if centred:
+                m = mean[row]
+            total, total_xhat = real(0), real(0)
+            for k in range(count):
+                xhat[k] = (xhat[k] - m) * factor
+                dweight[k] += slopes[k] * xhat[k]
+                if centred:
+                    dbias[k] += slopes[k]
+                slopes[k] *= weights[k]
+                total += slopes[k]
+                total_xhat += slopes[k] * xhat[k]
+            if centred:
+                total, total_xhat = row_sums(total, total_xhat, shared)
+                total *= scale
+            else:
+                total, total_xhat = real(0), block_sum(total_xhat, shared)
+            total_xhat *= scale
+            for k in range(count):
+                slopes[k] = factor * (slopes[k] - total - xhat[k] * total_xhat)
+            write(dx, row * C, C, vectors, slopes)
+        write(partials, cuda.blockIdx.x * sums * C, C, vectors, dweight)
+        if centred:
+            write(partials, (cuda.blockIdx.x * sums + 1) * C, C, vectors, dbias)
+
+    return backward_rows
+
+
+def _backward_long(label: str, real: Any, centred: bool) -> Kernel:
+    @kernel(
+        *(f"{real.__name__}*",) * 6, "int64", "int64", "int32",
+        threads=1024, registers=40, name=f"{label}_backward_long_{real.__name__}",
+    )  # fmt: skip
+    def backward_long(dy, x, weight, mean, rstd, dx, N, C, affine):
+        """A block for each row."""
+        shared = cuda.shared.array(64, real)
+        row = np.int64(cuda.blockIdx.x)
+        base = row * C
+        scale = real(1) / real(C)
+        factor, m = rstd[row], real(0)
+        if centred:
+            m = mean[row]
+        total, total_xhat = real(0), real(0)
+        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+            g = dy[base + j] * (weight[j] if affine else real(1))
+            total += g
+            total_xhat += g * ((x[base + j] - m) * factor)
+        total, total_xhat = row_sums(total, total_xhat, shared)
+        if not centred:
+            total = real(0)
+        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
+            g = dy[base + j] * (weight[j] if affine else real(1))
+            xhat = (x[base + j] - m) * factor
+            dx[base + j] = factor * (g - total * scale - xhat * (total_xhat * scale))
+
+    return backward_long
+
+
+def _weight_sums(label: str, real: Any, centred: bool) -> Kernel:
+    sums = 2 if centred else 1
+
+    @kernel(
+        *(f"{real.__name__}*",) * 5, "int64", "int64", "int64",
+        threads=SUM_COLUMNS, registers=40, name=f"{label}_weight_sums_{real.__name__}",
+    )  # fmt: skip
+    def weight_sums(dy, x, mean, rstd, partials, N, C, part):
+        """What ``backward_rows`` leaves in partials, for the rows of part blockIdx.y; a thread for each column."""
+        j = np.int64(cuda.grid(1))
+        if j >= C:
+            return
+        dweight, dbias = real(0), real(0)
+        start = cuda.blockIdx.y * part
+        for row in range(start, min(N, start + part)):
+            m = real(0)
+            if centred:
+                m = mean[row]
+            g = dy[row * C + j]
+            dweight += g * ((x[row * C + j] - m) * rstd[row])
+            dbias += g
+        partials[cuda.blockIdx.y * sums * C + j] = dweight
+        if centred:
+            partials[(cuda.blockIdx.y * sums + 1) * C + j] = dbias
+
+    return weight_sums
+
+
+def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
+    """All kernels of a normalisation by dtype; their names begin with ``label``."""
+    return {
+        np.dtype(real): RowNormKernels(
+            _forward_rows(label, real, 1, centred),
+            _forward_rows(label, real, 4, centred),
+            _forward_long(label, real, centred),
+            _backward_rows(label, real, 1, centred),
+            _backward_rows(label, real, 2, centred),
+            _backward_long(label, real, centred),
+            _weight_sums(label, real, centred),
+        )
+        for real in (np.float32, np.float64)
+    }
+
+
+def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kernel, Kernel]]:
+    """``short``, ``rows`` and ``long`` of the forward pass that adds a residual first, by its dtype and that of x."""
+    return {
+        (np.dtype(real), residual): (
+            _forward_rows(label, real, 1, centred, residual),
+            _forward_rows(label, real, 4, centred, residual),
+            _forward_long(label, real, centred, residual),
+        )
+        for real, residual in (
+            (np.float32, "float32"), (np.float32, "bfloat16"), (np.float32, "float16"), (np.float64, "float64"),
+        )
+    }  # fmt: skip
+
+
+def forward(
+    kernels: Any,
+    x: DeviceArray,
+    residual: DeviceArray | None,
+    weight: DeviceArray | None,
+    bias: DeviceArray | None,
+    eps: float,
+) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
+    """``kernels``: (short, rows, long, ...). Contiguous inputs -> y, x + residual (or x), mean, rstd."""
+    N, C = x.shape
+    y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
+    h = x if residual is None else empty(x.shape, x.dtype, x.device)
+    width = 16 // x.itemsize
+    chosen, accesses = (kernels[0], 1) if C <= kernels[0].threads[0] * width else (kernels[1], 4)
+    threads = row_threads(N, C, accesses * width)
+    if C > threads[0] * accesses * width:
+        chosen, threads = kernels[2], (1024, 1)
+    pointers = (x, *(x if a is None else a for a in (residual, weight, bias)), y, h, mean, rstd)
+    vectors = aligned(width, C, *pointers[:6])
+    affine = int(weight is not None)
+    if x.size:
+        grid = ceil_div(N, threads[1])
+        chosen.launch(grid, *pointers, N, C, float(eps), vectors, affine, threads=threads)
+    return y, h, mean, rstd
+
+
+def backward(
+    kernels: RowNormKernels,
+    sums: int,
+    dy: DeviceArray,
+    x: DeviceArray,
+    weight: DeviceArray | None,
+    mean: DeviceArray,
+    rstd: DeviceArray,
+) -> tuple[DeviceArray, tuple[DeviceArray, ...]]:
+    """Contiguous inputs -> dx and the ``sums`` (1 or 2) gradients of the parameters, (C,) each."""
+    N, C = x.shape
+    dx = empty(x.shape, x.dtype, x.device)
+    part = max(PART_ROWS, ceil_div(N, MOST_PARTS))
+    parts = ceil_div(N, part)
+    partials = empty(parts * sums * C, x.dtype, x.device)
+    width = 16 // x.itemsize
+    chosen, accesses = (kernels.backward_short, 1) if C <= 32 * width else (kernels.backward_rows, 2)
+    threads = row_threads(1, C, accesses * width, chosen.threads[0])[0]
+    w, affine = (x, 0) if weight is None else (weight, 1)
+    if not x.size:
+        pass
+    elif C <= threads * accesses * width:
+        vectors = aligned(width, C, dy, x, w, dx, partials)
+        chosen.launch(parts, dy, x, w, mean, rstd, dx, partials, N, C, part, vectors, affine, threads=threads)
+    else:
+        kernels.backward_long.launch(N, dy, x, w, mean, rstd, dx, N, C, affine)
+        kernels.weight_sums.launch((ceil_div(C, SUM_COLUMNS), parts), dy, x, mean, rstd, partials, N, C, part)
+    total = partials if parts == 1 else fold("sum", partials, 1, parts, sums * C, x.dtype)
+    return dx, tuple(
+        DeviceArray(total.memory, (C,), x.dtype, pointer=total.pointer + i * C * x.itemsize) for i in range(sums)
+    )

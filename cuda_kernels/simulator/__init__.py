@@ -1,0 +1,1 @@
+"""CUDA's programming model on the CPU. Only `platform` and `ptx` import it."""

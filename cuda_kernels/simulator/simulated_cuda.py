@@ -1,0 +1,178 @@
+"""The names of ``numba.cuda``, ``math`` and ``libdevice`` that kernels use, as the simulator computes them."""
+
+from __future__ import annotations
+
+import functools
+import math as python_math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import simulator
+from .simulated_memory import POISON, WARP, LocalArray, SharedArray, SimulationError
+
+
+class _Shared:
+    @staticmethod
+    def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
+        """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
+        if shape == 0:
+            return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
+        return simulator.allocate_shared(shape, dtype, alignment, lambda: _poisoned(shape, dtype))
+
+
+def _poisoned(shape: Any, dtype: Any) -> np.ndarray:
+    """New memory."""
+    count = int(np.prod(shape))
+    return np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+
+
+class _Local:
+    @staticmethod
+    def array(shape: int, dtype: Any, alignment: int | None = None) -> LocalArray:
+        """Registers of the thread."""
+        return LocalArray(shape, dtype)
+
+
+def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, Any, int], Any]:
+    def shuffle(mask: int, value: Any, operand: int) -> Any:
+        values, lane = simulator.lanes(reason, mask, value)
+        other = source(lane, int(operand))
+        if not 0 <= other < WARP:
+            return value
+        if other not in values:
+            raise SimulationError(f"{reason}: lane {lane} reads lane {other}, which is not in the mask")
+        return values[other]
+
+    return shuffle
+
+
+def _vote(reason: str, join: Callable[[dict[int, Any]], Any]) -> Callable[[int, Any], Any]:
+    def vote(mask: int, value: Any) -> Any:
+        values, _ = simulator.lanes(reason, mask, value)
+        return join(values)
+
+    return vote
+
+
+class _Cuda:
+    """The part of ``numba.cuda`` that the kernels use."""
+
+    def __init__(self) -> None:
+        self.threadIdx = simulator.threadIdx
+        self.blockIdx = simulator.blockIdx
+        self.blockDim = simulator.blockDim
+        self.gridDim = simulator.gridDim
+        self.shared = _Shared()
+        self.local = _Local()
+        self.shfl_sync = _shuffle("shfl_sync", lambda lane, source: source)
+        self.shfl_xor_sync = _shuffle("shfl_xor_sync", lambda lane, mask: lane ^ mask)
+        self.shfl_up_sync = _shuffle("shfl_up_sync", lambda lane, delta: lane - delta)
+        self.shfl_down_sync = _shuffle("shfl_down_sync", lambda lane, delta: lane + delta)
+        self.ballot_sync = _vote("ballot_sync", lambda v: np.uint32(sum(1 << lane for lane, x in v.items() if x)))
+        self.any_sync = _vote("any_sync", lambda v: any(v.values()))
+        self.all_sync = _vote("all_sync", lambda v: all(v.values()))
+
+    @property
+    def laneid(self) -> int:
+        """This thread's place in its warp."""
+        return simulator.block().current.lane
+
+    def grid(self, ndim: int) -> Any:
+        """This thread's place in the grid."""
+        places = [
+            getattr(self.blockIdx, axis) * getattr(self.blockDim, axis) + getattr(self.threadIdx, axis)
+            for axis in "xyz"[:ndim]
+        ]
+        return places[0] if ndim == 1 else tuple(places)
+
+    def gridsize(self, ndim: int) -> Any:
+        """The number of threads of the grid."""
+        sizes = [getattr(self.gridDim, axis) * getattr(self.blockDim, axis) for axis in "xyz"[:ndim]]
+        return sizes[0] if ndim == 1 else tuple(sizes)
+
+    @staticmethod
+    def syncthreads() -> None:
+        """The block's barrier."""
+        simulator.block().wait("block")
+
+    @staticmethod
+    def syncwarp(mask: int = 0xFFFFFFFF) -> None:
+        """The warp's barrier."""
+        simulator.lanes("syncwarp", mask, None)
+
+    @staticmethod
+    def fma(a: Any, b: Any, c: Any) -> Any:
+        """a b + c, rounded once."""
+        return type(c)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
+
+    @staticmethod
+    def popc(x: Any) -> int:
+        """The number of one bits."""
+        return bin(int(x) & ((1 << 8 * x.itemsize) - 1 if isinstance(x, np.generic) else -1)).count("1")
+
+
+cuda: Any = _Cuda()
+
+
+def _as_float(function: Callable[[float], float]) -> Callable[[Any], Any]:
+    """A function of the standard library that returns its argument's dtype."""
+
+    @functools.wraps(function)
+    def compute(x: Any) -> Any:
+        return np.asarray(x).dtype.type(function(float(x)))
+
+    return compute
+
+
+class _Math:
+    """``math`` as compiled kernels know it: of the argument's precision, with infinities and NaN as results."""
+
+    pi, inf, nan, e = python_math.pi, python_math.inf, python_math.nan, python_math.e
+    sqrt, exp, exp2, log, log2, log10 = np.sqrt, np.exp, np.exp2, np.log, np.log2, np.log10
+    log1p, expm1, sin, cos, tan, tanh = np.log1p, np.expm1, np.sin, np.cos, np.tan, np.tanh
+    sinh, cosh, asin, acos, atan, atan2 = np.sinh, np.cosh, np.arcsin, np.arccos, np.arctan, np.arctan2
+    asinh, acosh, atanh, pow, fmod = np.arcsinh, np.arccosh, np.arctanh, np.power, np.fmod
+    floor, ceil, trunc, fabs, copysign = np.floor, np.ceil, np.trunc, np.fabs, np.copysign
+    isnan, isinf, isfinite = np.isnan, np.isinf, np.isfinite
+    erf, erfc = staticmethod(_as_float(python_math.erf)), staticmethod(_as_float(python_math.erfc))
+
+
+math: Any = _Math()
+
+
+class _Libdevice:
+    """The functions of NVIDIA's libdevice that the kernels call by name."""
+
+    rint, rintf, floor, floorf = np.rint, np.rint, np.floor, np.floor
+    ceil, ceilf, trunc, truncf = np.ceil, np.ceil, np.trunc, np.trunc
+    exp2, exp2f, fmod, fmodf = np.exp2, np.exp2, np.fmod, np.fmod
+    fmul_rn, dmul_rn = np.multiply, np.multiply
+    fast_fdividef = np.divide
+
+    @staticmethod
+    def double2float_rz(x: Any) -> Any:
+        """float64 to float32, towards 0."""
+        y = np.float32(x)
+        return np.nextafter(y, np.float32(0)) if abs(np.float64(y)) > abs(x) else y
+
+    @staticmethod
+    def rsqrt(x: Any) -> Any:
+        """1 / sqrt(x)."""
+        return np.reciprocal(np.sqrt(x))
+
+    rsqrtf = rsqrt
+
+    @staticmethod
+    def sinpi(x: Any) -> Any:
+        """sin(pi x)."""
+        return np.sin(np.pi * x)
+
+    @staticmethod
+    def cospi(x: Any) -> Any:
+        """cos(pi x)."""
+        return np.cos(np.pi * x)
+
+
+libdevice: Any = _Libdevice()

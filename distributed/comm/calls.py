@@ -1,0 +1,144 @@
+"""One operation of a communicator: as an engine gets it, while it is under way, and as the statistics count it."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+
+class ReduceOp(enum.Enum):
+    """How ``all_reduce`` and ``reduce_scatter`` combine the ranks' values. AVG, the sum divided by the number of ranks,
+    is for floating dtypes only."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+
+
+class CallKind(enum.Enum):
+    """What an operation is. The order is that of the codes in headers: new ones come at the end."""
+
+    ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BARRIER = "barrier"
+    SEND = "send"
+    RECV = "recv"
+    SPLIT = "split"
+    CLOSE = "close"
+    LAUNCH = "the launch of a graph"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation, checked, as an engine gets it.
+
+    ``send`` and ``recv`` are contiguous raw arrays of the device (the same one for ``all_reduce``; only ``recv`` for
+    ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source.
+    """
+
+    kind: CallKind
+    sequence: int
+    step: int | None
+    send: Any = None
+    recv: Any = None
+    op: ReduceOp | None = None
+    peer: int | None = None
+    tag: int = 0
+
+    @property
+    def array(self) -> Any:
+        """What is sent, or received where nothing is sent; None for ``barrier``."""
+        return self.recv if self.send is None else self.send
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of ``array``, None for ``barrier``."""
+        return None if self.array is None else self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``array``, () for ``barrier``."""
+        return () if self.array is None else tuple(self.array.shape)
+
+    @property
+    def between_two(self) -> bool:
+        """Whether it is a message to or from another rank, no collective."""
+        return self.kind in (CallKind.SEND, CallKind.RECV)
+
+    def where(self, rank: int) -> dict[str, Any]:
+        """What a CommError says of this call of a rank."""
+        return {"op": str(self.kind), "sequence": self.sequence, "rank": rank, "step": self.step}
+
+    def __str__(self) -> str:
+        """All that must be the same on every rank, in words: ``all_reduce(sum) of (3, 4) float32``."""
+        return in_words(str(self.kind), self.op, self.shape, self.dtype, self.peer)
+
+
+def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int | None) -> str:
+    """An operation in words; its shape may be words as well."""
+    words = name
+    if op is not None:
+        words += f"({op.value})"
+    if dtype is not None:
+        words += f" of {shape} {dtype}"
+    if name == "broadcast":
+        words += f" from rank {peer}"
+    return words
+
+
+@dataclass
+class CommStats:
+    """What a communicator has done so far. Times are seconds of the wall clock.
+
+    ``busy_s`` is the time in which at least one operation was under way, ``waited_s`` the part of it for which the
+    rank's own thread stood still.
+    """
+
+    operations: int = 0
+    bytes_sent: int = 0
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def hidden_share(self) -> float:
+        """The share of communication that ran beside the rank's own work, 0 to 1; 0 if there was none."""
+        return max(0.0, 1.0 - self.waited_s / self.busy_s) if self.busy_s > 0 else 0.0
+
+
+class Work(ABC):
+    """An operation under way; what it writes may be read, and what it reads be changed, only after ``wait``."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not; never blocks."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has ended, at most ``timeout`` seconds (default: what the communicator allows).
+
+        Raises the operation's error, or CommTimeoutError.
+        """
+
+
+class FinishedWork(Work):
+    """An operation that is over."""
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns at once."""
+
+
+FINISHED = FinishedWork()

@@ -1,0 +1,280 @@
+"""Communicator: what ranks can do together, whichever engine carries it.
+
+The names are boostr's (``all_reduce(ptr, count, dtype, op)`` there; tensors know these themselves). Everything that
+every engine would otherwise repeat is here, once: arguments are checked, operations numbered, a failed communicator
+refuses work. An engine writes ``_start``, which begins one ``Call``, and ``_split`` and ``_shut``.
+
+A communicator belongs to one thread of each rank. All ranks call the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from minigrad import capturing, cuda
+from minigrad.device import CPU, Device
+from minigrad.dtypes import SUPPORTED, bool_, is_floating
+from minigrad.errors import check_int
+from minigrad.tensor import Tensor
+
+from .calls import Call, CallKind, CommStats, ReduceOp, Work
+from .comm_errors import CommError, CommunicatorBrokenError
+from .deadlines import DEFAULT_TIMEOUT, check_seconds
+
+
+class Communicator(ABC):
+    """A group of ``world_size`` ranks, of which this is number ``rank``, from 0. Its tensors must be on ``device``.
+
+    Collectives work in place on tensors of the communicator's device. Without ``async_op`` a method returns when its
+    result is there; with it, the returned ``Work`` tells when. Tensors must be C-contiguous; dtype and shape of what is
+    sent must agree on all ranks (dtype and number of elements for ``send`` and ``recv``). Writing into a tensor counts
+    as an in-place change.
+
+    ``timeout`` is the deadline of each operation, in seconds. ``step``, set by trainers, is named in errors.
+
+    Raises TypeError or ValueError for arguments that do not fit, before anything is sent; RendezvousError,
+    CommTimeoutError, PeerLostError or CollectiveMismatchError for what goes wrong between ranks, and
+    CommunicatorBrokenError for every call after one of these, and after ``close``.
+    """
+
+    captures: ClassVar[bool] = False
+    """Whether its collectives can be part of a CUDA graph: whether the GPU makes them without the host."""
+
+    def __init__(self, world_size: int, rank: int, device: Device = CPU, timeout: float = DEFAULT_TIMEOUT) -> None:
+        check_int("world_size", world_size, 1)
+        check_int("rank", rank, 0, world_size - 1)
+        self.world_size: int = world_size
+        self.rank: int = rank
+        self.device: Device = device
+        self.timeout: float = check_seconds("timeout", timeout)
+        self.step: int | None = None
+        self.stats: CommStats = CommStats()
+        self._sequence = 0
+        self._error: BaseException | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------ collectives
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False) -> Work:
+        """Replace ``tensor`` on every rank by all ranks' tensors combined; all get the same bits."""
+        array = self._array("all_reduce", "tensor", tensor, writes=True)
+        self._check_op("all_reduce", op, array.dtype)
+        return self._run(self._call(CallKind.ALL_REDUCE, array, array, op=op), async_op, tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0, *, async_op: bool = False) -> Work:
+        """Replace ``tensor`` on every rank by that of rank ``root``."""
+        array = self._array("broadcast", "tensor", tensor, writes=True)
+        self._check_rank("broadcast", "root", root)
+        return self._run(self._call(CallKind.BROADCAST, None, array, peer=root), async_op, tensor)
+
+    def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
+        """Write all ranks' ``send``, one after the other in order of rank, into ``recv`` (world_size times as many
+        elements)."""
+        a, b = self._pair("all_gather", send, recv, 1, self.world_size)
+        return self._run(self._call(CallKind.ALL_GATHER, a, b), async_op, recv)
+
+    def reduce_scatter(
+        self, send: Tensor, recv: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False
+    ) -> Work:
+        """Combine all ranks' ``send`` and write part number ``rank`` of world_size equal parts into ``recv``."""
+        a, b = self._pair("reduce_scatter", send, recv, self.world_size, 1)
+        self._check_op("reduce_scatter", op, a.dtype)
+        return self._run(self._call(CallKind.REDUCE_SCATTER, a, b, op=op), async_op, recv)
+
+    def all_to_all(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
+        """Send part j of ``send`` (world_size equal parts) to rank j; part i of ``recv`` comes from rank i."""
+        a, b = self._pair("all_to_all", send, recv, 1, 1)
+        if a.size % self.world_size:
+            raise ValueError(
+                f"all_to_all: send has {a.size} elements, which is no multiple of the {self.world_size} ranks"
+            )
+        return self._run(self._call(CallKind.ALL_TO_ALL, a, b), async_op, recv)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it, and all earlier operations of this rank have ended."""
+        self._run(self._call(CallKind.BARRIER), False, None)
+
+    # ------------------------------------------------------------------ between two ranks
+
+    def send(self, tensor: Tensor, dest: int, tag: int = 0, *, async_op: bool = False) -> Work:
+        """Send ``tensor`` to rank ``dest``, which receives it with the same ``tag``, dtype and number of elements."""
+        array = self._array("send", "tensor", tensor, writes=False)
+        self._check_peer("send", "dest", dest, tag)
+        return self._run(self._call(CallKind.SEND, array, None, peer=dest, tag=tag), async_op, None)
+
+    def recv(self, tensor: Tensor, src: int, tag: int = 0, *, async_op: bool = False) -> Work:
+        """Receive into ``tensor`` what rank ``src`` sends with this ``tag``."""
+        array = self._array("recv", "tensor", tensor, writes=True)
+        self._check_peer("recv", "src", src, tag)
+        return self._run(self._call(CallKind.RECV, None, array, peer=src, tag=tag), async_op, tensor)
+
+    # ------------------------------------------------------------------ life
+
+    def sync(self) -> None:
+        """Wait until all operations that this rank has started are over."""
+        self._check_usable("sync")
+        self._sync()
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Part the ranks: those that pass the same ``color`` form a new communicator, in order of ``key``, then rank.
+
+        All ranks must call it. ``color`` None takes part in no new group and returns None. The new communicator is
+        closed by itself.
+        """
+        if color is not None and (isinstance(color, bool) or not isinstance(color, int) or not 0 <= color < 2**31):
+            raise ValueError(
+                f"split: color is {color!r}, expected an integer from 0 to {2**31 - 1}, or None for no group"
+            )
+        if isinstance(key, bool) or not isinstance(key, int):
+            raise TypeError(f"split: key is {key!r}, expected an integer")
+        if not -(2**31) <= key < 2**31:
+            raise ValueError(f"split: key is {key}, expected an integer of 32 bits")
+        self._check_usable("split")
+        return self._split(color, key)
+
+    def close(self) -> None:
+        """Release what it holds, after a bounded wait for operations under way. May be called twice; never raises for
+        a communicator that has already failed."""
+        if not self._closed:
+            self._closed = True
+            self._shut()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._error is None:
+            self._error = error  # the others may be in an operation that this rank will never reach: do not wait
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ", broken" if self._error is not None else ""
+        return f"{type(self).__name__}(rank {self.rank} of {self.world_size}, {self.device}{state})"
+
+    # ------------------------------------------------------------------ what an engine writes
+
+    @abstractmethod
+    def _start(self, call: Call) -> Work:
+        """Begin the operation."""
+
+    def _start_and_wait(self, call: Call) -> Work:
+        """The same, when the caller waits for it at once."""
+        work = self._start(call)
+        work.wait()
+        return work
+
+    @abstractmethod
+    def _sync(self) -> None:
+        """Wait for all that was started."""
+
+    @abstractmethod
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        """The new group's communicator."""
+
+    @abstractmethod
+    def _shut(self) -> None:
+        """Release everything; without waiting for others if ``self._error`` is set."""
+
+    # ------------------------------------------------------------------ shared by the engines
+
+    def _fail(self, error: CommError) -> CommError:
+        """Remember the first error, after which the communicator refuses work; returns the error to raise."""
+        if self._error is None:
+            self._error = error
+        return error
+
+    def _check_usable(self, name: object) -> None:
+        if self._closed:
+            raise CommunicatorBrokenError("the communicator is closed", op=str(name), rank=self.rank, step=self.step)
+        if self._error is not None:
+            raise CommunicatorBrokenError(
+                f"the communicator takes no more work, because an earlier operation failed: {self._error}",
+                op=str(name),
+                rank=self.rank,
+                step=self.step,
+            ) from self._error
+
+    def _call(self, kind: CallKind, send: Any = None, recv: Any = None, **rest: Any) -> Call:
+        """The next call; ``rest`` are other fields of Call."""
+        self._check_usable(kind)
+        if not self.captures and capturing.recorded() is not None:
+            raise cuda.CaptureError(
+                f"{kind}() during capture: {type(self).__name__} exchanges data by the host, and a graph's launch "
+                "could not do that again; capture collectives of NcclCommunicator"
+            )
+        self._sequence += 1
+        return Call(kind, self._sequence, self.step, send, recv, **rest)
+
+    def _run(self, call: Call, async_op: bool, written: Tensor | None) -> Work:
+        if written is not None:
+            written.bump_version()
+        self.stats.operations += 1
+        if call.send is not None:
+            self.stats.bytes_sent += int(call.send.nbytes)
+        return self._start(call) if async_op else self._start_and_wait(call)
+
+    # ------------------------------------------------------------------ checks
+
+    def _array(self, name: str, what: str, tensor: Any, writes: bool) -> Any:
+        """The raw array of a tensor that may be sent, or written to."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: {what} is a {type(tensor).__name__}, expected a minigrad Tensor")
+        if not self._serves(tensor.device):
+            raise ValueError(
+                f"{name}: {what} is on {tensor.device}, {type(self).__name__} serves {self.device}; "
+                f"move it with .to({str(self.device)!r})"
+            )
+        array = tensor.data
+        if array.dtype not in SUPPORTED:
+            raise TypeError(f"{name}: {what} has dtype {array.dtype}, expected one of {', '.join(map(str, SUPPORTED))}")
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: {what} of shape {tuple(array.shape)} is not contiguous (a transposed or sliced view); "
+                "pass .contiguous()" + (", and copy the result back" if writes else "")
+            )
+        if writes and not getattr(array.flags, "writeable", True):
+            raise ValueError(f"{name}: {what} of shape {tuple(array.shape)} is read-only; pass a clone()")
+        return array
+
+    def _serves(self, device: Device) -> bool:
+        return device is self.device
+
+    def _pair(self, name: str, send: Any, recv: Any, send_parts: int, recv_parts: int) -> tuple[Any, Any]:
+        a = self._array(name, "send", send, writes=False)
+        b = self._array(name, "recv", recv, writes=True)
+        if a.dtype != b.dtype:
+            raise TypeError(f"{name}: send has dtype {a.dtype}, recv {b.dtype}; they must be the same")
+        if a.size * recv_parts != b.size * send_parts:
+            wanted = a.size * recv_parts / send_parts
+            raise ValueError(
+                f"{name}: send has shape {tuple(a.shape)} and recv {tuple(b.shape)}; with {self.world_size} ranks "
+                + (
+                    f"recv needs {int(wanted)} elements"
+                    if wanted.is_integer()
+                    else f"send must have {self.world_size} times as many elements as recv"
+                )
+            )
+        kernels = send.device.kernels
+        if self.world_size > 1 and a.size and kernels.may_share_memory(a, b):
+            raise ValueError(f"{name}: send and recv share memory; pass two tensors")
+        return a, b
+
+    def _check_op(self, name: str, op: Any, dtype: Any) -> None:
+        if not isinstance(op, ReduceOp):
+            choices = ", ".join(f"ReduceOp.{o.name}" for o in ReduceOp)
+            raise TypeError(f"{name}: op is {op!r}, expected one of {choices}")
+        if op is ReduceOp.AVG and not is_floating(dtype):
+            raise TypeError(f"{name}: the average of {dtype} is no {dtype}; reduce a floating tensor, or take SUM")
+        if dtype == bool_ and op not in (ReduceOp.MIN, ReduceOp.MAX):
+            raise TypeError(f"{name}: {op.value} of bool is not defined; take MAX for 'any' or MIN for 'all'")
+
+    def _check_rank(self, name: str, what: str, rank: Any) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+            raise ValueError(f"{name}: {what} is {rank!r}, expected a rank from 0 to {self.world_size - 1}")
+
+    def _check_peer(self, name: str, what: str, rank: Any, tag: Any) -> None:
+        self._check_rank(name, what, rank)
+        if rank == self.rank:
+            raise ValueError(f"{name}: {what} is {rank}, this rank itself; it has nobody to exchange with")
+        check_int(f"{name}: tag", tag, 0, 2**15 - 1)

@@ -1,0 +1,1 @@
+"""Ranks that are MPI processes. Reached through `comm`."""

@@ -1,0 +1,176 @@
+"""How the collectives move large tensors between ranks by messages, as generators for ``progress``.
+
+Every block of a reduction has one owner: it receives all ranks' values, combines them in order of rank and sends the
+result to all, so all ranks hold the same bits (the two halves of Rabenseifner's all-reduce, Thakur et al. 2005). Work
+goes block by block, so that a block is still in the cache when it is combined and scratch memory stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..calls import Call, CallKind
+from ..combine import combine
+from .progress import Messages, Steps
+
+BLOCK_BYTES = 1 << 20  # of one owner's block in a reduction
+MESSAGE_BYTES = 1 << 26  # of one message elsewhere; far below the 2 GiB that an MPI count can name
+
+
+@dataclass
+class Mail:
+    """Sends and receives raw bytes with one tag between the members of a group.
+
+    ``wire`` is an MPI communicator; ``members`` are its ranks that form the group, in the group's order.
+    """
+
+    wire: Any
+    members: Sequence[int]
+    rank: int
+    tag: int
+
+    def __post_init__(self) -> None:
+        self.size: int = len(self.members)
+        self.peers: list[int] = [p for p in range(self.size) if p != self.rank]
+
+    def tagged(self, tag: int) -> Mail:
+        """The same group with another tag."""
+        return replace(self, tag=tag)
+
+    def send(self, array: Any, peer: int) -> Messages:
+        """Start to send a contiguous 1-D array; none if it is empty."""
+        if not array.size:
+            return []
+        return [(self.wire.Isend(array.view(np.uint8), self.members[peer], self.tag), peer)]
+
+    def recv(self, array: Any, peer: int) -> Messages:
+        """Start to receive into a contiguous 1-D array; none if it is empty."""
+        if not array.size:
+            return []
+        return [(self.wire.Irecv(array.view(np.uint8), self.members[peer], self.tag), peer)]
+
+
+def cut(size: int, parts: int) -> list[slice]:
+    """``size`` elements in ``parts`` parts as equal as possible."""
+    return [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
+
+
+def rounds(array: Any, most_bytes: int) -> list[Any]:
+    """Views of a 1-D array, each of at most ``most_bytes``."""
+    return [array[part] for part in cut(array.size, max(1, -(-array.nbytes // most_bytes)))]
+
+
+def all_reduce(mail: Mail, call: Call) -> Steps:
+    """Every rank combines its block of each round and sends it to all."""
+    x = call.recv.reshape(-1)
+    scratch = np.empty((mail.size, BLOCK_BYTES // x.itemsize + 1), x.dtype)
+    last: Messages = []
+    for part in rounds(x, BLOCK_BYTES * mail.size):
+        blocks = [part[where] for where in cut(part.size, mail.size)]
+        mine = blocks[mail.rank]
+        parts = [mine if p == mail.rank else scratch[p, : mine.size] for p in range(mail.size)]
+        messages = [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.recv(parts[p], p)]
+        yield last + messages
+        if mail.rank < 2:  # its own values are used up in the first addition, element by element
+            combine(call.op, parts, [mine])
+        else:
+            combine(call.op, parts, [scratch[mail.rank, : mine.size]])
+            mine[...] = scratch[mail.rank, : mine.size]
+        last = [m for p in mail.peers for m in mail.send(mine, p) + mail.recv(blocks[p], p)]
+    yield last
+
+
+def reduce_scatter(mail: Mail, call: Call) -> Steps:
+    """Every rank combines the part that it keeps."""
+    x, y = call.send.reshape(mail.size, -1), call.recv.reshape(-1)
+    scratch = np.empty((mail.size, BLOCK_BYTES // x.itemsize + 1), x.dtype)
+    for where in cut(y.size, max(1, -(-y.nbytes // BLOCK_BYTES))):
+        kept = y[where]
+        parts = [x[p, where] if p == mail.rank else scratch[p, : kept.size] for p in range(mail.size)]
+        yield [m for p in mail.peers for m in mail.send(x[p, where], p) + mail.recv(parts[p], p)]
+        combine(call.op, parts, [kept])
+
+
+def all_gather(mail: Mail, call: Call) -> Steps:
+    """Every rank sends what it has to all."""
+    yield from _each_to_each(mail, [call.send.reshape(-1)] * mail.size, call.recv.reshape(mail.size, -1))
+
+
+def all_to_all(mail: Mail, call: Call) -> Steps:
+    """Every rank sends each other rank its part."""
+    yield from _each_to_each(mail, call.send.reshape(mail.size, -1), call.recv.reshape(mail.size, -1))
+
+
+def _each_to_each(mail: Mail, x: Sequence[Any], y: Any) -> Steps:
+    """x[p] goes to rank p, and y[p] comes from there."""
+    y[mail.rank] = x[mail.rank]
+    for where in cut(x[0].size, max(1, -(-x[0].nbytes // MESSAGE_BYTES))):
+        yield [m for p in mail.peers for m in mail.send(x[p][where], p) + mail.recv(y[p, where], p)]
+
+
+def broadcast(mail: Mail, call: Call) -> Steps:
+    """The root sends each rank one block, and all pass theirs on (van de Geijn): no rank sends more than two copies."""
+    x, root = call.recv.reshape(-1), call.peer
+    assert root is not None
+    for part in rounds(x, BLOCK_BYTES * mail.size):
+        blocks = [part[where] for where in cut(part.size, mail.size)]
+        if mail.rank == root:
+            yield [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.send(blocks[root], p)]
+        else:
+            mine = blocks[mail.rank]
+            yield mail.recv(mine, root) + mail.recv(blocks[root], root)
+            others = [p for p in mail.peers if p != root]
+            yield [m for p in others for m in mail.send(mine, p) + mail.recv(blocks[p], p)]
+
+
+def send(mail: Mail, call: Call) -> Steps:
+    """To rank ``call.peer``."""
+    assert call.peer is not None
+    for part in rounds(call.send.reshape(-1), MESSAGE_BYTES):
+        yield mail.send(part, call.peer)
+
+
+def recv(mail: Mail, call: Call) -> Steps:
+    """From rank ``call.peer``."""
+    assert call.peer is not None
+    for part in rounds(call.recv.reshape(-1), MESSAGE_BYTES):
+        yield mail.recv(part, call.peer)
+
+
+def barrier(mail: Mail, call: Call) -> Steps:
+    """Nothing is left to do when all ranks have said that they are here."""
+    return iter(())
+
+
+PAYLOAD = {
+    CallKind.ALL_REDUCE: all_reduce,
+    CallKind.REDUCE_SCATTER: reduce_scatter,
+    CallKind.ALL_GATHER: all_gather,
+    CallKind.ALL_TO_ALL: all_to_all,
+    CallKind.BROADCAST: broadcast,
+    CallKind.BARRIER: barrier,
+    CallKind.SEND: send,
+    CallKind.RECV: recv,
+}
+
+
+def at_once(rank: int, call: Call, sent: list[Any]) -> None:
+    """Finish a small collective whose whole ``sent`` arrays of all ranks (1-D, in order) came with the headers."""
+    if call.kind is CallKind.BROADCAST:
+        call.recv.reshape(-1)[...] = sent[call.peer or 0]
+    elif call.kind is CallKind.ALL_REDUCE:
+        out = np.empty_like(sent[rank])
+        combine(call.op, sent, [out])
+        call.recv.reshape(-1)[...] = out
+    elif call.kind is CallKind.REDUCE_SCATTER:
+        own = cut(sent[rank].size, len(sent))[rank]
+        combine(call.op, [x[own] for x in sent], [call.recv.reshape(-1)])
+    elif call.kind in (CallKind.ALL_GATHER, CallKind.SPLIT):
+        call.recv.reshape(-1)[...] = np.concatenate(sent)
+    elif call.kind is CallKind.ALL_TO_ALL:
+        own = cut(sent[rank].size, len(sent))[rank]
+        call.recv.reshape(-1)[...] = np.concatenate([x[own] for x in sent])

@@ -1,0 +1,1 @@
+"""Ranks that are GPUs, over NCCL. Reached through `comm`."""

@@ -1,0 +1,262 @@
+"""ThreadCommunicator: the ranks are threads of one process, for tests and for replicas in one process.
+
+Their tensors are on the CPU or on GPUs; those of GPUs are combined there (``device_combine``), which needs no NCCL.
+
+Nothing waits without a deadline. What the ranks share is in ``thread_group``; here is what one rank sees.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from minigrad.device import CPU, Device
+from minigrad.errors import check_int
+from minigrad.modes import of_thread
+from minigrad.random import drawing_from, generators_for
+
+from ..calls import Call, CallKind, Work
+from ..comm_errors import CommError
+from ..communicator import Communicator
+from ..deadlines import DEFAULT_TIMEOUT, check_seconds, remaining
+from .faults import FaultCounter, FaultPlan, RankKilledError, with_flipped_bit
+from .thread_group import Group, RankPart, Seat, words_of
+
+GRACE = 1.0  # seconds that a rank has beyond its last deadline to end
+
+_T = TypeVar("_T")
+
+
+class ThreadWork(Work):
+    """An operation of one rank."""
+
+    def __init__(self, owner: ThreadCommunicator, part: RankPart) -> None:
+        self._owner, self._part = owner, part
+        self._deadline = time.monotonic() + owner.timeout
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._part.ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has ended; raises the group's failure if it did not end well."""
+        began = time.monotonic()
+        deadline = self._deadline if timeout is None else began + check_seconds("timeout", timeout)
+        part = self._part
+        if not part.ended.is_set():
+            if not part.ended.wait(min(remaining(deadline), threading.TIMEOUT_MAX)):
+                self._owner.expire(part, self._owner.timeout if timeout is None else timeout)
+            self._owner.stats.waited_s += max(0.0, part.ended_at - began)
+        self._owner.forget_ended()
+        if part.failed:
+            raise self._owner.failure_in(part.call)
+
+
+class ThreadCommunicator(Communicator):
+    """One rank of a group of threads; ``group`` makes all of them, ``run_threads`` the threads as well.
+
+    ``send`` ends when the other rank has received, so two ranks that both send first and receive then do not get on
+    here, as they may not elsewhere.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        rank: int,
+        timeout: float,
+        faults: FaultCounter,
+        parent: ThreadCommunicator | None = None,
+        device: Device = CPU,
+    ) -> None:
+        super().__init__(group.size, rank, device, timeout)
+        self._world: ThreadCommunicator = self if parent is None else parent._world
+        self._group, self._faults, self._seat = group, faults, Seat(rank, self.stats)
+        self._collectives = 0
+        self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
+        self._started: deque[ThreadWork] = deque()
+        self._children: list[ThreadCommunicator] = []
+
+    @classmethod
+    def group(
+        cls,
+        n: int,
+        timeout: float = DEFAULT_TIMEOUT,
+        fault: FaultPlan | None = None,
+        devices: Sequence[Device] | None = None,
+    ) -> list[ThreadCommunicator]:
+        """The communicators of a new group of ``n`` ranks, one for each thread; ``fault`` is what shall go wrong.
+
+        ``devices``: where each rank's tensors are, all on the CPU (the default) or all on GPUs, which ranks may share.
+        """
+        check_int("the number of ranks", n, 1)
+        places = [CPU] * n if devices is None else list(devices)
+        if len(places) != n or len({place.type for place in places}) > 1:
+            raise ValueError(f"a group of {n} ranks on {[*map(str, places)]}: expected {n} devices, all CPUs or GPUs")
+        shared = Group(n)
+        return [cls(shared, rank, timeout, FaultCounter(fault, rank), device=places[rank]) for rank in range(n)]
+
+    def _start(self, call: Call) -> Work:
+        send = call.recv if call.kind is CallKind.BROADCAST and call.peer == self.rank else call.send
+        fault = self._faults.next()
+        arrives = True
+        if fault is not None:
+            if fault.kind == "delay":
+                time.sleep(fault.seconds)
+            elif fault.kind == "kill":
+                killed = RankKilledError(f"rank {self.rank} was killed in {words_of(call)}, as planned")
+                self._world._abandon(killed)
+                raise killed
+            elif fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
+                send = with_flipped_bit(send, fault.bit)
+            arrives = fault.kind != "drop"
+        ready = None
+        if self.device is not CPU:
+            ready = self.device.kernels.streams.Event()
+            ready.record()
+        key, ranks = self._place(call)
+        work = ThreadWork(self, self._group.post(key, ranks, self._seat, call, send, arrives, ready))
+        self.forget_ended()
+        self._started.append(work)
+        if call.kind is CallKind.BARRIER:
+            self._sync()
+        return work
+
+    def _place(self, call: Call) -> tuple[Hashable, tuple[int, ...]]:
+        """Which operation this call is a part of, the same on all ranks that it needs."""
+        if call.between_two:
+            assert call.peer is not None
+            here, there = self.rank, call.peer
+            stream = (here, there, call.tag) if call.kind is CallKind.SEND else (there, here, call.tag)
+            self._messages[stream] += 1
+            return (stream, self._messages[stream]), (here, there)
+        self._collectives += 1
+        return self._collectives, tuple(range(self.world_size))
+
+    def _sync(self) -> None:
+        for work in list(self._started):
+            work.wait()
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        mine = np.array([-1 if color is None else color, key], np.int64)
+        everyone = np.empty((self.world_size, 2), np.int64)
+        self._start(self._call(CallKind.SPLIT, mine, everyone)).wait()
+        if color is None:
+            return None
+        members = [int(r) for r in np.argsort(everyone[:, 1], kind="stable") if everyone[r, 0] == color]
+        shared = self._group.child((self._collectives, color), members, self.rank)
+        place = members.index(self.rank)
+        child = ThreadCommunicator(shared, place, self.timeout, self._faults, self, self.device)
+        self._children = [c for c in self._children if not c._closed] + [child]
+        return child
+
+    def _shut(self) -> None:
+        error = self._error
+        try:
+            if error is None:
+                self._sync()
+        finally:
+            self._abandon(error if error is not None else self._error)
+
+    def _abandon(self, error: BaseException | None) -> None:
+        """Leave the group; in case of an error the sub-groups too, where others may wait for this rank."""
+        self._group.leave(self.rank, error)
+        if error is not None:
+            if self._error is None:
+                self._error = error
+            for child in self._children:
+                child._abandon(error)
+
+    # ------------------------------------------------------------------ for its work
+
+    def forget_ended(self) -> None:
+        """Let go of operations that have ended, and of their arrays."""
+        while self._started and self._started[0].is_completed():
+            self._started.popleft()
+
+    def expire(self, part: RankPart, seconds: float) -> None:
+        """The rank has waited ``seconds`` in vain."""
+        self._group.expire(part, seconds)
+
+    def failure_in(self, call: Call) -> CommError:
+        """The group's failure as this rank's error, raised by ``call``; the communicator is broken from now on."""
+        failure = self._group.failure
+        assert failure is not None
+        return self._fail(failure.kind(failure.reason, **call.where(self.rank), ranks=failure.ranks))
+
+
+def run_threads(
+    n: int,
+    fn: Callable[[ThreadCommunicator], _T],
+    timeout: float = DEFAULT_TIMEOUT,
+    fault: FaultPlan | None = None,
+    devices: Sequence[Device] | None = None,
+) -> list[_T]:
+    """Run ``fn(comm)`` in ``n`` threads, one for each rank of a new group; returns the results in order of rank.
+    ``devices`` are those of the ranks' tensors, by default the CPU; a GPU is its thread's current device.
+
+    If ranks fail, the first error is raised, with all of them by rank as its attribute ``rank_errors``; what the others
+    raise because of it does not hide it. After the first error the others have ``timeout`` seconds and one more to
+    end; a rank that has not is named in the error. A rank that computes without end while nobody waits for it is
+    waited for.
+
+    Each rank's default generator is its own, as that of a process would be, with a seed that the caller's default
+    generator and the rank decide; ``manual_seed`` in ``fn`` seeds the rank's. It computes with the caller's
+    ``minigrad.kernels`` and plans (``minigrad.unfused``).
+    """
+    comms = ThreadCommunicator.group(n, timeout, fault, devices)
+    generators, here = generators_for(n), of_thread.mode
+    results: dict[int, _T] = {}
+    errors: dict[int, BaseException] = {}  # in order of time
+    changed = threading.Condition()
+    ended: set[int] = set()
+
+    def run(rank: int) -> None:
+        mode = of_thread.mode
+        mode.kernels, mode.unfused = here.kernels, here.unfused
+        try:
+            with comms[rank] as comm, drawing_from(generators[rank]):
+                comm.device.activate()
+                try:
+                    results[rank] = fn(comm)  # type: ignore[arg-type]
+                except BaseException as error:
+                    errors[rank] = error  # before the others hear of it
+                    raise
+        except BaseException as error:
+            errors.setdefault(rank, error)
+        finally:
+            with changed:
+                ended.add(rank)
+                changed.notify_all()
+
+    try:
+        for rank in range(n):
+            threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True).start()
+        with changed:
+            changed.wait_for(lambda: len(ended) == n or errors)
+            if errors:
+                changed.wait_for(lambda: len(ended) == n, timeout=min(timeout + GRACE, threading.TIMEOUT_MAX))
+            running = sorted(set(range(n)) - ended)
+    except BaseException as error:  # Ctrl-C: the ranks must not go on alone
+        for comm in comms:
+            comm._abandon(error)
+        raise
+    if not errors:
+        return [results[rank] for rank in range(n)]
+    raise _first(errors, running)
+
+
+def _first(errors: dict[int, BaseException], running: list[int]) -> BaseException:
+    """The error to raise: a planned death, else the earliest, with the others attached."""
+    killed = [error for error in errors.values() if isinstance(error, RankKilledError)]
+    first = killed[0] if killed else next(iter(errors.values()))
+    first.rank_errors = dict(errors)  # type: ignore[attr-defined]
+    notes = [f"rank {rank} raised {type(error).__name__}: {error}" for rank, error in sorted(errors.items())]
+    notes += [f"rank {rank} is still running" for rank in running]
+    if hasattr(first, "add_note"):  # Python 3.11 and later
+        first.add_note("\n".join(notes))
+    return first

@@ -1,0 +1,364 @@
+"""What the ranks of a ThreadCommunicator share: operations that wait for somebody, a queue of those that need not.
+
+Each rank posts its part of an operation; when the last part has arrived, the operation is checked and queued, and its
+blocks of elements are worked off: a small operation by the thread that completed it, a large one by the group's own
+threads, while the ranks compute. One thread combines each block and hands the result to every rank, so all ranks hold
+the same bits. Operations run one at a time, in the order in which they became complete.
+
+The first failure is the group's: every operation that still waits for somebody ends with it, and so does every later
+one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..calls import Call, CallKind, CommStats, ReduceOp
+from ..combine import combine
+from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
+from ..place import is_on_host
+from .device_combine import BLOCK_BYTES as DEVICE_BLOCK_BYTES
+from .device_combine import combine_on_devices
+
+BLOCK_BYTES = 1 << 20  # what one thread handles at once; between blocks it needs the interpreter lock
+SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the work
+
+_Task = tuple[ReduceOp | None, list[Any], list[Any]]  # arguments of ``combine``
+
+
+class Seat:
+    """A rank's place in the group; measures for how long at least one of its operations is under way."""
+
+    def __init__(self, rank: int, stats: CommStats) -> None:
+        self.rank = rank
+        self.stats = stats
+        self._under_way, self._busy_since = 0, 0.0
+
+    def begin(self) -> None:
+        """One operation more."""
+        if not self._under_way:
+            self._busy_since = time.monotonic()
+        self._under_way += 1
+
+    def end(self, now: float) -> None:
+        """One operation less."""
+        self._under_way -= 1
+        if not self._under_way:
+            self.stats.busy_s += now - self._busy_since
+
+
+class RankPart:
+    """One rank's part of an operation."""
+
+    def __init__(self, seat: Seat, call: Call, operation: _Operation, ready: Any = None) -> None:
+        self.seat = seat
+        self.call = call
+        self.ready = ready  # an event of a GPU, before which the arrays must not be touched
+        self.operation = operation
+        self.ended: threading.Event = threading.Event()
+        self.ended_at: float = 0.0
+        self.failed: bool = False
+        seat.begin()
+
+    def end(self, failed: bool) -> None:
+        """Wake who waits for it."""
+        if not self.ended.is_set():
+            self.failed, self.ended_at = failed, time.monotonic()
+            self.seat.end(self.ended_at)
+            self.ended.set()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong first; each rank makes its own error of it."""
+
+    kind: type[CommError]
+    reason: str
+    ranks: tuple[int, ...]
+
+
+class _Operation:
+    """What all ranks have posted of one operation."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks  # those that must post
+        self.parts: dict[int, RankPart] = {}
+        self.all_parts: list[RankPart] = []  # these, and those that were lost on the way
+        self.sends: dict[int, Any] = {}
+        self.tasks: deque[_Task] = deque()
+        self.ready: list[Any] = []
+        self.nbytes: int = 0
+        self.running = 0
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(r for r in self.ranks if r not in self.parts)
+
+    def agrees(self) -> bool:
+        calls = [part.call for part in self.parts.values()]
+        if any(call.between_two for call in calls):
+            return len({(call.dtype, math.prod(call.shape)) for call in calls}) <= 1
+        return len({str(call) for call in calls}) <= 1
+
+    def who_called_what(self) -> str:
+        words = [f"rank {rank} called {words_of(part.call)}" for rank, part in sorted(self.parts.items())]
+        return "; ".join(words + [f"rank {rank} none" for rank in self.missing])
+
+    def prepare(self) -> None:
+        """All have posted and agree: list the work."""
+        calls = {rank: part.call for rank, part in self.parts.items()}
+        first = next(iter(calls.values()))
+        units = _units(calls, self.sends)
+        self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in units if outs)
+        self.ready = [part.ready for part in self.parts.values() if part.ready is not None]
+        self.tasks = deque(_blocks(first.op, units))
+
+    def end(self, failed: bool) -> None:
+        """Wake all ranks, and let go of their arrays: part and operation know each other."""
+        for part in self.all_parts:
+            part.end(failed)
+        self.parts.clear()
+        self.all_parts.clear()
+        self.sends.clear()
+        self.tasks.clear()
+
+
+def words_of(call: Call) -> str:
+    """A call and its number, as errors name it."""
+    return f"{call} (operation {call.sequence})"
+
+
+def _units(calls: dict[int, Call], sends: dict[int, Any]) -> list[tuple[list[Any], list[Any]]]:
+    """The operation as pairs (sources, outs) of 1-D arrays: the sources combined go to each of the outs."""
+    kind = next(iter(calls.values())).kind
+    ranks = sorted(calls)
+    src = {rank: array.reshape(-1) for rank, array in sends.items()}
+    dst = {rank: call.recv.reshape(-1) for rank, call in calls.items() if call.recv is not None}
+    if kind is CallKind.BARRIER:
+        return []
+    if kind is CallKind.ALL_REDUCE:
+        return [([src[r] for r in ranks], [dst[r] for r in ranks])]
+    if kind is CallKind.BROADCAST:
+        root = calls[0].peer
+        outs = [dst[r] for r in ranks if r != root]
+        return [([src[root]], outs)] if root is not None and outs else []
+    if kind in (CallKind.SEND, CallKind.RECV):
+        return [(list(src.values()), list(dst.values()))]
+    if kind is CallKind.REDUCE_SCATTER:
+        parts = {r: _split(src[r], len(ranks)) for r in ranks}
+        return [([parts[s][r] for s in ranks], [dst[r]]) for r in ranks]
+    parts = {r: _split(dst[r], len(ranks)) for r in ranks}  # by whom it comes from
+    if kind is CallKind.ALL_TO_ALL:
+        sent = {r: _split(src[r], len(ranks)) for r in ranks}
+        return [([sent[s][r]], [parts[r][s]]) for s in ranks for r in ranks]
+    return [([src[s]], [parts[r][s] for r in ranks]) for s in ranks]  # all_gather, split
+
+
+def _split(array: Any, n: int) -> list[Any]:
+    size = array.size // n
+    return [array[i * size : (i + 1) * size] for i in range(n)]
+
+
+def _blocks(op: ReduceOp | None, units: list[tuple[list[Any], list[Any]]]) -> Iterator[_Task]:
+    for sources, outs in units:
+        size, most, on_gpus = sources[0].size, BLOCK_BYTES, not is_on_host(outs[0])
+        if on_gpus:
+            most = min(DEVICE_BLOCK_BYTES, -(-size // len(outs)) * sources[0].itemsize)  # at least one for each GPU
+        step = max(1, most // sources[0].itemsize)
+        for i in range(0, size, step):
+            yield op, [s[i : i + step] for s in sources], [o[i : i + step] for o in outs]
+            if on_gpus:
+                outs = [*outs[1:], outs[0]]  # the next GPU combines
+
+
+def _combine(op: ReduceOp | None, sources: list[Any], outs: list[Any]) -> None:
+    (combine if is_on_host(outs[0]) else combine_on_devices)(op, sources, outs)
+
+
+class Group:
+    """What the ranks share: the operations under way, who has left, and the first failure."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.failure: Failure | None = None
+        self._lock = threading.Lock()
+        self._work_to_do = threading.Condition(self._lock)
+        self._incomplete: dict[Hashable, _Operation] = {}
+        self._queue: deque[_Operation] = deque()
+        self._last_call: dict[int, str] = {}
+        self._left: dict[int, str] = {}
+        self._helpers: list[threading.Thread] = []
+        self._children: dict[Hashable, tuple[Group, list[int]]] = {}
+
+    # ------------------------------------------------------------------ what the ranks call
+
+    def post(
+        self, key: Hashable, ranks: tuple[int, ...], seat: Seat, call: Call, send: Any, arrives: bool, ready: Any = None
+    ) -> RankPart:
+        """Add a rank's part to operation ``key`` of ``ranks``; unless it ``arrives``, only this rank knows of it.
+        ``ready`` is the event of a GPU when the arrays are computed.
+
+        What it returns has already failed if the group has.
+        """
+        with self._lock:
+            if self.failure is not None:
+                part = RankPart(seat, call, _Operation(ranks))
+                part.end(failed=True)
+                return part
+            operation = self._incomplete.setdefault(key, _Operation(ranks))
+            part = RankPart(seat, call, operation, ready)
+            operation.all_parts.append(part)
+            self._last_call[seat.rank] = f"{call.kind} (operation {call.sequence})"
+            if arrives:
+                operation.parts[seat.rank] = part
+                if send is not None:
+                    operation.sends[seat.rank] = send
+            self._check_present(operation)
+            if self.failure is not None or operation.missing:
+                return part
+            if not operation.agrees():
+                self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
+                return part
+            del self._incomplete[key]
+            operation.prepare()
+            self._queue.append(operation)
+            if operation.nbytes > SMALL_BYTES:
+                self._call_helpers()
+                return part
+        began = time.monotonic()
+        while self._run_one(operation):
+            pass
+        seat.stats.waited_s += time.monotonic() - began
+        return part
+
+    def expire(self, part: RankPart, seconds: float) -> None:
+        """A rank has waited ``seconds`` for this: the group fails, unless it has just ended."""
+        with self._lock:
+            operation = part.operation
+            if part.ended.is_set():
+                return
+            waiting = f"rank {part.seat.rank} waited {seconds:g} s in {words_of(part.call)}"
+            if not operation.missing:
+                self._fail(CommTimeoutError, f"{waiting}, which has begun but not ended", ())
+            elif not operation.agrees():
+                self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
+            else:
+                late = ", ".join(f"rank {rank} ({self._doing(rank, part)})" for rank in operation.missing)
+                self._fail(CommTimeoutError, f"{waiting} for {late}", operation.missing)
+            part.end(failed=True)
+
+    def leave(self, rank: int, error: BaseException | None) -> None:
+        """A rank goes, in peace or because of ``error``; whoever needs it learns that."""
+        with self._lock:
+            if rank in self._left:
+                return
+            if error is None:
+                self._left[rank] = "has closed its communicator"
+                for operation in list(self._incomplete.values()):
+                    self._check_present(operation)
+            else:
+                self._left[rank] = f"is gone: {type(error).__name__}: {error}"
+                self._fail(PeerLostError, f"rank {rank} {self._left[rank]}", (rank,))
+            self._work_to_do.notify_all()
+
+    def child(self, key: Hashable, members: list[int], rank: int) -> Group:
+        """The group that the members of ``key`` share; each of them asks once."""
+        with self._lock:
+            group, waiting = self._children.setdefault(key, (Group(len(members)), list(members)))
+            waiting.remove(rank)
+            if not waiting:
+                del self._children[key]
+            return group
+
+    # ------------------------------------------------------------------ failures, with the lock held
+
+    def _check_present(self, operation: _Operation) -> None:
+        gone = [rank for rank in operation.missing if rank in self._left]
+        if gone:
+            waiting = ", ".join(f"rank {rank} in {words_of(part.call)}" for rank, part in operation.parts.items())
+            reason = "; ".join(f"rank {rank} {self._left[rank]}" for rank in gone)
+            self._fail(PeerLostError, f"{reason}, needed by {waiting or 'an operation'}", tuple(gone))
+
+    def _mismatch(self, operation: _Operation) -> str:
+        return f"the ranks do not agree: {operation.who_called_what()}"
+
+    def _doing(self, rank: int, waiting: RankPart) -> str:
+        if rank == waiting.seat.rank:
+            return "itself: what it sent was lost"
+        call = self._last_call.get(rank)
+        return "made no call yet" if call is None else f"its last call: {call}"
+
+    def _fail(self, kind: type[CommError], reason: str, ranks: Sequence[int]) -> None:
+        if self.failure is None:
+            self.failure = Failure(kind, reason, tuple(ranks))
+        for operation in self._incomplete.values():
+            operation.end(failed=True)
+        self._incomplete.clear()
+
+    # ------------------------------------------------------------------ working the queue off
+
+    def _run_one(self, until: _Operation | None = None) -> bool:
+        """Do one block of the first operation; False if there is none to do, or operation ``until`` is over."""
+        with self._lock:
+            claimed = self._claim(until)
+        if claimed is None:
+            return False
+        operation, task = claimed
+        trouble = None
+        try:
+            for ready in operation.ready:
+                ready.synchronize()
+            _combine(*task)
+        except Exception as error:  # out of memory, most likely; the ranks must hear of it
+            trouble = f"{type(error).__name__}: {error}"
+        with self._lock:
+            operation.running -= 1
+            if trouble is not None:
+                if operation.all_parts:
+                    self._fail(CommError, f"{words_of(operation.all_parts[0].call)} failed: {trouble}", ())
+                operation.end(failed=True)
+            self._retire()
+        return True
+
+    def _claim(self, until: _Operation | None) -> tuple[_Operation, _Task] | None:
+        self._retire()
+        if not self._queue or (until is not None and self._queue[0] is not until):
+            return None
+        operation = self._queue[0]
+        if not operation.tasks:
+            return None  # other threads are at its last blocks
+        operation.running += 1
+        return operation, operation.tasks.popleft()
+
+    def _retire(self) -> None:
+        """End the operations at the head of the queue whose blocks are all done."""
+        ended = False
+        while self._queue and not self._queue[0].tasks and not self._queue[0].running:
+            ended = True
+            self._queue.popleft().end(failed=False)
+        if ended and self._queue:
+            self._call_helpers()
+
+    def _call_helpers(self) -> None:
+        while len(self._helpers) < min(self.size, os.cpu_count() or 1):
+            name = f"minigrad-communication-{len(self._helpers)}"
+            helper = threading.Thread(target=self._help, name=name, daemon=True)
+            self._helpers.append(helper)
+            helper.start()
+        self._work_to_do.notify_all()
+
+    def _help(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._queue and self._queue[0].tasks):
+                    if len(self._left) == self.size:
+                        return
+                    self._work_to_do.wait()
+            self._run_one()

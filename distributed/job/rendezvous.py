@@ -1,0 +1,172 @@
+"""How ranks become a communicator: ``init_process_group``, PyTorch's name."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from minigrad.device import Device
+
+from ..comm.comm_errors import RendezvousError
+from ..comm.communicator import Communicator
+from ..comm.deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
+from ..comm.gather import all_gather_bytes
+from ..comm.launchers import Place, check_alone, discover_place
+from ..comm.mpi.rank_parent import report_joined
+from ..comm.noop import NoOpCommunicator
+from .store import Store
+
+BACKENDS = ("noop", "mpi", "nccl")
+DEFAULT_PORT = 29500  # torchrun's
+LAUNCH = "python -m minigrad.distributed.launch -n N script.py"
+
+Exchange = Callable[[bytes], list[bytes]]
+
+
+def init_process_group(
+    backend: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    secret: str | bytes | None = None,
+    device: str | Device | None = None,
+    rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Communicator:
+    """The communicator of this job; every rank calls it once.
+
+    ``backend`` None chooses: a job of one rank gets NoOpCommunicator, ``device="cuda"`` NCCL, anything else MPI.
+    ``device`` defaults to the CPU, and for ``"nccl"`` to CUDA. The text ``"cuda"`` means the GPU of number
+    ``local_rank``, or the only one where the launcher shows each process one; ``"cuda:1"`` and a Device mean just that.
+
+    MPI has to be started by its launcher, ``python -m minigrad.distributed.launch``, mpirun or srun. NCCL needs no MPI:
+    its ranks meet at ``master_addr``:``master_port`` (default MASTER_ADDR, MASTER_PORT; see ``discover_place``) and
+    prove to each other that they know ``secret`` (default: MINIGRAD_RENDEZVOUS_SECRET; see Store). Where no address is
+    known and an MPI launcher started the job, they meet through MPI.
+
+    ``rendezvous_timeout`` is one deadline in seconds until all ranks have met; ``timeout`` is that of each operation.
+
+    Raises RendezvousError for variables that make no sense (``discover_place``), for a backend that does not fit them,
+    and for ranks that are missing or have no usable GPU. A launcher that speaks of several ranks never leads to
+    NoOpCommunicator.
+    """
+    deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
+    check_seconds("timeout", timeout)
+    report_joined()
+    place = discover_place(rank, world_size, local_rank, master_addr, master_port)
+    if place.world_size == 1:
+        check_alone(place)
+    backend = _backend(backend, place, device)
+    if backend == "noop":
+        return NoOpCommunicator(timeout)
+    if backend == "mpi":
+        return _agreed(_mpi(timeout, deadline), place)
+    chosen = _gpu(device, place)
+    if place.world_size == 1:
+        return _nccl(lambda value: [value], place, chosen, deadline, timeout)
+    if place.master_addr is not None:
+        if secret is None:
+            secret = os.environ.get("MINIGRAD_RENDEZVOUS_SECRET")
+        meeting = (place.rank, place.world_size, place.master_addr, place.master_port or DEFAULT_PORT)
+        with Store(*meeting, secret=secret, timeout=remaining(deadline) or 0.001) as store:
+            return _nccl(store.all_gather, place, chosen, deadline, timeout)
+    if not place.mpi:
+        raise RendezvousError(
+            f"{place.world_size} NCCL ranks have no place to meet: set MASTER_ADDR (and MASTER_PORT) on all ranks "
+            "to the host of rank 0, or pass master_addr= and master_port=",
+            rank=place.rank,
+        )
+    with _agreed(_mpi(remaining(deadline) or 0.001, deadline), place) as mpi:
+        return _nccl(lambda value: all_gather_bytes(mpi, value), place, chosen, deadline, timeout)
+
+
+def _backend(backend: str | None, place: Place, device: str | Device | None) -> str:
+    """The backend's name, checked against the place and the device."""
+    kind = None if device is None else Device(device).type
+    if backend is None:
+        backend = "noop" if place.world_size == 1 else "nccl" if kind == "cuda" else "mpi"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}, or None to choose")
+    if backend == "noop" and place.world_size > 1:
+        raise RendezvousError(
+            f"backend 'noop' is for one rank, but {place.source} speaks of {place.world_size}", rank=place.rank
+        )
+    if backend == "mpi" and kind == "cuda":
+        raise RendezvousError("backend 'mpi' serves the CPU; for device 'cuda' take 'nccl'", rank=place.rank)
+    if backend == "nccl" and kind == "cpu":
+        raise RendezvousError("backend 'nccl' serves CUDA devices; for device 'cpu' take 'mpi'", rank=place.rank)
+    if backend == "mpi" and place.world_size > 1 and not place.mpi:
+        raise RendezvousError(
+            f"{place.source} speaks of {place.world_size} ranks on the CPU. These need MPI, which no launcher of MPI "
+            f"started here: start the job with {LAUNCH} (or mpirun, or srun)",
+            rank=place.rank,
+        )
+    return backend
+
+
+def _gpu(device: str | Device | None, place: Place) -> Device:
+    """The GPU of this rank."""
+    if device is not None and (isinstance(device, Device) or device != "cuda"):  # Device("cuda:0") == "cuda"
+        return Device(device)
+    from minigrad.cuda_kernels import driver
+
+    try:
+        count = driver().devices
+    except OSError as error:
+        raise RendezvousError(f"backend 'nccl' needs an NVIDIA GPU: {error}", rank=place.rank) from error
+    if count == 1 or place.world_size == 1:
+        return Device("cuda:0")
+    if place.local_rank is None:
+        raise RendezvousError(
+            f"which of the {count} GPUs is this rank's? Set LOCAL_RANK, or pass local_rank= or device='cuda:N'",
+            rank=place.rank,
+        )
+    if place.local_rank >= count:
+        raise RendezvousError(
+            f"this is process {place.local_rank} (from 0) of its machine, which shows {count} GPUs", rank=place.rank
+        )
+    return Device(f"cuda:{place.local_rank}")
+
+
+def _mpi(timeout: float, deadline: float) -> Communicator:
+    from ..comm.mpi.mpi import MpiCommunicator
+
+    return MpiCommunicator(timeout=timeout, rendezvous_timeout=remaining(deadline) or 0.001)
+
+
+def _agreed(communicator: Communicator, place: Place) -> Communicator:
+    """The communicator, if it is of the world that the launcher told."""
+    found = (communicator.rank, communicator.world_size)
+    if place.source != "single" and found != (place.rank, place.world_size):
+        communicator.close()
+        raise RendezvousError(
+            f"{place.source} says rank {place.rank} of {place.world_size}, MPI says rank {found[0]} of {found[1]}. The "
+            f"launcher belongs to another MPI than the one that Python loads; start the job with {LAUNCH}",
+            rank=place.rank,
+        )
+    return communicator
+
+
+def _nccl(exchange: Exchange, place: Place, device: Device, deadline: float, timeout: float) -> Communicator:
+    """Tell each other whether all can go on, get rank 0's identifier, and build the communicator.
+
+    Each value begins with a byte that says whether the rank is ready, so that one without a GPU strands nobody.
+    """
+    from ..comm.nccl.nccl import NcclCommunicator, check_device, unique_id
+
+    try:
+        check_device(device)
+        value = b"+" + (unique_id() if place.rank == 0 else b"")
+    except Exception as error:
+        value = b"-" + f"{device}: {type(error).__name__}: {error}".encode()[:512]
+    values = exchange(value)
+    failed = {r: v[1:].decode(errors="replace") for r, v in enumerate(values) if not v.startswith(b"+")}
+    if failed:
+        reasons = "; ".join(f"rank {r} on {text}" for r, text in list(failed.items())[:8])
+        raise RendezvousError(f"NCCL cannot start: {reasons}", rank=place.rank, ranks=list(failed))
+    left, unique = remaining(deadline) or 0.001, values[0][1:]
+    return NcclCommunicator(place.world_size, place.rank, device, unique, timeout=timeout, rendezvous_timeout=left)

@@ -1,0 +1,406 @@
+"""Store: all ranks of a job meet at one TCP address and exchange a few bytes, before an engine exists.
+
+Rank 0 listens, the others connect. Nothing that arrives is unpickled, executed or allocated by its own account: every
+message has a known or a bounded length. Each side proves that it knows the job's secret (HMAC-SHA256 over fresh random
+numbers of both sides, so that a recorded proof is worth nothing), and every later message carries a code under a key
+of that one connection. Handshakes are steps of one non-blocking loop: whoever says nothing, says it slowly or talks
+nonsense waits alone. Python's ``multiprocessing.connection`` is not used because there one silent peer holds up all,
+and messages are unpickled.
+
+The exchange is authenticated, not secret, and NCCL's own connections that follow it are neither: a cluster's network
+must be trusted as NCCL trusts it. The secret keeps strangers and other jobs out of the rendezvous.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from ..comm.comm_errors import RendezvousError
+from ..comm.deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
+from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
+
+MAX_VALUE = 4096  # bytes that a rank may contribute
+MAX_WORLD = 2**16
+MIN_SECRET = 16  # bytes; a recorded handshake allows guessing at leisure
+
+_MAGIC = b"minigrad store 1"
+_NONCE = 32
+_WHO = struct.Struct(">II")  # rank, world_size
+_PROOF = _NONCE + _WHO.size + MAC
+_TEXT = 2048  # bytes of a message to people
+_NAMED = 128  # missing ranks that it names
+_PENDING = 128  # connections that have not proved themselves; one more and the oldest is closed
+_HANDSHAKE_SECONDS = 5.0
+_PATIENCE = 1.0  # seconds after the deadline in which rank 0 may still say who is missing
+_REPORT_SECONDS = 0.5  # how often those who have joined hear who is missing
+_JOINED, _MISSING, _ERROR, _VALUE, _RESULT = b"J", b"M", b"E", b"V", b"R"
+
+
+class Store:
+    """The meeting of ``world_size`` ranks at ``address``:``port``; the constructor returns when all are there.
+
+    ``secret`` (text or bytes, at least 16 bytes) is the same on all ranks. It may be left out only where the address is
+    this machine's loopback; then any user of this machine could join. ``timeout`` is one deadline in seconds over
+    everything that the store does; those who have joined give rank 0 one more second to tell them who is missing.
+    Rank 0 listens on the interface of ``address`` alone.
+
+    Raises RendezvousError, naming the missing ranks as far as rank 0 could still tell this one.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        address: str,
+        port: int,
+        *,
+        secret: str | bytes | None = None,
+        timeout: float = RENDEZVOUS_TIMEOUT,
+    ) -> None:
+        self._deadline = time.monotonic() + check_seconds("timeout", timeout)
+        self._rank, self._world_size, self._timeout = rank, world_size, timeout
+        if not (isinstance(world_size, int) and 1 <= world_size <= MAX_WORLD):
+            raise self._error(f"world_size is {world_size!r}, expected an integer from 1 to {MAX_WORLD}")
+        if not (isinstance(rank, int) and 0 <= rank < world_size):
+            raise self._error(f"rank is {rank!r}, expected an integer from 0 to {world_size - 1}")
+        if not (isinstance(port, int) and 0 < port < 2**16):
+            raise self._error(f"the port is {port!r}, expected an integer from 1 to 65535")
+        self._place = f"{address}:{port}"
+        self._channels: dict[int, Channel] = {}
+        self._refused: list[str] = []
+        self._missing: list[int] = []  # as rank 0 last told
+        try:
+            found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise RendezvousError(f"the address {address!r} cannot be resolved: {error}", rank=rank) from error
+        self._key = self._shared_key(secret, [str(entry[4][0]) for entry in found])
+        if world_size > 1:
+            try:
+                self._host(found) if rank == 0 else self._join(address, port)
+            except BaseException:
+                self.close()
+                raise
+
+    # ------------------------------------------------------------------ what it is for
+
+    def all_gather(self, value: bytes) -> list[bytes]:
+        """Every rank's ``value`` (at most 4096 bytes each), in order of rank. All ranks must call it."""
+        if len(value) > MAX_VALUE:
+            raise ValueError(f"the value has {len(value)} bytes, at most {MAX_VALUE} are exchanged")
+        if self._world_size == 1:
+            return [value]
+        try:
+            return self._collect(value) if self._rank == 0 else self._contribute(value)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close all connections. May be called twice."""
+        for channel in self._channels.values():
+            channel.socket.close()
+        self._channels.clear()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ rank 0
+
+    def _host(self, found: Sequence[Any]) -> None:
+        with self._listen(found) as listener, selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            pending: dict[socket.socket, _Guest] = {}  # in order of arrival
+            report = 0.0
+            try:
+                while len(self._channels) < self._world_size - 1:
+                    now = time.monotonic()
+                    if now >= self._deadline:
+                        self._give_up(self._absent(), self._did_not_come())
+                    if now >= report:
+                        report = now + _REPORT_SECONDS
+                        self._tell(_MISSING + _packed(self._absent()))
+                    for guest in [g for g in pending.values() if now - g.born > _HANDSHAKE_SECONDS]:
+                        _dismiss(guest, pending, selector)
+                    wait = min(self._deadline - now, _REPORT_SECONDS)
+                    for key, _ in selector.select(max(0.0, wait)):
+                        if key.fileobj is listener:
+                            self._welcome(listener, pending, selector)
+                        elif isinstance(key.data, _Guest):
+                            if key.fileobj in pending:  # not pushed out by a newer one just now
+                                self._hear(key.data, pending, selector)
+                        else:  # one that has joined says nothing until all are here: it has left
+                            self._give_up([key.data], "left the rendezvous")
+            finally:
+                for guest in list(pending.values()):
+                    _dismiss(guest, pending, selector)
+        self._tell(_JOINED)
+
+    def _listen(self, found: Sequence[Any]) -> socket.socket:
+        problems = []
+        for family, kind, protocol, _, name in found:
+            listener = None
+            try:
+                listener = socket.socket(family, kind, protocol)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(name)
+                listener.listen(4096)
+                listener.setblocking(False)
+                if name[0] not in self._place:  # what the name means to rank 0 is worth knowing if nobody comes
+                    self._place += f" ({name[0]})"
+                return listener
+            except OSError as error:
+                problems.append(f"{name[0]}: {error}")
+                if listener is not None:
+                    listener.close()
+        raise self._error(
+            f"rank 0 cannot listen at {self._place} ({'; '.join(problems)}); choose another port or address"
+        )
+
+    def _welcome(self, listener: socket.socket, pending: dict[socket.socket, _Guest], selector: Any) -> None:
+        for _ in range(64):  # then those who are inside have their turn
+            try:
+                connection, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # gone again, or no more file descriptors
+                if pending:
+                    _dismiss(next(iter(pending.values())), pending, selector)
+                return
+            if len(pending) >= _PENDING:
+                _dismiss(next(iter(pending.values())), pending, selector)
+            connection.setblocking(False)
+            guest = _Guest(connection, str(address[0]))
+            pending[connection] = guest
+            selector.register(connection, selectors.EVENT_READ, guest)
+            if not sent_whole(connection, _MAGIC + guest.nonce):
+                _dismiss(guest, pending, selector)
+
+    def _hear(self, guest: _Guest, pending: dict[socket.socket, _Guest], selector: Any) -> None:
+        """Take what a guest says; once it is a whole proof, let it in or close the door."""
+        try:
+            data = guest.socket.recv(_PROOF - len(guest.heard))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        guest.heard += data
+        if data and len(guest.heard) < _PROOF:
+            return
+        channel = None
+        if len(guest.heard) == _PROOF:
+            client, who, proof = parts(bytes(guest.heard), _NONCE, _WHO.size, MAC)
+            if hmac.compare_digest(proof, mac(self._key, b"proof", guest.nonce, client, who)):
+                channel = Channel(guest.socket, mac(self._key, b"session", guest.nonce, client, who), first=True)
+                rank, world_size = _WHO.unpack(who)
+        if channel is None:
+            _dismiss(guest, pending, selector)
+            return
+        problem = self._objection(rank, world_size)
+        if problem:
+            if len(self._refused) < 8:
+                self._refused.append(f"a process at {guest.address} was refused: {problem}")
+            channel.offer(_ERROR + _packed([], problem))
+            _dismiss(guest, pending, selector)
+            return
+        self._channels[rank] = channel
+        del pending[guest.socket]
+        selector.modify(guest.socket, selectors.EVENT_READ, rank)
+        channel.offer(_MISSING + _packed(self._absent()))
+
+    def _objection(self, rank: int, world_size: int) -> str:
+        if world_size != self._world_size:
+            return f"it says that there are {world_size} ranks, rank 0 was told {self._world_size}"
+        if not 0 < rank < world_size:
+            return f"it says that it is rank {rank}; rank 0 expects ranks 1 to {world_size - 1}"
+        return f"there is a rank {rank} already" if rank in self._channels else ""
+
+    def _collect(self, value: bytes) -> list[bytes]:
+        values = {0: value}
+        sockets = {channel.socket: rank for rank, channel in self._channels.items()}
+        while sockets:
+            if not remaining(self._deadline):
+                self._give_up(sorted(sockets.values()), f"joined, but sent nothing within {self._timeout:g} s")
+            for connection in _readable(sockets, min(_REPORT_SECONDS, remaining(self._deadline))):
+                rank = sockets.pop(connection)
+                try:
+                    kind, values[rank] = self._channels[rank].receive(1 + MAX_VALUE, self._deadline)
+                except OSError as error:
+                    self._give_up([rank], f"left the rendezvous ({error})")
+                if kind != _VALUE:
+                    self._give_up([rank], "sent something else than its value")
+        gathered = [values[rank] for rank in range(self._world_size)]
+        message = _RESULT + b"".join(LENGTH.pack(len(v)) + v for v in gathered)
+        for rank, channel in self._channels.items():
+            try:
+                channel.send(message, self._deadline)
+            except OSError as error:
+                self._give_up([rank], f"did not take the result ({error})")
+        return gathered
+
+    def _absent(self) -> list[int]:
+        return [rank for rank in range(1, self._world_size) if rank not in self._channels]
+
+    def _tell(self, message: bytes) -> None:
+        for rank, channel in self._channels.items():
+            if not channel.offer(message):
+                self._give_up([rank], "does not listen any more")
+
+    def _give_up(self, ranks: Sequence[int], what: str) -> NoReturn:
+        """Tell the others, then raise."""
+        reason = f"{_names(ranks)} of {self._world_size} {what}"
+        if self._refused:
+            reason += "; " + "; ".join(self._refused)
+        for channel in self._channels.values():
+            channel.offer(_ERROR + _packed(ranks, reason))
+        raise self._error(reason, ranks)
+
+    # ------------------------------------------------------------------ the other ranks
+
+    def _join(self, address: str, port: int) -> None:
+        problem, pause = "", 0.01
+        while remaining(self._deadline):
+            try:
+                connection = socket.create_connection((address, port), min(5.0, remaining(self._deadline) + 0.001))
+                if connection.getsockname() == connection.getpeername():  # TCP lets a socket meet itself
+                    connection.close()
+                    raise ConnectionRefusedError("nobody listens")
+            except OSError as error:
+                problem = f"no connection: {error}"
+            else:
+                try:
+                    self._introduce(connection)
+                    return
+                except BaseException as error:
+                    connection.close()
+                    self._channels.clear()
+                    if not isinstance(error, OSError):
+                        raise
+                    if isinstance(error, TimeoutError):
+                        break
+                    if self._missing:
+                        raise RendezvousError(f"rank 0 left {self._place}", rank=self._rank, ranks=[0]) from error
+                    problem = f"it closed the connection during the handshake ({error}); is the secret the same?"
+            time.sleep(min(pause, remaining(self._deadline)))
+            pause = min(2 * pause, 0.25)
+        if self._missing:
+            raise self._error(f"{_names(self._missing)} of {self._world_size} {self._did_not_come()}", self._missing)
+        problem = problem or "it accepts connections, but says nothing that rank 0 would say"
+        raise self._error(f"rank 0 was not found at {self._place} within {self._timeout:g} s: {problem}", [0])
+
+    def _introduce(self, connection: socket.socket) -> None:
+        greeting = receive(connection, len(_MAGIC) + _NONCE, self._deadline)
+        magic, nonce = parts(greeting, len(_MAGIC), _NONCE)
+        if magic != _MAGIC:
+            raise self._error(f"what listens at {self._place} is not rank 0 of minigrad; choose another port", [0])
+        client, who = os.urandom(_NONCE), _WHO.pack(self._rank, self._world_size)
+        connection.sendall(client + who + mac(self._key, b"proof", nonce, client, who))
+        channel = Channel(connection, mac(self._key, b"session", nonce, client, who), first=False)
+        self._channels[0] = channel
+        kind = self._next(channel, _TEXT + 1)[0]
+        self._deadline += _PATIENCE
+        while kind != _JOINED:
+            kind = self._next(channel, _TEXT + 1)[0]
+
+    def _contribute(self, value: bytes) -> list[bytes]:
+        channel = self._channels[0]
+        try:
+            channel.send(_VALUE + value, self._deadline)
+            kind, body = self._next(channel, 1 + self._world_size * (LENGTH.size + MAX_VALUE))
+        except TimeoutError as error:
+            raise self._error(f"not all ranks had answered within {self._timeout:g} s") from error
+        except OSError as error:
+            raise RendezvousError(f"rank 0 left the rendezvous ({error})", rank=self._rank, ranks=[0]) from error
+        gathered = []
+        while body:
+            size = LENGTH.unpack_from(body)[0]
+            gathered.append(body[LENGTH.size : LENGTH.size + size])
+            body = body[LENGTH.size + size :]
+        if kind != _RESULT or len(gathered) != self._world_size:
+            raise self._error("rank 0 answered with something else than the values of all ranks", [0])
+        return gathered
+
+    def _next(self, channel: Channel, limit: int) -> tuple[bytes, bytes]:
+        """The next message, errors raised and reports kept."""
+        kind, body = channel.receive(limit, self._deadline)
+        if kind == _ERROR:
+            ranks, reason = _unpacked(body)
+            raise self._error(f"rank 0 says: {reason}", ranks)
+        if kind == _MISSING:
+            self._missing = _unpacked(body)[0]
+        return kind, body
+
+    # ------------------------------------------------------------------ both
+
+    def _shared_key(self, secret: str | bytes | None, addresses: Sequence[str]) -> bytes:
+        if secret is None:
+            outside = [a for a in addresses if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+            if outside:
+                raise self._error(
+                    f"{self._place} can be reached from other machines ({outside[0]}), so the job needs a secret: set "
+                    'MINIGRAD_RENDEZVOUS_SECRET on all ranks to the same output of python -c "import secrets; '
+                    'print(secrets.token_hex(32))"'
+                )
+            secret = "one machine, no secret"
+        secret = secret.encode() if isinstance(secret, str) else secret
+        if len(secret) < MIN_SECRET:
+            raise self._error(f"the rendezvous secret has {len(secret)} bytes, at least {MIN_SECRET} are needed")
+        return hashlib.sha256(b"minigrad rendezvous" + secret).digest()
+
+    def _did_not_come(self) -> str:
+        return f"did not come to {self._place} within {self._timeout:g} s"
+
+    def _error(self, reason: str, ranks: Sequence[int] = ()) -> RendezvousError:
+        return RendezvousError(reason, rank=self._rank, ranks=ranks)
+
+
+class _Guest:
+    """A connection that has not yet proved itself."""
+
+    __slots__ = ("address", "born", "heard", "nonce", "socket")
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.socket, self.address = connection, address
+        self.nonce, self.heard, self.born = os.urandom(_NONCE), bytearray(), time.monotonic()
+
+
+def _readable(sockets: Iterable[socket.socket], timeout: float) -> list[socket.socket]:
+    with selectors.DefaultSelector() as selector:
+        for connection in sockets:
+            selector.register(connection, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout) if isinstance(key.fileobj, socket.socket)]
+
+
+def _dismiss(guest: _Guest, pending: dict[socket.socket, _Guest], selector: Any) -> None:
+    del pending[guest.socket]
+    selector.unregister(guest.socket)
+    with contextlib.suppress(OSError):
+        guest.socket.shutdown(socket.SHUT_RDWR)
+    guest.socket.close()
+
+
+def _packed(ranks: Sequence[int], text: str = "") -> bytes:
+    return ",".join(map(str, ranks[:_NAMED])).encode() + b"|" + text.encode()[: _TEXT // 2]
+
+
+def _unpacked(body: bytes) -> tuple[list[int], str]:
+    ranks, _, text = body.decode(errors="replace").partition("|")
+    return [int(rank) for rank in ranks.split(",") if rank.isdecimal()], text
+
+
+def _names(ranks: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 1, 2, 3``; of many the first ones."""
+    more = " and more" if len(ranks) >= _NAMED else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:_NAMED]))}{more}"

@@ -1,0 +1,92 @@
+"""Authenticated messages on a TCP connection, for ``store``: every one has a bounded length and a deadline."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+import struct
+
+from ..comm.deadlines import remaining
+
+MAC = hashlib.sha256().digest_size
+LENGTH = struct.Struct(">I")
+
+
+class Channel:
+    """Messages on a connection whose two ends share ``key``: length, code, kind and body.
+
+    The code covers the direction and the message's number, so nothing can be repeated, reordered or turned round.
+    """
+
+    __slots__ = ("_incoming", "_key", "_outgoing", "_received", "_sent", "socket")
+
+    def __init__(self, connection: socket.socket, key: bytes, first: bool) -> None:
+        self.socket: socket.socket = connection
+        self._key = key
+        self._outgoing, self._incoming = (b"down", b"up") if first else (b"up", b"down")
+        self._sent = self._received = 0
+
+    def _frame(self, message: bytes) -> bytes:
+        self._sent += 1
+        code = mac(self._key, self._outgoing, LENGTH.pack(self._sent), message)
+        return LENGTH.pack(len(message)) + code + message
+
+    def offer(self, message: bytes) -> bool:
+        """Send a short message without waiting; False if that is not possible."""
+        return sent_whole(self.socket, self._frame(message))
+
+    def send(self, message: bytes, deadline: float) -> None:
+        """Send a message of any length. Raises OSError."""
+        self.socket.settimeout(remaining(deadline) or 0.001)
+        self.socket.sendall(self._frame(message))
+
+    def receive(self, limit: int, deadline: float) -> tuple[bytes, bytes]:
+        """The next message, as (kind, body). Raises OSError, also for a message that is too long or not authentic."""
+        size, code = parts(receive(self.socket, LENGTH.size + MAC, deadline), LENGTH.size, MAC)
+        length = LENGTH.unpack(size)[0]
+        if not 0 < length <= limit:
+            raise ConnectionAbortedError(f"a message of {length} bytes was announced, at most {limit} are expected")
+        message = receive(self.socket, length, deadline)
+        self._received += 1
+        if not hmac.compare_digest(code, mac(self._key, self._incoming, LENGTH.pack(self._received), message)):
+            raise ConnectionAbortedError("a message is not authentic")
+        return message[:1], message[1:]
+
+
+def mac(key: bytes, *pieces: bytes) -> bytes:
+    """The code of the pieces, one after the other: HMAC-SHA256."""
+    return hmac.new(key, b"".join(pieces), hashlib.sha256).digest()
+
+
+def parts(data: bytes, *sizes: int) -> list[bytes]:
+    """``data`` cut into pieces of these sizes."""
+    out, start = [], 0
+    for size in sizes:
+        out.append(data[start : start + size])
+        start += size
+    return out
+
+
+def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """The next ``size`` bytes. Raises OSError."""
+    data = bytearray()
+    while len(data) < size:
+        left = remaining(deadline)
+        if not left:
+            raise TimeoutError("the time is up")
+        connection.settimeout(left)
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return bytes(data)
+
+
+def sent_whole(connection: socket.socket, data: bytes) -> bool:
+    """Send without waiting; False if not all of it could be sent."""
+    connection.setblocking(False)
+    try:
+        return connection.send(data) == len(data)
+    except OSError:
+        return False

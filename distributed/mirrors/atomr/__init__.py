@@ -1,0 +1,1 @@
+"""atomr's interface: DataParallelTrainer and the parameter server. Nothing else imports it."""

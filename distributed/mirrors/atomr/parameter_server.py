@@ -1,0 +1,165 @@
+"""AsyncParameterServer: workers pull weights, and push gradients when they are ready, of weights that may be some
+versions old (mirrors atomr-accel-train's)."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minigrad.device import CPU
+from minigrad.errors import check_int
+from minigrad.grad_store import GradStore
+from minigrad.optim import LrSchedule, NonFiniteGradientError
+from minigrad.tensor import Tensor
+
+from ...train.config import TrainingConfig
+from ...train.simple_trainer import SimpleTrainer
+from ...train.train_kinds import OptimizerKind, host_array
+
+WINDOW = 128  # pushes that the mean staleness is of
+
+Values = Any
+"""One array or tensor, or a mapping from names to such."""
+
+
+class StaleGradientError(RuntimeError):
+    """A gradient is of weights older than the server allows; nothing was changed. Pull, and compute it again.
+
+    ``worker``, ``staleness`` and ``max_staleness`` tell whose and how old.
+    """
+
+    def __init__(self, message: str, worker: int, staleness: int, max_staleness: int) -> None:
+        super().__init__(message)
+        self.worker: int = worker
+        self.staleness: int = staleness
+        self.max_staleness: int = max_staleness
+
+
+@dataclass(frozen=True)
+class ServerStats:
+    """What a server has done: its version, gradients applied and rejected as stale, times that the weights were pulled,
+    and the mean staleness, in versions, of the last 128 gradients applied (0 before the first)."""
+
+    version: int
+    gradients_applied: int
+    gradients_rejected: int
+    weights_pulled: int
+    avg_staleness: float
+
+
+class AsyncParameterServer:
+    """Holds weights; any number of threads may call it at once.
+
+    ::
+
+        server = AsyncParameterServer(dict(model.named_parameters()), OptimizerKind.adamw(1e-3), max_staleness=4)
+        weights, version = server.pull_weights()          # in each worker
+        version = server.push_gradient(worker, version, gradient)
+
+    ``weights`` is one array or tensor, or a mapping from names to such, floating; they are copied. Gradients and pulled
+    weights have the same structure. Each push is one step of the optimizer (its moments are the server's) and makes a
+    new version, counted from 0. A gradient of version v is rejected if the server's is more than ``max_staleness``
+    ahead of v. ``gradient_clip`` limits the norm of each gradient. ``schedule`` sets the learning rate by version.
+    """
+
+    def __init__(
+        self,
+        weights: Values,
+        optimizer: OptimizerKind,
+        max_staleness: int,
+        *,
+        gradient_clip: float | None = None,
+        schedule: LrSchedule | None = None,
+    ) -> None:
+        check_int("max_staleness", max_staleness, 0)
+        if not isinstance(optimizer, OptimizerKind):
+            raise TypeError(f"optimizer is {optimizer!r}, expected one such as OptimizerKind.sgd(0.1)")
+        self._single = not isinstance(weights, Mapping)
+        arrays = {"weights": weights} if self._single else weights
+        self._params = {}
+        for name, value in arrays.items():
+            array = np.array(host_array(value))
+            if not Tensor(array).is_floating_point():
+                raise TypeError(f"{name} has dtype {array.dtype}, expected a floating one")
+            self._params[name] = Tensor.wrap(array, CPU).requires_grad_()
+        if not self._params:
+            raise ValueError("there are no weights")
+        named = list(self._params.items())
+        self._trainer = SimpleTrainer(TrainingConfig(max_grad_norm=gradient_clip), optimizer.build(named), schedule)
+        self.max_staleness: int = max_staleness
+        self._lock = threading.Lock()
+        self._pulled = self._rejected = 0
+        self._staleness: deque[int] = deque(maxlen=WINDOW)
+
+    def push_gradient(self, worker: int, worker_version: int, gradient: Values) -> int:
+        """Make one optimizer step with a gradient of the weights of ``worker_version``; returns the new version.
+
+        Raises, with nothing changed: StaleGradientError; ValueError for a version that there is not yet, for missing or
+        unknown names and for another shape or length; TypeError for another dtype; NonFiniteGradientError. Their
+        messages name the worker.
+        """
+        who = f"worker {worker}"
+        worker_version = check_int(f"{who}: worker_version", worker_version, 0)
+        grads = self._checked(who, gradient)
+        with self._lock:
+            version = self._trainer.global_step
+            staleness = version - worker_version
+            if staleness < 0:
+                raise ValueError(f"{who}: worker_version is {worker_version}, but the newest version is {version}")
+            if staleness > self.max_staleness:
+                self._rejected += 1
+                raise StaleGradientError(
+                    f"{who}: the gradient is of version {worker_version}, {staleness} behind version {version}; at "
+                    f"most {self.max_staleness} are allowed: pull the weights and compute it again",
+                    worker,
+                    staleness,
+                    self.max_staleness,
+                )
+            try:
+                self._trainer.step(list(self._params.items()), grads, 0.0)
+            except NonFiniteGradientError as error:
+                raise NonFiniteGradientError(f"{who}: {error}", error.norm) from error
+            self._staleness.append(staleness)
+            return self._trainer.global_step
+
+    def pull_weights(self) -> tuple[Values, int]:
+        """(a copy of the weights, their version)."""
+        with self._lock:
+            self._pulled += 1
+            copies = {name: p.data.copy() for name, p in self._params.items()}
+            version = self._trainer.global_step
+        return (copies["weights"] if self._single else copies), version
+
+    def stats(self) -> ServerStats:
+        """What it has done so far."""
+        with self._lock:
+            last = self._staleness
+            mean = sum(last) / len(last) if last else 0.0
+            applied = self._trainer.global_step
+            return ServerStats(applied, applied, self._rejected, self._pulled, mean)
+
+    def _checked(self, who: str, gradient: Values) -> GradStore:
+        """The gradient as the optimizer takes it, copied."""
+        if self._single == isinstance(gradient, Mapping):
+            wanted = "one array" if self._single else "a mapping from names to arrays"
+            raise TypeError(
+                f"{who}: the gradient is a {type(gradient).__name__}, expected {wanted}, as the weights are"
+            )
+        arrays = {"weights": gradient} if self._single else gradient
+        if arrays.keys() != self._params.keys():
+            missing, unknown = sorted(self._params.keys() - arrays.keys()), sorted(arrays.keys() - self._params.keys())
+            raise ValueError(f"{who}: the gradient lacks {missing} and has {unknown}, which are no weights")
+        grads = GradStore()
+        for name, p in self._params.items():
+            array = np.array(host_array(arrays[name]))
+            if array.shape != p.shape:
+                raise ValueError(f"{who}: the gradient of {name} has shape {array.shape}, expected {p.shape}")
+            if array.dtype != p.dtype:
+                raise TypeError(f"{who}: the gradient of {name} has dtype {array.dtype}, expected {p.dtype}")
+            grads.insert(p, Tensor.wrap(array, p.device))
+        return grads

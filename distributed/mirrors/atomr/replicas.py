@@ -1,0 +1,174 @@
+"""Replicas: workers that hold a copy of the model and turn a part of a batch into gradients, in a thread or a process.
+
+A replica keeps nothing between steps: each request brings the weights. So one that is new, or late, or was dead can
+never spoil a step, and none has to be brought up to date.
+
+Here is what they all do, and the replica that is a thread; ``replica_process`` has the one that is a process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from minigrad.device import CPU
+from minigrad.nn import Module
+from minigrad.optim import grad_norm
+from minigrad.random import Generator, drawing_from
+
+from ...train.train_kinds import LossKind, host_array, mean_gradient
+from ...train.trainer_errors import ReplicaDroppedReplyError
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ReplicaStep:
+    """One replica's part of a step; the arrays are only read.
+
+    features, labels: its samples, one per row, perhaps none
+    state:      the values of all parameters and persistent buffers, by name
+    trained:    the names of the parameters that get gradients
+    loss:       what to compute, a mean over the samples
+    batch_size: how many samples may go through the model at once
+    seed:       of the random numbers, say of dropout
+    """
+
+    features: np.ndarray
+    labels: np.ndarray
+    state: Arrays
+    trained: frozenset[str]
+    loss: LossKind
+    batch_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class ReplicaStepResult:
+    """What a replica made of its samples.
+
+    loss:      the mean over its samples
+    grad_norm: the norm of its own gradient
+    samples:   how many there were
+    gradients: of the mean loss, by the parameter's name; one that is missing counts as zeros
+    buffers:   the model's buffers after forward, by name
+    weight:    what the loss is a mean over, where that is not the samples (tokens, or weights of classes)
+    """
+
+    loss: float
+    grad_norm: float
+    samples: int
+    gradients: Arrays = field(default_factory=dict)
+    buffers: Arrays = field(default_factory=dict)
+    weight: float | None = None
+
+
+class ReplicaProtocol(Protocol):
+    """What a trainer asks of a replica (atomr's trait of that name); write your own, or take one of those below."""
+
+    def make_step(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
+        """Begin the step and return at once. The future gets the result, or the replica's exception; a
+        ReplicaDroppedReplyError, or a cancelled future, says that the replica is gone."""
+
+
+def compute_step(model: Module, step: ReplicaStep) -> ReplicaStepResult:
+    """Forward and backward of one replica's samples, in parts of ``step.batch_size``."""
+    samples, total = len(step.labels), step.loss.weight_of(step.labels)
+    if not samples:
+        return ReplicaStepResult(0.0, 0.0, 0, weight=0.0)
+    model.load_state_dict(step.state)
+    named = dict(model.named_parameters())
+    for name, p in named.items():
+        p.requires_grad_(name in step.trained)
+    device = next((p.device for p in named.values()), CPU)
+    with drawing_from(Generator(step.seed)):
+        grads, mean = mean_gradient(
+            lambda x, y: step.loss(model(x), y), step.loss, step.features, step.labels, step.batch_size, device
+        )
+    gradients = {name: host_array(grads[p]) for name, p in named.items() if p in grads}
+    buffers = {name: host_array(b).copy() for name, b in model.state_dict().items() if name not in named}
+    return ReplicaStepResult(mean, grad_norm(grads), samples, gradients, buffers, total)
+
+
+class Worker:
+    """A thread that does one request after the other, and answers every one, at the latest when it ends."""
+
+    def __init__(self, work: Callable[[ReplicaStep], ReplicaStepResult], name: str) -> None:
+        self._work = work
+        self._requests: queue.SimpleQueue[tuple[ReplicaStep, Future[ReplicaStepResult]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended: str | None = None  # why
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
+        """Queue a request; the future gets its answer."""
+        future: Future[ReplicaStepResult] = Future()
+        with self._lock:
+            if self._ended is None:
+                self._requests.put((step, future))
+            else:
+                future.set_exception(ReplicaDroppedReplyError(self._ended))
+        return future
+
+    def close(self, timeout: float | None) -> None:
+        """End the thread after the requests that it has, and wait for it that long, in seconds."""
+        self._requests.put(None)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        reason = "it was closed"
+        while (request := self._requests.get()) is not None:
+            step, future = request
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._work(step))
+            except ReplicaDroppedReplyError as error:
+                reason = str(error)
+            except Exception as error:
+                future.set_exception(error)
+            except BaseException as error:  # SystemExit, KeyboardInterrupt: the thread's end
+                reason = f"its thread ended with {type(error).__name__}"
+            if not future.done():
+                self._end(reason)
+                future.set_exception(ReplicaDroppedReplyError(reason))
+                return
+            del step, future, request
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            self._ended = reason
+            while not self._requests.empty():
+                left = self._requests.get()
+                if left is not None and left[1].set_running_or_notify_cancel():
+                    left[1].set_exception(ReplicaDroppedReplyError(reason))
+
+
+class ThreadReplica:
+    """A replica in a thread of this process. ``build()`` makes its model, of the trainer's structure and dtypes."""
+
+    def __init__(self, build: Callable[[], Module]) -> None:
+        self._model = build()
+        self._worker = Worker(lambda step: compute_step(self._model, step), "replica")
+
+    def make_step(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
+        """Begin the step; the future gets the result."""
+        return self._worker.submit(step)
+
+    def close(self) -> None:
+        """End the thread, after the steps that it has; does not wait for them."""
+        self._worker.close(timeout=0)
+
+    def __enter__(self) -> ThreadReplica:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""flodl's interface: Ddp, Trainer, the builder and ElChe. Nothing else imports it."""

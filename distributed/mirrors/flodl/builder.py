@@ -1,0 +1,309 @@
+"""DdpBuilder: training on one or several replicas whose loop the framework owns (flodl's builder mode).
+
+Every replica trains on batches of its own with its own optimizer; from time to time the parameters of all are averaged.
+How often decides an ``AveragingPolicy``. Replicas are threads, each on its GPU, or on the CPU, whose kernels release
+the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minigrad.autograd import no_grad
+from minigrad.device import CPU, Device
+from minigrad.errors import check_float, check_int
+from minigrad.nn import Module
+from minigrad.optim import LrSchedule, Optimizer
+from minigrad.random import default_generator, generators_for
+
+from ...comm.communicator import Communicator
+from ...comm.deadlines import check_seconds
+from ...comm.threads.thread import ThreadCommunicator
+from ...train.config import TrainingConfig
+from ...train.simple_trainer import SimpleTrainer
+from .coordinator import CadencePlan, Coordinator
+from .ddp_handle import DdpHandle
+from .divergence import DivergenceGuard, OvershootLimit
+from .el_che import ElChe
+from .epoch_metrics import EpochMetrics
+from .policies import AverageBackend, AveragingPolicy
+from .replica_data import EpochOrder, ReplicaLoader, fetcher
+from .replica_group import check_kinds, replica_communicators
+from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
+from .timeline import NoTimeline, Timeline
+from .trained_state import TrainedState, tensors_of
+
+LEAST = {"batch_size": 1, "num_epochs": 0, "replicas": 1, "prefetch": 0, "anchor": 1, "max_anchor": 1}
+LEAST |= {"max_batch_diff": 1, "max_overshoot": 0, "checkpoint_every": 1}
+
+
+@dataclass
+class DdpBuilder:
+    """How to train; ``run()`` starts it and returns a handle.
+
+    ::
+
+        handle = DdpBuilder(
+            lambda: Net(), lambda params: AdamW(params, lr=1e-3), lambda model, batch: model.loss(*batch),
+            dataset=(x, y), batch_size=32, num_epochs=10, replicas=2,
+        ).run()
+        while (metrics := handle.next_metrics()) is not None:
+            print(metrics.epoch, metrics.avg_loss)
+        state = handle.join()
+
+    Args:
+        model_factory: makes a model; called once for each replica. All begin with the first one's values.
+        optim_factory: makes an optimizer of the pairs (name, parameter) that require grad.
+        train_fn: ``train_fn(model, batch) -> loss``, or ``(loss, {"name": number, ...})`` for the epoch's metrics.
+        dataset: an array, a tuple of arrays, or an object with ``len()`` and ``dataset[indices] -> batch``.
+        batch_size: samples of one replica's batch. What fills no batch is left out of an epoch.
+        num_epochs: epochs in all, those before a resumed run included.
+        replicas: how many. With one, ``run()`` trains in the calling thread, to the bit as a plain loop does.
+        devices: where they are, say ``["cuda:0", "cuda:1"]``, which says how many as well; None: all on the CPU. Models
+            are moved there, and the tensors of batches.
+        prefetch: up to so many batches are made ahead, in a thread of each replica. Random numbers that the dataset
+            draws there come from a generator that seed, epoch and batch decide. 0: in the replica's own thread.
+        policy, backend: when the parameters are averaged, and by what. Averages are weighted with batches done.
+        anchor, max_anchor, overhead_target, speed_hint: of ``ElChe``; speed_hint is (slowest rank, ratio >= 1).
+        divergence_threshold: of ``DivergenceGuard``; None turns it off. With policy SYNC it is always off.
+        max_batch_diff: no replica is more batches than this ahead of the slowest one; >= 1. It also limits by how much
+            ElChe changes a count at once.
+        max_overshoot: of ``OvershootLimit``, >= 0; None: from the size of an epoch.
+        progressive_dispatch: batches are handed out in chunks while the epoch runs. None: yes, unless the policy is
+            SYNC or there are ``partition_ratios``.
+        partition_ratios: each replica's part of an epoch, in any unit, for CADENCE and ASYNC.
+        max_grad_norm: each replica clips its own gradient, between backward and its step.
+        scheduler: ``scheduler(world_size)`` gives an LrSchedule, taken at batches of all replicas / replicas.
+        lr_scale_ratio: learning rates are multiplied with 1 + (replicas - 1) * ratio.
+        epoch_fn: ``epoch_fn(epoch, replica)``, in each replica's thread, before its first batch of the epoch.
+        metrics_fn: called with each EpochMetrics in order; what it raises is logged.
+        checkpoint_every, checkpoint_fn: after every so many epochs all replicas are averaged and
+            ``checkpoint_fn(epochs_done, TrainedState)`` is called, for example to save it; what it raises is logged.
+        resume: the TrainedState to go on from. With policy SYNC the run goes on to the bit.
+        seed: of the order of samples. Random numbers of models (dropout) come from a generator of each replica's own,
+            which one draw from the default generator seeds; with one replica, from the default generator.
+        timeline: records what happens.
+        snapshot_timeout: seconds after which an average is given up, and made later, because a replica is late (not
+            with SYNC).
+        batch_timeout: seconds after which a replica that has not come back from a batch, or a callback, is lost.
+        communicators: of backend COMMUNICATOR, in order of rank, closed at the end; None: ``replica_communicators``.
+
+    Raises ValueError, TypeError or DataError for values that do not fit, in ``run()`` or before.
+    """
+
+    model_factory: Callable[[], Module]
+    optim_factory: Callable[[Any], Optimizer]
+    train_fn: TrainFn
+    dataset: Any = None
+    batch_size: int | None = None
+    num_epochs: int | None = None
+    replicas: int = 1
+    devices: Sequence[str | Device] | None = None
+    prefetch: int = 2
+    policy: AveragingPolicy = AveragingPolicy.CADENCE
+    backend: AverageBackend = AverageBackend.COMMUNICATOR
+    anchor: int = 10
+    max_anchor: int = 200
+    overhead_target: float = 0.10
+    speed_hint: tuple[int, float] | None = None
+    divergence_threshold: float | None = 0.05
+    max_batch_diff: int | None = None
+    max_overshoot: int | None = None
+    progressive_dispatch: bool | None = None
+    partition_ratios: Sequence[float] | None = None
+    max_grad_norm: float | None = None
+    scheduler: Callable[[int], LrSchedule] | None = None
+    lr_scale_ratio: float = 1.0
+    epoch_fn: Callable[[int, Replica], None] | None = None
+    metrics_fn: Callable[[EpochMetrics], None] | None = None
+    checkpoint_every: int | None = None
+    checkpoint_fn: Callable[[int, TrainedState], None] | None = None
+    resume: TrainedState | None = None
+    seed: int = 42
+    timeline: Timeline | None = None
+    snapshot_timeout: float = 5.0
+    batch_timeout: float = 300.0
+    communicators: Sequence[Communicator] | None = None
+
+    def __post_init__(self) -> None:
+        self._places: list[Device] = []
+
+    def run(self) -> DdpHandle:
+        """Make the replicas and start them; with one replica, train to the end."""
+        plan, order, fetch = self._checked()
+        replicas = self._make_replicas(plan)
+        el_che, guard, overshoot = self._cadence(plan)
+        coordinator = Coordinator(plan, time.perf_counter, el_che, guard, overshoot, self.timeline or NoTimeline())
+        loaders = [ReplicaLoader(order, fetch, replica.device, self.prefetch, self.seed) for replica in replicas]
+        callbacks = self.epoch_fn, self.metrics_fn, self.checkpoint_fn
+        threads = ReplicaThreads(coordinator, replicas, order, loaders, self.train_fn, *callbacks)
+        if plan.world == 1:
+            threads.run(replicas[0])
+            for error in coordinator.failures.values():
+                if not isinstance(error, Exception):
+                    raise error  # Ctrl-C
+        else:
+            threads.start()
+        return DdpHandle(threads, resumed=self.resume is not None)
+
+    # ------------------------------------------------------------------ checks
+
+    def _checked(self) -> tuple[CadencePlan, EpochOrder, Callable[[np.ndarray], Any]]:
+        for name in ("dataset", "batch_size", "num_epochs"):
+            if getattr(self, name) is None:
+                raise ValueError(f"DdpBuilder: {name} is required")
+        assert self.batch_size is not None and self.num_epochs is not None
+        for name, least in LEAST.items():
+            if getattr(self, name) is not None or name in ("replicas", "prefetch", "anchor", "max_anchor"):
+                check_int(f"DdpBuilder: {name}", getattr(self, name), least)
+        if (self.checkpoint_every is None) != (self.checkpoint_fn is None):
+            raise ValueError("DdpBuilder: checkpoint_every and checkpoint_fn go together, one of them is missing")
+        check_float("DdpBuilder: lr_scale_ratio", self.lr_scale_ratio)
+        self._places = self._checked_devices()
+        world = len(self._places)
+        samples, fetch = fetcher(self.dataset)
+        order = EpochOrder(samples, self.batch_size, self.seed)
+        sync = self.policy is AveragingPolicy.SYNC
+        if sync and len(order) < world:
+            raise ValueError(
+                f"DdpBuilder: {samples} samples are {len(order)} batches of {self.batch_size}, too few for a step of "
+                f"{world} replicas"
+            )
+        plan = CadencePlan(
+            world=world,
+            batches=len(order),
+            epochs=self.num_epochs,
+            policy=self.policy,
+            backend=self.backend,
+            progressive=self._progressive(sync),
+            partition_ratios=self.partition_ratios,
+            max_batch_diff=self.max_batch_diff,
+            checkpoint_every=self.checkpoint_every,
+            snapshot_timeout=check_seconds("snapshot_timeout", self.snapshot_timeout),
+            batch_timeout=check_seconds("batch_timeout", self.batch_timeout),
+            device_indices=[place.index for place in self._places],
+            **({} if self.resume is None else self._resumed(self.resume, order)),
+        )
+        return plan, order, fetch
+
+    def _checked_devices(self) -> list[Device]:
+        if self.devices is None:
+            return [CPU] * self.replicas
+        places = [Device(device) for device in self.devices]
+        if not places or self.replicas not in (1, len(places)):
+            raise ValueError(f"DdpBuilder: {len(places)} devices for {self.replicas} replicas; leave one of them out")
+        check_kinds(places)
+        for place in places:
+            place.kernels_package()  # raises, if it is not there
+        return places
+
+    def _progressive(self, sync: bool) -> bool:
+        if self.partition_ratios is not None:
+            ratios = list(self.partition_ratios)
+            if len(ratios) != len(self._places) or not all(0 < ratio < math.inf for ratio in ratios):
+                raise ValueError(f"DdpBuilder: partition_ratios is {ratios}, expected {len(self._places)} numbers > 0")
+        if sync and (self.progressive_dispatch or self.partition_ratios is not None):
+            raise ValueError(
+                "DdpBuilder: with policy SYNC every replica has one batch of each step; progressive_dispatch and "
+                "partition_ratios are for CADENCE and ASYNC"
+            )
+        if self.progressive_dispatch and self.partition_ratios is not None:
+            raise ValueError("DdpBuilder: partition_ratios have no effect with progressive_dispatch; leave one out")
+        if self.progressive_dispatch is None:
+            return not sync and self.partition_ratios is None
+        return self.progressive_dispatch
+
+    def _resumed(self, state: TrainedState, order: EpochOrder) -> dict[str, int]:
+        if len(state.replicas) != len(self._places):
+            why = "it is what was left after a failure" if not state.replicas else "the numbers must be equal"
+            raise ValueError(
+                f"DdpBuilder: the state has optimizers of {len(state.replicas)} replicas, for {len(self._places)}: "
+                f"{why}"
+            )
+        return {"first_epoch": order.first_epoch(state.sampler), "batches_before": state.batches}
+
+    # ------------------------------------------------------------------ parts
+
+    def _make_replicas(self, plan: CadencePlan) -> list[Replica]:
+        world = plan.world
+        comms = self._communicators()
+        scale = 1.0 + (world - 1) * self.lr_scale_ratio
+        schedule = None if self.scheduler is None else self.scheduler(world)
+        replicas: list[Replica] = []
+        for rank in range(world):
+            model = self.model_factory().to(device=self._places[rank])
+            if replicas:
+                _copy(replicas[0].model, model, rank)
+            if self.resume is not None:
+                self.resume.load_into(model)
+            model.train()
+            named = list(model.named_parameters())
+            optimizer = self.optim_factory([(name, p) for name, p in named if p.requires_grad])
+            if not isinstance(optimizer, Optimizer):
+                raise TypeError(f"optim_factory(params) returned {type(optimizer).__name__}, expected an Optimizer")
+            if schedule is None and scale != 1.0:
+                for group in optimizer.param_groups:
+                    group["lr"] *= scale
+            mine = None if schedule is None else ReplicaSchedule(schedule, scale)
+            trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, mine)
+            comm = comms[rank] if comms else None
+            replicas.append(Replica(rank, world, model, trainer, mine, comm, default_generator, self._places[rank]))
+        if world > 1:
+            for replica, generator in zip(replicas, generators_for(world), strict=True):
+                replica.generator = generator
+        if self.resume is not None:
+            for replica, saved in zip(replicas, self.resume.replicas, strict=True):
+                replica.load_state_dict(*saved)
+        return replicas
+
+    def _communicators(self) -> list[Communicator]:
+        world = len(self._places)
+        if world == 1 or self.backend is not AverageBackend.COMMUNICATOR:
+            if self.communicators is not None:
+                raise ValueError("DdpBuilder: communicators are for several replicas with backend COMMUNICATOR")
+            return [] if world == 1 else list(ThreadCommunicator.group(world, self.batch_timeout))
+        if self.communicators is None:
+            return replica_communicators(self._places, self.batch_timeout)
+        places = [(comm.rank, comm.world_size, comm.device) for comm in self.communicators]
+        if places != [(rank, world, place) for rank, place in enumerate(self._places)]:
+            raise ValueError(
+                f"DdpBuilder: communicators are (rank, world size, device) {places}, for {world} replicas on "
+                f"{', '.join(map(str, self._places))}"
+            )
+        return list(self.communicators)
+
+    def _cadence(self, plan: CadencePlan) -> tuple[ElChe | None, DivergenceGuard | None, OvershootLimit | None]:
+        if plan.world == 1 or plan.policy is AveragingPolicy.SYNC:
+            return None, None, None
+        el_che = ElChe(plan.world, min(self.anchor, self.max_anchor)).with_overhead_target(self.overhead_target)
+        el_che = el_che.with_max_anchor(self.max_anchor).with_max_batch_diff(self.max_batch_diff)
+        if self.speed_hint is not None:
+            if not self.speed_hint[1] >= 1:
+                raise ValueError(f"DdpBuilder: speed_hint is {self.speed_hint}, expected (slowest rank, ratio >= 1)")
+            el_che = el_che.with_speed_ratio(*self.speed_hint)
+        guard = None if self.divergence_threshold is None else DivergenceGuard(self.divergence_threshold)
+        overshoot = OvershootLimit(plan.batches // plan.world, self.max_overshoot)
+        return el_che, guard, overshoot if plan.policy is AveragingPolicy.ASYNC else None
+
+
+def _copy(first: Module, model: Module, rank: int) -> None:
+    """Give a replica the first one's values. Raises ValueError unless all tensors are alike."""
+    mine, others = tensors_of(model), tensors_of(first)
+    if len(mine) != len(others):
+        n, k = (len(list(m.parameters())) for m in (first, model))
+        b, c = (len(list(m.buffers())) for m in (first, model))
+        raise ValueError(f"Ddp: replica {rank} has {k} parameters and {c} buffers, expected {n} and {b}")
+    for (name, a), (other, b_) in zip(mine, others, strict=True):
+        if (name, a.shape, a.dtype) != (other, b_.shape, b_.dtype):
+            raise ValueError(
+                f"Ddp: replica {rank} has {name} {a.shape} {a.dtype}, expected {other} {b_.shape} {b_.dtype}"
+            )
+    with no_grad():
+        for (_, a), (_, b_) in zip(mine, others, strict=True):
+            a.copy_(b_)

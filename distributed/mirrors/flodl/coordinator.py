@@ -1,0 +1,382 @@
+"""The coordinator of a ``DdpBuilder`` run: who trains on which batch, who waits, and when all are averaged.
+
+Pure logic on one clock: replicas ask for their ``next`` task and report what they have done, and nothing here blocks,
+starts a thread or touches a tensor. ``replica_threads`` calls it under a lock; tests call it with a virtual clock.
+
+    replica    next() -> Batch      train, batch_done()
+                      -> Average    arrived(), when all have: average, average_done()
+                      -> Wait       until something changes
+                      -> Stop
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from .divergence import NUDGE, DivergenceGuard, OvershootLimit
+from .el_che import ElChe
+from .epoch_metrics import EpochMetrics
+from .policies import AverageBackend, AveragingPolicy, RoundView, should_average
+from .timeline import EventKind, NoTimeline, Timeline
+from .trained_state import RunReport
+from .workload import Batch, Workload
+
+
+class ReplicaStuckError(TimeoutError):
+    """A replica has not come back from its task within the deadline."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """Take part in average number ``round``."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """There is nothing to do until something changes."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The run is over, or has failed."""
+
+
+Task = Batch | Average | Wait | Stop
+
+
+@dataclass
+class CoordinatedRound:
+    """An average under way. ``checkpoint`` is the number of epochs done, where the state is to be saved after it."""
+
+    number: int
+    started: float
+    checkpoint: int | None = None
+    arrived: set[int] = field(default_factory=set)
+    collected: float | None = None  # when the last one arrived
+    deltas: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CadencePlan:
+    """What a run does. ``batches`` are those of an epoch, ``partition_ratios`` and ``progressive`` how they are dealt
+    out, ``first_epoch`` and ``batches_before`` (of all replicas) where a resumed run begins, ``device_indices`` the
+    replicas' GPUs, by default 0, the rest as in ``DdpBuilder``."""
+
+    world: int
+    batches: int
+    epochs: int
+    policy: AveragingPolicy = AveragingPolicy.CADENCE
+    backend: AverageBackend = AverageBackend.COMMUNICATOR
+    first_epoch: int = 0
+    batches_before: int = 0
+    progressive: bool = True
+    partition_ratios: Sequence[float] | None = None
+    max_batch_diff: int | None = None
+    checkpoint_every: int | None = None
+    snapshot_timeout: float = 5.0
+    batch_timeout: float = 300.0
+    device_indices: Sequence[int] = ()
+
+
+@dataclass(eq=False)
+class Coordinator:
+    """Deals out batches, decides on averages, and notices what goes wrong. Not thread-safe."""
+
+    plan: CadencePlan
+    clock: Callable[[], float]
+    el_che: ElChe | None = None
+    guard: DivergenceGuard | None = None
+    overshoot: OvershootLimit | None = None
+    timeline: Timeline = field(default_factory=NoTimeline)
+
+    def __post_init__(self) -> None:
+        plan, world = self.plan, self.plan.world
+        self.steps: list[int] = [0] * world  # since the last average, as the next
+        self.wall_ms: list[float] = [0.0] * world
+        self.total_batches: list[int] = [0] * world
+        self.total_ms: list[float] = [0.0] * world
+        self.waited_ms: list[float] = [0.0] * world
+        self.round: CoordinatedRound | None = None
+        self.rounds: int = 0
+        self.aborted: int = 0
+        self.failures: dict[int, BaseException] = {}
+        self.left: set[int] = set()
+        self.lr_step: int = plan.batches_before // world  # of the next batch after the last average
+        self.ready: deque[EpochMetrics] = deque()  # epochs that are over, in order
+        self.count_history: list[list[int]] = []
+        self._work = Workload(
+            world,
+            plan.batches,
+            plan.epochs,
+            plan.first_epoch,
+            lockstep=world == 1 or plan.policy is AveragingPolicy.SYNC,
+            progressive=plan.progressive,
+            shares=lambda: plan.partition_ratios or self.counts(),
+            hold_every=plan.checkpoint_every,
+        )
+        self._running: list[Batch | None] = [None] * world
+        self._busy_since: list[float | None] = [self.clock()] * world
+        self._throttled = [False] * world
+        self._newest_epoch = plan.first_epoch - 1
+        self._late: set[int] = set()  # missing when a round was given up; the next one waits for them
+        self._stopping = False
+
+    # ------------------------------------------------------------------ what a replica calls
+
+    def next(self, rank: int) -> Task:
+        """What this replica does now. A replica that gets ``Wait`` asks again when something has changed."""
+        self._busy_since[rank] = self.clock()
+        task = self._next(rank)
+        if isinstance(task, Wait):
+            self._busy_since[rank] = None
+        return task
+
+    def batch_done(
+        self, rank: int, samples: int, loss: float, wall_ms: float, scalars: Mapping[str, float] | None = None
+    ) -> None:
+        """The replica has trained on its batch in ``wall_ms``. Nothing else counts as a batch."""
+        batch = self._running[rank]
+        assert batch is not None, f"replica {rank} reports a batch that it was not given"
+        self._running[rank] = None
+        self._late.discard(rank)
+        self.steps[rank] += 1
+        self.wall_ms[rank] += wall_ms
+        self.total_batches[rank] += 1
+        self.total_ms[rank] += wall_ms
+        self._work.sums(batch.epoch).add(rank, samples, loss, scalars or {}, wall_ms)
+        for metrics in self._work.end_epochs(self.clock()):
+            self.ready.append(replace(metrics, device_indices=list(self.plan.device_indices or [0] * self.plan.world)))
+            self.timeline.event(EventKind.EPOCH_END, epoch=metrics.epoch)
+        if self.plan.world > 1 and not self._late and should_average(self.plan.policy, self.view()):
+            self._start_round()
+
+    def arrived(self, rank: int, number: int) -> bool:
+        """The replica stands still for average ``number``; False if that was given up meanwhile."""
+        if self._stopping or self.round is None or self.round.number != number:
+            return False
+        self._busy_since[rank] = None
+        self.round.arrived.add(rank)
+        if len(self.round.arrived) == self.plan.world:
+            self.round.collected = self.clock()
+            started = EventKind.SYNC_START if self._by_communicator else EventKind.AVERAGE_START
+            self.timeline.event(started, round=number)
+            self._busy_since = [self.round.collected] * self.plan.world
+        return True
+
+    def average_done(self, rank: int, delta: float) -> None:
+        """The replica holds the average, from which it was away by ``delta`` (relative)."""
+        assert self.round is not None
+        self.round.deltas[rank] = delta
+        self._busy_since[rank] = None
+        if len(self.round.deltas) == self.plan.world:
+            self._close_round(self.round)
+
+    def waited(self, rank: int, ms: float) -> None:
+        """The replica has waited for others."""
+        self.waited_ms[rank] += ms
+        self._work.waited(rank, ms)
+
+    def failed(self, rank: int, error: BaseException) -> None:
+        """The replica is gone, or another one has found it to be: all others stop."""
+        self.failures[rank] = error
+        self._stopping = True
+
+    def leave(self, rank: int) -> None:
+        """The replica's thread has ended."""
+        self.left.add(rank)
+        self._busy_since[rank] = None
+
+    def stop(self) -> None:
+        """All replicas stop after their batch."""
+        self._stopping = True
+
+    # ------------------------------------------------------------------ what others ask
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run ends before all epochs are done."""
+        return self._stopping
+
+    @property
+    def over(self) -> bool:
+        """Whether every replica has ended, or has failed."""
+        return len(self.left | self.failures.keys()) == self.plan.world
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that are over, counted from the run's very first."""
+        return self._work.oldest
+
+    @property
+    def batches_ever(self) -> int:
+        """Batches of all replicas, those before a resumed run included."""
+        return self.plan.batches_before + sum(self.total_batches)
+
+    def upcoming(self, rank: int, count: int) -> list[Batch]:
+        """Up to ``count`` batches that the replica will get next, as far as they have been dealt out to it."""
+        return self._work.upcoming(rank, count)
+
+    def report(self) -> RunReport:
+        """How the run has gone so far."""
+        history = [list(counts) for counts in self.count_history]
+        times = (list(self.total_ms), list(self.waited_ms))
+        return RunReport(list(self.total_batches), *times, len(history), self.aborted, history, self.counts())
+
+    def counts(self) -> list[int]:
+        """Batches that each replica shall do between two averages."""
+        return self.el_che.batch_counts if self.el_che is not None else [1] * self.plan.world
+
+    def view(self) -> RoundView:
+        """What the policy decides on."""
+        return RoundView(
+            self.steps,
+            self.wall_ms,
+            self.counts(),
+            0.0 if self.el_che is None else self.el_che.anchor_wall_ms,
+            in_flight=self.round is not None,
+            exited=self._stopping or bool(self.left),
+            epochs_done=self._draining(),
+        )
+
+    def collected(self, number: int) -> bool:
+        """Whether all replicas stand still for average ``number``."""
+        return self.round is not None and self.round.number == number and self.round.collected is not None
+
+    def next_deadline(self) -> float:
+        """When ``check`` has to look again, on the clock; infinity for never."""
+        times = [since + self.plan.batch_timeout for since in self._busy_since if since is not None]
+        if self._may_abort():
+            assert self.round is not None
+            times.append(self.round.started + self.plan.snapshot_timeout)
+        return min(times, default=float("inf"))
+
+    def check(self) -> bool:
+        """Give up a round that is late and replicas that are stuck; whether there was any."""
+        now, changed = self.clock(), False
+        for rank, since in enumerate(self._busy_since):
+            if since is not None and now - since >= self.plan.batch_timeout and rank not in self.failures:
+                self._busy_since[rank] = None
+                doing = "its task" if self._running[rank] is None else f"{self._running[rank]}"
+                error = ReplicaStuckError(f"replica {rank} has not ended {doing} within {self.plan.batch_timeout:g} s")
+                self.failed(rank, error)
+                changed = True
+        if self._may_abort():
+            assert self.round is not None
+            if now - self.round.started >= self.plan.snapshot_timeout:
+                self._late = set(range(self.plan.world)) - self.round.arrived
+                self.round, self.aborted, changed = None, self.aborted + 1, True
+        return changed
+
+    # ------------------------------------------------------------------ tasks
+
+    def _next(self, rank: int) -> Task:
+        if self._stopping:
+            return Stop()
+        if self.round is None:
+            batch = self._try_batch(rank)
+            if isinstance(batch, Batch):
+                return batch
+            if self._stalled():
+                if not any(self.steps) and not self._work.held:
+                    return Stop()  # nobody has work, and the last average is behind us
+                self._start_round()
+        if self.round is None:
+            return Wait(self._blocked(rank) or "no batch left")
+        return Wait("average") if rank in self.round.arrived else Average(self.round.number)
+
+    def _try_batch(self, rank: int) -> Batch | None:
+        reason = self._blocked(rank)
+        if reason == "throttle" and not self._throttled[rank]:
+            self.timeline.event(EventKind.THROTTLE, rank, lead=self._lead(rank))
+        self._throttled[rank] = reason == "throttle"
+        if reason is not None:
+            return None
+        batch = self._work.take(rank, self._share(rank), self.clock())
+        if batch is not None and batch.epoch > self._newest_epoch:
+            self._newest_epoch = batch.epoch
+            self.timeline.event(EventKind.EPOCH_START, epoch=batch.epoch)
+        self._running[rank] = batch
+        return batch
+
+    def _blocked(self, rank: int) -> str | None:
+        """Why this replica must not train now, though there may be work."""
+        if self.plan.world == 1 or self._draining():
+            return None
+        if self.plan.policy is AveragingPolicy.SYNC:
+            return "average" if self.steps[rank] else None
+        if self.plan.max_batch_diff is not None and self._lead(rank) >= self.plan.max_batch_diff:
+            return "throttle"
+        if self.overshoot is not None and self.steps[rank] >= self.counts()[rank] + self.overshoot.limit:
+            return "overshoot"
+        return None
+
+    def _lead(self, rank: int) -> int:
+        """Batches ahead of the slowest of those that have work."""
+        others = [
+            self.steps[r] for r in range(self.plan.world) if self._running[r] is not None or self._work.has_work(r)
+        ]
+        return self.steps[rank] - min(others, default=self.steps[rank])
+
+    def _stalled(self) -> bool:
+        """Whether no replica can go on, so that only an average (or the end) helps."""
+        return not any(
+            self._running[r] is not None or (self._blocked(r) is None and self._work.has_work(r))
+            for r in range(self.plan.world)
+        )
+
+    def _may_abort(self) -> bool:
+        """Without an average after each batch, a round that a replica is late for can be made later."""
+        round = self.round
+        return round is not None and round.collected is None and self.plan.policy is not AveragingPolicy.SYNC
+
+    def _draining(self) -> bool:
+        """Whether a replica has done all that it will ever do."""
+        work = self._work
+        return work.last_epochs_open() and any(
+            self._running[r] is None and not work.has_work(r) for r in range(self.plan.world)
+        )
+
+    def _share(self, rank: int) -> float | None:
+        """This replica's part of the pace of all, waiting included; None until all have done a batch."""
+        return self.total_batches[rank] / sum(self.total_batches) if min(self.total_batches) else None
+
+    # ------------------------------------------------------------------ rounds
+
+    def _start_round(self) -> None:
+        self.rounds += 1
+        self.round = CoordinatedRound(self.rounds, self.clock(), self._work.oldest if self._work.held else None)
+
+    def _close_round(self, round: CoordinatedRound) -> None:
+        assert round.collected is not None
+        sync_ms = (self.clock() - round.collected) * 1e3
+        self.timeline.event(
+            EventKind.SYNC_END if self._by_communicator else EventKind.AVERAGE_END, round=round.number, ms=sync_ms
+        )
+        drifts = self.guard is not None and self.guard.observe(list(round.deltas.values()))
+        if self.el_che is not None:
+            before = self.el_che.anchor
+            if min(self.steps) >= 1:
+                self.el_che.report_timing(self.wall_ms, self.steps, sync_ms)
+            if drifts:
+                self.el_che.nudge_anchor_down(NUDGE)
+            if self.el_che.anchor != before:
+                self.timeline.event(EventKind.ANCHOR_CHANGED, before=before, after=self.el_che.anchor)
+        if self.overshoot is not None:
+            (self.overshoot.drifting if drifts else self.overshoot.stable)()
+        self.count_history.append(list(self.steps))
+        self.steps = [0] * self.plan.world
+        self.wall_ms = [0.0] * self.plan.world
+        self.lr_step = self.batches_ever // self.plan.world
+        if round.checkpoint is not None:
+            self._work.release()
+        self.round = None
+
+    @property
+    def _by_communicator(self) -> bool:
+        return self.plan.backend is AverageBackend.COMMUNICATOR

@@ -1,0 +1,297 @@
+"""Ddp: explicit control over replicas, for loops of your own such as GANs (flodl's ``Ddp`` and ``DdpConfig``).
+
+The caller runs forward and backward of each replica, and between backward and the optimizers' steps asks for the
+gradients' mean. Gradients are in GradStores, so the calls take those: one for each replica, in order of rank.
+
+``Ddp.wrap(models, devices)`` has all replicas in this process; ``devices=["cpu", "cpu"]`` means two replicas that share
+the CPU's cores, say as two threads, ``["cuda:0", "cuda:1"]`` one on each of two GPUs, connected as
+``replica_communicators`` says. ``Ddp.of_rank(model, communicator)`` has one replica in each of several processes (MPI,
+or NCCL with one GPU each); every rank then makes the same calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minigrad.device import Device
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module
+from minigrad.tensor import Tensor
+
+from ...comm.calls import ReduceOp, Work
+from ...comm.communicator import Communicator
+from ...comm.deadlines import DEFAULT_TIMEOUT
+from ...train.buckets import GradientBucketManager, all_reduce_hook
+from ...train.config import TrainingConfig
+from ...train.grad_sync import agree_on_params
+from ...train.params import Named
+from .replica_group import check_kinds, close_all, replica_communicators
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+
+@dataclass(frozen=True)
+class DdpConfig:
+    """How ``Trainer.setup_with`` trains on several replicas.
+
+    speed_hint:      (slow_rank, ratio >= 1): all other replicas are ``ratio`` times as fast, until speeds are measured
+    overhead_target: averaging's share of the time that ElChe aims at, clamped to 0.01 ... 0.5 (None: 0.10)
+    max_anchor:      the most batches of the slowest replica between two averagings: None 200; 0 turns ElChe off, so
+                     that every batch is divided among the replicas
+    max_grad_norm:   clip each replica's mean gradient to this norm before they are averaged
+    timeline:        where to record batches, waiting and averagings
+
+    Raises ValueError for values out of range. (flodl takes a ratio below 1, which its own example has, for 1.)
+    """
+
+    speed_hint: tuple[int, float] | None = None
+    overhead_target: float | None = None
+    max_anchor: int | None = None
+    max_grad_norm: float | None = None
+    timeline: Timeline | None = None
+
+    def __post_init__(self) -> None:
+        if self.speed_hint is not None:
+            rank, ratio = self.speed_hint
+            if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+                raise ValueError(f"speed_hint names the slow rank {rank!r}, expected an integer >= 0")
+            if not _is_number(ratio) or ratio < 1:
+                raise ValueError(
+                    f"speed_hint has the ratio {ratio!r}, expected a number >= 1: how many times as fast the others are"
+                )
+        if self.overhead_target is not None:
+            if not _is_number(self.overhead_target):
+                raise ValueError(f"overhead_target is {self.overhead_target!r}, expected a number")
+            object.__setattr__(self, "overhead_target", min(max(float(self.overhead_target), 0.01), 0.5))
+        anchor = self.max_anchor
+        if anchor is not None and (isinstance(anchor, bool) or not isinstance(anchor, int) or anchor < 0):
+            raise ValueError(f"max_anchor is {anchor!r}, expected an integer >= 0, or None for 200")
+        TrainingConfig(max_grad_norm=self.max_grad_norm)  # checks it
+
+
+class _Member:
+    """One replica that this process has: what connects it to the others, and its tensors in the common order."""
+
+    def __init__(self, communicator: Communicator, params: Named, buffers: Named) -> None:
+        self.communicator = communicator
+        self.trained = [(name, p) for name, p in params if p.requires_grad]
+        self.params, self.buffers = params, buffers
+        self.weight = 1.0
+        """What its gradients count in the mean that is being made."""
+
+    @functools.cached_property
+    def buckets(self) -> GradientBucketManager:
+        """What averages its gradients."""
+        return GradientBucketManager([p for _, p in self.trained], self.communicator, hook=self._send)
+
+    def _send(self, communicator: Communicator, bucket: Tensor) -> Work:
+        if self.weight != 1.0:
+            bucket.device.kernels.grad_norm.scale_([bucket.data], self.weight)
+        return all_reduce_hook(communicator, bucket)
+
+
+class Ddp:
+    """Keeps replicas of a model alike.
+
+    ::
+
+        ddp = Ddp.wrap([model_0, model_1], ["cpu", "cpu"])
+        ddp.sync_params()
+        grads = [loss_of(model, shard).backward() for model, shard in zip(models, shards)]
+        ddp.all_reduce_gradients(grads)
+        for optimizer, store in zip(optimizers, grads):
+            optimizer.step(store)
+
+    Parameters and buffers are paired by their order in the models. Which parameters are trained is looked at once, when
+    the object is made. Raises ValueError for replicas that do not fit together.
+
+    ``world_size`` counts the replicas, those of other processes too; ``devices`` says where this process's are.
+    """
+
+    def __init__(self, members: Sequence[_Member], devices: Sequence[Device], owned: Sequence[Communicator]) -> None:
+        self._members, self._owned = list(members), list(owned)
+        self.devices: list[Device] = list(devices)
+        self.world_size: int = members[0].communicator.world_size
+
+    @classmethod
+    def wrap(cls, models: Sequence[Module], devices: Sequence[str | Device], timeout: float = DEFAULT_TIMEOUT) -> Ddp:
+        """All replicas of this process, each on its device: ``"cpu"`` once for every replica, or GPUs."""
+        if len(models) < 2:
+            raise ValueError("Ddp::wrap requires at least 2 models")
+        if len(models) != len(devices):
+            raise ValueError(
+                f"Ddp::wrap: model count must match device count ({len(models)} models, {len(devices)} devices)"
+            )
+        places = [Device(device) for device in devices]
+        check_kinds(places)
+        params: list[Named] = [[*model.named_parameters()] for model in models]
+        buffers: list[Named] = [[*model.named_buffers()] for model in models]
+        _check_counts("parameters", params)
+        _check_counts("buffers", buffers)
+        _check_alike("parameter", params, places)
+        _check_alike("buffer", buffers, places)
+        comms = replica_communicators(places, timeout)
+        return cls([_Member(*member) for member in zip(comms, params, buffers, strict=True)], places, comms)
+
+    @classmethod
+    def of_rank(cls, model: Module, communicator: Communicator) -> Ddp:
+        """This rank's replica. A collective of all ranks; raises CollectiveMismatchError where the models differ."""
+        params = agree_on_params(communicator, model.named_parameters())
+        buffers = agree_on_params(communicator, model.named_buffers())
+        return cls([_Member(communicator, params, buffers)], [communicator.device], [])
+
+    @property
+    def communicators(self) -> list[Communicator]:
+        """What connects this process's replicas with all others, in order of rank; for use between its own calls."""
+        return [member.communicator for member in self._members]
+
+    # ------------------------------------------------------------------ weights and buffers
+
+    def sync_params(self) -> None:
+        """Give every replica the parameters and buffers of replica 0."""
+        self._broadcast([[t for _, t in (*member.params, *member.buffers)] for member in self._members], 0)
+
+    def sync_buffers(self, root: int = 0) -> None:
+        """Give every replica the buffers of replica ``root``, such as BatchNorm's running averages."""
+        self._broadcast([[t for _, t in member.buffers] for member in self._members], root)
+
+    def _broadcast(self, tensors: list[list[Tensor]], root: int) -> None:
+        _wait(
+            member.communicator.broadcast(t, root, async_op=True)
+            for member, own in zip(self._members, tensors, strict=True)
+            for t in own
+        )
+
+    # ------------------------------------------------------------------ gradients
+
+    def all_reduce_gradients(self, grads: Sequence[GradStore]) -> None:
+        """Replace the gradients by their mean over all replicas; for shards of equal size and losses that are means.
+
+        ``grads`` has a store for each replica of this process, in order of rank. A gradient that a replica does not
+        have counts as zeros, and it gets the mean; one that no replica has stays missing.
+
+        Raises ValueError for a gradient that does not fit its parameter, before anything is changed.
+        """
+        self._reduce(grads, [1] * self.world_size)
+
+    def weighted_all_reduce_gradients(self, grads: Sequence[GradStore], batch_counts: Sequence[int]) -> None:
+        """Replace the gradients by sum(c_r g_r) / sum(c_r), where g_r is the gradient of the *mean* loss of replica r's
+        c_r batches or samples (of all ranks' counts, in order of rank). For the rest see ``all_reduce_gradients``.
+
+        With a count of 0 a replica's own gradients are not looked at, and it gets the others' mean. A replica that has
+        added up the gradients of its c_r batches divides the sum by c_r first: weighting sums would weight twice.
+        """
+        if len(batch_counts) != self.world_size:
+            raise ValueError(
+                f"weighted_all_reduce: batch_counts len ({len(batch_counts)}) != device count ({self.world_size})"
+            )
+        for count in batch_counts:
+            if not _is_number(count) or count < 0:
+                raise ValueError(f"weighted_all_reduce: batch_counts are {list(batch_counts)}, expected numbers >= 0")
+        if sum(batch_counts) == 0:
+            raise ValueError("weighted_all_reduce: total batch count is 0")
+        self._reduce(grads, batch_counts)
+
+    def _reduce(self, grads: Sequence[GradStore], counts: Sequence[float]) -> None:
+        if isinstance(grads, GradStore) or len(grads) != len(self._members):
+            given = "one GradStore" if isinstance(grads, GradStore) else f"{len(grads)} GradStores"
+            raise ValueError(f"Ddp: {given} for {len(self._members)} replicas; pass a list with one for each of them")
+        factor = self.world_size / sum(counts)
+        for member, store in zip(self._members, grads, strict=True):
+            _check_gradients(member, store)
+            member.weight = counts[member.communicator.rank] * factor
+        present = self._present_anywhere(grads)
+        try:
+            for member, store in zip(self._members, grads, strict=True):
+                for _, p in reversed(member.trained if member.weight else []):  # 0 times a NaN would still be NaN
+                    if (grad := store.get(p)) is not None:
+                        member.buckets.mark_grad_ready(p.id, Tensor.wrap(grad.data, grad.device))
+                member.buckets.launch_rest()
+            for member, store in zip(self._members, grads, strict=True):
+                absent = [p for (_, p), anywhere in zip(member.trained, present, strict=True) if not anywhere]
+                for p in absent:
+                    store.remove(p)  # of a replica that counts nothing
+                for part in member.buckets.wait_each(absent):
+                    for id, mean in part.items():
+                        store.insert(id, Tensor.wrap(mean.device.kernels.copy(mean.data), mean.device))
+        finally:
+            for member in self._members:
+                member.buckets.reset()
+
+    def _present_anywhere(self, grads: Sequence[GradStore]) -> list[bool]:
+        """For each trained parameter, whether any replica that counts has a gradient."""
+        flags = []
+        for member, store in zip(self._members, grads, strict=True):
+            kernels = member.communicator.device.kernels
+            mine = [int(member.weight > 0 and store.contains(p)) for _, p in member.trained]
+            flags.append(Tensor.wrap(kernels.from_host(np.array(mine, np.uint8)), member.communicator.device))
+        _wait(
+            member.communicator.all_reduce(flag, ReduceOp.MAX, async_op=True)
+            for member, flag in zip(self._members, flags, strict=True)
+        )
+        host = flags[0].device.kernels.to_host(flags[0].data)
+        return [bool(flag) for flag in host]
+
+    # ------------------------------------------------------------------ life
+
+    def close(self) -> None:
+        """Take no more calls, where ``wrap`` made the group; the replicas stay as they are."""
+        close_all(self._owned)
+
+    def __enter__(self) -> Ddp:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _check_counts(what: str, lists: list[Named]) -> None:
+    for rank, named in enumerate(lists):
+        if len(named) != len(lists[0]):
+            raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}, expected {len(lists[0])}")
+
+
+def _check_alike(what: str, lists: list[Named], places: Sequence[Device]) -> None:
+    """Raise ValueError, naming replica and tensor, unless the replicas' tensors fit those of replica 0."""
+    owners: dict[int, int] = {}
+    for rank, named in enumerate(lists):
+        for (name, tensor), (first_name, first) in zip(named, lists[0], strict=True):
+            label = f"Ddp: {what} {name} of replica {rank}"
+            if tensor.device is not places[rank]:
+                raise ValueError(f"{label} is on {tensor.device}, expected {places[rank]}")
+            if owners.setdefault(id(tensor), rank) != rank:
+                raise ValueError(f"{label} is that of replica {owners[id(tensor)]}; each replica needs its own")
+            for aspect, here, there in (
+                ("name", name, first_name),
+                ("shape", tensor.shape, first.shape),
+                ("dtype", tensor.dtype, first.dtype),
+                ("requires_grad", tensor.requires_grad, first.requires_grad),
+            ):
+                if here != there:
+                    raise ValueError(f"{label} has {aspect} {here}, expected {there}")
+
+
+def _check_gradients(member: _Member, store: GradStore) -> None:
+    for name, p in member.trained:
+        grad = store.get(p)
+        if grad is not None and (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
+            raise ValueError(
+                f"Ddp: the gradient of {name} on replica {member.communicator.rank} has shape {grad.shape}, "
+                f"{grad.dtype}, on {grad.device}; the parameter has {p.shape}, {p.dtype}, on {p.device}"
+            )
+
+
+def _wait(work: Iterable[Work]) -> None:
+    for operation in list(work):  # all are begun before the first is waited for
+        operation.wait()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,238 @@
+"""ElChe: how many batches each rank computes between two averagings, so that fast ranks never wait for slow ones
+(flodl's ``ElChe``; "the column marches at the pace of its slowest man").
+
+    anchor     batches of the slowest rank between two averagings
+    count_r    anchor * (slowest time per batch) / (time per batch of rank r), so that all ranks end together
+
+Pure arithmetic on measured times: no threads, no devices, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from minigrad.errors import check_int
+
+DEFAULT_OVERHEAD_TARGET = 0.10
+DEFAULT_MAX_ANCHOR = 200
+DEAD_ZONE = 0.10  # share of a count below which a change of measured speed is noise
+MIN_ALPHA, MAX_ALPHA = 0.1, 0.8
+ROUNDING = 1e-9  # a quotient this far above a whole number is that number
+
+
+def round_half_up(x: float) -> int:
+    """The nearest integer, halves upwards; Python's ``round`` takes them to the even neighbour."""
+    return math.floor(x + 0.5)
+
+
+class ElChe:
+    """The counts of batches of ``world_size`` ranks, adapted after every averaging.
+
+    ::
+
+        cadence = ElChe(2, anchor=10).with_overhead_target(0.1)
+        cadence.report_timing([500.0, 1000.0], cadence.batch_counts, sync_ms=400.0)
+        cadence.anchor, cadence.batch_counts  # 40, [80, 40]
+
+    The anchor grows while averaging takes more than the overhead target's share of the time, up to ``max_anchor``, and
+    falls back by one batch, not below where it began, while that is under half of the target.
+
+    Raises ValueError for fewer than two ranks and for an anchor below 1.
+
+    Attributes, to be read only:
+        world_size: number of ranks.
+        anchor: batches of the slowest rank between two averagings; ``max_anchor`` is the largest that it may become.
+        overhead_target: averaging's share of the time to aim at.
+        max_batch_diff: the most by which a report after the first may change a count; None for no limit.
+    """
+
+    def __init__(self, world_size: int, anchor: int) -> None:
+        if check_int("world_size", world_size) < 2:
+            raise ValueError(f"El Che requires at least 2 devices, got {world_size}")
+        if check_int("anchor", anchor) < 1:
+            raise ValueError(f"anchor must be >= 1, got {anchor}")
+        self.world_size: int = world_size
+        self.anchor: int = anchor
+        self._initial_anchor = anchor
+        self.max_anchor: int = max(anchor, DEFAULT_MAX_ANCHOR)
+        self.overhead_target: float = DEFAULT_OVERHEAD_TARGET
+        self.max_batch_diff: int | None = None
+        self._hint = [1.0] * world_size  # speeds relative to the slowest rank, until they are measured
+        self._ms: list[float | None] = [None] * world_size
+        self._counts = self._ideal_counts()
+
+    # ------------------------------------------------------------------ settings
+
+    def with_overhead_target(self, target: float) -> ElChe:
+        """Averaging's share of the time to aim at, clamped to 0.01 ... 0.5; returns the object."""
+        self.overhead_target = min(max(_finite("overhead_target", target), 0.01), 0.5)
+        return self
+
+    def with_max_anchor(self, max_anchor: int) -> ElChe:
+        """The largest anchor, >= 1; an anchor above it, and the counts, come down at once. Returns the object."""
+        if check_int("max_anchor", max_anchor) < 1:
+            raise ValueError(f"max_anchor must be >= 1, got {max_anchor}")
+        self.max_anchor = max_anchor
+        self._set_anchor(min(self.anchor, max_anchor))
+        return self
+
+    def with_max_batch_diff(self, max_batch_diff: int | None) -> ElChe:
+        """The most by which a report after the first may change a count, >= 0; None: no limit. Returns the object."""
+        if max_batch_diff is not None and check_int("max_batch_diff", max_batch_diff) < 0:
+            raise ValueError(f"max_batch_diff must be >= 0 or None, got {max_batch_diff}")
+        self.max_batch_diff = max_batch_diff
+        return self
+
+    def with_speed_ratio(self, slow_rank: int, ratio: float) -> ElChe:
+        """A guess until speeds are measured: all other ranks are ``ratio`` times as fast as ``slow_rank`` (a ratio
+        below 1 counts as 1). Returns the object.
+        """
+        if not 0 <= check_int("slow_rank", slow_rank) < self.world_size:
+            raise ValueError(f"slow_rank is {slow_rank}, expected a rank from 0 to {self.world_size - 1}")
+        self._hint = [max(_finite("ratio", ratio), 1.0)] * self.world_size
+        self._hint[slow_rank] = 1.0
+        self._counts = self._ideal_counts()
+        return self
+
+    # ------------------------------------------------------------------ what it says
+
+    @property
+    def batch_counts(self) -> list[int]:
+        """Batches of each rank until the next averaging, each >= 1."""
+        return list(self._counts)
+
+    def batches(self, rank: int) -> int:
+        """Batches of one rank until the next averaging."""
+        return self._counts[rank]
+
+    @property
+    def total_batches(self) -> int:
+        """Batches of all ranks together until the next averaging."""
+        return sum(self._counts)
+
+    @property
+    def ms_per_batch(self) -> list[float]:
+        """Smoothed milliseconds per batch of each rank; 0 where nothing has been measured."""
+        return [ms or 0.0 for ms in self._ms]
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether every rank's speed has been measured."""
+        return None not in self._ms
+
+    @property
+    def anchor_wall_ms(self) -> float:
+        """Milliseconds from one averaging to the next: the anchor times the slowest rank's; 0 before calibration."""
+        return self.anchor * max(self.ms_per_batch) if self.is_calibrated else 0.0
+
+    def clamp_total(self, max_total: int) -> list[int]:
+        """The counts scaled down to at most ``max_total`` batches together, as for the rest of an epoch.
+
+        Ranks keep at least one batch each while there are enough; with fewer batches than ranks the last ranks get 0.
+        """
+        if check_int("max_total", max_total) < 0:
+            raise ValueError(f"max_total must be >= 0, got {max_total}")
+        counts, total = self._counts, sum(self._counts)
+        if total <= max_total:
+            return list(counts)
+        clamped = [max(count * max_total // total, 1) for count in counts]
+        for r in range(self.world_size):
+            if sum(clamped) < max_total and clamped[r] < counts[r]:
+                clamped[r] += 1
+        while sum(clamped) > max_total:
+            clamped[max(range(self.world_size), key=lambda r: (clamped[r], r))] -= 1
+        return clamped
+
+    # ------------------------------------------------------------------ what it learns
+
+    def report_timing(self, wall_ms: Sequence[float], actual_batches: Sequence[int], sync_ms: float) -> None:
+        """Learn from one round: each rank's milliseconds and batches since the last averaging, and the milliseconds
+        that the averaging itself took.
+
+        Times are smoothed, the more a new one differs the less. A rank without batches or time tells nothing of its
+        speed. Counts follow the anchor at once, and measured speeds only when they ask for a change of more than 10 %;
+        one report changes a count by ``max_batch_diff`` at most. The first complete measurement is exempt from both.
+
+        Raises ValueError, before anything is changed, for lists of another length and for times that are negative or
+        not finite.
+        """
+        for name, values in (("wall_ms", wall_ms), ("actual_batches", actual_batches)):
+            if len(values) != self.world_size:
+                raise ValueError(f"report_timing: {name} has {len(values)} entries for {self.world_size} ranks")
+        walls = [_nonnegative(f"wall_ms[{r}]", wall) for r, wall in enumerate(wall_ms)]
+        batches = [_nonnegative(f"actual_batches[{r}]", count) for r, count in enumerate(actual_batches)]
+        sync = _nonnegative("sync_ms", sync_ms)
+
+        first = not self.is_calibrated
+        for r, (wall, count) in enumerate(zip(walls, batches, strict=True)):
+            if wall > 0 and count > 0:
+                self._ms[r] = _smoothed(self._ms[r], wall / count)
+        if max(walls) > 0:
+            self._tune_anchor(sync / max(walls))
+        if self.is_calibrated:
+            self._move_counts(first)
+
+    def nudge_anchor_down(self, factor: float) -> None:
+        """Average more often: the anchor times ``factor`` (clamped to 0.1 ... 1), rounded up, never below 1."""
+        factor = min(max(_finite("factor", factor), 0.1), 1.0)
+        self._set_anchor(min(self.anchor, max(1, _ceil(self.anchor * factor))))
+
+    def _tune_anchor(self, overhead: float) -> None:
+        target, anchor = self.overhead_target, self.anchor
+        if overhead > target:
+            wanted = _ceil(min(anchor * overhead / target, self.max_anchor))
+            self.anchor = min(max(wanted, self._initial_anchor), self.max_anchor)
+        elif overhead < target / 2 and anchor > self._initial_anchor:
+            self.anchor = anchor - 1
+
+    def _set_anchor(self, anchor: int) -> None:
+        if anchor != self.anchor:
+            self.anchor = anchor
+            self._counts = self._ideal_counts()
+
+    def _move_counts(self, first: bool) -> None:
+        ideal = self._ideal_counts()
+        if first:
+            self._counts = ideal
+            return
+        ms = self.ms_per_batch
+        slowest = ms.index(max(ms))
+        behind = self._counts[slowest] != self.anchor  # the dead zone is for noise, not for the anchor's own changes
+        for r, count in enumerate(self._counts):
+            change = ideal[r] - count
+            if behind or abs(change) > DEAD_ZONE * count:
+                limit = abs(change) if self.max_batch_diff is None else self.max_batch_diff
+                self._counts[r] = count + min(max(change, -limit), limit)
+
+    def _ideal_counts(self) -> list[int]:
+        if self.is_calibrated:
+            ms = self.ms_per_batch
+            slow = max(ms)
+            return [max(1, round_half_up(self.anchor * slow / own)) for own in ms]
+        return [max(1, round_half_up(self.anchor * speed)) for speed in self._hint]
+
+
+def _smoothed(old: float | None, new: float) -> float:
+    """Exponential moving average whose weight for the new value is its relative change, clamped to 0.1 ... 0.8."""
+    if old is None:
+        return new
+    alpha = min(max(abs(new - old) / old, MIN_ALPHA), MAX_ALPHA)
+    return alpha * new + (1.0 - alpha) * old
+
+
+def _ceil(x: float) -> int:
+    return math.ceil(x - ROUNDING)
+
+
+def _finite(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, expected a finite number")
+    return float(value)
+
+
+def _nonnegative(name: str, value: float) -> float:
+    number = _finite(name, value)
+    if number < 0:
+        raise ValueError(f"{name} is {value!r}, expected a number >= 0")
+    return number

@@ -1,0 +1,121 @@
+"""The samples of a ``DdpBuilder`` run: their order, how a batch is made of them, and the thread that does it ahead."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import minigrad
+from minigrad.data import EpochSampler
+from minigrad.data.prefetch import pinned, to_device
+from minigrad.device import Device
+from minigrad.random import Generator, drawing_from
+
+from ...comm.call_thread import CallThread, QueuedCall
+from .workload import Batch
+
+
+class EpochOrder:
+    """The samples of each batch of each epoch; a pure function of seed and epoch."""
+
+    def __init__(self, samples: int, batch_size: int, seed: int) -> None:
+        self.batch_size: int = batch_size
+        self._sampler = EpochSampler(samples, batch_size, seed, drop_last=True)
+        self._lock = threading.Lock()
+        self._batches: dict[int, list[np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def indices(self, epoch: int, batch: int) -> np.ndarray:
+        """Sample numbers of a batch, (batch_size,) int64."""
+        with self._lock:
+            if epoch not in self._batches:
+                self._sampler.epoch, self._sampler.position = epoch, 0
+                self._batches = {e: b for e, b in self._batches.items() if e >= epoch - 1}
+                self._batches[epoch] = list(self._sampler)
+            return self._batches[epoch][batch]
+
+    def state(self, epoch: int) -> dict[str, int | bool]:
+        """The sampler's state at the begin of an epoch."""
+        return {**self._sampler.state_dict(), "epoch": epoch, "position": 0}
+
+    def first_epoch(self, state: Mapping[str, Any]) -> int:
+        """The epoch of a saved state. Raises DataError if it is of another dataset or other settings."""
+        self._sampler.load_state_dict(state)
+        return self._sampler.epoch
+
+
+def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
+    """Number of samples, and what gives the batch of some sample numbers.
+
+    ``dataset`` is an array, a tuple of arrays of the same length (a batch is then a tensor, or a tuple of tensors), or
+    an object with ``len()`` whose ``dataset[indices]`` is the batch, for indices (batch_size,) int64.
+    """
+    if isinstance(dataset, np.ndarray):
+        return len(dataset), lambda indices: minigrad.tensor(dataset[indices])
+    if isinstance(dataset, tuple):
+        lengths = {len(array) for array in dataset}
+        if len(lengths) != 1:
+            raise ValueError(f"dataset: a tuple of arrays of the lengths {sorted(lengths)}, expected equal ones")
+        return lengths.pop(), lambda indices: tuple(minigrad.tensor(array[indices]) for array in dataset)
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"dataset is a {type(dataset).__name__}, expected arrays, or an object with len() and [indices]"
+        )
+    return len(dataset), lambda indices: dataset[indices]
+
+
+class ReplicaLoader:
+    """Makes the batches of one replica: up to ``depth`` of those that it will get next, in a thread of its own; with a
+    depth of 0 each when it is wanted, in the replica's thread.
+
+    The thread draws random numbers, for each batch, from a generator that ``seed``, epoch and batch decide. Tensors of
+    a batch go to the replica's device, to a GPU from pinned memory and as part of the stream.
+    """
+
+    def __init__(
+        self, order: EpochOrder, fetch: Callable[[np.ndarray], Any], device: Device, depth: int, seed: int
+    ) -> None:
+        self.depth: int = depth
+        self._order, self._fetch, self._device, self._seed = order, fetch, device, seed
+        self._jobs: dict[Batch, QueuedCall] = {}
+        self._thread = CallThread("replica-loader") if depth else None
+        self._closed = False
+
+    def get(self, task: Batch, upcoming: Sequence[Batch]) -> Any:
+        """The batch; meanwhile the thread begins with ``upcoming``. Raises what the dataset raises, where it did."""
+        if self._thread is None:
+            return to_device(self._fetch(self._order.indices(task.epoch, task.index)), self._device)
+        wanted = [task, *upcoming[: self.depth]]
+        self._jobs = {batch: job for batch, job in self._jobs.items() if batch in wanted}
+        for batch in wanted:
+            if batch not in self._jobs:
+                self._jobs[batch] = self._thread.submit(functools.partial(self._load, batch))
+        job = self._jobs.pop(task)
+        job.wait(threading.TIMEOUT_MAX)
+        batch, error = job.result
+        if error is not None:
+            raise error
+        return to_device(batch, self._device)
+
+    def close(self) -> None:
+        """End the thread, after the batch that it is at."""
+        self._closed = True
+        if self._thread is not None:
+            self._thread.stop()
+
+    def _load(self, batch: Batch) -> tuple[Any, BaseException | None]:
+        if self._closed:
+            return None, None
+        words = np.random.SeedSequence(self._seed, spawn_key=(batch.epoch, batch.index)).generate_state(1, np.uint64)
+        try:
+            with drawing_from(Generator(int(words[0]))):
+                made = self._fetch(self._order.indices(batch.epoch, batch.index))
+            return (pinned(made) if self._device.type == "cuda" else made), None
+        except BaseException as error:  # SystemExit too: it is the replica that fails
+            return None, error

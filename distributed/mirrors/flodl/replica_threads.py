@@ -1,0 +1,312 @@
+"""The threads of a ``DdpBuilder`` run: each trains one replica, as the coordinator says.
+
+What is decided is in ``coordinator``; here is what blocks: waiting, training, averaging, and the callbacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minigrad.device import CPU, Device
+from minigrad.nn import Module
+from minigrad.optim import LrSchedule
+from minigrad.random import Generator, drawing_from
+from minigrad.tensor import Tensor
+
+from ...comm.comm_errors import CommError
+from ...comm.communicator import Communicator
+from ...train.simple_trainer import SimpleTrainer
+from .coordinator import Average, Coordinator, Stop, Wait
+from .epoch_metrics import EpochMetrics
+from .replica_average import average, on_host, weighted_mean
+from .replica_data import EpochOrder, ReplicaLoader
+from .timeline import EventKind
+from .trained_state import TrainedState, tensors_of
+from .workload import Batch
+
+log: logging.Logger = logging.getLogger("minigrad.distributed")
+
+TrainFn = Callable[[Any, Any], Tensor | tuple[Tensor, Mapping[str, float]]]
+
+
+class ReplicaSchedule(LrSchedule):
+    """A schedule at ``position``, the run's step, times ``scale``; what a replica itself has counted plays no part."""
+
+    def __init__(self, inner: LrSchedule, scale: float) -> None:
+        self.inner: LrSchedule = inner
+        self.scale: float = scale
+        self.position: int = 0
+
+    def _lr(self, step: int) -> float:
+        return self.inner.get_lr(self.position) * self.scale
+
+
+@dataclass(eq=False)
+class Replica:
+    """One replica: what ``epoch_fn`` gets as its worker."""
+
+    rank: int
+    world_size: int
+    model: Module
+    trainer: SimpleTrainer
+    schedule: ReplicaSchedule | None
+    communicator: Communicator | None
+    generator: Generator
+    device: Device = CPU
+    epoch: int = -1
+
+    def __post_init__(self) -> None:
+        self.named: list[tuple[str, Tensor]] = list(self.model.named_parameters())
+        self.tensors: list[Tensor] = [tensor for _, tensor in tensors_of(self.model)]
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What a resume needs beside the weights: the trainer's state and the random numbers'."""
+        arrays, meta = self.trainer.state_dict(self.named)
+        return arrays, {**meta, "generator": self.generator.state_dict()}
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.trainer.load_state_dict(self.named, arrays, meta)
+        self.generator.load_state_dict(meta["generator"])
+
+
+@dataclass(eq=False)
+class ReplicaThreads:
+    """Runs the replicas until all epochs are done or one fails."""
+
+    coordinator: Coordinator
+    replicas: list[Replica]
+    order: EpochOrder
+    loaders: list[ReplicaLoader]
+    train_fn: TrainFn
+    epoch_fn: Callable[[int, Replica], None] | None = None
+    metrics_fn: Callable[[EpochMetrics], None] | None = None
+    checkpoint_fn: Callable[[int, TrainedState], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.changed: threading.Condition = threading.Condition()
+        self.metrics: deque[EpochMetrics] = deque()
+        self._publishing = threading.RLock()
+        self._states: dict[int, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
+
+    def start(self) -> None:
+        """One thread for each replica; they do not keep the program alive."""
+        for replica in self.replicas:
+            name = f"replica-{replica.rank}"
+            threading.Thread(target=self.run, args=(replica,), name=name, daemon=True).start()
+
+    def run(self, replica: Replica) -> None:
+        """Train one replica to its end, in this thread."""
+        rank = replica.rank
+        try:
+            replica.device.activate()
+            with replica.communicator or contextlib.nullcontext(), drawing_from(replica.generator):
+                try:
+                    self._loop(replica)
+                except BaseException as error:
+                    with self.changed:
+                        self.coordinator.failed(rank, error)  # before the others hear of it
+                        self.changed.notify_all()
+                    raise
+        except BaseException as error:  # failed() has it; a communicator that cannot close is a failure too
+            with self.changed:
+                self.coordinator.failed(rank, error)
+        finally:
+            self.loaders[rank].close()
+            with self.changed:
+                self.coordinator.leave(rank)
+                self.changed.notify_all()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Block until a condition holds, or every replica has ended or is known to be stuck. Call with the lock."""
+        while not until() and not self.coordinator.over:
+            self._pause()
+
+    # ------------------------------------------------------------------ a replica's life
+
+    def _loop(self, replica: Replica) -> None:
+        while True:
+            task = self._next(replica.rank)
+            if isinstance(task, Stop):
+                return
+            if isinstance(task, Batch):
+                self._train(replica, task)
+            else:
+                self._average(replica, task)
+
+    def _next(self, rank: int) -> Batch | Average | Stop:
+        """The next task, as soon as there is one."""
+        coordinator = self.coordinator
+        with self.changed, _Waiting(self, rank) as waiting:
+            while True:
+                rounds = coordinator.rounds
+                task = coordinator.next(rank)
+                if not isinstance(task, Wait):
+                    self.changed.notify_all()  # it is busy from now on: the others have a deadline to watch
+                    return task
+                if coordinator.rounds != rounds or waiting.began is None:
+                    self.changed.notify_all()  # an average begins, or this replica is one less that others wait for
+                waiting.begin()
+                self._pause()
+
+    def _pause(self) -> None:
+        seconds = self.coordinator.next_deadline() - self.coordinator.clock()
+        self.changed.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+        if self.coordinator.check():
+            self.changed.notify_all()
+
+    def _train(self, replica: Replica, task: Batch) -> None:
+        rank, coordinator = replica.rank, self.coordinator
+        if replica.schedule is not None:
+            replica.schedule.position = coordinator.lr_step + coordinator.steps[rank]
+        if task.epoch != replica.epoch:
+            replica.epoch = task.epoch
+            if self.epoch_fn is not None:
+                self.epoch_fn(task.epoch, replica)
+        start_ms = coordinator.timeline.now_ms()
+        began = coordinator.clock()
+        with self.changed:
+            upcoming = coordinator.upcoming(rank, self.loaders[rank].depth)
+        result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
+        loss, scalars = result if isinstance(result, tuple) else (result, {})
+        value = loss.item()
+        replica.trainer.step(replica.named, loss.backward(), value)
+        wall_ms = (coordinator.clock() - began) * 1e3
+        coordinator.timeline.span(EventKind.BATCH, rank, start_ms, epoch=task.epoch, batch=task.index)
+        with self.changed:
+            if rank in coordinator.failures:  # given up as stuck: too late
+                raise coordinator.failures[rank]
+            coordinator.batch_done(rank, self.order.batch_size, value, wall_ms, scalars)
+            self.changed.notify_all()
+        self._publish()
+
+    def _average(self, replica: Replica, task: Average) -> None:
+        rank, coordinator = replica.rank, self.coordinator
+        with self.changed, _Waiting(self, rank) as waiting:
+            if not coordinator.arrived(rank, task.round):
+                return  # given up meanwhile
+            self.changed.notify_all()
+            round = coordinator.round
+            while coordinator.round is round and not coordinator.collected(task.round) and not coordinator.stopping:
+                waiting.begin()
+                self._pause()
+            if round is None or coordinator.round is not round or not coordinator.collected(task.round):
+                return
+            weights = [max(steps, 1) for steps in coordinator.steps]
+        delta = 0.0
+        if replica.communicator is not None:
+            try:
+                delta = average(replica.communicator, replica.tensors, weights)
+            except CommError as error:
+                self._blame(rank, error)
+                return
+        if round.checkpoint is not None:
+            self._checkpoint(replica, round.deltas, round.checkpoint)
+        with self.changed:
+            coordinator.average_done(rank, delta)
+            self.changed.notify_all()
+
+    def _blame(self, rank: int, error: CommError) -> None:
+        """An average has failed: it is those who are missing that are lost, if they are known."""
+        with self.changed:
+            others = set(error.ranks) - {rank}
+            if not others and not self.coordinator.stopping:
+                raise error
+            for other in others - self.coordinator.failures.keys():  # its own word counts more
+                self.coordinator.failed(other, error)
+            self.coordinator.stop()
+            self.changed.notify_all()
+
+    def _checkpoint(self, replica: Replica, deltas: Mapping[int, float], epoch: int) -> None:
+        """Between average and ``average_done`` all replicas stand still and are equal; the first one saves for all."""
+        if self.checkpoint_fn is None:
+            return
+        self._states[replica.rank] = replica.state_dict()
+        if replica.rank:
+            return
+        with self.changed:
+            while len(deltas) < len(self.replicas) - 1 and not self.coordinator.stopping:
+                self._pause()
+            if len(deltas) < len(self.replicas) - 1:
+                return
+        state = self.state(replica.tensors, epoch, [self._states[rank] for rank in range(len(self.replicas))])
+        try:
+            self.checkpoint_fn(epoch, state)
+        except Exception:
+            log.exception("checkpoint_fn failed after epoch %d; training goes on", epoch)
+
+    def _publish(self) -> None:
+        """Pass on the epochs that are over, in order."""
+        with self._publishing:
+            while True:
+                with self.changed:
+                    if not self.coordinator.ready:
+                        return
+                    metrics = self.coordinator.ready.popleft()
+                    self.metrics.append(metrics)
+                    self.changed.notify_all()
+                if self.metrics_fn is not None:
+                    try:
+                        self.metrics_fn(metrics)
+                    except Exception:
+                        log.exception("metrics_fn failed for epoch %d; training goes on", metrics.epoch)
+
+    # ------------------------------------------------------------------ what is left
+
+    def state(self, tensors: Sequence[Tensor], epoch: int, trainers: Sequence[Any]) -> TrainedState:
+        """The run's state with these tensors, copied."""
+        c, names = self.coordinator, [name for name, _ in tensors_of(self.replicas[0].model)]
+        arrays = {name: on_host(tensor) for name, tensor in zip(names, tensors, strict=True)}
+        buffers = {name for name, _ in self.replicas[0].model.named_buffers()}
+        return TrainedState(
+            params={name: array for name, array in arrays.items() if name not in buffers},
+            buffers={name: array for name, array in arrays.items() if name in buffers},
+            epoch=epoch,
+            batches=c.batches_ever,
+            sampler=self.order.state(epoch),
+            replicas=list(trainers),
+            failures=dict(c.failures),
+            report=c.report(),
+        )
+
+    def final_state(self) -> TrainedState:
+        """After all have ended: the state of the run, or the average of those that are left."""
+        c = self.coordinator
+        alive = [replica for replica in self.replicas if replica.rank not in c.failures]
+        if c.failures or c.stopping:
+            weights = [max(c.steps[replica.rank], 1) for replica in alive]
+            tensors = weighted_mean([replica.tensors for replica in alive], weights)
+            return self.state(tensors, c.epochs_done, [])
+        trainers = [replica.state_dict() for replica in self.replicas]
+        return self.state(alive[0].tensors, c.epochs_done, trainers)
+
+
+class _Waiting:
+    """Measures how long a replica waits for others, from ``begin`` to the end of the block."""
+
+    def __init__(self, threads: ReplicaThreads, rank: int) -> None:
+        self._threads, self._rank = threads, rank
+        self.began: float | None = None
+        self._start_ms = 0.0
+
+    def __enter__(self) -> _Waiting:
+        return self
+
+    def begin(self) -> None:
+        """It waits now; later calls change nothing."""
+        if self.began is None:
+            self.began, self._start_ms = time.perf_counter(), self._threads.coordinator.timeline.now_ms()
+
+    def __exit__(self, *error: object) -> None:
+        if self.began is not None:
+            self._threads.coordinator.waited(self._rank, (time.perf_counter() - self.began) * 1e3)
+            self._threads.coordinator.timeline.span(EventKind.IDLE, self._rank, self._start_ms)

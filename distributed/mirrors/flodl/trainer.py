@@ -1,0 +1,352 @@
+"""Trainer: the same training loop on one replica and on several (flodl's ``Trainer``).
+
+In setup mode ``step`` divides each batch among the replicas, which run forward and backward in threads of their own
+(on GPUs, or on the CPU, whose kernels release the interpreter's lock), and averages what they find. What follows
+backward is SimpleTrainer's, with one replica, and DistributedTrainer's, with several: nothing of it is repeated here.
+
+The loss is a function that every replica calls with its own share, and a mean over that share. flodl takes one loss
+over the outputs gathered from all replicas, so that their gradients are parts of a sum, and then averages them as if
+they were means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from minigrad import cuda
+from minigrad.device import Device
+from minigrad.nn import Module
+from minigrad.optim import LrSchedule, Optimizer
+
+from ...comm.deadlines import DEFAULT_TIMEOUT, check_seconds
+from ...train.config import TrainingConfig, TrainingMetrics
+from ...train.params import Named
+from ...train.simple_trainer import SimpleTrainer
+from .auto_balance import AutoBalancer
+from .builder import DdpBuilder
+from .ddp import DdpConfig
+from .el_che import ElChe
+from .replica_set import LossFn, ReplicaJob, ReplicaSet
+from .replica_threads import TrainFn
+from .timeline import EventKind, NoTimeline, Timeline
+
+INITIAL_ANCHOR = 10
+
+Builder = Callable[[Device], Any]
+OptimizerFactory = Callable[[Named], Optimizer]
+
+
+@runtime_checkable
+class HasGraph(Protocol):
+    """A wrapper around the model that is trained, such as a task's head with its tokenizer (flodl's ``HasGraph``)."""
+
+    def graph(self) -> Module:
+        """The model, the same one at each call."""
+
+
+class Trainer:
+    """Trains a model on one replica or several; made by ``setup``, ``setup_with`` and the like.
+
+    ::
+
+        trainer = Trainer.setup(model, lambda device: build(), lambda params: AdamW(params), devices=["cpu", "cpu"])
+        for x, y in batches:
+            metrics = trainer.step(lambda model, x, y: F.cross_entropy(model(x), y), x, y)
+
+    With one device (the default: that of the model) this is SimpleTrainer, bit for bit. With several, there is a
+    replica for each; ``["cpu", "cpu"]`` means two replicas on the CPU, ``["cuda:0", "cuda:1"]`` one on each of two
+    GPUs, connected as ``replica_communicators`` says. ``builder(device)`` makes those beside the model that was passed,
+    which is replica 0 and whose weights all get. ``optimizer(params)`` is called for each replica with pairs (name,
+    parameter), those that are trained. Each batch is divided among the replicas in proportion to the speeds that
+    AutoBalancer measures; or, with ElChe, whole batches are dealt out and ``step`` makes an update when it has as many
+    as ElChe wants.
+
+    The gradient of a step is the mean over all rows of all replicas, however they were dealt out. Each replica computes
+    its statistics (BatchNorm) of its own rows; after a step all have the buffers of the first replica that had rows.
+    Parameters that are frozen or unfrozen in replica 0 are so in all. Random numbers, of dropout say, come from a
+    generator of each replica's own, which one draw from the default generator seeds.
+
+    A step that fails changes no weight and drops the batches that it had; with several replicas, no buffer either. What
+    the loss raises comes as it is from one replica; from several as ReplicaError, whose cause it is.
+    ReplicaDroppedReplyError says that a replica has not answered within ``timeout`` seconds. After that, and after a
+    failure of communication, the trainer takes no more steps. NonFiniteLossError and NonFiniteGradientError are
+    SimpleTrainer's.
+
+    Attributes, to be read only:
+        devices: where the replicas are.
+        models: the replicas' models, in order of rank; the first is the one that was passed. Between steps all are
+            equal.
+        balancer: how batches are divided, where there is no ElChe.
+        el_che: how many batches each replica gets per step; None where every batch is divided.
+    """
+
+    def __init__(
+        self,
+        head: Any,
+        builder: Builder,
+        optimizer: OptimizerFactory,
+        config: DdpConfig,
+        devices: Sequence[str | Device] | None,
+        schedule: LrSchedule | None,
+        timeout: float,
+    ) -> None:
+        first = _graph(head)
+        places = [_device_of(first)] if devices is None else [Device(device) for device in devices]
+        if not places:
+            raise ValueError("devices is empty; name one device for each replica, or leave it out for one replica")
+        if _device_of(first) is not places[0]:
+            raise ValueError(
+                f"the model is on {_device_of(first)}, the first device is {places[0]}; move it with .to()"
+            )
+        n = len(places)
+        if config.speed_hint is not None and config.speed_hint[0] >= n:
+            raise ValueError(
+                f"speed_hint names the slow rank {config.speed_hint[0]}, expected a rank from 0 to {n - 1}"
+            )
+        check_seconds("timeout", timeout)
+        self._timeline: Timeline = config.timeline or NoTimeline()
+        self._heads = [head, *(builder(place) for place in places[1:])]
+        self.devices: list[Device] = places
+        self.models: list[Module] = [_graph(head) for head in self._heads]
+        for model in self.models:
+            model.train()
+        self._named: list[Named] = [[*model.named_parameters()] for model in self.models]
+        optimizers = [optimizer([(name, p) for name, p in named if p.requires_grad]) for named in self._named]
+        for made in optimizers:
+            if not isinstance(made, Optimizer):
+                raise TypeError(f"optimizer(params) returned {type(made).__name__}, expected an Optimizer")
+        clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
+        self.balancer: AutoBalancer = AutoBalancer(n)
+        self.el_che: ElChe | None = _el_che(n, config)
+        if n > 1 and config.speed_hint is not None:
+            self.balancer.apply_speed_hint(*config.speed_hint)
+        self._queue: list[ReplicaJob] = []
+        self._replicas: ReplicaSet | None = None
+        self._trainers: list[SimpleTrainer] = []
+        if n == 1:
+            self._trainers = [SimpleTrainer(clipping, optimizers[0], schedule)]
+        else:
+            self._replicas = ReplicaSet(
+                self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
+            )
+            self._trainers = [*self._replicas.trainers]
+
+    @classmethod
+    def setup(
+        cls,
+        model: Module,
+        builder: Builder,
+        optimizer: OptimizerFactory,
+        *,
+        devices: Sequence[str | Device] | None = None,
+        schedule: LrSchedule | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Trainer:
+        """A trainer that divides every batch among the replicas; but on GPUs of different names it deals whole batches
+        out, with ElChe, as ``setup_with`` does.
+        """
+        config = _config_for(devices)
+        return cls.setup_with(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
+
+    @classmethod
+    def setup_with(
+        cls,
+        model: Module,
+        builder: Builder,
+        optimizer: OptimizerFactory,
+        config: DdpConfig,
+        *,
+        devices: Sequence[str | Device] | None = None,
+        schedule: LrSchedule | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Trainer:
+        """The same with a configuration: with ElChe, unless that says ``max_anchor=0``."""
+        if not isinstance(model, Module):
+            raise TypeError(f"setup takes a Module, not {type(model).__name__}; setup_head takes one with graph()")
+        return cls(model, builder, optimizer, config, devices, schedule, timeout)
+
+    @classmethod
+    def setup_head(
+        cls,
+        head: HasGraph,
+        head_factory: Builder,
+        optimizer: OptimizerFactory,
+        *,
+        devices: Sequence[str | Device] | None = None,
+        schedule: LrSchedule | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Trainer:
+        """``setup`` for a wrapper around a model: ``head_factory(device)`` makes others, and losses are given them."""
+        return cls.setup_head_with(
+            head, head_factory, optimizer, _config_for(devices), devices=devices, schedule=schedule, timeout=timeout
+        )
+
+    @classmethod
+    def setup_head_with(
+        cls,
+        head: HasGraph,
+        head_factory: Builder,
+        optimizer: OptimizerFactory,
+        config: DdpConfig,
+        *,
+        devices: Sequence[str | Device] | None = None,
+        schedule: LrSchedule | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Trainer:
+        """``setup_with`` for a wrapper around a model."""
+        if isinstance(head, Module) or not isinstance(head, HasGraph):
+            raise TypeError(f"setup_head takes a wrapper with graph(), not {type(head).__name__}; setup takes a Module")
+        return cls(head, head_factory, optimizer, config, devices, schedule, timeout)
+
+    @staticmethod
+    def builder(
+        model_factory: Callable[[], Module],
+        optim_factory: Callable[[Any], Optimizer],
+        train_fn: TrainFn,
+        **options: Any,
+    ) -> DdpBuilder:
+        """The other way to train: ``DdpBuilder(...)``, which owns the loop and averages parameters by a policy."""
+        return DdpBuilder(model_factory, optim_factory, train_fn, **options)
+
+    # ------------------------------------------------------------------ what it has
+
+    @property
+    def world_size(self) -> int:
+        """Number of replicas."""
+        return len(self.models)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The replicas' optimizers, in order of rank."""
+        return [trainer.optimizer for trainer in self._trainers]
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps made so far."""
+        return self._trainers[0].global_step
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all replicas' optimizers; a schedule overrides it."""
+        for trainer in self._trainers:
+            trainer.optimizer.set_lr(lr)
+
+    # ------------------------------------------------------------------ training
+
+    def step(self, loss_fn: LossFn, *batch: Any) -> TrainingMetrics | None:
+        """Train on one batch: tensors, which are moved to the replicas' devices, or arrays, all with as many rows.
+
+        ``loss_fn(model, *rows)`` is called for each replica, in its thread, with its own model (or head) and rows. It
+        returns the mean loss over these rows; or a pair (loss, weight), where the loss is a mean over something else,
+        such as tokens that are not padding. Returns the step's metrics, whose loss is the mean over the whole batch;
+        None while ElChe collects batches.
+        """
+        job = ReplicaJob(loss_fn, batch, _rows(batch))
+        if self._replicas is None:
+            grads, loss, _ = job.to(self.devices[0]).run(self._heads[0], 0, self._timeline)
+            return self._trainers[0].step(self._named[0], grads, loss)
+        if self.el_che is not None:
+            self._queue.append(job)
+            counts = self.el_che.batch_counts
+            return self._march(self._replicas, self.el_che, counts) if len(self._queue) >= sum(counts) else None
+        sizes = self.balancer.shard_sizes(job.rows)
+        done = self._replicas.round(list(job.shards(sizes)))
+        self.balancer.update(sizes, done.ms)
+        return done.metrics
+
+    def flush(self) -> TrainingMetrics | None:
+        """At the end of an epoch: make a step of the batches that ElChe has collected; None if there are none."""
+        if self._replicas is None or self.el_che is None or not self._queue:
+            return None
+        return self._march(self._replicas, self.el_che, self.el_che.clamp_total(len(self._queue)))
+
+    def _march(self, replicas: ReplicaSet, el_che: ElChe, counts: list[int]) -> TrainingMetrics | None:
+        queue, self._queue = iter(self._queue), []
+        done = replicas.round([[next(queue) for _ in range(count)] for count in counts])
+        before = el_che.anchor
+        el_che.report_timing(done.ms, counts, done.sync_ms)
+        if el_che.anchor != before:
+            self._timeline.event(EventKind.ANCHOR_CHANGED, before=before, after=el_che.anchor)
+        return done.metrics
+
+    def assert_replicas_identical(self) -> None:
+        """Raise ReplicaMismatchError unless all replicas' parameters and buffers have the same bits."""
+        if self._replicas is not None:
+            self._replicas.assert_identical()
+
+    def close(self) -> None:
+        """Take no more steps, where there are several replicas; the models stay as they are."""
+        if self._replicas is not None:
+            self._replicas.ddp.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ saving and resuming
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What a resume needs beside replica 0's weights: arrays for safetensors, and the rest as JSON.
+
+        It fits any number of replicas. Measured speeds are not saved. Raises RuntimeError while ElChe has batches.
+        """
+        if self._queue:
+            raise RuntimeError(f"{len(self._queue)} batches wait for the next step; call flush before saving")
+        arrays, meta = self._trainers[0].state_dict(self._named[0])
+        if self._replicas is not None:
+            meta["generators"] = [generator.state_dict() for generator in self._replicas.generators]
+        return arrays, meta
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned, and give all replicas the weights that replica 0 has now."""
+        for trainer, named in zip(self._trainers, self._named, strict=True):
+            trainer.load_state_dict(named, arrays, meta)
+        if self._replicas is not None:
+            for generator, saved in zip(self._replicas.generators, meta.get("generators", ()), strict=False):
+                generator.load_state_dict(saved)
+            self._replicas.share_weights()
+
+
+def _config_for(devices: Sequence[str | Device] | None) -> DdpConfig:
+    """With ElChe where GPUs of different names will not be equally fast."""
+    places = [Device(device) for device in devices or ()]
+    alike = len(set(places)) < 2 or {place.type for place in places} != {"cuda"}
+    return DdpConfig(max_anchor=0 if alike or len({cuda.get_device_name(place) for place in places}) < 2 else None)
+
+
+def _graph(head: Any) -> Module:
+    model = head if isinstance(head, Module) else head.graph()
+    if not isinstance(model, Module):
+        raise TypeError(f"graph() of {type(head).__name__} returned {type(model).__name__}, expected a Module")
+    return model
+
+
+def _device_of(model: Module) -> Device:
+    return next((p.device for p in model.parameters()), Device("cpu"))
+
+
+def _rows(batch: tuple[Any, ...]) -> int:
+    """The number of rows that all of the batch's tensors have."""
+    shapes = [tuple(getattr(x, "shape", ())) for x in batch]
+    if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1 or shapes[0][0] == 0:
+        raise ValueError(
+            f"step takes tensors or arrays with the same number of rows, at least one; got shapes {shapes}"
+        )
+    return int(shapes[0][0])
+
+
+def _el_che(n: int, config: DdpConfig) -> ElChe | None:
+    if n < 2 or config.max_anchor == 0:
+        return None
+    el_che = ElChe(n, INITIAL_ANCHOR)
+    if config.overhead_target is not None:
+        el_che.with_overhead_target(config.overhead_target)
+    if config.max_anchor is not None:
+        el_che.with_max_anchor(config.max_anchor)
+    if config.speed_hint is not None:
+        el_che.with_speed_ratio(*config.speed_hint)
+    return el_che

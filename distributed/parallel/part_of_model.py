@@ -1,0 +1,118 @@
+"""What pipeline and tensor parallelism share: each rank updates its own part of the model, as one step of the whole.
+
+The step is a Step. Only the gradients' norm, by which all ranks clip, and whether all of it is finite, are questions to
+all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module
+from minigrad.optim import LrSchedule, NonFiniteGradientError, clip_grads_with_norm, grad_norm
+from minigrad.tensor import Tensor
+
+from ..comm.comm_errors import CommTimeoutError, PeerLostError
+from ..comm.communicator import Communicator
+from ..comm.gather import all_gather_bytes
+from ..train.grad_sync import agree_on_settings
+from ..train.step import Step, Updater
+from ..train.step_state import restore_step, save_step
+from ..train.train_kinds import Batch, StepStats, TrainerConfig
+from ..train.trainer_errors import TrainerError
+
+
+class PartOfModelUpdater(Updater):
+    """Clips by the norm of the whole model, of which each rank has some parameters; all ranks step together.
+
+    ``owned(p)`` says whether this rank's gradient of ``p`` counts in the norm: for each number of the model exactly one
+    rank must say so.
+    """
+
+    def __init__(self, communicator: Communicator, owned: Callable[[Tensor], bool]) -> None:
+        self._communicator, self._owned = communicator, owned
+
+    def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """Clip to the norm over all ranks, and return it."""
+        if self._communicator.world_size == 1:
+            return super().clip(step, grads, max_norm, params)
+        mine = np.float64(grad_norm(grads, [p for p in params if self._owned(p)]))
+        parts = all_gather_bytes(self._communicator, mine.tobytes())
+        norms = [float(np.frombuffer(part, np.float64)[0]) for part in parts]
+        norm = math.hypot(*norms)
+        if not math.isfinite(norm):
+            bad = [f"{value} on rank {rank}" for rank, value in enumerate(norms) if not math.isfinite(value)]
+            raise NonFiniteGradientError(
+                f"the gradient norm is {', '.join(bad) or 'too large for a float64'}; no weight was changed", norm
+            )
+        clip_grads_with_norm(grads, max_norm, norm, params)
+        return norm
+
+
+class PartOfModelTrainer(ABC):
+    """One rank of a trainer of which each rank has a part of the model."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        model: Module,
+        communicator: Communicator,
+        owned: Callable[[Tensor], bool],
+        schedule: LrSchedule | None,
+    ) -> None:
+        self.config: TrainerConfig = config
+        self._communicator = communicator
+        with self._naming_the_lost():
+            agree_on_settings(communicator, {"the trainer": type(self).__name__, "the configuration": config})
+        self._named = list(model.named_parameters())
+        self._step = config.new_step(type(self).__name__, self._named, schedule)
+        self._step.updater = PartOfModelUpdater(communicator, owned)
+
+    @property
+    def global_step(self) -> int:
+        """Steps made so far."""
+        return self._step.global_step
+
+    def step(self, batch: Batch) -> StepStats:
+        """One optimizer step of all ranks with the mean gradient of the batch; all get the same loss and norm.
+
+        Raises, with no weight changed: ZeroSamplesError, NonFiniteLossError or NonFiniteGradientError on all ranks;
+        CollectiveMismatchError if the ranks' batches differ; and the class's own error for a rank that is gone or
+        silent. An exception out of the model is raised on its rank; to the others that rank is gone as soon as it
+        leaves the communicator.
+        """
+        began = time.perf_counter()
+        self._communicator.step = self.global_step + 1
+        with self._naming_the_lost():
+            return StepStats.of(self._step.take(self._named, *self._gradients(batch)), began)
+
+    @abstractmethod
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float]:
+        """The mean gradient of this rank's parameters, and the mean loss, the same on all ranks."""
+
+    @abstractmethod
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> TrainerError:
+        """The error for ranks that are gone or silent."""
+
+    @contextmanager
+    def _naming_the_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (PeerLostError, CommTimeoutError) as error:
+            raise self._lost(error.ranks, error) from error
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What an exact resume of this rank needs beside its part of the model."""
+        return save_step(self._step, self._named)
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned on this rank."""
+        restore_step(self._step, self._named, arrays, meta)

@@ -1,0 +1,188 @@
+"""PipelineParallelTrainer: each rank has one stage of the model, and micro-batches flow through them.
+
+One forward, one backward (1F1B), here with 3 stages and 4 micro-batches; F and B are forward and backward:
+
+    rank 0   F1 F2 F3          B1 F4    B2    B3    B4
+    rank 1      F1 F2       B1 F3 B2 F4 B3       B4
+    rank 2         F1    B1 F2 B2 F3 B3 F4 B4
+
+A stage keeps the activations of at most as many micro-batches as there are stages from it to the end, however many
+micro-batches there are. Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (2021);
+atomr-accel-train has the name, without micro-batches and without backward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from minigrad.dtypes import SUPPORTED
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module
+from minigrad.optim import GradAccumulator, LrSchedule
+from minigrad.tensor import Tensor
+
+from ..comm.calls import Work
+from ..comm.communicator import Communicator
+from ..comm.gather import all_gather_bytes, all_gather_json
+from ..train.grad_sync import mean_over_ranks, mismatch
+from ..train.train_kinds import Batch, TrainerConfig, batch_arrays
+from ..train.trainer_errors import (
+    FinalStageDroppedReplyError,
+    NoStagesError,
+    StageDroppedReplyError,
+    ZeroSamplesError,
+)
+from .part_of_model import PartOfModelTrainer
+
+FORWARD, BACKWARD = 1, 2  # tags
+MAX_DIMENSIONS = 8  # of what a stage passes on
+DTYPES = [np.dtype(dtype) for dtype in SUPPORTED]
+
+
+class PipelineParallelTrainer(PartOfModelTrainer):
+    """Trains a model whose stages are on the ranks of ``communicator``; rank r passes stage r.
+
+    ::
+
+        trainer = PipelineParallelTrainer(config, stages[comm.rank], comm)
+        for x, y in batches:
+            stats = trainer.step((x, y))
+
+    Every rank calls ``step`` with the same batch; the first uses its features, the last its labels. It is cut into
+    micro-batches of ``config.batch_size_per_device`` samples. The loss is the mean over all samples, and the update is
+    that of the whole model with the whole batch; only layers that look at the batch (batch normalisation) see
+    micro-batches. A stage takes and returns one tensor of at most 8 dimensions. Each parameter belongs to one stage:
+    weights that are tied must be so within a stage.
+
+    For a rank that is gone or silent the others raise StageDroppedReplyError, or FinalStageDroppedReplyError if it is
+    the last. (Of a silent rank, its neighbours' neighbours know only that the one before it is silent, too.)
+    Raises NoStagesError, on all ranks, if a rank passes None for its stage.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        stage: Module | None,
+        communicator: Communicator,
+        *,
+        schedule: LrSchedule | None = None,
+    ) -> None:
+        super().__init__(config, Module() if stage is None else stage, communicator, lambda p: True, schedule)
+        with self._naming_the_lost():
+            present = all_gather_bytes(communicator, b"no" if stage is None else b"yes")
+        if stage is None or b"no" in present:
+            missing = ", ".join(str(rank) for rank, answer in enumerate(present) if answer == b"no")
+            raise NoStagesError(f"PipelineParallelTrainer: no stages on rank {missing} of {len(present)}")
+        self.stage: Module = stage
+        self.most_in_flight: int = 0
+        """The largest number of micro-batches whose activations this rank held at once in the last step."""
+        self._is_first, self._is_last = communicator.rank == 0, communicator.rank == communicator.world_size - 1
+
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> StageDroppedReplyError:
+        last = self._communicator.world_size - 1
+        kind, words = StageDroppedReplyError, "stage dropped reply"
+        if last in ranks:
+            kind, words = FinalStageDroppedReplyError, "final stage dropped reply"
+        return kind(f"PipelineParallelTrainer: {words}: {error}; no weight was changed", ranks[0] if ranks else None)
+
+    # ------------------------------------------------------------------ the schedule
+
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float]:
+        parts, weights = self._micro_batches(batch)
+        behind = self._communicator.world_size - 1 - self._communicator.rank  # stages
+        held: deque[tuple[float, Tensor, Tensor]] = deque()
+        sends: list[Work] = []  # awaited at the end: a stage that waited for its neighbour would stop the flow
+        mean = GradAccumulator(len(parts))
+        self.most_in_flight = 0
+        for i, ((features, labels), weight) in enumerate(zip(parts, weights, strict=True)):
+            x = self._tensor(features) if self._is_first else self._receive_activation()
+            y = self.stage(x)
+            if self._is_last:
+                y = self.config.loss(y, self._tensor(labels))
+            else:
+                sends += self._send_activation(y)
+            held.append((weight, x, y))
+            self.most_in_flight = max(self.most_in_flight, len(held))
+            if i >= behind:
+                sends += self._backward(*held.popleft(), mean)
+        while held:
+            sends += self._backward(*held.popleft(), mean)
+        for work in sends:
+            work.wait()
+        window = mean.flush()
+        assert window is not None
+        grads, loss = window
+        return grads, mean_over_ranks(self._communicator, {"loss": loss}, 1.0 if self._is_last else 0.0)["loss"]
+
+    def _backward(self, weight: float, x: Tensor, y: Tensor, mean: GradAccumulator) -> list[Work]:
+        """Backward of one micro-batch: adds its gradients to ``mean``, and sends that of ``x`` on."""
+        grads = GradStore()
+        if y.requires_grad:
+            grads = y.backward() if self._is_last else y.backward(self._receive_gradient(y))
+        dx = grads.remove(x)
+        mean.add(grads, y.item() if self._is_last else 0.0, take=True, weight=weight)
+        if self._is_first or not x.requires_grad:
+            return []
+        if dx is None:  # the stage made nothing of it
+            dx = Tensor.wrap(x.device.kernels.zeros(x.shape, x.dtype), x.device)
+        return [self._communicator.send(dx, self._communicator.rank - 1, BACKWARD, async_op=True)]
+
+    def _micro_batches(self, batch: Batch) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[float]]:
+        """The parts of the batch, and what each counts in the mean, which the ranks agree on."""
+        problem: Exception | None = None
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        mine: dict[str, object] = {"samples": 0}
+        try:
+            x, y = batch_arrays(batch)
+            size = self.config.batch_size_per_device
+            parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+            mine = {"samples": len(x), "weights": [self.config.loss.weight_of(labels) for _, labels in parts]}
+        except ZeroSamplesError:
+            pass  # the ranks find out together, below
+        except (TypeError, ValueError, IndexError) as error:
+            problem, mine = error, {"problem": f"{type(error).__name__}: {error}"}
+        everyone = all_gather_json(self._communicator, mine)
+        if problem is not None:
+            raise problem
+        for rank, other in enumerate(everyone):
+            if other.get("samples") == 0:
+                raise ZeroSamplesError(f"trainer: zero samples on rank {rank}")
+            if other != mine:
+                there = other.get("problem", f"{other.get('samples')} samples")
+                text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other labels"
+                raise mismatch(self._communicator, text, "step", [rank])
+        weights = everyone[-1]["weights"]
+        if not sum(weights):
+            raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
+        return parts, [weight / sum(weights) for weight in weights]
+
+    # ------------------------------------------------------------------ between neighbours
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return Tensor(array).to(self._communicator.device)
+
+    def _send_activation(self, y: Tensor) -> list[Work]:
+        """dtype, whether it needs a gradient, and shape; then the numbers."""
+        if y.ndim > MAX_DIMENSIONS:
+            raise ValueError(f"a stage returned shape {y.shape}; at most {MAX_DIMENSIONS} dimensions can be passed on")
+        about = [DTYPES.index(y.dtype), int(y.requires_grad), y.ndim, *y.shape, *[0] * (MAX_DIMENSIONS - y.ndim)]
+        header = self._tensor(np.array(about, np.int64))
+        behind = self._communicator.rank + 1
+        return [self._communicator.send(t, behind, FORWARD, async_op=True) for t in (header, y.detach().contiguous())]
+
+    def _receive_activation(self) -> Tensor:
+        header = self._tensor(np.zeros(3 + MAX_DIMENSIONS, np.int64))
+        before = self._communicator.rank - 1
+        self._communicator.recv(header, before, FORWARD)
+        code, needs_grad, ndim, *sizes = (int(n) for n in header.tolist())
+        device = self._communicator.device
+        x = Tensor.wrap(device.kernels.empty(tuple(sizes[:ndim]), DTYPES[code]), device)
+        self._communicator.recv(x, before, FORWARD)
+        return x.requires_grad_() if needs_grad else x
+
+    def _receive_gradient(self, y: Tensor) -> Tensor:
+        dy = Tensor.wrap(y.device.kernels.empty(y.shape, y.dtype), y.device)
+        self._communicator.recv(dy, self._communicator.rank + 1, BACKWARD)
+        return dy

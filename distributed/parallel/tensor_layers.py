@@ -1,0 +1,249 @@
+"""Layers whose weights are split over the ranks: column- and row-parallel linear, vocabulary-parallel embedding and
+cross-entropy.
+
+    column-parallel      y_r = x W_r^T          W by rows:     every rank has all of x and a part of y
+    row-parallel         y = sum_r x_r W_r^T    W by columns:  every rank has a part of x and all of y
+
+A column-parallel layer, something elementwise, and a row-parallel layer need one all-reduce in forward and one in
+backward. What every rank has whole (inputs, outputs, targets) must be the same on all ranks, and all ranks call the
+same layers in the same order. Source: Shoeybi et al., "Megatron-LM" (2019), whose names and defaults these layers have.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from minigrad.errors import bad_index, bad_value
+from minigrad.nn import Embedding, Linear, Module, Parameter
+from minigrad.nn import functional as F
+from minigrad.tensor import Tensor
+
+from ..comm.calls import ReduceOp
+from ..comm.communicator import Communicator
+from ..comm.gather import all_gather_columns, part_of
+from .tensor_ops import CopyToRanks, GatherFromRanks, SplitToRanks, SumOverRanks
+
+
+class SplitModule(Module):
+    """A layer of which each rank has a part. ``split`` names the parameters that are parts; the others are whole."""
+
+    split: ClassVar[tuple[str, ...]] = ("weight",)
+    communicator: Communicator
+
+    def _begin(self, communicator: Communicator, whole: Module) -> None:
+        """Take this rank's part of rank 0's new layer of the full size."""
+        self.communicator = communicator
+        for p in whole.to(device=communicator.device).parameters():
+            communicator.broadcast(p)
+        self.take(whole)
+
+    def take(self, whole: Any) -> None:
+        """Make this rank's part of a layer of the full size its own."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Whose part it is."""
+        return f"part {self.communicator.rank} of {self.communicator.world_size}"
+
+    def _gathered(self, part: Tensor, n: int) -> Tensor:
+        """All ranks' columns."""
+        return Tensor.wrap(all_gather_columns(self.communicator, part.data, n), part.device)
+
+
+class _ParallelLinear(SplitModule):
+    in_features: int
+    out_features: int
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, in_features: int, out_features: int, communicator: Communicator, bias: bool, dtype: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self._begin(communicator, Linear(in_features, out_features, bias, dtype=dtype))
+
+    def take(self, whole: Linear) -> None:
+        """Make this rank's part of the weights of ``whole``, a layer of the full size, its own."""
+        wanted = (self.out_features, self.in_features)
+        if whole.weight.shape != wanted:
+            raise bad_value(f"a layer with a weight of shape {whole.weight.shape}, expected {wanted}")
+        weight, bias = self._parts(whole.weight.detach(), None if whole.bias is None else whole.bias.detach())
+        self.weight = Parameter(weight.clone())
+        self.bias = None if bias is None else Parameter(bias.clone())
+
+    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """This rank's parts of the whole weight (out, in) and bias (out,)."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Sizes, and whose part it is."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """y = x W^T + b with the outputs split: x (..., in) -> (..., out), or with ``gather_output=False`` this rank's part
+    of that, (..., out_r). Weight (out_r, in), bias (out_r,). Begins as a Linear of rank 0's; ``take`` sets others.
+    """
+
+    split: ClassVar[tuple[str, ...]] = ("weight", "bias")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        communicator: Communicator,
+        bias: bool = True,
+        gather_output: bool = True,
+        *,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, communicator, bias, dtype)
+        self.gather_output = gather_output
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out) or (..., out_r)."""
+        y = F.linear(CopyToRanks.apply(x, communicator=self.communicator), self.weight, self.bias)
+        if not self.gather_output:
+            return y
+        return GatherFromRanks.apply(y, n=self.out_features, communicator=self.communicator)
+
+    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        begin, end = part_of(self.out_features, self.communicator)
+        return weight[begin:end], None if bias is None else bias[begin:end]
+
+    def whole(self) -> dict[str, Tensor]:
+        """The weight (out, in) and bias (out,) of all ranks, on each of them: a collective."""
+        found = {"weight": self._gathered(self.weight.T, self.out_features).T.contiguous()}
+        if self.bias is not None:
+            found["bias"] = self._gathered(self.bias, self.out_features)
+        return found
+
+
+class RowParallelLinear(_ParallelLinear):
+    """y = x W^T + b with the inputs split: x (..., in), or with ``input_is_parallel`` this rank's part of it,
+    (..., in_r), -> (..., out). Weight (out, in_r), bias (out,) whole on every rank. Begins as a Linear of rank 0's;
+    ``take`` sets others.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        communicator: Communicator,
+        bias: bool = True,
+        input_is_parallel: bool = False,
+        *,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, communicator, bias, dtype)
+        self.input_is_parallel = input_is_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) or (..., in_r) -> (..., out)."""
+        if not self.input_is_parallel:
+            x = SplitToRanks.apply(x, communicator=self.communicator)
+        y = SumOverRanks.apply(F.linear(x, self.weight), communicator=self.communicator)
+        return y if self.bias is None else y + self.bias  # once, after the sum
+
+    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        begin, end = part_of(self.in_features, self.communicator)
+        return weight[:, begin:end], bias
+
+    def whole(self) -> dict[str, Tensor]:
+        """The weight (out, in) and bias (out,) of all ranks, on each of them: a collective."""
+        found = {"weight": self._gathered(self.weight, self.in_features)}
+        if self.bias is not None:
+            found["bias"] = self.bias.detach().clone()
+        return found
+
+
+class VocabParallelEmbedding(SplitModule):
+    """A table of vectors of which each rank has some rows: integer indices of any shape -> (*shape, embedding_dim).
+    Weight (num_r, embedding_dim). Begins as an Embedding of rank 0's; ``take`` sets others."""
+
+    num_embeddings: int
+    embedding_dim: int
+    weight: Parameter
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, communicator: Communicator, *, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self._begin(communicator, Embedding(num_embeddings, embedding_dim, dtype=dtype))
+
+    def take(self, whole: Embedding) -> None:
+        """Make this rank's rows of ``whole``, a table of the full size, its own."""
+        wanted = (self.num_embeddings, self.embedding_dim)
+        if whole.weight.shape != wanted:
+            raise bad_value(f"a table of shape {whole.weight.shape}, expected {wanted}")
+        begin, end = part_of(self.num_embeddings, self.communicator)
+        self.weight = Parameter(whole.weight.detach()[begin:end].clone())
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Indices -> their vectors. IndexError, on all ranks, for one that is out of range."""
+        bad = indices.device.kernels.embedding.check_indices(indices.long().data, self.num_embeddings)
+        if bad >= 0:
+            raise bad_index(
+                f"embedding: index {int(indices.reshape(-1)[bad])} at position {bad} is out of range for "
+                f"{self.num_embeddings} rows"
+            )
+        begin, end = part_of(self.num_embeddings, self.communicator)
+        if begin < end:
+            mine = (indices >= begin) & (indices < end)
+            y = F.embedding((indices - begin).where(mine, 0), self.weight).where(mine.unsqueeze(-1), 0.0)
+        else:
+            w = self.weight
+            y = Tensor.wrap(w.device.kernels.zeros((*indices.shape, self.embedding_dim), w.dtype), w.device)
+        return SumOverRanks.apply(y, communicator=self.communicator)
+
+    def whole(self) -> dict[str, Tensor]:
+        """The weight (num_embeddings, embedding_dim) of all ranks, on each of them: a collective."""
+        return {"weight": self._gathered(self.weight.T, self.num_embeddings).T.contiguous()}
+
+    def extra_repr(self) -> str:
+        """Sizes, and whose part it is."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, {super().extra_repr()}"
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    classes: int,
+    communicator: Communicator,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+) -> Tensor:
+    """The mean of -log softmax(logits)[target] over rows, of logits whose classes are split over the ranks.
+
+    logits (N, classes_r) of this rank, target (N,) of class indices, whole; weight (classes,) or None. The result is
+    the same on all ranks, and so is what ``nn.functional.cross_entropy`` gives for the whole logits; these are nowhere
+    made. Raises ValueError for shapes that do not fit, IndexError for targets out of range.
+    """
+    begin, end = part_of(classes, communicator)
+    if logits.ndim != 2 or logits.shape[1] != end - begin or target.shape != logits.shape[:1]:
+        raise bad_value(
+            f"vocab_parallel_cross_entropy: logits {logits.shape}, target {target.shape}; expected "
+            f"(N, {end - begin}) for classes {begin} to {end} of {classes}, and (N,)"
+        )
+    if weight is not None and weight.shape != (classes,):
+        raise bad_value(f"vocab_parallel_cross_entropy: weight {weight.shape}; expected ({classes},)")
+    bad = logits.device.kernels.cross_entropy.check_targets(target.long().data, classes, ignore_index)
+    if bad >= 0:
+        raise bad_index(f"target {int(target[bad])} at position {bad} is out of range for {classes} classes")
+    highest = Tensor.wrap(logits.device.kernels.full((logits.shape[0],), -math.inf, logits.dtype), logits.device)
+    if begin < end:
+        highest = logits.detach().amax(1)
+    communicator.all_reduce(highest, ReduceOp.MAX)
+    shifted = logits - highest.unsqueeze(1)
+    total = SumOverRanks.apply(shifted.exp().sum(1), communicator=communicator)
+    kept = target != ignore_index
+    mine = (target >= begin) & (target < end) & kept
+    picked = shifted.sum(1) * 0.0
+    if begin < end:
+        picked = shifted.gather(1, (target - begin).where(mine, 0).long().unsqueeze(1)).squeeze(1).where(mine, 0.0)
+    losses = (total.log() - SumOverRanks.apply(picked, communicator=communicator)).where(kept, 0.0)
+    if weight is None:
+        return losses.sum() / float(kept.sum().item())
+    weights = weight.detach().to(logits.dtype)[target.where(kept, 0)].where(kept, 0.0)
+    return (losses * weights).sum() / weights.sum()

@@ -1,0 +1,216 @@
+"""BlockTrainer: a model trained block by block on several ranks, with its buffers, log and checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigrad.autograd import no_grad
+from minigrad.creation import full
+from minigrad.dtypes import float64, is_floating
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module
+from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
+from minigrad.tensor import Tensor
+
+from ..comm.calls import ReduceOp
+from ..comm.communicator import Communicator
+from .block_buckets import BlockBuckets, BlockScaling, BlockUpdater
+from .block_checkpoint import load_model, save_model, saved_buffers
+from .blocks import BlockLayout
+from .bucketed_trainer import BucketedTrainer
+from .buckets import CommHook, all_reduce_hook
+from .config import TrainingConfig, TrainingMetrics
+from .precision import Scaled
+from .step_log import StepLog
+
+
+class BlockTrainer(Scaled, BucketedTrainer):
+    """Trains a model on several ranks; the gradients of a block are sent when its backward has ended.
+
+    To make one is a collective of all ranks, which takes rank 0's weights and buffers to the others. Means are taken
+    over the samples of all ranks, whatever each one has. After a step, floating buffers that the model saves are the
+    ranks' mean, weighted alike, and the others their maximum: statistics and counts of batches. A step that fails
+    changes no weight and no buffer.
+
+    ``layout`` says which parameters are a block; None: those of the model's only ModuleList. ``log`` is closed by the
+    trainer. The loss is ``model.loss``; another one, and a scaler, are set by ``use``.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        communicator: Communicator,
+        training: TrainingConfig | None = None,
+        optimizer: Optimizer | None = None,
+        schedule: LrSchedule | None = None,
+        *,
+        layout: BlockLayout | None = None,
+        log: StepLog | None = None,
+        hook: CommHook = all_reduce_hook,
+    ) -> None:
+        super().__init__(training, communicator, optimizer, schedule, hook=hook)
+        self.model = model
+        self.layout: BlockLayout = BlockLayout.of(model) if layout is None else layout
+        self._log = StepLog(communicator, None) if log is None else log
+        self._loss_fn: Callable[..., Tensor] | None = None
+        self._precision = self._step.precision = BlockScaling(None)
+        self._step.updater = BlockUpdater(self.layout)
+        if communicator.world_size > 1:
+            self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self._log.every})
+        self._buffers_before: dict[str, Any] = {}
+        self._weight, self._unit = 0.0, 0.0
+        self.broadcast_params([*model.named_parameters(), *saved_buffers(model).items()])
+
+    def use(self, loss_fn: Callable[..., Tensor] | None, scaler: GradScaler | None) -> None:
+        """Compute this loss of a batch's tensors, and scale it by this scaler; None: ``model.loss``, and no scaling."""
+        self._loss_fn, self._precision.scaler = loss_fn, scaler
+
+    # ------------------------------------------------------------------ steps
+
+    def train_batch(self, *batch: Any, weight: float | None = None) -> TrainingMetrics | None:
+        """Forward, backward, and with the window's last micro-batch the reduction and a step; a collective then.
+
+        ``batch`` are tensors or arrays (B, ...) of this rank's samples, as the loss function takes them. B may differ
+        from rank to rank; a rank that has no sample left passes arrays with B = 0, or nothing at all. ``weight`` is
+        what the loss is a mean of, B by default. None until ``grad_accum_steps`` micro-batches are there, and for a
+        step that was left out (``scaler``).
+
+        Raises NonFiniteBlockGradientError on all ranks, naming rank, block, parameters and step; NonFiniteLossError;
+        and what DistributedTrainer's ``step`` raises. The window is then dropped.
+        """
+        tensors = [self._tensor(one) for one in batch]
+        sizes = {t.shape[0] if t.ndim else None for t in tensors} or {0}
+        if len(sizes) != 1 or None in sizes:
+            raise ValueError(
+                f"a batch's arrays have one number of samples, not shapes {', '.join(str(t.shape) for t in tensors)}"
+            )
+        (samples,) = sizes
+        weight = float(samples or 0) if weight is None else weight
+        self._begin()
+        self._weight += weight
+        if self.communicator.world_size == 1 and weight:
+            # Only ratios matter. Equally large micro-batches count 1 each, as SimpleTrainer's, and nothing is rounded.
+            self._unit = self._unit or weight
+            weight /= self._unit
+        self._log.tokens += tensors[-1].numel() if tensors else 0
+        params = list(self.model.named_parameters())
+
+        def step() -> TrainingMetrics | None:
+            if not samples:
+                return self.step(params, GradStore(), 0.0, weight=0.0)
+            loss = self.model.loss(*tensors) if self._loss_fn is None else self._loss_fn(*tensors)
+            return self.backward_and_step(loss, params, weight)
+
+        return self._guarded(step)
+
+    def finish_window(self) -> TrainingMetrics | None:
+        """Make a step of the ranks' unfinished windows, at the end of the data; None if no rank has one."""
+        self._begin()
+        return self._guarded(lambda: self.flush(self.model.named_parameters()))
+
+    def verify_replicas(self) -> None:
+        """Contract C-DDP-001: all ranks' weights and saved buffers have the same bits. A collective, between steps.
+
+        Raises ReplicaMismatchError on all ranks, naming the first tensor that differs and the ranks in the minority.
+        """
+        self.assert_replicas_identical([*self.model.named_parameters(), *saved_buffers(self.model).items()])
+
+    def _begin(self) -> None:
+        """Where a window begins, remember what a failure must bring back."""
+        if self._step.accumulator.current_step == 0:
+            buffers = saved_buffers(self.model)
+            self._buffers_before = {name: b.device.kernels.copy(b.data) for name, b in buffers.items()}
+            self._weight = self._unit = 0.0
+
+    def _guarded(self, step: Callable[[], TrainingMetrics | None]) -> TrainingMetrics | None:
+        """``step``, and what belongs to its end: buffers averaged, or put back; the log."""
+        try:
+            metrics = step()
+            if metrics is not None:
+                self._average_buffers()
+        except Exception as error:
+            for name, buffer in saved_buffers(self.model).items():
+                buffer.device.kernels.elementwise.assign(buffer.data, self._buffers_before[name])
+                buffer.bump_version()
+            scaled = self.scaler is not None and self.scaler.get_scale() > 1.0
+            if not scaled or not isinstance(error, NonFiniteGradientError):
+                raise
+            self._precision.leave_out()
+            return None
+        if metrics is not None:
+            self._log.after(metrics, self.skipped_steps)
+        return metrics
+
+    def _tensor(self, one: Any) -> Tensor:
+        tensor = one if isinstance(one, Tensor) else Tensor(one)
+        return tensor.to(device=self.communicator.device)
+
+    @no_grad()
+    def _average_buffers(self) -> None:
+        buffers = saved_buffers(self.model)
+        if self.communicator.world_size == 1 or not buffers:
+            return
+        device = self.communicator.device
+        total = full((1,), self._weight, dtype=float64, device=device)
+        self.communicator.all_reduce(total)
+        for _, buffer in sorted(buffers.items()):
+            if is_floating(buffer.dtype):
+                mean = full(buffer.shape, 0.0, dtype=float64, device=device)
+                if self._weight:  # a rank without samples may hold anything
+                    mean = buffer.detach().to(float64) * self._weight
+                self.communicator.all_reduce(mean)
+                device.kernels.elementwise.assign(buffer.data, (mean / total).data)
+                buffer.bump_version()
+            else:
+                self.communicator.all_reduce(buffer, ReduceOp.MAX)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(
+        self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None, keep: int | None = 2
+    ) -> Path:
+        """Rank 0 writes weights, moments, step, random state, ``extra`` (JSON) and every rank's hash of its weights.
+
+        A collective; returns when the checkpoint is safe. Raises ReplicaMismatchError on all ranks, and writes nothing,
+        if their weights differ; CheckpointError on all ranks if it cannot be written.
+        """
+        self._log.sync()
+        arrays, meta = self.state_dict(self.model.named_parameters())  # refuses, on all ranks, within a window
+        self.verify_replicas()
+        state = {
+            "step": self.global_step,
+            "trainer": meta,
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "skipped_steps": self.skipped_steps,
+            "extra": dict(extra or {}),
+        }
+        return save_model(self.communicator, self.model, folder, arrays, state, keep)
+
+    def load_checkpoint(self, folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+        """Go on bit for bit from the newest checkpoint, or that of ``step``; returns what was saved as ``extra``.
+
+        A collective; rank 0 reads for all. Each rank compares the hash of what it then holds. Raises CheckpointError on
+        all ranks for a checkpoint that is missing, damaged or of another model.
+        """
+        state = load_model(self.communicator, self.model, folder, step, self._check_saved, self._take_over)
+        self._log.resume_after(self.global_step)
+        return dict(state["extra"])
+
+    def _check_saved(self, state: Mapping[str, Any]) -> None:
+        if (state["scaler"] is None) != (self.scaler is None):
+            raise ValueError(f"it was saved {'without' if state['scaler'] is None else 'with'} a scaler")
+
+    def _take_over(self, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+        self.load_state_dict(self.model.named_parameters(), arrays, state["trainer"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self._precision.skipped_steps = int(state["skipped_steps"])
+
+    def close(self) -> None:
+        """Close the log. The communicator stays open: its owner closes it."""
+        self._log.close()

@@ -1,0 +1,224 @@
+"""GradientBucketManager: gradients in flat buffers, reduced while backward still computes the others.
+
+Parameters are put into buckets in reverse order, which is roughly that in which backward finishes their gradients:
+
+    backward ->   head ... block 3 ... block 2 ... block 1 ... embedding
+    buckets       [------ 0 ------][------- 1 -------][------- 2 -------]
+    all-reduce             0 ------>        1 ------>          2 ------>
+
+A bucket is sent when it is full and all before it have been sent, so that every rank sends the same buckets in the same
+order, whatever order its gradients come in.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (2020).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from minigrad.device import Device
+from minigrad.errors import check_int
+from minigrad.grad_store import GradStore, TensorId
+from minigrad.tensor import Tensor
+
+from ..comm.calls import ReduceOp, Work
+from ..comm.comm_errors import CommError
+from ..comm.communicator import Communicator
+from .step import merged
+
+DEFAULT_BUCKET_BYTES = 25 * 2**20
+
+
+class CommHook(Protocol):
+    """How a bucket is averaged over the ranks; a place for compression."""
+
+    def __call__(self, communicator: Communicator, bucket: Tensor) -> Work:
+        """Begin to replace ``bucket``, flat and contiguous, by its mean over all ranks; after the returned Work's
+        ``wait`` it must have the same bits on every rank.
+        """
+
+
+def all_reduce_hook(communicator: Communicator, bucket: Tensor) -> Work:
+    """The plain all-reduce."""
+    return communicator.all_reduce(bucket, ReduceOp.AVG, async_op=True)
+
+
+class _Bucket:
+    """One flat buffer, and where in it each parameter's gradient is."""
+
+    def __init__(self, params: Sequence[Tensor], device: Device, dtype: Any) -> None:
+        self.flat = Tensor.wrap(device.kernels.empty((sum(p.numel() for p in params),), dtype), device)
+        self.views: dict[TensorId, Any] = {}
+        start = 0
+        for p in params:
+            self.views[p.id] = self.flat.data[start : start + p.numel()].reshape(p.shape)
+            start += p.numel()
+        self.ready: set[TensorId] = set()
+        self.work: Work | None = None
+
+    def grads(self) -> GradStore:
+        """Its parameters' gradients, as views."""
+        store = GradStore()
+        for id, view in self.views.items():
+            store.insert(id, Tensor.wrap(view, self.flat.device))
+        return store
+
+    def wait(self) -> None:
+        """Until it is reduced, if it was sent."""
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+
+
+class GradientBucketManager:
+    """Collects the gradients of ``params`` in buckets and averages each over the ranks as soon as it is full.
+
+    ::
+
+        manager = GradientBucketManager(params, communicator)
+        loss.backward(hook=...)         # whose on_leaf_grad_ready calls manager.mark_grad_ready(id, grad)
+        grads = manager.wait_and_unflatten()
+
+    ``params`` must have the same order on every rank. A bucket is closed before the parameter that would take it above
+    ``bucket_size_bytes``; it holds one dtype. A parameter larger than that has a bucket of its own. ``groups`` part the
+    parameters, in the order in which they are to be sent: no bucket then holds parameters of two groups.
+
+    ``inspect`` is shown each bucket's own gradients just before they are sent.
+
+    The buffers stay for the next window and are the only memory held: a gradient that is marked ready moves into its
+    bucket. Raises ValueError for a ``bucket_size_bytes`` that is no positive integer, a parameter given twice, or
+    groups that do not hold each parameter once.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        communicator: Communicator,
+        bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
+        hook: CommHook = all_reduce_hook,
+        *,
+        groups: Sequence[Sequence[Tensor]] | None = None,
+        inspect: Callable[[GradStore], None] | None = None,
+    ) -> None:
+        check_int("bucket_size_bytes", bucket_size_bytes, 1)
+        if len({p.id for p in params}) != len(params):
+            raise ValueError("a parameter was given twice; each has one gradient")
+        if groups is None:
+            groups = [params]
+        elif sorted(p.id for group in groups for p in group) != sorted(p.id for p in params):
+            raise ValueError(
+                f"the {len(groups)} groups hold {sum(map(len, groups))} parameters; each of the {len(params)} must be "
+                "in exactly one group"
+            )
+        self._communicator, self._hook, self._inspect = communicator, hook, inspect
+        self._buckets = [bucket for group in groups for bucket in _fill(group, bucket_size_bytes)]
+        self._bucket_of = {id: bucket for bucket in self._buckets for id in bucket.views}
+        self._launched = 0
+
+    @property
+    def num_buckets(self) -> int:
+        """How many buckets there are."""
+        return len(self._buckets)
+
+    def __contains__(self, id: TensorId) -> bool:
+        return id in self._bucket_of
+
+    def is_ready(self, id: TensorId) -> bool:
+        """Whether the parameter's gradient was marked ready in this window."""
+        return id in self._bucket_of[id].ready
+
+    def mark_grad_ready(self, id: TensorId, grad: Tensor) -> None:
+        """Move a gradient into its bucket; ``grad`` then is a view of that. Sends the bucket if it is complete.
+
+        Raises ValueError for a tensor that the manager does not know, for its second gradient in a window, and for
+        another shape, dtype or device than its parameter's.
+        """
+        bucket = self._bucket_of.get(id)
+        if bucket is None:
+            raise ValueError(f"tensor {int(id)} is not one of the {len(self._bucket_of)} parameters in the buckets")
+        if id in bucket.ready:
+            raise ValueError(f"the gradient of tensor {int(id)} was marked ready twice in one window")
+        view, flat = bucket.views[id], bucket.flat
+        if (grad.shape, grad.dtype, grad.device) != (tuple(view.shape), flat.dtype, flat.device):
+            raise ValueError(
+                f"the gradient of tensor {int(id)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; its "
+                f"parameter has {tuple(view.shape)}, {flat.dtype}, on {flat.device}"
+            )
+        grad.device.kernels.elementwise.assign(view, grad.data)
+        grad.data = view
+        bucket.ready.add(id)
+        self._launch_complete()
+
+    def launch_rest(self) -> None:
+        """Send what has not been sent, with zeros for the gradients that did not come."""
+        for bucket in self._buckets[self._launched :]:
+            for id, view in bucket.views.items():
+                if id not in bucket.ready:
+                    bucket.flat.device.kernels.elementwise.assign(view, 0)
+                    bucket.ready.add(id)
+        self._launch_complete()
+
+    def _launch_complete(self) -> None:
+        while self._launched < len(self._buckets):
+            bucket = self._buckets[self._launched]
+            if len(bucket.ready) < len(bucket.views):
+                return
+            if self._inspect is not None:
+                self._inspect(bucket.grads())
+            bucket.work = self._hook(self._communicator, bucket.flat)
+            self._launched += 1
+
+    def wait_each(self, absent: Sequence[Tensor] = (), factor: float = 1.0) -> Iterator[GradStore]:
+        """``launch_rest``, then each bucket's gradients times ``factor`` as soon as they have arrived, without those of
+        the ``absent`` parameters; afterwards a new window begins.
+
+        The gradients are views of the buckets, valid until the next window's are marked ready.
+        """
+        self.launch_rest()
+        try:
+            for bucket in self._buckets:
+                bucket.wait()
+                if factor != 1.0:
+                    bucket.flat.device.kernels.grad_norm.scale_([bucket.flat.data], factor)
+                grads = bucket.grads()
+                for p in absent:
+                    grads.remove(p)
+                yield grads
+        finally:
+            self.reset()
+
+    def wait_and_unflatten(self) -> GradStore:
+        """All gradients of the window, averaged over the ranks (boostr's ``wait_and_unflatten``)."""
+        return merged(self.wait_each())
+
+    def flat_buffers(self) -> list[Tensor]:
+        """The buckets' memory, in the order in which they are sent."""
+        return [bucket.flat for bucket in self._buckets]
+
+    def reset(self) -> None:
+        """Drop the window and begin a new one, after waiting for what is under way.
+
+        Does not raise: where communication failed, the next bucket that is sent says so.
+        """
+        for bucket in self._buckets:
+            with contextlib.suppress(CommError):
+                bucket.wait()
+            bucket.ready.clear()
+        self._launched = 0
+
+
+def _fill(params: Sequence[Tensor], bucket_size_bytes: int) -> list[_Bucket]:
+    """Parameters from the last to the first, in buckets; those of each dtype and device form buckets of their own."""
+    groups: list[list[Tensor]] = []
+    open_groups: dict[Any, tuple[list[Tensor], int]] = {}
+    for p in reversed(params):
+        key = p.device, p.dtype
+        group, size = open_groups.get(key, ([], 0))
+        if not group or size + p.data.nbytes > bucket_size_bytes:
+            group, size = [], 0
+            groups.append(group)
+        group.append(p)
+        open_groups[key] = group, size + p.data.nbytes
+    return [_Bucket(group, group[0].device, group[0].dtype) for group in groups]

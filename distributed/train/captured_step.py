@@ -1,0 +1,516 @@
+"""A Step as one CUDA graph: ``SimpleTrainer.capture``.
+
+    first call of some shapes    the trainer's own step, eagerly
+    second                       capture: forward, backward, window, clipping and update become one graph
+    from then on                 inputs are copied into the graph's tensors, one launch; the host does not wait
+
+The device itself decides whether the update is made: ``decide`` looks at the losses, the flag of the unscaled
+gradients and their norm, and the optimizer's kernels find empty tensors where it says no. Counts and learning rates are
+the host's, computed before each launch as if all launches before it had made their step. A loss or norm that is not
+finite, or an index out of range, therefore stops the device: launches after it change nothing until the host has seen
+it. An overflow of scaled gradients is no error, so with a loss scale the host waits for the last launch before the
+next one.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad import capturing
+from minigrad.cuda import cuda_graph
+from minigrad.device import Device
+from minigrad.grad_store import GradStore
+from minigrad.optim import GradScaler, NonFiniteGradientError
+from minigrad.optim.clip_more import clip_grad_norm_async
+from minigrad.tensor import Tensor
+
+from ..comm.comm_errors import CommError
+from .captured_ranks import MARKS, CapturedRanks
+from .config import NonFiniteLossError, TrainingMetrics
+from .params import Named, Params, named_params
+from .step import Recorder, Step
+
+AHEAD = 4  # launches whose results the host may not know yet
+END_SECONDS = 10.0  # for launches to end after an abort
+CALLS_CAPTURED = True  # for minigrad.capturing.explain
+LOSS, RANGE, OVERFLOW = 1, 3, 4  # why an update is left out, as in cuda_kernels/platform/graphs.py
+
+
+class PendingMetrics:
+    """What a step of ``CapturedStep`` did: ``result()`` waits for it."""
+
+    def __init__(self, owner: CapturedStep | None, metrics: TrainingMetrics | None = None) -> None:
+        self._owner = owner
+        self._metrics = metrics
+        self._error: Exception | None = None
+        self._raised = False
+
+    def result(self) -> TrainingMetrics | None:
+        """The step's metrics, None if it was left out because scaled gradients overflowed.
+
+        Raises what ``trainer.step`` would have: NonFiniteLossError, NonFiniteGradientError; IndexError for an index out
+        of range; and RuntimeError for a step that was left out after one of these.
+        """
+        if self._owner is not None:
+            self._owner._settle_until(self)
+        if self._error is not None:
+            self._raised = True
+            raise self._error
+        return self._metrics
+
+    def _done(self, metrics: TrainingMetrics | None, error: Exception | None = None) -> None:
+        self._owner, self._metrics, self._error = None, metrics, error
+
+
+class _Launched:
+    """A launch whose results are on their way."""
+
+    def __init__(
+        self, pending: PendingMetrics, graph: cuda_graph.Graph, results: Tensor, step: Step, lr_before: float
+    ) -> None:
+        kernels = results.device.kernels
+        self.pending, self.graph, self._step, self._lr_before = pending, graph, step, lr_before
+        self.number, self.lr = step.global_step, step.optimizer.lr
+        self.host: np.ndarray = kernels.to_host(results.data, wait=False)
+        self.event = kernels.streams.Event()
+        self.event.record()
+
+    def take_back(self) -> None:
+        """Its update was left out: the counts and the learning rate are those before it."""
+        self.graph.uncount()
+        if self._step.schedule is not None:
+            self._step.optimizer.set_lr(self._lr_before)
+
+
+class GraphRecorder(Recorder):
+    """Leaves the decision on the update to the device, and counting to the launches. One for all graphs of a step."""
+
+    on_device = True
+
+    def __init__(self, device: Device, params: Named, ranks: CapturedRanks | None, marks: Callable[..., Any]) -> None:
+        super().__init__()
+        self._device, self._params, self._ranks, self._marks = device, params, ranks, marks
+        self._captures = 0
+        self._overflow: Any = None  # the device's flag: scaled gradients overflowed
+        self.stopped: Any = None
+        """int32 (1,) on the device: an error was found."""
+        self.losses: list[Tensor] = []
+        """Those of the micro-batches, while a graph is captured."""
+        self.present: list[str] = []
+        """The parameters with a gradient in the graph that was captured last."""
+        self.outputs: Tensor | None = None
+        """What a launch of that graph tells the host."""
+
+    def begin(self) -> None:
+        """A graph is captured from now on."""
+        self.losses, self.present, self.outputs, self._overflow = [], [], None, None
+
+    def unscale(self, scaler: GradScaler, grads: GradStore) -> bool:
+        """Capture it. Whether all are finite is not known before a launch: True."""
+        flags = scaler.unscale_on_device(grads)
+        self._overflow = flags[0][1] if flags else None
+        return True
+
+    def clip(self, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """Capture it, and the decision on the update, which the optimizer's kernels then follow. The norm is not known
+        before a launch: NaN."""
+        graph, kernels = capturing.current(), self._device.kernels
+        assert graph is not None
+        norm = clip_grad_norm_async(grads, max_norm, params)
+        if norm.device is not self._device:
+            raise ValueError("none of the parameters has a gradient, so nothing would be trained")
+        count, ranks, marks = len(self.losses), 1, 0
+        losses = kernels.empty((count,), np.float64)
+        for i, loss in enumerate(self.losses):
+            kernels.elementwise.assign(losses[i : i + 1], loss.data)
+        with graph.paused():
+            if self.stopped is None:
+                self.stopped = kernels.zeros((1,), np.int32)
+            never = kernels.zeros((1,), np.int32)
+        allowed = kernels.empty((1,), np.int32)
+        graph.raw.keep += [self.stopped, never]
+        graph.stopped = self.stopped
+        outside = never if graph.raw.outside_range is None else graph.raw.outside_range
+        overflow = never if self._overflow is None else self._overflow.reshape(1)
+        if self._ranks is not None:
+            self.present = [name for name, p in self._params if p in grads]
+            self._captures += 1
+            losses = self._ranks.gather(losses, functools.partial(self._marks, self._captures))
+            outside = self._ranks.any(outside)
+            ranks, marks = self._ranks.communicator.world_size, len(MARKS)
+        results = kernels.empty((2 + losses.size,), np.float64)
+        kernels.elementwise.assign(results[2:], losses)
+        kernels.graphs.decide.launch(
+            1, results, ranks, count, marks, norm.data.reshape(1), overflow, outside, self.stopped, allowed
+        )
+        graph.raw.allowed = allowed
+        self.outputs = Tensor.wrap(results, self._device)
+        return math.nan
+
+    def count(self, step: Step, loss: float, norm: float | None) -> None:
+        """Nothing: each launch counts."""
+
+
+class CapturedStep:
+    """What ``SimpleTrainer.capture`` returns: ``step(*inputs)`` is one optimizer step."""
+
+    def __init__(self, step: Step, function: Callable[..., Tensor], params: Params, max_graphs: int) -> None:
+        self._step, self._function = step, function
+        self._params: Named = named_params(params)
+        devices = {p.device for _, p in self._params}
+        if len(devices) != 1:
+            raise ValueError(f"the parameters are on {len(devices)} devices; a captured step is of one")
+        self._device: Device = devices.pop()
+        communicator = step.reducer.communicator
+        several = communicator is not None and communicator.world_size > 1
+        self._ranks: CapturedRanks | None = CapturedRanks(communicator) if communicator and several else None
+        self._recorder = GraphRecorder(self._device, self._params, self._ranks, self._marks)
+        self._memory: Any = None  # of the reducer
+        self._new: dict[str, Any] | None = None  # what the ranks have to compare of a new graph
+        self._graphed = cuda_graph.Graphed(self._record, self._device, max_graphs)
+        self._launched: collections.deque[_Launched] = collections.deque()
+        self._failed: PendingMetrics | None = None
+
+    def __call__(self, *inputs: Tensor) -> PendingMetrics:
+        """One step; with ``grad_accum_steps`` n > 1 the inputs' first dimension is n, the window's micro-batches.
+
+        The inputs may be on the CPU; those in pinned memory are copied while the host goes on. On the CPU, and for the
+        first inputs of some shapes, this is the trainer's own step, whose errors it raises at once.
+
+        Raises ValueError within an unfinished window, and an error that an earlier launch found and nobody has seen.
+        """
+        step = self._step
+        named = step.reducer.begin(step, self._params, 0.0)
+        self._memory = step.reducer.memory(named)
+        count = step.config.grad_accum_steps
+        for i, x in enumerate(inputs):
+            if count > 1 and isinstance(x, Tensor) and x.shape[:1] != (count,):
+                raise ValueError(
+                    f"input {i} is {x.shape}; with grad_accum_steps={count} its first dimension is {count}"
+                )
+        if step.accumulator.current_step:
+            raise ValueError("the window has micro-batches of other steps; call flush first")
+        step.recorder.wait_for_captures(but=self)
+        self.settle(AHEAD - 1 if step.precision.scaler is None else 0)
+        static = self._graphed.static(inputs, self.settle)
+        if static is None:
+            self.settle()
+            if self._ranks is not None:
+                self._ranks.compare({"the inputs of a captured step": _shapes(inputs)})
+            return PendingMetrics(None, self._eager(named, inputs))
+        self._compare_new()
+        before = step.optimizer.lr
+        static(inputs)
+        pending = PendingMetrics(self)
+        self._launched.append(_Launched(pending, static.graph, static.outputs, step, before))
+        return pending
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs there are: one for each combination of shapes that came twice."""
+        return self._graphed.graphs
+
+    def clear(self) -> None:
+        """Close the graphs, whose memory is then free."""
+        self.settle()
+        self._graphed.clear()
+
+    def _eager(self, named: Named, inputs: tuple[Tensor, ...]) -> TrainingMetrics | None:
+        step, metrics = self._step, None
+        for batch in self._batches([x.to(device=self._device) for x in inputs]):
+            loss = self._function(*batch)
+            if not isinstance(loss, Tensor):
+                kind = type(loss).__name__
+                raise TypeError(f"the function of a captured step returned {kind}; expected the loss, a tensor")
+            metrics = step.take(named, step.backward(loss), loss.item())
+        return metrics
+
+    def _batches(self, inputs: list[Tensor]) -> list[list[Tensor]]:
+        count = self._step.config.grad_accum_steps
+        return [inputs] if count == 1 else [[x[i] for x in inputs] for i in range(count)]
+
+    def _compare_new(self) -> None:
+        """What was captured just now must be the same on all ranks, else nobody keeps it."""
+        new, self._new = self._new, None
+        if new is None or self._ranks is None:
+            return
+        try:
+            self._ranks.compare(new)
+        except Exception:
+            self._graphed.clear()
+            raise
+
+    def _record(self, *inputs: Tensor) -> Tensor:
+        """What is captured; the results of its launches."""
+        graph, step, recorder = capturing.current(), self._step, self._recorder
+        assert graph is not None
+        named = step.reducer.begin(step, self._params, 0.0)
+        memory, shapes, self._new = self._memory, _shapes(inputs), None
+        recorder.begin()
+        eager, step.recorder = step.recorder, recorder
+        graph.before(step.set_scheduled_lr)
+        try:
+            for batch in self._batches(list(inputs)):
+                loss = self._function(*batch)
+                recorder.losses.append(loss.detach().reshape(1))
+                step.accumulate(named, step.reducer.backward(step, named, loss, 1.0), 0.0)
+        finally:
+            graph.raw.allowed = None
+            step.recorder = eager
+            step.accumulator.reset()
+            recorder.losses = []
+        assert recorder.outputs is not None
+        self._new = {"the inputs of a captured step": shapes, "the parameters with a gradient": recorder.present}
+        graph.count(self._count)
+        optimizer, settings = step.optimizer, step.config
+        trained = [p.requires_grad for _, p in self._params]
+        graph.valid_while(
+            lambda: (
+                step.optimizer is optimizer
+                and step.config is settings
+                and self._memory is memory
+                and [p.requires_grad for _, p in self._params] == trained
+            )
+        )
+        return recorder.outputs
+
+    def _marks(self, capture: int) -> tuple[float, ...]:
+        """What must be the same on all ranks in a launch: ``MARKS``."""
+        return self._step.global_step + 1, self._step.optimizer.lr, capture
+
+    def _count(self, steps: int) -> None:
+        self._step.global_step += steps
+
+    # ------------------------------------------------------------------ results
+
+    def settle(self, ahead: int = 0) -> None:
+        """Wait until at most ``ahead`` launches are under way; raise an error that was found and nobody has seen."""
+        while len(self._launched) > ahead:
+            self._settle_first()
+        failed = self._failed
+        if failed is not None and not failed._raised and failed._error is not None:
+            failed._raised = True
+            raise failed._error
+
+    def _settle_until(self, pending: PendingMetrics) -> None:
+        while pending._owner is not None:
+            self._settle_first()
+
+    def _settle_first(self) -> None:
+        done, step = self._launched.popleft(), self._step
+        try:
+            losses = self._wait(done)
+            code, norm = int(done.host[0]), float(done.host[1])
+            left_out = code == OVERFLOW and step.precision.leave_out()
+            if code and not left_out:
+                for after in self._launched:  # which the device has left out
+                    self._wait(after)
+        except CommError as error:
+            self._broken(done, error)
+            return
+        if not code:
+            count = len(losses[0])
+            means = [sum(each, 0.0) / count for each in losses]  # over a window, then over the ranks
+            loss = means[0] if len(means) == 1 else sum(count * x for x in means) / (count * len(means))
+            shown = None if step.config.max_grad_norm is None else norm
+            done.pending._done(TrainingMetrics(done.number, loss, shown, done.lr))
+            step.precision.adapt()
+        elif left_out:
+            done.take_back()
+            done.pending._done(None)
+        else:
+            self._fail(done, code, norm, losses)
+
+    def _wait(self, launched: _Launched) -> list[list[float]]:
+        """Each rank's losses, when the launch is over."""
+        if self._ranks is not None:
+            return self._ranks.result(launched.event, launched.host[2:])
+        launched.event.synchronize()
+        return [launched.host[2:].tolist()]
+
+    def _broken(self, done: _Launched, error: CommError) -> None:
+        """The ranks have lost each other: take back the launches that did not come to their update."""
+        launches = [done, *self._launched]
+        self._launched.clear()
+        deadline = time.monotonic() + END_SECONDS  # the abort ends the kernels that wait for other ranks
+        for one in reversed(launches):
+            while not one.event.query() and time.monotonic() < deadline:
+                time.sleep(1e-3)
+            if not one.event.query() or one.host[0]:
+                one.take_back()
+            one.pending._done(None, error)
+        self._failed = done.pending
+
+    def _fail(self, done: _Launched, code: int, norm: float, losses: list[list[float]]) -> None:
+        """The device has stopped at this launch: take back it and those after it, all over, and let it go on."""
+        kernels = self._device.kernels
+        for flag in (self._recorder.stopped, done.graph.raw.outside_range):
+            if flag is not None:
+                kernels.memory.clear(flag.pointer, flag.nbytes)
+        error: Exception
+        if code == LOSS:
+            bad = [(x, rank) for rank, each in enumerate(losses) for x in each if not math.isfinite(x)]
+            error = NonFiniteLossError.of(bad[0][0], done.number, bad[0][1] if self._ranks else None)
+        elif code == RANGE:
+            error = IndexError(f"step {done.number}: an index or a class target is out of range; no weight was changed")
+        else:
+            error = NonFiniteGradientError(
+                f"step {done.number}: the gradient norm is {norm}; nothing was changed", norm
+            )
+        done.pending._done(None, error)
+        self._failed = done.pending
+        while self._launched:
+            after = self._launched.pop()
+            after.take_back()
+            after.pending._done(
+                None, RuntimeError(f"the step was left out, because step {done.number} failed: {error}")
+            )
+        done.take_back()
+
+
+class CapturedPass:
+    """A function of tensors that is captured at once: ``SimpleTrainer.capture_forward_pass`` and its sibling.
+
+    ``after``: the pass whose outputs are the function's arguments, as they are; else its inputs are copied.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device, after: CapturedPass | None
+    ) -> None:
+        self._after = after
+        self._of_inputs = function
+        self._static: cuda_graph.Static | None = None
+        self.outputs: Any = None
+        if device.type == "cuda":
+            self._static = cuda_graph.Static(self._call, inputs, device)
+            self.outputs = self._static.outputs
+        self.device = device
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Launch it, or on the CPU call the function."""
+        self.outputs = self._call(*inputs) if self._static is None else self._static(inputs)
+        return self.outputs
+
+    def _call(self, *inputs: Any) -> Any:
+        return self._of_inputs(*inputs) if self._after is None else self._of_inputs(self._after.outputs)
+
+    def close(self) -> None:
+        """Give the graph's memory back."""
+        if self._static is not None:
+            self._static.graph.close()
+
+
+class Capturing:
+    """What a trainer offers of CUDA graphs."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._passes: dict[str, CapturedPass] = {}
+
+    def capture(self, loss_function: Callable[..., Tensor], params: Params, *, max_graphs: int = 8) -> CapturedStep:
+        """The whole step, ``loss_function(*inputs)`` to the update, as one CUDA graph.
+
+        ::
+
+            step = trainer.capture(model.loss, model.named_parameters())
+            for x, y in batches:
+                pending = step(x, y)
+            print(pending.result())
+
+        The first inputs of some shapes are an eager step, the second are captured, and from then on a step is one
+        launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
+        and metrics are those of eager steps to the last bit. On the CPU all steps are eager. ``loss_function`` returns
+        a tensor of one element; what it does in Python happens in the capture only. The ``max_graphs`` combinations of
+        shapes used last are kept. ``global_step`` counts launches.
+
+        On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
+        part of the graph. All ranks call the step alike, with inputs of the same shapes, whose micro-batches count
+        alike; the first call for some shapes and the capture compare them. A loss or gradient that is not finite on one
+        rank is an error of all.
+
+        Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
+        """
+        step, comm = self._step, self._step.reducer.communicator
+        if comm is not None and comm.world_size > 1:
+            if not step.reducer.capturable:
+                raise ValueError(
+                    f"{step.name} on {comm.world_size} ranks exchanges values by the host in each step, which a graph "
+                    "cannot hold; capture with DistributedTrainer, BucketedTrainer or AmpTrainer, or on one rank"
+                )
+            if not comm.captures:
+                raise ValueError(
+                    f"{type(comm).__name__} exchanges data by the host, which a graph cannot hold; capture on "
+                    f"{comm.world_size} ranks needs NcclCommunicator"
+                )
+        step.recorder.wait_for_captures()
+        captured = CapturedStep(step, loss_function, params, max_graphs)
+        step.recorder.captured.append(captured)
+        return captured
+
+    def launch(self, *inputs: Tensor) -> PendingMetrics:
+        """A step of what ``capture`` was called with last. Raises RuntimeError before that."""
+        captured: list[CapturedStep] = self._step.recorder.captured
+        if not captured:
+            raise RuntimeError("launch: no step was captured; call capture(loss_function, params) first")
+        return captured[-1](*inputs)
+
+    def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
+
+        Run the function once before, so that its kernels are loaded. With inputs on the CPU nothing is captured, and
+        None returned: a launch then calls the function.
+        """
+        self._close_passes()
+        device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
+        self._passes["forward"] = CapturedPass(function, inputs, device, None)
+        return self._passes["forward"].outputs
+
+    def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
+        """Capture, for ``launch_backward_graph``, a function of what the forward pass returns, such as
+        ``lambda loss: loss.backward()``; returns what it returns.
+        """
+        forward = self._pass("forward", "capture_backward_pass")
+        self._passes["backward"] = CapturedPass(function, (), forward.device, forward)
+        return self._passes["backward"].outputs
+
+    def launch_forward_graph(self, *inputs: Tensor) -> Any:
+        """The captured forward pass for these inputs, of the same shapes; its tensors are overwritten by the next."""
+        return self._pass("forward", "launch_forward_graph")(*inputs)
+
+    def launch_backward_graph(self) -> Any:
+        """The captured backward pass, of what the forward pass gave last."""
+        return self._pass("backward", "launch_backward_graph")()
+
+    @property
+    def graphs_captured(self) -> bool:
+        """Whether both passes are captured (boostr)."""
+        return len(self._passes) == 2
+
+    def clear_graphs(self) -> None:
+        """Forget all captures and free their memory."""
+        captured = self._step.recorder.captured
+        for step in captured:
+            step.clear()
+        captured.clear()
+        self._close_passes()
+
+    def _close_passes(self) -> None:
+        for one in self._passes.values():
+            one.close()
+        self._passes.clear()
+
+    def _pass(self, name: str, asked: str) -> CapturedPass:
+        if name not in self._passes:
+            raise RuntimeError(f"{asked}: there is no {name} pass; call capture_{name}_pass first")
+        return self._passes[name]
+
+
+def _shapes(inputs: Sequence[Any]) -> str:
+    return ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in inputs)

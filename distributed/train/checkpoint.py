@@ -1,0 +1,124 @@
+"""Checkpoints of several ranks: rank 0 writes and reads, nobody goes on before it has, and all learn if it fails.
+
+Replicas hold the same weights and moments, so one copy is enough and any number of ranks can go on from it. It reaches
+the other ranks through the communicator: no shared disk is needed, and no rank can resume from another file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import minigrad
+from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
+
+from ..comm.communicator import Communicator
+from ..comm.gather import all_gather_json
+from ..comm.place import bytes_of, on_device, on_host
+
+
+def save_distributed_checkpoint(
+    communicator: Communicator,
+    folder: str | os.PathLike[str],
+    tensors: Mapping[str, Mapping[str, Any]],
+    state: Mapping[str, Any],
+    keep: int | None = 2,
+) -> Path:
+    """``minigrad.serialization.save_checkpoint`` by rank 0, whose arguments alone count; a collective of all ranks.
+
+    Returns the checkpoint's folder when it is safely on rank 0's disk. Raises CheckpointError on every rank if that
+    failed; earlier checkpoints are then intact.
+    """
+
+    def save() -> dict[str, Any]:
+        return {"path": str(save_checkpoint(folder, tensors, state, keep))}
+
+    return Path(_by_rank_0(communicator, save, "save", folder)["path"])
+
+
+def load_distributed_checkpoint(
+    communicator: Communicator, folder: str | os.PathLike[str], step: int | None = None
+) -> Checkpoint:
+    """``minigrad.serialization.load_checkpoint`` by rank 0, sent to all; a collective of all ranks.
+
+    ``folder`` and ``step`` of rank 0 alone count, and ``path`` of the result is one of its disk. Raises CheckpointError
+    on every rank if rank 0 finds no checkpoint or a damaged one.
+    """
+    found: Checkpoint | None = None
+
+    def load() -> dict[str, Any]:
+        nonlocal found
+        found = load_checkpoint(folder, step)
+        arrays = {
+            file: {name: [a.shape, a.dtype.name] for name, a in named.items()} for file, named in found.tensors.items()
+        }
+        return {"arrays": arrays, "state": found.state, "path": str(found.path), "step": found.step}
+
+    content = _by_rank_0(communicator, load, "load", folder)
+    tensors: dict[str, dict[str, np.ndarray]] = {}
+    for file, named in content["arrays"].items():
+        tensors[file] = {}
+        for name, (shape, dtype) in named.items():
+            array = np.empty(shape, _dtype(dtype)) if found is None else found.tensors[file][name]
+            tensors[file][name] = _from_rank_0(communicator, array)
+    return Checkpoint(tensors, content["state"], Path(content["path"]), content["step"])
+
+
+def random_state(communicator: Communicator) -> dict[str, Any]:
+    """Every rank's default generator, as JSON values for a checkpoint; a collective of all ranks."""
+    return {"generators": all_gather_json(communicator, minigrad.default_generator.state_dict())}
+
+
+def restore_random_state(communicator: Communicator, state: Mapping[str, Any]) -> None:
+    """Go on with the random numbers of ``random_state``.
+
+    With as many ranks as then, each has its own again. A rank that did not exist then gets a seed that no other rank
+    has, and the count of the rank that had drawn most. Raises ValueError for a state that is none.
+    """
+    generators = state.get("generators") if isinstance(state, Mapping) else None
+    if not isinstance(generators, list) or not generators:
+        raise ValueError(f"expected what random_state returned, got {state!r}")
+    if communicator.rank < len(generators):
+        minigrad.default_generator.load_state_dict(generators[communicator.rank])
+        return
+    taken = {generator["seed"] for generator in generators}
+    free = (seed % 2**64 for seed in itertools.count(generators[0]["seed"] + 1) if seed % 2**64 not in taken)
+    seed = next(itertools.islice(free, communicator.rank - len(generators), None))
+    offset = max(generator["offset"] for generator in generators)
+    minigrad.default_generator.load_state_dict({"seed": seed, "offset": offset})
+
+
+def _by_rank_0(
+    communicator: Communicator, work: Callable[[], dict[str, Any]], what: str, folder: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """What ``work()`` of rank 0 returned, on all ranks. If it fails, rank 0 raises its error, and the others
+    CheckpointError."""
+    failure: Exception | None = None
+    outcome: dict[str, Any] = {}
+    if communicator.rank == 0:
+        try:
+            outcome = work()
+        except Exception as error:  # raised below, when the others know
+            failure, outcome = error, {"error": str(error)}
+    found: dict[str, Any] = all_gather_json(communicator, outcome)[0]
+    if failure is not None:
+        raise failure
+    if "error" in found:
+        raise CheckpointError(f"rank 0 could not {what}: {found['error']}", Path(folder))
+    return found
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return minigrad.bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+def _from_rank_0(communicator: Communicator, array: np.ndarray) -> np.ndarray:
+    """Rank 0's array on every rank, of whatever dtype, as bytes."""
+    tensor = on_device(bytes_of(array), communicator.device)
+    communicator.broadcast(tensor, 0)
+    return on_host(tensor).view(array.dtype).reshape(array.shape)

@@ -1,0 +1,80 @@
+"""What a trainer is told, and what it reports: TrainingConfig, TrainingMetrics, NonFiniteLossError."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from minigrad.optim import AdamW, GradAccumulator
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss is infinite or NaN; nothing was changed. ``step`` is the number of the step that it belongs to."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+    @classmethod
+    def of(cls, loss: float | str, step: int, rank: int | None = None) -> NonFiniteLossError:
+        """The error for this loss of a step, on this rank if there are several."""
+        where = "" if rank is None else f" on rank {rank}"
+        return cls(f"the loss of step {step} is {loss}{where}; no weight was changed", step)
+
+
+def check_kind(trainer: object, name: str, value: object, kind: type, example: str) -> None:
+    """Raise TypeError, with what would work, if an argument of a trainer's constructor is of another kind."""
+    if not isinstance(value, kind):
+        got = value.__name__ if isinstance(value, type) else f"of type {type(value).__name__}"
+        own = type(trainer).__name__
+        raise TypeError(f"{own}: {name} is {got}, expected a {kind.__name__}: {own}({example}) would work")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a trainer steps. ``max_grad_norm`` None turns clipping off.
+
+    ``learning_rate`` and ``weight_decay`` are those of the AdamW that the trainer makes; they are not used with an
+    optimizer of your own. Raises ValueError for values out of range.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    max_grad_norm: float | None = 1.0
+    grad_accum_steps: int = 1
+
+    def __post_init__(self) -> None:
+        AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
+        GradAccumulator(self.grad_accum_steps)
+        limit = self.max_grad_norm
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            raise ValueError(f"max_grad_norm is {self.max_grad_norm!r}, expected a number > 0, or None for no clipping")
+
+    def with_lr(self, learning_rate: float) -> TrainingConfig:
+        """A copy with another learning rate."""
+        return replace(self, learning_rate=learning_rate)
+
+    def with_weight_decay(self, weight_decay: float) -> TrainingConfig:
+        """A copy with another weight decay."""
+        return replace(self, weight_decay=weight_decay)
+
+    def with_max_grad_norm(self, max_grad_norm: float | None) -> TrainingConfig:
+        """A copy with another limit of the gradients' global norm."""
+        return replace(self, max_grad_norm=max_grad_norm)
+
+    def with_grad_accum_steps(self, grad_accum_steps: int) -> TrainingConfig:
+        """A copy with another number of micro-batches per step."""
+        return replace(self, grad_accum_steps=grad_accum_steps)
+
+
+@dataclass(frozen=True)
+class TrainingMetrics:
+    """What one optimizer step did.
+
+    ``step`` counts from 1; ``loss`` is the mean over the window's micro-batches (and over all ranks); ``grad_norm`` the
+    global norm before clipping, None if clipping is off; ``lr`` the learning rate that was used.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float | None
+    lr: float

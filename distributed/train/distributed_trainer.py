@@ -1,0 +1,119 @@
+"""DistributedTrainer: a Step on several ranks, each with its own share of every batch (boostr's
+``DistributedTrainer``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from minigrad.grad_store import GradStore
+from minigrad.optim import LrSchedule, Optimizer
+from minigrad.optim.grad_accumulator import check_weight
+
+from ..comm.communicator import Communicator
+from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
+from .config import TrainingConfig, TrainingMetrics, check_kind
+from .grad_sync import assert_replicas_identical, broadcast_params
+from .params import Params
+from .reducers import Buckets, OneRank
+from .simple_trainer import SimpleTrainer
+
+
+class DistributedTrainer(SimpleTrainer):
+    """Turns the gradients of all ranks' micro-batches into optimizer steps.
+
+    ::
+
+        trainer = DistributedTrainer(TrainingConfig(learning_rate=3e-4), communicator)
+        trainer.broadcast_params(model.named_parameters())
+        for x, y in this_ranks_share:
+            loss = model.loss(x, y)
+            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item(), weight=len(x))
+
+    Every rank calls the same methods in the same order, with the same parameters: that is checked before the first
+    step, as is that their values agree. A parameter that has no gradient on this rank counts as zeros here; one that
+    has none on any rank is left alone. In a world of one rank it is a SimpleTrainer, bit for bit.
+
+    ``bucket_size_bytes`` is the size of the flat buffers that are reduced at once. ``hook`` averages one of them (see
+    ``CommHook``; ``BFloat16Compression`` halves what is sent).
+
+    ``communicator`` connects the ranks. Raises TypeError for a configuration or a communicator of another kind.
+    """
+
+    _example = "TrainingConfig(learning_rate=1e-3), init_process_group()"
+    _reducer = Buckets
+
+    def __init__(
+        self,
+        config: TrainingConfig | None,
+        communicator: Communicator,
+        optimizer: Optimizer | None = None,
+        schedule: LrSchedule | None = None,
+        *,
+        bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
+        hook: CommHook = all_reduce_hook,
+    ) -> None:
+        super().__init__(config, optimizer, schedule)
+        check_kind(self, "communicator", communicator, Communicator, self._example)
+        GradientBucketManager([], communicator, bucket_size_bytes, hook)  # checks them
+        self.communicator: Communicator = communicator
+        kind = OneRank if communicator.world_size == 1 else self._reducer
+        self._step.reducer = kind(communicator, bucket_size_bytes, hook)
+
+    @property
+    def num_buckets(self) -> int:
+        """Flat buffers that a step reduces; 0 before the first step, and in a world of one rank."""
+        return self._step.reducer.num_buckets
+
+    def broadcast_params(self, params: Params, root: int = 0) -> None:
+        """Give every rank the values that rank ``root`` has; call it before the first step, for buffers as well."""
+        broadcast_params(self.communicator, params, root)
+
+    def assert_replicas_identical(self, params: Params) -> None:
+        """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors have the same bits. A collective."""
+        self.communicator.step = self.global_step
+        assert_replicas_identical(self.communicator, params)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, micro-batches only join the window; the first one after it may finish that (PyTorch's
+        ``no_sync``). All ranks must do the same.
+        """
+        before, self._step.holding = self._step.holding, True
+        try:
+            yield
+        finally:
+            self._step.holding = before
+
+    def step(self, params: Params, grads: GradStore, loss_value: float, weight: float = 1.0) -> TrainingMetrics | None:
+        """Take in one micro-batch of this rank: None while the window is not full, else one optimizer step's metrics.
+
+        ``weight`` is the number of samples (or tokens) that the loss is a mean of; only ratios matter, so leave it out
+        where all micro-batches are equally large. Gradients are multiplied by it before they are added up; where some
+        are float16, by its ratio to the mean weight of the step before (or of all ranks' first micro-batches), which
+        overflows only if weights grow by orders of magnitude from one step to the next. A rank that has no samples left
+        passes an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss is the mean over the samples of all
+        ranks.
+
+        Beside SimpleTrainer's errors, raises those of communication. A loss or gradient that is not finite on one rank
+        raises on all of them, at the end of the window; no weight is changed and the window is dropped.
+        """
+        check_weight(weight)  # before anything is sent
+        return self._step.take(params, grads, float(loss_value), weight)
+
+    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What an exact resume needs beside the weights: the same on all ranks, so that one of them may save it.
+
+        Raises RuntimeError within a window of micro-batches, which every rank has another part of.
+        """
+        count = self._step.accumulator.current_step
+        if self.communicator.world_size > 1 and count:
+            raise RuntimeError(
+                f"the window has {count} of {self.config.grad_accum_steps} micro-batches, and "
+                "each rank has its own; save after a step that returned metrics, or call flush first"
+            )
+        return super().state_dict(params)

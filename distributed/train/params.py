@@ -1,0 +1,65 @@
+"""How trainers are told which parameters there are, and what is checked of them and of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from minigrad.grad_store import GradStore, TensorId
+from minigrad.optim import Optimizer
+from minigrad.tensor import Tensor
+
+Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
+Named = list[tuple[str, Tensor]]
+
+
+def named_params(params: Params) -> Named:
+    """Pairs (name, tensor) of boostr's ``{TensorId: Tensor}``, of tensors, or of such pairs.
+
+    A tensor without a name is called by its position. A mapping is taken in order of its ids, that of creation: not
+    that of insertion, which may change.
+    """
+    entries = [params[key] for key in sorted(params)] if isinstance(params, Mapping) else list(params)
+    return [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(entries)]
+
+
+def add_missing(optimizer: Optimizer, named: Named, allowed: bool) -> None:
+    """Add the trained parameters that the optimizer does not know; ValueError if that is not ``allowed``."""
+    known = {p._id for group in optimizer.param_groups for p in group["params"]}
+    missing = [(name, p) for name, p in named if p.requires_grad and p._id not in known]
+    if missing and not allowed:
+        raise ValueError(
+            f"parameters {', '.join(name for name, _ in missing[:5])}"
+            + (f" ... ({len(missing)} in all)" if len(missing) > 5 else "")
+            + " require grad but are not in the optimizer, "
+            "so they would never change; add them with optimizer.add_param_group, or freeze them"
+        )
+    if missing:
+        optimizer.add_param_group({"params": missing})
+
+
+def wanted_grads(grads: GradStore, named: Named) -> GradStore:
+    """The parameters' gradients, taken out of ``grads``.
+
+    Raises TypeError for something that is no GradStore, and ValueError for gradients of other tensors only, and for one
+    that does not fit its parameter.
+    """
+    if not isinstance(grads, GradStore):
+        raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
+    wanted = grads.take([p._id for _, p in named])
+    if not wanted and not grads.is_empty():
+        raise ValueError(
+            f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "
+            "be trained; pass model.parameters() anew to each step (a generator gives its parameters only once)"
+        )
+    for name, p in named:
+        grad = wanted.get(p._id)
+        if grad is None:
+            continue
+        g, x = grad.data, p.data
+        fits = g.shape == x.shape and (g.dtype is x.dtype or g.dtype == x.dtype)
+        if not fits or grad.device is not p.device:
+            raise ValueError(
+                f"the gradient of parameter {name} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the "
+                f"parameter has {p.shape}, {p.dtype}, on {p.device}"
+            )
+    return GradStore(wanted)

@@ -1,0 +1,249 @@
+"""Step: what happens between ``loss.backward()`` and the next forward, written once for all trainers.
+
+    accumulate > reduce > unscale > clip > update > count
+
+A trainer is a Step with its own members. The classes below are those of one process, eager, in full precision:
+
+    reducer     makes a window's gradients those of all ranks     (reducers.py: in buckets, beside backward)
+    precision   scales the loss, and unscales the gradients       (precision.py: mixed precision)
+    updater     clips, and steps the optimizer                    (fused_optimizer.py: bucket by bucket)
+    recorder    decides on the update, and counts it              (captured_step.py: as part of a CUDA graph)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from minigrad.engine import BackwardHook
+from minigrad.grad_store import GradStore
+from minigrad.optim import (
+    AdamW,
+    GradAccumulator,
+    GradScaler,
+    LrSchedule,
+    NonFiniteGradientError,
+    Optimizer,
+    clip_grad_norm,
+)
+from minigrad.tensor import Tensor
+
+from ..comm.communicator import Communicator
+from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
+from .params import Named, Params, add_missing, named_params, wanted_grads
+
+
+class Step:
+    """Turns the gradients of micro-batches into optimizer steps. ``name`` is the trainer's, for messages.
+
+    Without an ``optimizer`` it makes an AdamW of the configuration, for the parameters that the first step brings.
+    """
+
+    def __init__(
+        self, name: str, config: TrainingConfig, optimizer: Optimizer | None = None, schedule: LrSchedule | None = None
+    ) -> None:
+        self.name: str = name
+        self.config: TrainingConfig = config
+        self.schedule: LrSchedule | None = schedule
+        self.own_optimizer: bool = optimizer is None
+        self.optimizer: Optimizer = optimizer or AdamW(lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.accumulator: GradAccumulator = GradAccumulator(config.grad_accum_steps)
+        self.reducer: Reducer = Reducer()
+        self.precision: Precision = Precision()
+        self.updater: Updater = Updater()
+        self.recorder: Recorder = Recorder()
+        self.global_step: int = 0
+        self.holding: bool = False
+        """While true, micro-batches only join the window."""
+        self._known: set[int] = set()
+
+    def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
+        """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
+        named = self.reducer.begin(self, params, weight)
+        return self.accumulate(named, grads, loss, weight / self.reducer.unit)
+
+    def backward_and_take(self, params: Params, loss: Tensor, weight: float = 1.0) -> TrainingMetrics | None:
+        """``backward``, beside which gradients may already be reduced, and ``take``."""
+        self.recorder.wait_for_captures()
+        named = self.reducer.begin(self, params, weight)
+        weight /= self.reducer.unit
+        grads = self.reducer.backward(self, named, loss, weight)
+        return self.accumulate(named, grads, loss.item(), weight)
+
+    def flush(self, params: Params) -> TrainingMetrics | None:
+        """Make a step of an unfinished window; None if there is none."""
+        self.recorder.wait_for_captures()
+        return self.end_window(self.reducer.begin(self, params, 0.0))
+
+    def backward(self, loss: Tensor, hook: BackwardHook | None = None) -> GradStore:
+        """The gradients of the scaled loss."""
+        return self.precision.scale(loss).backward(hook=hook)
+
+    def accumulate(self, named: Named, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
+        """Add a micro-batch to the window, and end the window if it is full."""
+        self.recorder.wait_for_captures()
+        if self.reducer.world_size == 1 and weight and not math.isfinite(loss):
+            self.accumulator.reset()
+            raise NonFiniteLossError.of(loss, self.global_step + 1)
+        full = self.accumulator.add(wanted_grads(grads, named), loss, take=True, weight=weight)
+        return self.end_window(named) if full and not self.holding else None
+
+    def end_window(self, named: Named) -> TrainingMetrics | None:
+        """Reduce, unscale, clip, update, count."""
+        try:
+            reduced = self.reducer.reduce(self, named)
+            if reduced is None:
+                return None
+            parts, loss = reduced
+            unscaled = self.precision.unscale(parts, self.recorder)
+            if unscaled is None:
+                return None
+            norm = self.updater.clip_and_update(self, named, unscaled)
+            return self.recorder.count(self, loss, norm)
+        finally:
+            self.reducer.reset()
+
+    def set_scheduled_lr(self) -> None:
+        """Give the optimizer this step's learning rate, if there is a schedule."""
+        if self.schedule is not None:
+            self.optimizer.set_lr(self.schedule.get_lr(self.global_step))
+
+    def named(self, params: Params) -> Named:
+        """The parameters with names; those new to the step's own optimizer are added to it."""
+        named = named_params(params)
+        self.precision.check(named)
+        trained = {p._id for _, p in named if p.requires_grad}
+        if not self._known.issuperset(trained):
+            add_missing(self.optimizer, named, self.own_optimizer)
+            self._known |= trained
+        return named
+
+
+class Reducer:
+    """Makes a window's gradients those of all ranks. Here there is one rank: they are so already."""
+
+    communicator: Communicator | None = None
+    world_size: int = 1
+    capturable: bool = True
+    """Whether a CUDA graph can hold the reduction."""
+    unit: float = 1.0
+    """What the weights of micro-batches are divided by."""
+
+    @property
+    def num_buckets(self) -> int:
+        """Flat buffers of a step."""
+        return 0
+
+    def begin(self, step: Step, params: Params, weight: float) -> Named:
+        """The parameters in the order of all ranks, before a micro-batch of this weight."""
+        return step.named(params)
+
+    def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
+        """The gradients of a micro-batch, without those that the reducer has taken already."""
+        return step.backward(loss)
+
+    def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+        """End the window: its mean gradients, in parts that may still be on their way, and its mean loss."""
+        window = step.accumulator.flush()
+        return None if window is None else ([window[0]], window[1])
+
+    def reset(self) -> None:
+        """Drop what the reducer has of the window."""
+
+    def restart(self, unit: float) -> None:
+        """Another state was loaded: compare anew what the ranks have."""
+        self.unit = unit
+
+    def memory(self, named: Named) -> Any:
+        """What a graph uses besides parameters and states; with another one, the graph is of no use."""
+        return None
+
+
+class Precision:
+    """In which dtype is computed, and how the loss is scaled. Here nothing is converted or scaled."""
+
+    scaler: GradScaler | None = None
+    skipped_steps: int = 0
+    """Steps that were left out, because gradients overflowed."""
+
+    def check(self, named: Named) -> None:
+        """Raise ValueError for parameters of a wrong dtype."""
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call ``backward`` of."""
+        return loss
+
+    def unscale(self, parts: Iterable[GradStore], recorder: Recorder) -> Iterable[GradStore] | None:
+        """The gradients of the unscaled loss; None if the step is to be left out, because they overflowed."""
+        return parts
+
+    def leave_out(self) -> bool:
+        """Note that scaled gradients overflowed. Returns whether the step is left out; if not, it is an error."""
+        return False
+
+    def adapt(self) -> None:
+        """Note that an update was made."""
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        return {}
+
+
+class Updater:
+    """Clips all gradients by their global norm, and makes one step of the optimizer with them."""
+
+    def clip_and_update(self, step: Step, named: Named, parts: Iterable[GradStore]) -> float | None:
+        """Returns the norm before clipping, or None if clipping is off. Raises NonFiniteGradientError."""
+        grads, limit = merged(parts), step.config.max_grad_norm
+        try:
+            norm = self.clip(step, grads, math.inf if limit is None else limit, [p for _, p in named])
+        except NonFiniteGradientError as error:
+            where = "".join(f", parameter {name}" for name, p in named if p._id == error.first)
+            text = f"step {step.global_step + 1}{where}: {error}"
+            raise NonFiniteGradientError(text, error.norm, error.first) from error
+        step.set_scheduled_lr()
+        step.optimizer.step(grads)
+        return None if limit is None else norm
+
+    def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """Clip to the global norm, and return it."""
+        return step.recorder.clip(grads, max_norm, params)
+
+
+class Recorder:
+    """Decides on the update and counts it: here at once, by the host."""
+
+    on_device: bool = False
+    """Whether values stay on the device, because a graph is being captured."""
+
+    def __init__(self) -> None:
+        self.captured: list[Any] = []  # the trainer's CapturedSteps
+
+    def wait_for_captures(self, but: object = None) -> None:
+        """Wait for the results of captured steps."""
+        for one in self.captured:
+            if one is not but:
+                one.settle()
+
+    def unscale(self, scaler: GradScaler, grads: GradStore) -> bool:
+        """Unscale the gradients; returns whether all are finite."""
+        return scaler.unscale_grads(grads)
+
+    def clip(self, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """Clip to the global norm, and return it; NonFiniteGradientError for one that is not finite."""
+        return clip_grad_norm(grads, max_norm, params)
+
+    def count(self, step: Step, loss: float, norm: float | None) -> TrainingMetrics | None:
+        """Count the update, and tell what it did."""
+        step.global_step += 1
+        step.precision.adapt()
+        return TrainingMetrics(step.global_step, loss, norm, step.optimizer.lr)
+
+
+def merged(parts: Iterable[GradStore]) -> GradStore:
+    """All parts' gradients in one store."""
+    grads = GradStore()
+    for part in parts:
+        grads.update(part)
+    return grads

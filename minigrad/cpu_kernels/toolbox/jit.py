@@ -1,0 +1,265 @@
+"""How the CPU kernels are compiled: the decorators ``kernel``, ``parallel_kernel`` and ``inline``, and their disk
+cache.
+
+Numba's own cache has three weaknesses for a library: a kernel is not recompiled when a function that it inlines changes
+in another file, it is written beside the source (often read-only), and it is pickle, so a damaged file raises in
+the middle of a call and a planted one runs code. Ours lives in a private folder of the user, named after a hash of all
+kernel sources, and a damaged entry is compiled again.
+
+``MINIGRAD_CACHE_DIR`` overrides the folder (default: ``$XDG_CACHE_HOME/minigrad`` or ``~/.cache/minigrad``).
+
+A kernel gives the same bits in every process: see ``KernelLibrary``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import pickle
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite.binding import Linkage
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.types import unliteral
+
+from . import threads
+
+# IEEE semantics for NaN and infinities are kept (no ``nnan``, no ``ninf``): -inf is a legal attention mask and a NaN
+# must reach the loss. Reassociation and contraction are what let LLVM vectorise sums and use FMA.
+FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": FASTMATH,
+    "no_cfunc_wrapper": True,  # a second entry, for C, which nothing here calls: compile time
+}
+
+
+def _second_level_cache() -> int:
+    """Bytes of a core's L2 cache, if Linux tells; else 0."""
+    for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):  # some containers show the folder and not what is in it
+            if size.with_name("level").read_text().strip() == "2":
+                return int(size.read_text().strip().removesuffix("K")) * 1024
+    return 0
+
+
+DIGEST_BYTES = 32  # of sha256
+L2_BYTES = _second_level_cache()  # block sizes are compiled for it
+
+
+def cache_directory() -> Path:
+    """The folder of compiled kernels, created private (0700); one that others can write to is refused.
+
+    Unpickling is running code, so a folder that another user owns or may write to is not used: the kernels are then
+    compiled into a temporary folder that goes with the process, with a warning, because each process pays for it again.
+    """
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    root = os.environ.get("MINIGRAD_CACHE_DIR") or os.path.join(above, "minigrad")
+    folder = Path(root) / f"cpu-{_source_hash()}"
+    try:
+        if not folder.exists():
+            _remove_old(Path(root))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info, root_mode = folder.stat(), Path(root).stat().st_mode
+        if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise PermissionError(f"{folder} is owned or writable by somebody else; chmod go-w mends the second")
+        if hasattr(os, "getuid") and root_mode & stat.S_IWOTH and not root_mode & stat.S_ISVTX:
+            raise PermissionError(f"everybody may rename what is in {root}; chmod o-w or chmod +t mends it")
+        tempfile.TemporaryFile(dir=folder).close()
+        return folder
+    except OSError as error:
+        temporary = Path(tempfile.mkdtemp(prefix="minigrad-kernels-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        warnings.warn(
+            f"the kernel cache cannot be used ({error}); kernels are compiled again in each process, into {temporary}. "
+            "Set MINIGRAD_CACHE_DIR to a private, writable folder.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return temporary
+
+
+def _remove_old(root: Path) -> None:
+    """Delete what versions of the sources that were last compiled more than a month ago have left."""
+    for folder in root.glob("cpu-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+            if time.time() - folder.stat().st_mtime > 30 * 86400:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _source_hash() -> str:
+    digest = hashlib.sha256(f"{numba.__version__} {L2_BYTES}".encode())
+    package = Path(__file__).parents[1]  # all of cpu_kernels: a kernel inlines what other rooms define
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class DigestedFiles(IndexDataCacheFile):
+    """Numba's files of a kernel, the index and its entries, which begin with the sha256 of the rest.
+
+    Unpickling damaged machine code raises anything, aborts the process, or runs it.
+    """
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            version, stamp, overloads = self.read(self._index_path)
+        except FileNotFoundError:
+            return {}
+        return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
+
+    def _save_index(self, overloads: dict[Any, str]) -> None:
+        self.write(self._index_path, (self._version, self._source_stamp, overloads))
+
+    def _load_data(self, name: str) -> Any:
+        return self.read(self._data_path(name))
+
+    def _save_data(self, name: str, data: Any) -> None:
+        self.write(self._data_path(name), data)
+
+    def read(self, path: str) -> Any:
+        """What ``write`` wrote; raises DamagedEntryError."""
+        content = Path(path).read_bytes()
+        digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if digest != hashlib.sha256(data).digest():
+            raise DamagedEntryError(path)
+        return pickle.loads(data)
+
+    def write(self, path: str, content: Any) -> None:
+        """In one step for those who read at the same time."""
+        data = self._dump(content)
+        with self._open_for_write(path) as file:
+            file.write(hashlib.sha256(data).digest() + data)
+
+
+class DamagedEntryError(Exception):
+    """A file of the kernel cache is not what was written."""
+
+
+class KernelCache(FunctionCache):
+    """Numba's function cache, except that a damaged entry counts as absent and is written anew."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__(fn)
+        self._cache_file = DigestedFiles(
+            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except (DamagedEntryError, AttributeError, ImportError, TypeError):  # or of other versions of what Numba needs
+            self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except DamagedEntryError:  # of the index: start a new one
+            self.flush()
+            super().save_overload(sig, data)
+
+
+class KernelLibrary(JITCodeLibrary):
+    """The machine code of a kernel, which calls its own copies of the functions that it was linked with.
+
+    Numba leaves such copies replaceable by a definition of the same name that the process loaded earlier. That one was
+    optimised apart, and with ``reassoc`` may add in another order: last bits would depend on which kernels the process
+    compiled, or took from the cache, before. A resumed training run would then not repeat the uninterrupted one.
+
+    Numba optimises each function by itself, and then all once they are linked. Here only the second is done: the
+    first is an eighth of the compile time, and kernels are as fast without it (docs/lab/first_step.md).
+    """
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        for function in self._final_module.functions:
+            if function.linkage in (Linkage.linkonce_odr, Linkage.weak_odr) and not function.is_declaration:
+                function.linkage = "internal"
+        super()._optimize_final_module()
+
+
+class KernelCompiler(Compiler):
+    """Numba's compiler, writing into a KernelLibrary."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        if self.state.library is None:
+            self.state.library = KernelLibrary(self.state.targetctx.codegen(), func.__qualname__)
+            self.state.library.enable_object_caching()
+        return super().compile_extra(func)
+
+
+CACHE_DIRECTORY = cache_directory()
+
+
+@contextlib.contextmanager
+def _numba_cache_directory() -> Iterator[None]:
+    """Numba reads its cache folder once, when a function's cache object is made."""
+    previous = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(CACHE_DIRECTORY)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = previous
+
+
+def _compile(fn: Callable[..., Any], **options: Any) -> Any:
+    dispatcher = numba.njit(**OPTIONS, **options, pipeline_class=KernelCompiler)(fn)
+    if numba.config.DISABLE_JIT:
+        return dispatcher
+    with _numba_cache_directory():
+        dispatcher._cache = KernelCache(fn)
+    template = dispatcher.get_call_template
+
+    def compiled_once(args: Any, kws: Any) -> Any:
+        """Numba would compile a kernel that others call anew for each constant among its arguments."""
+        return template(tuple(map(unliteral, args)), {name: unliteral(arg) for name, arg in kws.items()})
+
+    dispatcher.get_call_template = compiled_once
+    return dispatcher
+
+
+def kernel(fn: Callable[..., Any]) -> Any:
+    """Compile a serial kernel, cached on disk; may be called from Python and from other kernels."""
+    return _compile(fn)
+
+
+def parallel_kernel(fn: Callable[..., Any]) -> Any:
+    """Compile a kernel whose ``numba.prange`` loops run on the one thread pool (see ``threads.py``).
+
+    Compile time is mostly that of the parallel transformation: for a kernel of the library ``task_pool.task_kernel`` is
+    the way. Call it from Python only.
+    """
+    dispatcher = _compile(fn, parallel=True)
+    if threads.LAYER != "workqueue":
+        return dispatcher
+
+    def locked(*args: Any) -> Any:
+        with _workqueue_lock:  # numba's workqueue layer aborts the process on concurrent launches
+            return dispatcher(*args)
+
+    return locked
+
+
+_workqueue_lock = threading.Lock()
+
+
+def inline(fn: Callable[..., Any]) -> Any:
+    """A scalar helper that is inlined into the kernels that call it."""
+    return numba.njit(inline="always", **OPTIONS)(fn)

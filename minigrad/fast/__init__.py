@@ -1,0 +1,25 @@
+"""Second ways: plans that compute modules in fewer operations. Importing it opens them; only ``minigrad`` does.
+
+The table: by the method of a module class, the plans for it, best first. ``minigrad.explain`` shows which of them runs
+and why others do not; ``MINIGRAD_FAST=0`` or ``with minigrad.unfused():`` turns them off.
+"""
+
+from .. import models, nn
+from ..models.llama import LlamaBlock
+from ..plans import PLANS
+from .add_norm import AddNorm, AddNormAcrossBlocks
+from .decode import Decode
+from .embeddings import Embeddings
+from .sums import FusedFeedForward, SumsInProducts
+from .whole_block import WholeBlock
+
+PLANS.update(
+    {
+        nn.Block.forward: (WholeBlock(), AddNorm(), SumsInProducts()),
+        nn.MLP.forward: (FusedFeedForward(),),
+        LlamaBlock.forward: (AddNorm(),),
+        models.GPT2._embed: (Embeddings(),),
+        models.CausalLM._through: (AddNormAcrossBlocks(),),
+        models.CausalLM.forward: (Decode(),),
+    }
+)

@@ -1,0 +1,346 @@
+"""Methods of Tensor: arithmetic, its operators, and functions of each element."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import capturing, dtypes
+from ..autograd import TensorCore
+from ..errors import bad_type, bad_value, check_choice
+from ..indices import bool_mask
+from ..ops import elementwise, trigonometry
+from ..ops.elementwise.pairs import combine
+from ..random import Generator, draw
+
+if TYPE_CHECKING:
+    from ..tensor import Operand, Tensor
+
+
+class MathMethods:
+    """See the module."""
+
+    __slots__ = ()
+
+    def _operand(self: Tensor, other: Operand) -> Tensor | float:
+        """A Tensor, a Python number, or an array-like made a Tensor on this tensor's device."""
+        if isinstance(other, TensorCore):
+            return other
+        if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
+            number: float = other.item()
+            return number
+        if isinstance(other, int | float):
+            return other
+        if isinstance(other, np.ndarray | list | tuple):
+            return self.tensor_type(other, device=self.device)
+        raise bad_type(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
+
+    def __add__(self: Tensor, other: Operand) -> Tensor:
+        if isinstance(other, TensorCore):
+            return combine(elementwise.Add, self, other)
+        return elementwise.Add.apply(self, self._operand(other))
+
+    def __radd__(self: Tensor, other: Operand) -> Tensor:
+        return elementwise.Add.apply(self._operand(other), self)
+
+    def __sub__(self: Tensor, other: Operand) -> Tensor:
+        if isinstance(other, TensorCore):
+            return combine(elementwise.Sub, self, other)
+        return elementwise.Sub.apply(self, self._operand(other))
+
+    def __rsub__(self: Tensor, other: Operand) -> Tensor:
+        return elementwise.Sub.apply(self._operand(other), self)
+
+    def __truediv__(self: Tensor, other: Operand) -> Tensor:
+        if isinstance(other, TensorCore):
+            return combine(elementwise.Div, self, other)
+        return elementwise.Div.apply(self, self._operand(other))
+
+    def __rtruediv__(self: Tensor, other: Operand) -> Tensor:
+        return elementwise.Div.apply(self._operand(other), self)
+
+    def __rmul__(self: Tensor, other: Operand) -> Tensor:
+        return elementwise.Mul.apply(self._operand(other), self)
+
+    def __rfloordiv__(self: Tensor, other: Operand) -> Tensor:
+        return elementwise.FloorDiv.apply(self._operand(other), self)
+
+    def __rmod__(self: Tensor, other: Operand) -> Tensor:
+        return elementwise.Remainder.apply(self._operand(other), self)
+
+    def __rpow__(self: Tensor, other: Operand) -> Tensor:
+        # A 0-d tensor of this dtype, so that a number base promotes like a number.
+        other = self._operand(other)
+        dtype = dtypes.result_dtype((self.data, other)) if isinstance(other, int | float) else None
+        return elementwise.Pow.apply(self.tensor_type(other, dtype=dtype, device=self.device), self)
+
+    def __pos__(self: Tensor) -> Tensor:
+        return self
+
+    def add(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
+        """self + alpha * other."""
+        return self + (other if alpha == 1 else self._operand(other) * alpha)
+
+    def sub(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
+        """self - alpha * other."""
+        return self - (other if alpha == 1 else self._operand(other) * alpha)
+
+    def mul(self: Tensor, other: Operand) -> Tensor:
+        """self * other."""
+        if isinstance(other, TensorCore):
+            return combine(elementwise.Mul, self, other)
+        return elementwise.Mul.apply(self, self._operand(other))
+
+    def div(self: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+        """self / other; rounded down with ``rounding_mode="floor"``, towards 0 with "trunc"."""
+        if rounding_mode is None:
+            return self / other
+        check_choice("div", "rounding_mode", rounding_mode, (None, "floor", "trunc"))
+        y = self // other
+        if rounding_mode == "floor":
+            return y
+        return (self / other).trunc() if y.is_floating_point() else y + ((y < 0) & (self % other != 0))
+
+    def true_divide(self: Tensor, other: Operand) -> Tensor:
+        """self / other."""
+        return self / other
+
+    def floor_divide(self: Tensor, other: Operand) -> Tensor:
+        """self // other."""
+        return elementwise.FloorDiv.apply(self, self._operand(other))
+
+    def remainder(self: Tensor, other: Operand) -> Tensor:
+        """self % other, of the sign of ``other``."""
+        return elementwise.Remainder.apply(self, self._operand(other))
+
+    def fmod(self: Tensor, other: Operand) -> Tensor:
+        """The remainder of a division that rounds towards 0, of the sign of self."""
+        return elementwise.FMod.apply(self, self._operand(other))
+
+    def pow(self: Tensor, exponent: Operand) -> Tensor:
+        """self ** exponent."""
+        exponent = self._operand(exponent)
+        op = elementwise.PowScalar if isinstance(exponent, int | float) else elementwise.Pow
+        return op.apply(self, exponent)
+
+    def neg(self: Tensor) -> Tensor:
+        """-self."""
+        return elementwise.Neg.apply(self)
+
+    def abs(self: Tensor) -> Tensor:
+        """Absolute value."""
+        return elementwise.Abs.apply(self)
+
+    __mul__ = mul
+    multiply = mul
+    __floordiv__ = floor_divide
+    __mod__ = remainder
+    __pow__ = pow
+    __neg__ = neg
+    negative = neg
+    __abs__ = abs
+    absolute = abs
+    subtract = sub
+    divide = div
+
+    def exp(self: Tensor) -> Tensor:
+        """e to the power of self."""
+        return elementwise.Exp.apply(self)
+
+    def exp2(self: Tensor) -> Tensor:
+        """2 to the power of self."""
+        return elementwise.Exp2.apply(self)
+
+    def expm1(self: Tensor) -> Tensor:
+        """exp(self) - 1, exact for small values."""
+        return elementwise.Expm1.apply(self)
+
+    def log(self: Tensor) -> Tensor:
+        """Natural logarithm."""
+        return elementwise.Log.apply(self)
+
+    def log2(self: Tensor) -> Tensor:
+        """Logarithm to base 2."""
+        return elementwise.Log2.apply(self)
+
+    def log10(self: Tensor) -> Tensor:
+        """Logarithm to base 10."""
+        return elementwise.Log10.apply(self)
+
+    def log1p(self: Tensor) -> Tensor:
+        """log(1 + self), exact for small values."""
+        return elementwise.Log1p.apply(self)
+
+    def sqrt(self: Tensor) -> Tensor:
+        """Square root."""
+        return elementwise.Sqrt.apply(self)
+
+    def rsqrt(self: Tensor) -> Tensor:
+        """1 / sqrt(self)."""
+        return elementwise.Rsqrt.apply(self)
+
+    def square(self: Tensor) -> Tensor:
+        """self * self; of bool in int64."""
+        return elementwise.Square.apply(self.long() if self.dtype == dtypes.bool_ else self)
+
+    def reciprocal(self: Tensor) -> Tensor:
+        """1 / self."""
+        return elementwise.Reciprocal.apply(self)
+
+    def sin(self: Tensor) -> Tensor:
+        """Sine."""
+        return elementwise.Sin.apply(self)
+
+    def cos(self: Tensor) -> Tensor:
+        """Cosine."""
+        return elementwise.Cos.apply(self)
+
+    def tan(self: Tensor) -> Tensor:
+        """Tangent."""
+        return elementwise.Tan.apply(self)
+
+    def sinh(self: Tensor) -> Tensor:
+        """Hyperbolic sine."""
+        return trigonometry.Sinh.apply(self)
+
+    def cosh(self: Tensor) -> Tensor:
+        """Hyperbolic cosine."""
+        return trigonometry.Cosh.apply(self)
+
+    def tanh(self: Tensor) -> Tensor:
+        """Hyperbolic tangent."""
+        return elementwise.Tanh.apply(self)
+
+    def asin(self: Tensor) -> Tensor:
+        """Inverse sine, in [-pi / 2, pi / 2]."""
+        return trigonometry.Asin.apply(self)
+
+    def acos(self: Tensor) -> Tensor:
+        """Inverse cosine, in [0, pi]."""
+        return trigonometry.Acos.apply(self)
+
+    def atan(self: Tensor) -> Tensor:
+        """Inverse tangent, in (-pi / 2, pi / 2)."""
+        return trigonometry.Atan.apply(self)
+
+    def atan2(self: Tensor, other: Tensor) -> Tensor:
+        """The angle, in [-pi, pi], of the points with y = self and x = other."""
+        return trigonometry.Atan2.apply(self, self._operand(other))
+
+    def asinh(self: Tensor) -> Tensor:
+        """Inverse hyperbolic sine."""
+        return trigonometry.Asinh.apply(self)
+
+    def acosh(self: Tensor) -> Tensor:
+        """Inverse hyperbolic cosine, of values of at least 1."""
+        return trigonometry.Acosh.apply(self)
+
+    def atanh(self: Tensor) -> Tensor:
+        """Inverse hyperbolic tangent, of values in [-1, 1]."""
+        return trigonometry.Atanh.apply(self)
+
+    def erf(self: Tensor) -> Tensor:
+        """Error function."""
+        return elementwise.Erf.apply(self)
+
+    def sigmoid(self: Tensor) -> Tensor:
+        """1 / (1 + exp(-self))."""
+        return elementwise.Sigmoid.apply(self)
+
+    def relu(self: Tensor) -> Tensor:
+        """max(self, 0), with gradient 0 at 0."""
+        return elementwise.Relu.apply(self)
+
+    def sign(self: Tensor) -> Tensor:
+        """-1, 0 or 1."""
+        return self.clone() if self.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
+
+    def floor(self: Tensor) -> Tensor:
+        """Largest integer not above."""
+        return elementwise.Floor.apply(self)
+
+    def ceil(self: Tensor) -> Tensor:
+        """Smallest integer not below."""
+        return elementwise.Ceil.apply(self)
+
+    def round(self: Tensor, *, decimals: int = 0) -> Tensor:
+        """Nearest integer (or number of so many ``decimals``), halves to even."""
+        scale = 10.0**decimals
+        return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
+
+    def trunc(self: Tensor) -> Tensor:
+        """Integer part."""
+        return elementwise.Trunc.apply(self)
+
+    def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+        """Values limited to [min, max], numbers or tensors; None does not limit."""
+        if min is None and max is None:
+            raise bad_value("clamp: expected min, max or both")
+        low, high = (None if bound is None else self._operand(bound) for bound in (min, max))
+        if isinstance(low, TensorCore) or isinstance(high, TensorCore):
+            given = [self, *(bound for bound in (low, high) if bound is not None)]
+            dtype = dtypes.result_dtype([getattr(x, "data", x) for x in given])
+            low, high = (x._cast(dtype) if isinstance(x, TensorCore) else x for x in (low, high))
+            return elementwise.ClampTensor.apply(self._cast(dtype), low, high)
+        x = self._cast(dtypes.result_dtype([self.data, *(bound for bound in (low, high) if bound is not None)]))
+        return elementwise.Clamp.apply(x, low=low, high=high)
+
+    def clamp_min(self: Tensor, min: Operand) -> Tensor:
+        """Values limited from below."""
+        return self.clamp(min=min)
+
+    def clamp_max(self: Tensor, max: Operand) -> Tensor:
+        """Values limited from above."""
+        return self.clamp(max=max)
+
+    clip = clamp
+
+    def nan_to_num(self: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+        """NaN and the infinities replaced by numbers; None means the largest (smallest) finite one of the dtype."""
+        if self.is_floating_point():
+            limits = dtypes.finfo(self.dtype)
+            posinf = float(limits.max) if posinf is None else posinf
+            neginf = float(limits.min) if neginf is None else neginf
+        return elementwise.NanToNum.apply(self, nan=nan, posinf=posinf, neginf=neginf)
+
+    def maximum(self: Tensor, other: Operand) -> Tensor:
+        """Elementwise larger one; ties share the gradient."""
+        return elementwise.Maximum.apply(self, self._operand(other))
+
+    def minimum(self: Tensor, other: Operand) -> Tensor:
+        """Elementwise smaller one; ties share the gradient."""
+        return elementwise.Minimum.apply(self, self._operand(other))
+
+    def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
+        """self + weight * (end - self), from the nearer end, as in PyTorch."""
+        return elementwise.Lerp.apply(self, self._operand(end), self._operand(weight))
+
+    def where(self: Tensor, condition: Tensor, other: Operand) -> Tensor:
+        """self where the bool ``condition`` holds, else ``other``."""
+        y = self._operand(other)
+        if not isinstance(y, TensorCore):
+            y = capturing.number(y, self.tensor_type, dtypes.result_dtype((self.data, y)), self.device)
+        dtype = dtypes.result_dtype((self.data, y.data))
+        return elementwise.Where.apply(self._cast(dtype), y._cast(dtype), bool_mask("where", condition))
+
+    def masked_fill(self: Tensor, mask: Tensor, value: float) -> Tensor:
+        """``value`` where the bool ``mask`` holds, else self."""
+        dtypes.check_number("masked_fill", value, self.dtype)
+        return elementwise.MaskedFill.apply(self, bool_mask("masked_fill", mask), value=value)
+
+    def clone(self: Tensor) -> Tensor:
+        """A copy in new memory; gradients flow through it."""
+        return elementwise.Clone.apply(self)
+
+    def bernoulli(self: Tensor, *, generator: Generator | None = None) -> Tensor:
+        """A new tensor: 1 with the probability that this one (floating, in [0, 1]) gives for the place, else 0."""
+        if not self.is_floating_point():
+            raise bad_type(f"bernoulli of a {self.dtype} tensor: probabilities are floating; convert with .float()")
+        if not ((self >= 0) & (self <= 1)).all():
+            raise bad_value(
+                f"bernoulli: expected probabilities in [0, 1], not {self.amin().item()} to {self.amax().item()}"
+            )
+        k = self.device.kernels
+        values = draw("uniform", k, self.shape, dtypes.float64, generator)
+        return self.wrap(k.elementwise.cast(k.comparison.lt(values, self.data), self.dtype), self.device)

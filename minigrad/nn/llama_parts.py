@@ -1,0 +1,101 @@
+"""The pieces of a Llama block (Touvron et al. 2023): grouped-query attention with rotary positions, and SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..creation import arange
+from ..errors import bad_value
+from ..tensor import Tensor
+from . import functional as F
+from .kv_cache import KVCache, causal_attention
+from .layers import Linear
+from .module import Module
+
+
+class GroupedQueryAttention(Module):
+    """Causal self-attention in which ``n_kv_head`` heads of keys and values (default: as many as queries) each serve
+    n_head / n_kv_head heads of queries (Ainslie et al. 2023): (B, T, C) -> (B, T, C).
+
+    Queries and keys are rotated by their positions: ``F.rope`` with ``rope_base`` or, if given, ``rope_frequencies``.
+    Heads have ``head_size`` channels, n_embd / n_head by default. Dropout acts on the attention probabilities. A cache
+    for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
+    """
+
+    n_head: int
+    n_kv_head: int
+    head_size: int
+    dropout: float
+    rope_base: float
+    rope_frequencies: Sequence[float] | None
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+
+    def __init__(
+        self,
+        n_embd: int,
+        n_head: int,
+        n_kv_head: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+        rope_base: float = 10000.0,
+        *,
+        head_size: int | None = None,
+        rope_frequencies: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        n_kv_head = n_head if n_kv_head is None else n_kv_head
+        if n_head < 1 or (head_size is None and n_embd % (2 * n_head)):
+            raise bad_value(f"GroupedQueryAttention: n_embd={n_embd} is not an even multiple of n_head={n_head}")
+        if n_kv_head < 1 or n_head % n_kv_head:
+            raise bad_value(f"GroupedQueryAttention: n_head={n_head} is not a multiple of n_kv_head={n_kv_head}")
+        head_size = n_embd // n_head if head_size is None else head_size
+        if head_size < 2 or head_size % 2:
+            raise bad_value(f"GroupedQueryAttention: head_size={head_size}; rotation needs an even number of channels")
+        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, head_size
+        self.dropout, self.rope_base, self.rope_frequencies = dropout, rope_base, rope_frequencies
+        self.q_proj = Linear(n_embd, n_head * head_size, bias)
+        self.k_proj = Linear(n_embd, n_kv_head * head_size, bias)
+        self.v_proj = Linear(n_embd, n_kv_head * head_size, bias)
+        self.o_proj = Linear(n_head * head_size, n_embd, bias)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C). With a cache as ``CausalSelfAttention``; positions continue those in it."""
+        B, T, _ = x.shape
+        q = self.q_proj(x).reshape(B, T, self.n_head, self.head_size)
+        k, v = (p(x).reshape(B, T, self.n_kv_head, self.head_size) for p in (self.k_proj, self.v_proj))
+        start = 0 if cache is None else cache.length
+        positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
+        q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
+        out: Tensor = self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
+        return out
+
+    def extra_repr(self) -> str:
+        """Heads and options."""
+        return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, is_causal=True, dropout={self.dropout}"
+
+
+class SwiGLU(Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020): (B, T, C) -> (B, T, C), by way of ``hidden`` channels.
+
+    Parameters are named as in Hugging Face's Llama. ``hidden`` defaults to 8 C / 3, rounded: about the
+    weights of ``MLP``.
+    """
+
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
+    def __init__(self, n_embd: int, hidden: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        hidden = round(8 * n_embd / 3) if hidden is None else hidden
+        self.gate_proj = Linear(n_embd, hidden, bias)
+        self.up_proj = Linear(n_embd, hidden, bias)
+        self.down_proj = Linear(hidden, n_embd, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out

@@ -1,0 +1,49 @@
+"""The plain kernels: every family in NumPy alone, formula above code. It is the place to begin reading.
+
+A family is a class as a namespace: ``softmax.forward(x, axis)``. They are the reference of the kernels' tests, what
+runs in ``minigrad.kernels("plain")``, and the families that another backend names in its ``PLAIN_ONLY``. They import
+NumPy and each other; backends and ``device.kernels`` import them.
+"""
+
+from .elementwise import activation, comparison, elementwise, gelu, log_sigmoid, trigonometry
+from .losses import cross_entropy, linear_cross_entropy
+from .norms import batch_norm, group_norm, layer_norm, rms_norm, softmax
+from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
+from .products import attention, linear, matmul, rope
+from .random import dropout, random
+from .reduce import reduce
+from .shape import embedding, indexing, movement
+from .storage import (
+    Array,
+    as_array,
+    contiguous,
+    copy,
+    empty,
+    from_dlpack,
+    from_host,
+    full,
+    may_share_memory,
+    ones,
+    quiet,
+    reinterpret,
+    to_host,
+    zeros,
+)
+
+stages: None = None  # several families in one launch: none
+fuses_add_norm = False  # no norm adds two arrays first
+in_host_memory = True  # arrays are NumPy's
+# fmt: off
+__all__ = [
+    "PLAIN_ONLY", "Array", "activation", "adagrad", "adamw", "as_array", "attention", "batch_norm", "comparison",
+    "contiguous", "copy", "cross_entropy", "dropout", "elementwise", "embedding", "empty", "from_dlpack", "from_host",
+    "full", "gelu", "grad_norm", "group_norm", "indexing", "lamb", "layer_norm", "linear", "linear_cross_entropy",
+    "log_sigmoid", "matmul", "may_share_memory", "movement", "ones", "quiet", "random", "reduce", "reinterpret",
+    "rms_norm", "rope", "sgd", "softmax", "stages", "to_host", "trigonometry", "zeros",
+]
+# fmt: on
+
+PLAIN_ONLY: tuple[str, ...] = tuple(
+    name for name in __all__ if isinstance(globals().get(name), type) and name != "Array"
+)
+"""The families that this backend has from here: all."""

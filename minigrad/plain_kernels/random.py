@@ -1,0 +1,138 @@
+"""Philox4x32-10, a counter-based generator: any element of any draw is a function of (seed, offset, index).
+
+No generator state is shared or advanced: a dropout mask is drawn again in the backward pass instead of stored.
+
+    key     = (seed low word, seed high word)
+    counter = (block low, block high, offset low, offset high)
+    element i of a draw of 32-bit words = lane i % 4 of block i // 4
+
+Each draw uses an ``offset`` of its own. Draws of 64-bit values take the words 2i (low half) and 2i + 1 for element i.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the tests hold its known answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+LOW = 0xFFFFFFFF
+
+
+def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
+    """Ten rounds: a counter of four words, uint64 arrays or numbers below 2^32, and a key of two, to four words."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        left, right = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (right >> 32) ^ c1 ^ k0, right & LOW, (left >> 32) ^ c3 ^ k1, left & LOW
+        k0, k1 = (k0 + 0x9E3779B9) & LOW, (k1 + 0xBB67AE85) & LOW
+    return [c0, c1, c2, c3]
+
+
+class random:
+    """Draws of a seed and an offset."""
+
+    @staticmethod
+    def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
+        """Both as uint64. Raises ValueError unless seed is in 0..2^64 - 1, offset in 0..2^63 - 1."""
+        for name, value, bits in (("seed", seed, 64), ("offset", offset, 63)):
+            if not 0 <= value < 2**bits:
+                raise ValueError(f"{name}={value}: expected an integer from 0 to 2**{bits} - 1")
+        return np.uint64(seed), np.uint64(offset)
+
+    @staticmethod
+    def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:
+        """The first n words of the draw: uint32 (n,)."""
+        key, draw = (int(number) for number in random.state(seed, offset))
+        blocks = np.arange(-(-n // 4), dtype=np.uint64)
+        offsets = np.full(blocks.shape, draw & LOW, np.uint64), np.uint64(draw >> 32)
+        words = philox4x32((blocks & LOW, blocks >> 32, *offsets), (key & LOW, key >> 32))
+        return np.stack(words, 1).astype(np.uint32).reshape(-1)[:n]
+
+    @staticmethod
+    def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
+        """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
+        out = _real(shape, dtype)
+        if out.itemsize == 4:
+            flat = (random.philox_bits(out.size, seed, offset) >> 8).astype(np.float32) * np.float32(2**-24)
+        else:
+            flat = (_words64(out.size, seed, offset) >> 11).astype(np.float64) * 2**-53
+        return flat.reshape(out.shape)
+
+    @staticmethod
+    def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
+        """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8.
+
+        Box-Muller: words u, v -> r cos(t), r sin(t) with r = sqrt(-2 log((u + 1/2) / 2^32)), t = 2 pi v / 2^32.
+        """
+        out = _real(shape, dtype)
+        u, v = random.philox_bits(out.size + out.size % 2, seed, offset).astype(np.float64).reshape(-1, 2).T
+        r, t = np.sqrt(-2 * _each(math.log, (u + 0.5) * 2**-32)), 2 * math.pi * 2**-32 * v
+        pairs = np.stack([r * _each(math.cos, t), r * _each(math.sin, t)], 1)
+        return pairs.reshape(-1)[: out.size].reshape(out.shape).astype(out.dtype)
+
+    @staticmethod
+    def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> np.ndarray:
+        """int64 in [low, high): low + floor(word64 * span / 2^64), which favours no value by more than 2^-64.
+
+        Raises ValueError if the range is empty or leaves int64.
+        """
+        if not -(2**63) <= low < high < 2**63:
+            raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
+        out = np.empty(shape, np.int64)
+        words = _words64(out.size, seed, offset).tolist()  # Python's integers do not overflow
+        out.reshape(-1)[:] = [low + (word * (high - low) >> 64) for word in words]
+        return out
+
+    @staticmethod
+    def permutation(n: int, seed: int, offset: int) -> np.ndarray:
+        """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
+        return np.argsort(_words64(n, seed, offset), kind="stable").astype(np.int64, copy=False)
+
+
+def _each(function: Callable[[float], float], x: np.ndarray) -> np.ndarray:
+    """By single numbers, as compiled kernels compute them: NumPy's functions of arrays may differ in the last bit."""
+    return np.array([function(value) for value in x.tolist()])
+
+
+def _words64(n: int, seed: int, offset: int) -> np.ndarray:
+    low, high = random.philox_bits(2 * n, seed, offset).astype(np.uint64).reshape(-1, 2).T
+    return low | high << np.uint64(32)
+
+
+def _real(shape: int | Sequence[int], dtype: Any) -> np.ndarray:
+    out = np.empty(shape, dtype)
+    if out.dtype not in (np.float32, np.float64):
+        raise TypeError(f"dtype {out.dtype}: random draws are float32 or float64; cast the result")
+    return out
+
+
+class dropout:
+    """y = x * mask / (1 - p), mask[i] = 1 with probability 1 - p;  dx = dy * mask / (1 - p) (Srivastava et al. 2014).
+
+    As in PyTorch the mask is multiplied, so a dropped NaN or infinity gives NaN.
+    """
+
+    @staticmethod
+    def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
+        """x float32 or float64, any shape -> y of the same shape; 0 <= p <= 1."""
+        if not 0 <= p <= 1:
+            raise ValueError(f"p={p}: expected a probability from 0 to 1")
+        with np.errstate(invalid="ignore"):
+            return np.asarray(x * mask(x.shape, x.dtype, p, seed, offset))
+
+    @staticmethod
+    def backward(dy: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
+        """dx: the gradient passes through the mask of the forward draw."""
+        return dropout.forward(dy, p, seed, offset)
+
+
+def mask(shape: Sequence[int], dtype: Any, p: float, seed: int, offset: int) -> np.ndarray:
+    """0 with probability p, else 1 / (1 - p). An element is dropped if its draw in [0, 1) is below float32(p)."""
+    kept = random.uniform(shape, np.float32, seed, offset) >= np.float32(p)
+    real = np.dtype(dtype).type
+    with np.errstate(divide="ignore"):
+        return np.where(kept, real(1) / (real(1) - real(p)), real(0))

@@ -1,0 +1,184 @@
+"""Where elements stand: other shapes and orders, reading and adding at positions, rows of a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .storage import is_half
+
+
+class movement:
+    """Rearranging memory: views where NumPy can give one, copies where it cannot."""
+
+    @staticmethod
+    def reshape(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """``x`` in another shape; a view if strides allow it."""
+        return x.reshape(shape)
+
+    @staticmethod
+    def permute(x: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+        """A view with the axes in another order."""
+        return x.transpose(order)
+
+    @staticmethod
+    def expand(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """A read-only view with size-1 and new leading axes repeated (stride 0)."""
+        return np.broadcast_to(x, shape)
+
+    @staticmethod
+    def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
+        """The arrays one after the other along ``axis``."""
+        return np.concatenate(arrays, axis)
+
+    @staticmethod
+    def split(x: np.ndarray, sizes: tuple[int, ...], axis: int) -> list[np.ndarray]:
+        """Consecutive views of the given sizes along ``axis``."""
+        return np.split(x, np.cumsum(sizes)[:-1].tolist(), axis)
+
+    @staticmethod
+    def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        """A copy with the order along ``axes`` reversed."""
+        return np.flip(x, axes).copy()
+
+    @staticmethod
+    def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
+        """The last two axes' lower triangle, zeros above ``diagonal``."""
+        return np.tril(x, diagonal)
+
+    @staticmethod
+    def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
+        """The last two axes' upper triangle, zeros below ``diagonal``."""
+        return np.triu(x, diagonal)
+
+    @staticmethod
+    def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+        """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
+        return np.roll(x, shifts, axes)
+
+    @staticmethod
+    def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
+        """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
+        return np.tile(x, repeats)
+
+    @staticmethod
+    def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
+        """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
+        y = np.full([n + before + after for n, (before, after) in zip(x.shape, widths)], value, x.dtype)
+        inner = tuple(slice(max(b, 0), n - max(a, 0)) for n, (b, a) in zip(y.shape, widths))
+        y[inner] = x[tuple(slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(x.shape, widths))]
+        return y
+
+    @staticmethod
+    def diagonal(x: np.ndarray, offset: int, axis1: int, axis2: int) -> np.ndarray:
+        """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""
+        y = np.diagonal(x, offset, axis1, axis2)
+        y.flags.writeable = x.flags.writeable
+        return y
+
+
+class indexing:
+    """Reading and adding at positions. An index is anything NumPy accepts: ints, slices, None, Ellipsis, bool or int
+    arrays.
+    """
+
+    @staticmethod
+    def index(x: np.ndarray, where: Any) -> np.ndarray:
+        """x[where]: a view for basic indices, a copy if arrays are among them."""
+        return np.asarray(x[where])
+
+    @staticmethod
+    def add_at(x: np.ndarray, where: Any, y: np.ndarray, distinct: bool) -> None:
+        """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
+        if distinct:
+            x[where] += y
+        else:
+            np.add.at(x, where, y)
+
+    @staticmethod
+    def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
+        """x[where] = y."""
+        x[where] = y
+
+    @staticmethod
+    def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
+        """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``."""
+        return x[_grid(indices, axis)]
+
+    @staticmethod
+    def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
+        """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
+        np.add.at(x, _grid(indices, axis), y)
+
+    @staticmethod
+    def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
+        """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
+        x[_grid(indices, axis)] = y
+
+    @staticmethod
+    def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
+        """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place, one after the other.
+
+        f is the product, the larger or the smaller one for ``reduce`` "prod", "amax" or "amin"; NaN stays.
+        """
+        with np.errstate(all="ignore"):
+            REDUCTIONS[reduce].at(x, _grid(indices, axis), y)
+
+    @staticmethod
+    def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
+        """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
+        order = np.arange(indices.size).reshape(indices.shape)
+        last = np.empty(shape, np.int64)
+        indexing.scatter(last, axis, indices, order)
+        return indexing.gather(last, axis, indices) == order
+
+    @staticmethod
+    def argsort(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+        """Indices (int64) that sort ``x`` stably along ``axis``; NaN counts as the largest."""
+        if not descending:
+            return np.argsort(x, axis=axis, kind="stable")
+        # A stable descending order: reverse, sort ascending (stable), reverse back.
+        n = x.shape[axis]
+        return np.flip(n - 1 - np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+
+    @staticmethod
+    def one_hot(indices: np.ndarray, classes: int) -> np.ndarray:
+        """int64, a new last axis with 1 at the index."""
+        return (indices[..., None] == np.arange(classes)).astype(np.int64)
+
+
+REDUCTIONS: dict[str, np.ufunc] = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
+
+
+def _grid(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+    grid = list(np.ogrid[tuple(slice(n) for n in indices.shape)])
+    grid[axis] = indices
+    return tuple(grid)
+
+
+class embedding:
+    """y[i] = weight[indices[i]];  dweight[v] = sum of dy[i] over the positions i with indices[i] = v."""
+
+    @staticmethod
+    def check_indices(indices: np.ndarray, rows: int) -> int:
+        """The first flat position whose index, int64, is not in 0..rows - 1; -1 if all are."""
+        bad = (indices < 0) | (indices >= rows)
+        return int(bad.argmax()) if bad.any() else -1
+
+    @staticmethod
+    def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (*indices.shape, C)."""
+        return weight[indices]
+
+    @staticmethod
+    def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:
+        """dweight[indices] += dy, in place, duplicates summed in order. Half floats are summed in float32 and rounded
+        once.
+        """
+        if not is_half(dweight.dtype):
+            np.add.at(dweight, indices, dy)
+            return
+        wide = np.zeros(dweight.shape, np.float32)
+        np.add.at(wide, indices, dy.astype(np.float32))
+        np.copyto(dweight, wide + dweight, casting="unsafe")

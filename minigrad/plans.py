@@ -1,0 +1,132 @@
+"""The door to second ways: other computations of a module's method, which ``minigrad.fast`` lists in ``PLANS``.
+
+``Module.__call__`` asks here for ``forward``, and a method decorated ``@planned`` asks for itself. Nothing else knows
+that there are plans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from .errors import bad_value
+from .modes import of_thread
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Plan:
+    """Another way to compute a method of a module.
+
+    ``equality`` says how its results compare with those of the method. ``reasons`` and ``run`` have the method's
+    arguments.
+    """
+
+    name: str
+    equality: str
+
+    def reasons(self, module: Any, *args: Any, **kwargs: Any) -> Iterator[str]:
+        """Why the plan does not apply: a generator, so that a call pays for the first reason only. None: it applies."""
+        raise NotImplementedError
+
+    def run(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """The method's result."""
+        raise NotImplementedError
+
+
+class CallRecorder:
+    """Is told, while it is in its thread's ``Mode``, what modules are called and which plans run."""
+
+    def entered(self, module: Any) -> None:
+        """``module`` is called."""
+
+    def left(self, module: Any) -> None:
+        """The call of ``module`` returns."""
+
+    def chose(self, module: Any, method: str, plan: Plan | None, against: dict[str, list[str]]) -> None:
+        """``plan`` runs, or None of them; ``against``: by the name of each other plan that was asked, its reasons."""
+
+
+PLANS: dict[Callable[..., Any], tuple[Plan, ...]] = {}
+"""By a method as its class defines it, the plans for it, best first. A subclass that overrides the method has none."""
+
+
+def choose(method: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+    """The first plan for ``method`` that applies to these arguments."""
+    mode = of_thread.mode
+    off, recorder = mode.unfused, mode.recorder
+    if recorder is not None:
+        return _choose_on_record(method, module, args, kwargs)
+    if off is True:
+        return None
+    for plan in PLANS[method]:
+        if not (off and plan.name in off) and next(_reasons(plan, module, args, kwargs), None) is None:
+            return plan
+    return None
+
+
+def _reasons(plan: Plan, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+    try:
+        return plan.reasons(module, *args, **kwargs)
+    except TypeError:  # no line of the generator has run: the method itself says best what is wrong
+        return iter(("the method has other arguments",))
+
+
+def _choose_on_record(
+    method: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan | None:
+    mode, chosen = of_thread.mode, None
+    against: dict[str, list[str]] = {}
+    for plan in PLANS[method]:
+        if mode.unfused is True or (mode.unfused and plan.name in mode.unfused):
+            against[plan.name] = ["fast ways are off: MINIGRAD_FAST=0 or unfused()"]
+        elif not (reasons := [*_reasons(plan, module, args, kwargs)]):
+            chosen = plan
+            break
+        else:
+            against[plan.name] = reasons
+    mode.recorder.chose(module, method.__name__.lstrip("_"), chosen, against)
+    return chosen
+
+
+def planned(method: F) -> F:
+    """A method other than ``forward`` that may have plans."""
+
+    @functools.wraps(method)
+    def asked(module: Any, *args: Any) -> Any:
+        plan = choose(asked, module, args, {})
+        return method(module, *args) if plan is None else plan.run(module, *args)
+
+    PLANS[asked] = ()
+    return asked  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+@contextlib.contextmanager
+def recording(recorder: CallRecorder) -> Iterator[None]:
+    """Tell ``recorder`` of the calls of this thread."""
+    mode = of_thread.mode
+    before, mode.recorder = mode.recorder, recorder
+    try:
+        yield
+    finally:
+        mode.recorder = before
+
+
+@contextlib.contextmanager
+def unfused(*names: str) -> Iterator[None]:
+    """Within it, modules compute what their methods say, in this thread: no plan of ``minigrad.fast`` runs.
+
+    With ``names``, the plans of these names are off; ``minigrad.explain`` shows them. ``MINIGRAD_FAST=0`` in the
+    environment turns all off. ValueError for an unknown name.
+    """
+    if unknown := set(names) - {plan.name for plans in PLANS.values() for plan in plans}:
+        raise bad_value(f"unfused: there is no plan {sorted(unknown)[0]!r}; explain shows their names")
+    mode = of_thread.mode
+    before = mode.unfused
+    mode.unfused = True if not names or before is True else frozenset(names) | (before or frozenset())
+    try:
+        yield
+    finally:
+        mode.unfused = before

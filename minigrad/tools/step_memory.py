@@ -1,0 +1,248 @@
+"""Where the memory of a training step goes: what is counted in a recorded graph, each buffer once.
+
+``memory_report`` counts a step of any model; ``minigrad.models.gpt2_memory`` predicts one of GPT-2 that need not fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..autograd import Deferred, Function, TensorCore
+from ..dtypes import is_half
+from ..engine import reachable
+from ..errors import bad_type
+from ..grad_store import next_id
+from ..nn import Module
+from ..plans import CallRecorder, recording, unfused
+
+if TYPE_CHECKING:
+    from ..optim import Optimizer
+    from ..tensor import Tensor
+
+
+@dataclass
+class MemoryReport:
+    """Bytes of a training step, by kind.
+
+    ``weight_copies`` are the weights in the half dtype of autocast. ``activations`` is what is kept for ``backward``,
+    by operation, ``modules`` the same by module ("" for what no module made). ``temporary`` is what backward held, at
+    its peak, beyond the activations: results and gradients on their way; ``gradients`` those of all trained weights.
+    """
+
+    weights: int = 0
+    buffers: int = 0
+    optimizer: int = 0
+    gradients: int = 0
+    weight_copies: int = 0
+    activations: dict[str, int] = field(default_factory=dict)
+    modules: dict[str, int] = field(default_factory=dict)
+    temporary: int = 0
+
+    @property
+    def kept(self) -> int:
+        """All activations, between forward and backward."""
+        return sum(self.activations.values())
+
+    @property
+    def peak(self) -> int:
+        """The most that a step holds at once: at backward's peak, or when all gradients are there."""
+        standing = self.weights + self.buffers + self.optimizer
+        return standing + max(self.weight_copies + self.kept + self.temporary, self.gradients)
+
+    def __str__(self) -> str:
+        rows = [
+            ("weights", self.weights),
+            ("buffers", self.buffers),
+            ("optimizer", self.optimizer),
+            ("gradients (after backward)", self.gradients),
+            ("half copies of weights", self.weight_copies),
+            ("activations", self.kept),
+            *((f"  by {name}", size) for name, size in _falling(self.activations)),
+            *((f"  in {name or 'no module'}", size) for name, size in _falling(_alike(self.modules))),
+            ("temporary, at backward's peak", self.temporary),
+            ("peak of the step", self.peak),
+        ]
+        rows = [row for row in rows if row[1] or row[0] in ("activations", "peak of the step")]
+        width = max(len(name) for name, _ in rows)
+        unit, scale = ("GiB", 2**30) if self.peak >= 2**30 else ("MiB", 2**20) if self.peak >= 2**20 else ("KiB", 2**10)
+        return "\n".join(f"{name:{width}}  {size / scale:10,.2f} {unit}" for name, size in rows)
+
+
+def memory_report(
+    module: Module, compute_loss: Callable[[], Tensor], optimizer: Optimizer | None = None
+) -> MemoryReport:
+    """Count the memory of one forward and backward pass of ``module``, on the CPU or a GPU.
+
+    ::
+
+        print(minigrad.memory_report(model, lambda: model.loss(x, y), optimizer))
+
+    ``compute_loss`` is called once and its result's ``backward`` once; no weight changes. What is kept for backward is
+    found by walking the graph: the memory under each saved array is counted once, for the operation that saved it first
+    and the innermost module in whose forward it did. Weights that operations save are not counted again. With
+    ``checkpoint`` it is the inputs that count. The optimizer's state counts as it is: nothing before the first step.
+
+    A transformer block that runs in fewer operations is counted, and its temporary part measured, module by module,
+    with its sums by themselves. It keeps the same. As one operation it needs a few per cent more at backward's peak.
+
+    The temporary part is measured: on a GPU by the counters of ``minigrad.cuda`` (whose peak is reset), on the CPU by
+    ``tracemalloc``, which sees NumPy's arrays but not what compiled kernels take for themselves.
+
+    Raises TypeError if the loss is no tensor, or is not computed from anything that requires grad.
+    """
+    calls = _Calls({id(m): name for name, m in module.named_modules()})
+    parameters = list(module.parameters())
+    report = MemoryReport()
+    owned = {}
+    for kind, tensors in (("weights", parameters), ("buffers", [b for _, b in module.named_buffers()])):
+        bases = {id(base): base for base in (_base(t.data) for t in tensors)}
+        setattr(report, kind, sum(base.nbytes for base in bases.values()))
+        owned.update(bases)
+    report.gradients = sum(p.data.nbytes for p in parameters if p.requires_grad)
+    if optimizer is not None:
+        arrays = [array for state in optimizer.state.values() for array in state.arrays.values()]
+        report.optimizer = sum(array.nbytes for array in arrays)
+
+    with _meter(parameters) as meter, unfused("whole block", "sums in products", "embeddings"):
+        with recording(calls):
+            loss = compute_loss()
+        if not isinstance(loss, TensorCore) or not loss.requires_grad:
+            raise bad_type(
+                f"memory_report: compute_loss returned {'a tensor' if isinstance(loss, TensorCore) else repr(loss)}"
+                " that nothing can be learned from; expected a loss that is computed from the module's parameters"
+            )
+        _count(report, loss, owned, calls)
+        loss.backward()
+        report.temporary = max(0, meter() - report.kept - report.weight_copies)
+    return report
+
+
+class _Calls(CallRecorder):
+    """When modules of these names ran: the ids of tensors and nodes that were new before and after each call."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self.names = names
+        self.intervals: list[tuple[int, int, str]] = []
+        self._starts: list[int] = []
+
+    def entered(self, module: Module) -> None:
+        self._starts.append(next_id())
+
+    def left(self, module: Module) -> None:
+        start = self._starts.pop()
+        if id(module) in self.names:
+            self.intervals.append((start, next_id(), self.names[id(module)]))
+
+
+def _count(report: MemoryReport, loss: TensorCore, owned: dict[int, Any], calls: _Calls) -> None:
+    """Add what the graph of ``loss`` keeps, oldest node first; ``owned`` are bases that are not counted."""
+    counted = dict(owned)  # which keeps them: an id is that of one object while that lives
+    seen: set[int] = set()
+    for node in reachable(loss.node)[0]:
+        saved: Any = node.saved
+        if isinstance(saved, Deferred):
+            if id(saved) in seen:
+                continue
+            seen.add(id(saved))
+            arrays, name, copies = _held(saved, node.kernels.Array), "checkpoint", set()
+        else:
+            arrays, name = list(_arrays(saved, node.kernels.Array)), type(node).__name__
+            copies = _copied_weights(node)
+        for array in arrays:
+            base = _base(array)
+            if id(base) in counted:
+                continue
+            counted[id(base)] = base
+            if is_half(base.dtype) and id(array) in copies:
+                report.weight_copies += base.nbytes
+                continue
+            report.activations[name] = report.activations.get(name, 0) + base.nbytes
+            where = calls.names.get(id(getattr(saved, "fn", None))) if isinstance(saved, Deferred) else None
+            where = _module_of(node, calls.intervals) if where is None else where
+            report.modules[where] = report.modules.get(where, 0) + base.nbytes
+
+
+def _copied_weights(node: Function) -> set[int]:
+    """The ids of saved arrays that are inputs cast from leaves, which autocast makes of weights."""
+    copies = set()
+    for source, array in zip(node.edges, node.saved):  # products save their inputs in order
+        if isinstance(source, Function) and type(source).__name__ == "Cast":
+            leaf = source.edges[0]
+            if isinstance(leaf, TensorCore) and getattr(array, "shape", None) == leaf.data.shape:
+                copies.add(id(array))
+    return copies
+
+
+def _held(deferred: Deferred, kind: type) -> list[Any]:
+    """The arrays of what is computed later: inputs, and sums by which ``checkpoint`` compares results."""
+    arrays, values = [], list(vars(deferred).values())
+    for value in values:  # grows while it is walked
+        if isinstance(value, TensorCore):
+            arrays.append(value.data)
+        elif isinstance(value, kind):
+            arrays.append(value)
+        elif isinstance(value, tuple | list | dict):
+            values += value.values() if isinstance(value, dict) else value
+    return arrays
+
+
+def _module_of(node: Function, intervals: list[tuple[int, int, str]]) -> str:
+    """The name of the module within whose forward the node was recorded; of several, the one that began last."""
+    around = [(start, name) for start, end, name in intervals if start < node.order < end]
+    return max(around)[1] if around else ""
+
+
+def _arrays(saved: Any, kind: type) -> Iterator[Any]:
+    if isinstance(saved, kind):
+        yield saved
+    elif isinstance(saved, tuple | list):
+        for item in saved:
+            yield from _arrays(item, kind)
+
+
+def _base(array: Any) -> Any:
+    """The array whose memory it is."""
+    while isinstance(getattr(array, "base", None), type(array)):
+        array = array.base
+    return array
+
+
+@contextlib.contextmanager
+def _meter(parameters: list[Any]) -> Iterator[Callable[[], int]]:
+    """Yields what tells the most bytes that were allocated within, above those before."""
+    device = parameters[0].device if parameters else None
+    if device is not None and device.type == "cuda":
+        memory = device.kernels_package().memory
+        before = memory.memory_allocated(device.index)
+        memory.reset_peak_memory_stats(device.index)
+        yield lambda: int(memory.max_memory_allocated(device.index) - before)
+        return
+    running = tracemalloc.is_tracing()
+    if running:
+        tracemalloc.reset_peak()
+    else:
+        tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not running:
+            tracemalloc.stop()
+
+
+def _alike(modules: dict[str, int]) -> dict[str, int]:
+    """With the numbers of layers as stars: ``h.0.attn`` and ``h.1.attn`` are one."""
+    found: dict[str, int] = {}
+    for name, size in modules.items():
+        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        found[name] = found.get(name, 0) + size
+    return found
+
+
+def _falling(sizes: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))

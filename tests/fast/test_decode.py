@@ -1,0 +1,219 @@
+"""A token in one call of compiled code: the logits of the modules, and the modules themselves wherever these differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from language_models import randomised, tokens
+from refusals import raises
+
+import minigrad as mg
+from minigrad import Tensor, nn
+from minigrad.cpu_kernels.stages import decode
+from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
+
+GPT = GPT2Config(vocab_size=19, block_size=10, n_layer=2, n_head=3, n_embd=72)
+LLAMA = LlamaConfig(
+    vocab_size=19, block_size=10, n_layer=2, n_head=6, n_kv_head=2, n_embd=36, n_inner=50, head_dim=8, rope_base=100.0
+)
+
+
+def gpt2(**changes: Any) -> CausalLM:
+    return randomised(GPT2(GPT2Config(**{**vars(GPT), **changes})))
+
+
+def gpt2_with_erf() -> CausalLM:
+    model = gpt2(n_layer=1)
+    model.h[0].mlp.gelu = nn.GELU()
+    return model
+
+
+def llama(**changes: Any) -> CausalLM:
+    return randomised(Llama(LlamaConfig(**{**vars(LLAMA), **changes})))
+
+
+MODELS: dict[str, Callable[[], CausalLM]] = {
+    "gpt2": gpt2,
+    "gpt2 without bias": lambda: gpt2(bias=False, tied=False, n_inner=45, eps=0.1),
+    "gpt2 with erf": gpt2_with_erf,
+    "llama": llama,
+    "llama with bias": lambda: llama(attention_bias=True, mlp_bias=True, tied=False, eps=0.1, n_kv_head=6),
+    "llama with one head of keys": lambda: llama(n_layer=1, n_kv_head=1),
+}
+
+
+def by_kernel(ids: Tensor, caches: list[nn.KVCache]) -> bool:
+    return not [*caches[0].decoder.reasons(ids, caches)]
+
+
+def decoded(model: CausalLM, ids: Tensor, caches: list[nn.KVCache]) -> np.ndarray:
+    """The logits of ids (B, T), token by token, all by the kernel."""
+    with mg.no_grad():
+        logits = [model(ids[:, t : t + 1], caches) for t in range(ids.shape[1])]
+    assert by_kernel(ids[:, :1], caches) or caches[0].length == model.config.block_size
+    assert caches[0].decoder.plan is not None
+    return mg.cat(logits, dim=1).numpy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("B", "prompt"), [(1, 0), (2, 4), (3, 1)])
+def test_the_kernel_computes_what_the_modules_do(name: str, B: int, prompt: int) -> None:
+    model, ids = MODELS[name](), tokens(B, 10)
+    want = model(ids).detach().numpy()
+    for dtype, rtol in ((mg.float64, 1e-11), (mg.float32, 1e-3)):
+        model.to(dtype)
+        caches = model.new_caches(B)
+        with mg.no_grad():
+            if prompt:
+                model(ids[:, :prompt], caches)
+        found = decoded(model, ids[:, prompt:], caches)
+        assert found.dtype == dtype and [cache.length for cache in caches] == [10] * len(caches)
+        np.testing.assert_allclose(found, want[:, prompt:], rtol=rtol, atol=rtol * abs(want).max())
+
+
+@pytest.mark.parametrize("n_embd", [96, 54])
+def test_bits_do_not_depend_on_threads(n_embd: int, monkeypatch: pytest.MonkeyPatch, set_threads: Any) -> None:
+    monkeypatch.setattr(decode, "PARALLEL_WORK", 0)
+    model, ids, before = gpt2(n_embd=n_embd).float(), tokens(3, 10), mg.get_num_threads()
+    found = []
+    for count in (min(2, before), 1):
+        set_threads(count)
+        found.append(decoded(model, ids, model.new_caches(3)))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_greedy_text_is_that_of_the_modules() -> None:
+    for model in (gpt2(), llama()):
+        ids = tokens(2, 1)
+        text = model.generate(ids, 9, temperature=0)
+        for _ in range(9):
+            ids = mg.cat([ids, model(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+        assert text.tolist() == ids.tolist()
+
+
+# ---------------------------------------------------------------------- changes between two tokens
+
+
+def replace_layer(model: CausalLM) -> None:
+    model.h[1].mlp.c_fc = nn.Linear(72, 288).double()
+
+
+def replace_parameter(model: CausalLM) -> None:
+    model.h[1].ln_1.weight = nn.Parameter(mg.full((72,), 2.0, dtype=mg.float64))
+
+
+def replace_array(model: CausalLM) -> None:
+    model.wte.weight.data = model.wte.weight.data * 2
+
+
+def change_in_place(model: CausalLM) -> None:
+    with mg.no_grad():
+        model.h[0].attn.c_attn.weight.mul_(0.5)
+
+
+def other_class(model: CausalLM) -> None:
+    model.h[0].mlp.gelu = nn.ReLU()
+
+
+def hook(model: CausalLM) -> None:
+    model.h[0].mlp.register_forward_hook(lambda module, args, y: 2 * y)
+
+
+def pre_hook(model: CausalLM) -> None:
+    model.h[1].mlp.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def own_hook(model: CausalLM) -> None:
+    model.register_forward_hook(lambda module, args, y: 2 * y)
+
+
+CHANGES = [replace_layer, replace_parameter, replace_array, change_in_place, other_class, hook, pre_hook, own_hook]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_of_the_model_counts_from_the_next_token_on(change: Callable[[CausalLM], None]) -> None:
+    model, ids = gpt2(), tokens(2, 6)
+    found = {}
+    for way in ("kernel", "modules"):
+        model = gpt2()
+        mg.manual_seed(0)
+        if way == "modules":
+            model.drop.register_forward_hook(lambda module, args, y: None)
+        caches = model.new_caches(2)
+        with mg.no_grad():
+            model(ids[:, :3], caches)
+            before = model(ids[:, 3:4], caches).numpy()
+            assert by_kernel(ids[:, :1], caches) == (way == "kernel")
+            change(model)
+            found[way] = [before, model(ids[:, 4:5], caches).numpy(), model(ids[:, 5:], caches).numpy()]
+    np.testing.assert_allclose(found["kernel"], found["modules"], rtol=1e-11, atol=1e-11)
+    with mg.no_grad():
+        assert abs(found["kernel"][1] - gpt2()(ids[:, :5]).numpy()[:, -1:]).max() > 0.01  # the change is one
+
+
+def test_dropout_autocast_and_half_floats_go_through_the_modules() -> None:
+    ids = tokens(1, 3)
+    model = gpt2(dropout=0.5)
+    caches = model.new_caches(1)
+    with mg.no_grad():
+        model(ids[:, :1], caches)
+        assert by_kernel(ids[:, :1], caches)
+        model.train()
+        assert not by_kernel(ids[:, :1], caches)
+        model(ids[:, 1:2], caches)
+        with mg.autocast("cpu", mg.bfloat16):
+            assert not by_kernel(ids[:, :1], caches)
+        model.bfloat16().eval()
+        caches = model.new_caches(1)
+        assert model(ids[:, :1], caches).dtype == mg.bfloat16 and caches[0].decoder.plan is None
+
+
+def test_a_subclass_that_computes_something_else() -> None:
+    class Louder(GPT2):
+        def _features(self, tokens: Tensor, caches: list[nn.KVCache] | None = None) -> Tensor:
+            return 2 * super()._features(tokens, caches)
+
+    class Named(GPT2):
+        pass
+
+    ids = tokens(1, 1)
+    for cls, factor in ((Louder, 2), (Named, 1)):
+        model = randomised(cls(GPT))
+        caches = model.new_caches(1)
+        with mg.no_grad():
+            found = model(ids, caches).numpy()
+            np.testing.assert_allclose(found, factor * gpt2()(ids).numpy(), rtol=1e-11)
+        assert (caches[0].decoder.plan is None) == (factor == 2)
+
+
+def test_what_the_modules_refuse_is_refused() -> None:
+    model = gpt2()
+    caches = model.new_caches(2, max_tokens=2)
+    with mg.no_grad():
+        model(tokens(2, 1), caches)
+        with pytest.raises(IndexError, match="index 19 at position 1 is out of range for 19 rows"):
+            model(mg.tensor([[0], [19]]), caches)
+        raises(IndexError, "index -1 at position 0 is out of range", lambda: model(mg.tensor([[-1], [0]]), caches))
+        raises(TypeError, "integers", lambda: model(mg.ones(2, 1), caches))
+        raises(ValueError, "this cache expects", lambda: model(tokens(1, 1), caches))
+    raises(RuntimeError, "no_grad", lambda: model(tokens(2, 1), caches))
+    with mg.no_grad():
+        assert caches[0].length == 1
+        model(tokens(2, 1), caches)
+        raises(ValueError, "KVCache holds 2 tokens; 2 are in it and 1 more came", lambda: model(tokens(2, 1), caches))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("h.0.ln_1.weight", (71,)), ("h.1.mlp.c_proj.weight", (72, 287)), ("wte.weight", (19, 71))]
+)
+def test_the_kernel_takes_no_weight_of_another_shape(name: str, shape: tuple[int, ...]) -> None:
+    """It would read beyond its end."""
+    model = gpt2()
+    dict(model.named_parameters())[name].data = np.ones(shape)
+    caches = model.new_caches(1)
+    with mg.no_grad(), pytest.raises(ValueError):
+        model(tokens(1, 1), caches)
+    assert caches[0].decoder.plan is None

@@ -1,0 +1,77 @@
+"""Which kernels run: ``minigrad.kernels``, MINIGRAD_KERNELS, and the families that are declared plain."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import minigrad as mg
+from minigrad import cpu_kernels, plain_kernels
+from minigrad.models import GPT2, GPT2Config
+
+
+def model():
+    return GPT2(GPT2Config(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16))
+
+
+def test_kernels_are_chosen_for_a_block_of_one_thread():
+    cpu, seen = mg.Device("cpu"), []
+    with mg.kernels("cpu"):
+        assert cpu.kernels is cpu_kernels
+        with mg.kernels("plain"):
+            assert cpu.kernels is plain_kernels
+            with mg.kernels("cpu"):
+                assert cpu.kernels is cpu_kernels
+            thread = threading.Thread(target=lambda: seen.append(cpu.kernels))
+            thread.start()
+            thread.join()
+        with pytest.raises(RuntimeError), mg.kernels("plain"):
+            raise RuntimeError
+        assert cpu.kernels is cpu_kernels
+    assert seen == [plain_kernels if os.environ.get("MINIGRAD_KERNELS") == "plain" else cpu_kernels]
+    with (
+        pytest.raises(ValueError, match="kernels: there are no kernels 'numpy'; expected 'plain'"),
+        mg.kernels("numpy"),
+    ):
+        pass
+
+
+def test_backward_computes_with_the_kernels_of_forward():
+    x = mg.ones(3, requires_grad=True)
+    with mg.kernels("plain"):
+        y = (x * x).softmax(0) + x
+    nodes = [y.node, *y.node.edges[:1]]
+    assert all(node.kernels is plain_kernels for node in nodes)
+    assert y.sum().backward()[x].tolist() == pytest.approx([1, 1, 1])
+
+
+def test_plain_families_are_named():
+    with mg.kernels("cpu"):
+        assert mg.plain_families() == cpu_kernels.PLAIN_ONLY
+        assert str(mg.explain(model(), mg.zeros(1, 4, dtype=mg.int64))).endswith(", ".join(cpu_kernels.PLAIN_ONLY))
+    with mg.kernels("plain"):
+        assert "attention" in mg.plain_families("cpu")
+        told = str(mg.explain(model(), mg.zeros(1, 4, dtype=mg.int64)))
+    assert "'whole block': these kernels" in told
+    assert told.endswith(", ".join(plain_kernels.PLAIN_ONLY))
+
+
+def python(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", source]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
+
+
+def test_the_environment_chooses_and_plain_kernels_need_no_compiler():
+    source = (
+        "import sys, minigrad as mg; m = mg.nn.Linear(3, 2); m(mg.ones(4, 3)).sum().backward();"
+        "print(mg.Device('cpu').kernels.__name__, 'numba' in sys.modules)"
+    )
+    done = python(source, MINIGRAD_KERNELS="plain", MINIGRAD_DEBUG="1")
+    assert done.stdout == "minigrad.plain_kernels False\n", done.stderr
+    assert "plain: plain kernels: activation, " in done.stderr
+    done = python(source, MINIGRAD_KERNELS="cpu", MINIGRAD_DEBUG="1")
+    assert done.stdout == "minigrad.cpu_kernels True\n", done.stderr
+    assert f"cpu: plain kernels: {', '.join(cpu_kernels.PLAIN_ONLY)}\n" in done.stderr
+    assert "there are no kernels 'fast'; expected 'plain'" in python("import minigrad", MINIGRAD_KERNELS="fast").stderr

@@ -1,0 +1,19 @@
+"""A table of mistakes, a row for each: what is raised, the words of its message, the call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+
+def raises(error: type[BaseException], words: str, call: Callable[[], object]) -> None:
+    """``call()`` raises ``error``, and the pattern ``words`` is found in its message.
+
+    A message ends with the user's line of code. That is left out: it is the row, which has the words in it.
+    """
+    with pytest.raises(error) as caught:
+        call()
+    message = re.sub(r"\n  at .*", "", str(caught.value))
+    assert re.search(words, message), f"{words!r} is not in {message!r}"
