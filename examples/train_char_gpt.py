@@ -177,11 +177,22 @@ class TrainingRun:
             return 0
         self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}")
         started = time.perf_counter()
+        with interrupts() as received:  # to the end of save: another rank's signal may end the loop before this one's
+            signal_number = self.make_steps(received)
+            self.save()
+        if trainer.global_step < s.steps:
+            self.say(f"stopped after step {trainer.global_step}, saved. To go on:\n  {self.how_to_resume()}")
+            return 128 + signal_number
+        self.finish(time.perf_counter() - started)
+        return 0
+
+    def make_steps(self, received: list[int]) -> int:
+        """Train to the last step, or to the first one after which a signal was ``received``: it is returned, or 0."""
+        trainer, steps = self.trainer, self.settings.steps
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
         hidden = None if self.rank == 0 else True  # None: unless this is a terminal
-        bar = tqdm(initial=trainer.global_step, total=s.steps, bar_format=BAR, dynamic_ncols=True, disable=hidden)
-        with bar, interrupts() as received:
-            while trainer.global_step < s.steps and not (signal_number := self.interrupted(received)):
+        with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, dynamic_ncols=True, disable=hidden) as bar:
+            while trainer.global_step < steps and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
                 with contextlib.nullcontext() if seconds else self.compile_hint():
                     metrics = self.step()
@@ -193,12 +204,7 @@ class TrainingRun:
                 if metrics.step % LOG_EVERY == 0 or metrics.step == 1:
                     self.write({**vars(metrics), **self.speed(rate)})
                 self.after_step(metrics)
-        self.save()
-        if trainer.global_step < s.steps:
-            self.say(f"stopped after step {trainer.global_step}, saved. To go on:\n  {self.how_to_resume()}")
-            return 128 + signal_number
-        self.finish(time.perf_counter() - started)
-        return 0
+        return signal_number
 
     @contextlib.contextmanager
     def compile_hint(self) -> Iterator[None]:

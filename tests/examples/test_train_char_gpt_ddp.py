@@ -173,6 +173,42 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, to: str) -> None:
     assert done.returncode == 0 and f"steps {step + 1} to {step + 2}" in done.stdout, done.stdout + done.stderr
 
 
+LATE = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import train_char_gpt_ddp as script
+
+class Late(script.Training):
+    def interrupted(self, received):
+        return signal.SIGINT if self.trainer.global_step == 3 else 0
+
+    def write_checkpoint(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        super().write_checkpoint()
+
+script.Training = Late
+sys.argv[:2] = [script.__file__]
+script.run_cli(script.main)
+"""
+
+
+def test_a_signal_that_comes_after_another_rank_told_of_it_breaks_no_checkpoint(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        LATE,
+        str(EXAMPLES),
+        *TINY,
+        "--save-every",
+        "99999",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 128 + signal.SIGINT and "error" not in done.stderr, done.stderr
+    assert "stopped after step 3, saved" in done.stdout and load_checkpoint(tmp_path / "run").step == 3
+
+
 def test_wrong_input_is_one_line_on_every_rank(tmp_path: Path) -> None:
     assert_refused(run("train_char_gpt_ddp.py", "--n-head", 3, cwd=tmp_path), 2, "n_embd=128 is not a multiple")
     assert_refused(run("train_char_gpt_ddp.py", "--timeout", "nan", cwd=tmp_path), 2, "--timeout is nan")
