@@ -226,6 +226,7 @@ def _cell(entry: Result, key: str, width: int, form: str) -> str:
 
 def writer(path: Path) -> Callable[[Result], None]:
     """A function that replaces the file, whole, by a report."""
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     def save(report: Result) -> None:
         new = path.with_name(path.name + ".new")
