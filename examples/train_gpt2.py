@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from char_run import Run, latest_folder, new_folder, run_of
-from command_line import Parser, UsageError, choose_device, describe, run_cli
+from command_line import Parser, UsageError, describe, run_cli
 from gpt2_run import GPT2Settings, build, flops_per_token, from_flags, initial, peak_flops
 from text_tokenizers import choose_tokenizer, end_of_text
 from token_shards import TOKENIZER_HELP, Shards, is_shards, make_shards, open_shards
@@ -112,11 +112,10 @@ def main() -> int:
             "--resume goes on with the run's own weights and tokens; leave out --init-from and --tokenizer"
         )
     with connected(communicator, device, timeout) as comm:
-        own = comm.device if comm.world_size > 1 else choose_device(device)
         if resume:
-            run, shards = prepare_resumed(comm, own, data, out, flags)
+            run, shards = prepare_resumed(comm, comm.device, data, out, flags)
         else:
-            run, shards = prepare_new(comm, own, Source(data, tokenizer, init), out, flags)
+            run, shards = prepare_new(comm, comm.device, Source(data, tokenizer, init), out, flags)
         agree_on_settings(comm, {"the tokens": shards.sha256, "the settings": run.settings})
         with contextlib.closing(GPT2Training(comm, run, shards, peak, graph)) as training:
             return training.train_or_explain()
@@ -287,7 +286,7 @@ class GPT2Training(Training):
     def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of a batch, in the run's dtype."""
         trainer: SimpleTrainer = self.trainer
-        with trainer.autocast(self.model.device.type) if isinstance(trainer, AmpTrainer) else contextlib.nullcontext():
+        with trainer.autocast() if isinstance(trainer, AmpTrainer) else contextlib.nullcontext():
             return self.model.loss(x, y)
 
     def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:

@@ -8,6 +8,7 @@ operation is which. The lists are those of ``torch.autocast("cuda")``, on every 
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Collection, Iterator
@@ -91,7 +92,7 @@ def _converted(x: TensorCore, dtype: np.dtype[Any]) -> TensorCore:
 
 class autocast:
     """Within ``with autocast("cpu", minigrad.bfloat16):``, or in a function so decorated, operations of this thread on
-    tensors of that type of device choose the dtype that they compute in (``torch.autocast``).
+    tensors of that type of device (None: of any) choose the dtype that they compute in (``torch.autocast``).
 
     Parameters stay float32, and so do their gradients. ``dtype`` is bfloat16 or float16; None: bfloat16 on the CPU,
     float16 on CUDA. ``enabled=False`` switches an outer one off, whatever the dtype. Instances may be nested and
@@ -103,12 +104,14 @@ class autocast:
     """
 
     def __init__(
-        self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+        self, device_type: str | None, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
-        if device_type not in _DEFAULT_DTYPE:
-            raise bad_value(f"autocast: device_type is {device_type!r}, expected 'cpu' or 'cuda'")
+        types = tuple(_DEFAULT_DTYPE) if device_type is None else (device_type,)
+        if types[0] not in _DEFAULT_DTYPE:
+            raise bad_value(f"autocast: device_type is {device_type!r}, expected 'cpu', 'cuda', or None for both")
         self.device_type = device_type
-        self.dtype: np.dtype[Any] = _DEFAULT_DTYPE[device_type] if dtype is None else as_dtype(dtype)
+        self._dtypes = {name: _DEFAULT_DTYPE[name] if dtype is None else as_dtype(dtype) for name in types}
+        self.dtype: np.dtype[Any] = self._dtypes[types[0]]
         if enabled and not is_half(self.dtype):
             raise bad_value(f"autocast: dtype is {self.dtype}, expected bfloat16 or float16")
         self.enabled: bool = bool(enabled)
@@ -124,10 +127,9 @@ class autocast:
     def __enter__(self) -> autocast:
         outer: Autocasting | None = of_thread.mode.autocast
         self._previous.append((outer, _thread.cache_enabled))
-        dtypes = {} if outer is None else dict(outer.dtypes)
-        dtypes.pop(self.device_type, None)
+        dtypes = {} if outer is None else {t: dtype for t, dtype in outer.dtypes.items() if t not in self._dtypes}
         if self.enabled:
-            dtypes[self.device_type] = self.dtype
+            dtypes.update(self._dtypes)
         keep = self._keep or (() if outer is None else outer.keep)
         of_thread.mode.autocast = Autocasting(dtypes, keep) if dtypes else None
         if self.cache_enabled is not None:
@@ -148,7 +150,9 @@ class autocast:
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with autocast(self.device_type, self.dtype, self.enabled, self.cache_enabled).keeping(self._keep):
+            one = copy.copy(self)  # other threads may be in the function, too
+            one._previous = []
+            with one:
                 return fn(*args, **kwargs)
 
         return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature

@@ -342,7 +342,7 @@ def test_as_a_decorator() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gpu",), "device_type is 'gpu', expected 'cpu' or 'cuda'"),
+        (("gpu",), "device_type is 'gpu', expected 'cpu', 'cuda', or None for both"),
         (("cpu", float32), "dtype is float32, expected bfloat16 or float16"),
     ],
 )

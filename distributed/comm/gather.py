@@ -11,7 +11,7 @@ import numpy as np
 from minigrad.tensor import Tensor
 
 from .communicator import Communicator
-from .place import on_device, on_host
+from .place import device_of, on_device, on_host
 
 
 def all_gather_rows(communicator: Communicator, array: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ def part_of(n: int, communicator: Communicator) -> tuple[int, int]:
 
 def all_gather_columns(communicator: Communicator, part: Any, n: int) -> Any:
     """All ranks' raw arrays (..., n_r), cut as ``part_of`` says, side by side: (..., n)."""
-    ranks, device = communicator.world_size, communicator.device
+    ranks, device = communicator.world_size, device_of(part)
     k = device.kernels
     send = k.zeros((*part.shape[:-1], math.ceil(n / ranks)), part.dtype)
     k.elementwise.assign(send[..., : part.shape[-1]], part)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from minigrad.device import Device
+from minigrad.device import CPU, Device
 
 from ..comm.comm_errors import RendezvousError
 from ..comm.communicator import Communicator
@@ -51,8 +51,8 @@ def init_process_group(
     ``rendezvous_timeout`` is one deadline in seconds until all ranks have met; ``timeout`` is that of each operation.
 
     Raises RendezvousError for variables that make no sense (``discover_place``), for a backend that does not fit them,
-    and for ranks that are missing or have no usable GPU. A launcher that speaks of several ranks never leads to
-    NoOpCommunicator.
+    and for ranks that are missing or have no usable GPU; one rank alone raises DeviceError for such a GPU. A launcher
+    that speaks of several ranks never leads to NoOpCommunicator.
     """
     deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
     check_seconds("timeout", timeout)
@@ -62,7 +62,9 @@ def init_process_group(
         check_alone(place)
     backend = _backend(backend, place, device)
     if backend == "noop":
-        return NoOpCommunicator(timeout)
+        comm = NoOpCommunicator(timeout, device or CPU)
+        comm.device.activate()
+        return comm
     if backend == "mpi":
         return _agreed(_mpi(timeout, deadline), place)
     chosen = _gpu(device, place)

@@ -73,6 +73,7 @@ class PartOfModelTrainer(ABC):
         with self._naming_the_lost():
             agree_on_settings(communicator, {"the trainer": type(self).__name__, "the configuration": config})
         self._named = list(model.named_parameters())
+        self._device = next((p.device for _, p in self._named), communicator.device)
         self._step = config.new_step(type(self).__name__, self._named, schedule)
         self._step.updater = PartOfModelUpdater(communicator, owned)
 

@@ -161,7 +161,7 @@ class PipelineParallelTrainer(PartOfModelTrainer):
     # ------------------------------------------------------------------ between neighbours
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return Tensor(array).to(self._communicator.device)
+        return Tensor(array).to(self._device)
 
     def _send_activation(self, y: Tensor) -> list[Work]:
         """dtype, whether it needs a gradient, and shape; then the numbers."""
@@ -177,8 +177,7 @@ class PipelineParallelTrainer(PartOfModelTrainer):
         before = self._communicator.rank - 1
         self._communicator.recv(header, before, FORWARD)
         code, needs_grad, ndim, *sizes = (int(n) for n in header.tolist())
-        device = self._communicator.device
-        x = Tensor.wrap(device.kernels.empty(tuple(sizes[:ndim]), DTYPES[code]), device)
+        x = Tensor.wrap(self._device.kernels.empty(tuple(sizes[:ndim]), DTYPES[code]), self._device)
         self._communicator.recv(x, before, FORWARD)
         return x.requires_grad_() if needs_grad else x
 

@@ -84,9 +84,9 @@ class TensorParallelTrainer(PartOfModelTrainer):
         if not self.config.loss.weight_of(y):
             raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
         seed = int(np.random.SeedSequence([self.seed, self.global_step]).generate_state(1, np.uint64)[0])
-        size, device = self.config.batch_size_per_device, self._communicator.device
+        size = self.config.batch_size_per_device
         with drawing_from(Generator(seed)):
-            return mean_gradient(self._loss, self.config.loss, x, y, size, device)
+            return mean_gradient(self._loss, self.config.loss, x, y, size, self._device)
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         outputs, kind = self.model(x), self.config.loss

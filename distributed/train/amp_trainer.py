@@ -73,8 +73,7 @@ class AmpTrainer(Scaled, BucketedTrainer):
     # ------------------------------------------------------------------ the forward pass
 
     def autocast(self, device_type: str | None = None) -> autocast:
-        """The context of the forward pass, on "cpu" or "cuda" (default: the communicator's)."""
-        device_type = self.communicator.device.type if device_type is None else device_type
+        """The context of the forward pass, on "cpu" or "cuda" (default: both)."""
         return autocast(device_type, self.precision.compute_dtype).keeping(self._mixed.fp32)
 
     def compute_params(self, params: Params) -> dict[TensorId, Tensor]:

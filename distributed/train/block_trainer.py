@@ -62,6 +62,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
         self._step.updater = BlockUpdater(self.layout)
         if communicator.world_size > 1:
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self._log.every})
+        self._device = next(model.parameters()).device  # a world of one has the model where it is
         self._buffers_before: dict[str, Any] = {}
         self._weight, self._unit = 0.0, 0.0
         self.broadcast_params([*model.named_parameters(), *saved_buffers(model).items()])
@@ -148,7 +149,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
 
     def _tensor(self, one: Any) -> Tensor:
         tensor = one if isinstance(one, Tensor) else Tensor(one)
-        return tensor.to(device=self.communicator.device)
+        return tensor.to(device=self._device)
 
     @no_grad()
     def _average_buffers(self) -> None:

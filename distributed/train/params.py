@@ -16,10 +16,21 @@ def named_params(params: Params) -> Named:
     """Pairs (name, tensor) of boostr's ``{TensorId: Tensor}``, of tensors, or of such pairs.
 
     A tensor without a name is called by its position. A mapping is taken in order of its ids, that of creation: not
-    that of insertion, which may change.
+    that of insertion, which may change. Raises TypeError for a module and for what is no collection.
     """
+    if not isinstance(params, Iterable) or isinstance(params, Tensor):
+        raise TypeError(f"params is a {type(params).__name__}, expected a model's parameters: model.named_parameters()")
     entries = [params[key] for key in sorted(params)] if isinstance(params, Mapping) else list(params)
     return [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(entries)]
+
+
+def by_own_id(grads: GradStore, params: Params) -> GradStore:
+    """``grads``, in which a gradient under a mapping's key is now under the id of that key's tensor."""
+    if isinstance(params, Mapping) and isinstance(grads, GradStore):
+        for key, p in params.items():
+            if isinstance(key, TensorId) and key != p._id and (grad := grads.remove(key)) is not None:
+                grads.insert(p, grad)
+    return grads
 
 
 def add_missing(optimizer: Optimizer, named: Named, allowed: bool) -> None:

@@ -81,8 +81,8 @@ class SimpleTrainer(Capturing):
         """Take in one micro-batch: None while the window is not full, else one optimizer step's metrics.
 
         ``params`` are boostr's ``{TensorId: Tensor}`` in any order, or parameters, or pairs (name, parameter) as
-        ``model.named_parameters()`` gives. Only their gradients count; ``grads`` is consumed (its arrays may be
-        changed).
+        ``model.named_parameters()`` gives. Only their gradients count: those under a tensor's id, or under its key of
+        the mapping. ``grads`` is consumed (its arrays may be changed).
 
         Raises NonFiniteLossError or NonFiniteGradientError, naming the step, before anything is changed but the window,
         which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a

@@ -31,7 +31,7 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
-from .params import Named, Params, add_missing, named_params, wanted_grads
+from .params import Named, Params, add_missing, by_own_id, named_params, wanted_grads
 
 
 class Step:
@@ -61,7 +61,7 @@ class Step:
     def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
         named = self.reducer.begin(self, params, weight)
-        return self.accumulate(named, grads, loss, weight / self.reducer.unit)
+        return self.accumulate(named, by_own_id(grads, params), loss, weight / self.reducer.unit)
 
     def backward_and_take(self, params: Params, loss: Tensor, weight: float = 1.0) -> TrainingMetrics | None:
         """``backward``, beside which gradients may already be reduced, and ``take``."""

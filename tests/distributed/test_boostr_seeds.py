@@ -9,13 +9,15 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 
-from minigrad import GradStore, Tensor, TensorId
+from minigrad import GradStore, Tensor, TensorId, nn
 from minigrad.distributed import (
     DistributedTrainer,
     FusedDistributedOptimizer,
     FusedOptimizerConfig,
     NoOpCommunicator,
+    SimpleTrainer,
     ThreadCommunicator,
     TrainingConfig,
     run_threads,
@@ -60,6 +62,25 @@ def test_distributed_trainer_step():
     assert (metrics.loss, metrics.grad_norm, metrics.lr) == (0.5, None, 1e-4)
     # The first step of AdamW is lr in the direction of the sign, but for eps.
     np.testing.assert_allclose(param.data, [1.0 - 1e-4, 2.0 - 1e-4], rtol=2e-7)
+
+
+@pytest.mark.parametrize("kind", [SimpleTrainer, DistributedTrainer, FusedDistributedOptimizer])
+def test_a_gradient_belongs_to_the_tensor_under_its_key(kind):
+    """The seed makes ids of its own: the same one is the key of a parameter and of its gradient."""
+    first, second, ids = parameter([1.0, 2.0]), parameter([3.0]), [TensorId.new(), TensorId.new()]
+    grads = GradStore()
+    for id, value in zip(ids, ([0.1, -0.2], [0.3]), strict=True):
+        grads.insert(id, Tensor(np.array(value, np.float32)))
+    trainer = kind() if kind is SimpleTrainer else kind(None, NoOpCommunicator())
+    before = first.tolist()
+    assert trainer.step({ids[1]: second, ids[0]: first}, grads, 0.5) is not None
+    assert before[0] > first[0].item() and before[1] < first[1].item() and second.item() < 3.0
+
+
+@pytest.mark.parametrize("given", [nn.Linear(2, 2), parameter([1.0]), 3])
+def test_what_is_no_collection_of_parameters_is_refused(given):
+    with pytest.raises(TypeError, match=rf"params is a {type(given).__name__}, expected .*model.named_parameters\(\)"):
+        SimpleTrainer().step(given, GradStore(), 0.5)
 
 
 def test_distributed_trainer_grad_accumulation():

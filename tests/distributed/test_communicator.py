@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from communicator_suite import CHECKS, Check
 
-from minigrad import Tensor
+from minigrad import Tensor, cuda
 from minigrad.distributed import (
     CollectiveMismatchError,
     CommError,
@@ -32,9 +32,12 @@ def name_of(check: Check) -> str:
     return check.__name__
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
-def test_a_world_of_one_is_a_communicator(check):
-    check(NoOpCommunicator(timeout=30))
+def test_a_world_of_one_is_a_communicator(check, device):
+    if device == "cuda" and not cuda.is_available():
+        pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set")
+    check(NoOpCommunicator(30, device))
 
 
 def test_alone_there_is_nobody_to_send_to():

@@ -12,7 +12,9 @@ import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.device import CPU, Device
 from minigrad.distributed import (
+    AmpTrainer,
     BFloat16Compression,
+    BlockDistributedTrainer,
     ColumnParallelLinear,
     Communicator,
     DataParallelTrainer,
@@ -20,6 +22,8 @@ from minigrad.distributed import (
     FusedDistributedOptimizer,
     FusedOptimizerConfig,
     LossKind,
+    MixedPrecisionConfig,
+    NoOpCommunicator,
     OptimizerKind,
     PipelineParallelTrainer,
     RowParallelLinear,
@@ -108,7 +112,36 @@ def reduced_by(make: Callable[[Communicator], Any]) -> Callable[[list[Device]], 
     return train
 
 
+class Blocks(nn.Module):
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([ColumnParallelLinear(3, 4, comm), nn.Linear(4, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self(x), y)
+
+
+def alone(devices: list[Device]) -> list[np.ndarray]:
+    """One process with one device, which the communicator need not be told."""
+    comm, found = NoOpCommunicator(), []
+    for step in (
+        lambda model: TensorParallelTrainer(CONFIG, model, comm).step((X, Y)),
+        lambda model: PipelineParallelTrainer(CONFIG, model, comm).step((X, Y)),
+        lambda model: BlockDistributedTrainer(model, comm).train_batch(X, Y),
+    ):
+        mg.manual_seed(1)
+        model = Blocks(comm).double().to(device=devices[0])
+        found += [step(model).loss, *weights(model)]
+    with AmpTrainer(precision=MixedPrecisionConfig.fp16()).autocast():
+        y = F.linear(*(mg.ones(2, 2, device=devices[0]) for _ in range(2)))
+    return [np.asarray(x) for x in (*found, y.dtype == mg.float16)]
+
+
 CASES = {
+    "alone": alone,
     "data parallel": data_parallel,
     "tensor parallel": tensor_parallel,
     "vocabulary parallel": vocab_parallel,

@@ -15,7 +15,7 @@ import pytest
 from fake_nccl import FakeMachine
 
 import minigrad.cuda_kernels
-from minigrad import Tensor
+from minigrad import Tensor, cuda
 from minigrad.device import CPU, Device, DeviceError
 from minigrad.distributed import (
     NcclCommunicator,
@@ -161,7 +161,11 @@ def test_alone_it_is_no_operation(mpi):
     for backend in (None, "noop"):
         comm = init_process_group(backend, timeout=5.0)
         assert type(comm) is NoOpCommunicator and comm.timeout == 5.0
-    assert type(init_process_group(device="cuda")) is NoOpCommunicator  # it serves any device
+    if cuda.is_available():
+        assert init_process_group(device="cuda").device == "cuda"
+    else:
+        with pytest.raises(DeviceError, match="device cuda:0 cannot be used"):
+            init_process_group(device="cuda")
     assert mpi.timeouts == []
 
 
