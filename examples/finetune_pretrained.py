@@ -20,12 +20,12 @@ import numpy as np
 from command_line import BAR, Parser, RunError, UsageError, choose_device, how_to_run, run_cli
 from pretrained_folder import copy_companions, load_pretrained
 from tqdm import tqdm
-from train_char_gpt import interrupts
 
 import minigrad
 from minigrad import Tensor
 from minigrad.data import FixedBatches, RandomBatches, load_corpus, train_val_split
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig
+from minigrad.distributed.train.signals import interrupts
 from minigrad.models import CausalLM
 from minigrad.optim import AdamW, LinearWarmup, NonFiniteGradientError, decay_groups
 

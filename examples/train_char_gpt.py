@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
-import signal
 import threading
 import time
 from collections import deque
@@ -33,6 +31,7 @@ from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
 from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
+from minigrad.distributed.train.signals import interrupts
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
 from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
@@ -322,25 +321,6 @@ class TrainingRun:
         """Close metrics.jsonl."""
         if self.log is not None:
             self.log.close()
-
-
-@contextlib.contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """A list that Ctrl-C or SIGTERM adds its number to, instead of raising; a second one raises at once."""
-    received: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-        os.write(2, b"\nfinishing this step, then saving (again: stop at once)\n")  # print may be amid a line here
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def plot_losses(folder: Path, unit: str) -> None:

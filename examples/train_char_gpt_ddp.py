@@ -32,7 +32,6 @@ from minigrad.distributed import (
     CommError,
     Communicator,
     NonFiniteLossError,
-    ReduceOp,
     TrainingMetrics,
     agree_on_settings,
     all_gather_bytes,
@@ -41,6 +40,7 @@ from minigrad.distributed import (
     mean_over_ranks,
     save_distributed_checkpoint,
 )
+from minigrad.distributed.train.signals import interrupted
 from minigrad.metrics_log import JsonLinesLog
 from minigrad.serialization import CheckpointError, save_checkpoint
 
@@ -161,9 +161,7 @@ class Training(TrainingRun):
 
     def interrupted(self, received: list[int]) -> int:
         """The signal that ends the training on all ranks, whichever got it, or 0."""
-        number = minigrad.tensor([super().interrupted(received)], device=self.comm.device)
-        self.comm.all_reduce(number, ReduceOp.MAX)
-        return int(number.item())
+        return interrupted(self.comm, received)
 
     @minigrad.no_grad()
     def validate(self, batches: int | None = None) -> float:

@@ -19,6 +19,7 @@ from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator
+from ..comm.noop import NoOpCommunicator
 from .block_buckets import BlockBuckets, BlockScaling, BlockUpdater
 from .block_checkpoint import load_model, save_model, saved_buffers
 from .blocks import BlockLayout
@@ -173,16 +174,25 @@ class BlockTrainer(Scaled, BucketedTrainer):
     # ------------------------------------------------------------------ checkpoints
 
     def save_checkpoint(
-        self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None, keep: int | None = 2
+        self,
+        folder: str | os.PathLike[str],
+        extra: Mapping[str, Any] | None = None,
+        keep: int | None = 2,
+        *,
+        alone: bool = False,
     ) -> Path:
         """Rank 0 writes weights, moments, step, random state, ``extra`` (JSON) and every rank's hash of its weights.
 
         A collective; returns when the checkpoint is safe. Raises ReplicaMismatchError on all ranks, and writes nothing,
-        if their weights differ; CheckpointError on all ranks if it cannot be written.
+        if their weights differ; CheckpointError on all ranks if it cannot be written. ``alone``: this rank writes, for
+        it has lost others; an unfinished window is dropped.
         """
         self._log.sync()
+        if alone:
+            self._step.accumulator.reset()
         arrays, meta = self.state_dict(self.model.named_parameters())  # refuses, on all ranks, within a window
-        self.verify_replicas()
+        if not alone:
+            self.verify_replicas()
         state = {
             "step": self.global_step,
             "trainer": meta,
@@ -190,7 +200,8 @@ class BlockTrainer(Scaled, BucketedTrainer):
             "skipped_steps": self.skipped_steps,
             "extra": dict(extra or {}),
         }
-        return save_model(self.communicator, self.model, folder, arrays, state, keep)
+        comm = NoOpCommunicator() if alone else self.communicator
+        return save_model(comm, self.model, folder, arrays, state, keep)
 
     def load_checkpoint(self, folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
         """Go on bit for bit from the newest checkpoint, or that of ``step``; returns what was saved as ``extra``.

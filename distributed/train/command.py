@@ -4,8 +4,11 @@
     python -m minigrad.distributed.train CONFIG.yaml                       one process, or torchrun, mpirun, srun
     python -m minigrad.distributed.train CONFIG.yaml --world-size 2 --rank 0 --coordinator node1:29500      on GPUs
 
-Flags outweigh the file; nothing outweighs a launcher, which must agree with both. Rank 0 writes metrics.jsonl and the
-checkpoints into the output folder; --resume goes on from the newest one, bit for bit.
+Flags outweigh the file; nothing outweighs a launcher, which must agree with both. Every key of the file is a flag, too:
+--training.max_steps 500. Rank 0 writes metrics.jsonl and the checkpoints into the output folder; --resume goes on from
+the newest one: bit for bit with as many ranks, with any number, and to more steps.
+
+Ctrl-C and SIGTERM finish the step and save it. If a rank dies, the others save the last whole step.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from typing import Any
 import numpy as np
 
 import minigrad
-from minigrad.data import CharTokenizer, DataError, EpochBatches, load_corpus
-from minigrad.optim import NonFiniteGradientError
+from minigrad.data import DataError, EpochBatches, load_corpus
+from minigrad.dtypes import float16
+from minigrad.mixed_precision import autocast
+from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 from ..comm.comm_errors import CollectiveMismatchError, CommError
@@ -29,13 +34,18 @@ from ..comm.gather import all_gather_bytes
 from ..comm.launchers import discover_place
 from .block_trainer import BlockTrainer
 from .config import NonFiniteLossError, TrainingMetrics
-from .grad_sync import ReplicaMismatchError, agree_on_settings, shard_batches
-from .settings import Settings, SettingsError, read_settings, resolve
+from .grad_sync import ReplicaMismatchError, agree_on_settings
+from .settings import FLAGS, Settings, SettingsError, read_overrides, read_settings, resolve
+from .signals import interrupted, interrupts
 from .step_log import StepLog
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the flags, meet the other ranks, train; 2 for what cannot be followed, 1 for a run that failed."""
+    """Parse the flags, meet the other ranks, train.
+
+    Returns 2 for what cannot be followed, 1 for a run that failed, and 128 + the signal's number for one that a signal
+    has stopped.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m minigrad.distributed.train",
         description=__doc__,
@@ -47,9 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, metavar="R", help="this process's number, from 0")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="where ranks on GPUs meet")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--dry-run", action="store_true", help="check everything, and train nothing")
+    for flag, key in FLAGS.items():
+        parser.add_argument(flag, dest=key, metavar="VALUE", help=key)
+    options, rest = parser.parse_known_args(arguments)
     try:
-        settings = read_settings(options.config)
+        given = {key: value for key in FLAGS.values() if (value := getattr(options, key)) is not None}
+        settings = read_settings(options.config, {**given, **read_overrides(rest)})
         config = resolve(
             settings.training.distributed,
             discover_place(),
@@ -58,121 +72,149 @@ def main(arguments: Sequence[str] | None = None) -> int:
             coordinator=options.coordinator,
         )
         with config.connect(timeout=settings.training.timeout) as comm:
-            run = Run(comm, settings, options.resume)
+            run = Run(comm, settings, options.resume, options.dry_run)
             try:
-                run.train()
+                return 0 if options.dry_run else run.train()
+            except CommError as error:
+                return _complain(error, 1, run.rescue(error))
             finally:
                 run.trainer.close()
     except (SettingsError, DataError, CheckpointError, CollectiveMismatchError, ModuleNotFoundError) as error:
         return _complain(error, 2)
     except (CommError, NonFiniteLossError, NonFiniteGradientError, ReplicaMismatchError, OSError) as error:
         return _complain(error, 1)
-    return 0
 
 
 class Run:
-    """One rank of a run. To make one is a collective of all ranks."""
+    """One rank of a run. To make one is a collective of all ranks. A dry one writes nothing."""
 
-    def __init__(self, comm: Communicator, settings: Settings, resume: bool = False) -> None:
+    def __init__(self, comm: Communicator, settings: Settings, resume: bool = False, dry: bool = False) -> None:
         self.comm = comm
         self.settings = settings
         t = settings.training
         self.folder: Path = Path(t.output_dir)
-        agree_on_settings(comm, {**settings.fixed(), "--resume": resume})
+        length = {"training.max_steps": t.max_steps, "training.epochs": t.epochs}
+        agree_on_settings(comm, {**settings.fixed(), **length, "--resume": resume})
         corpus = load_corpus(settings.data.source, t.seq_len + 1)
         self.text: str = str(corpus.metadata["sha256"])
         agree_on_settings(comm, {"the text": self.text})
-        self._check_folder(resume)
-        tokenizer = CharTokenizer.from_text(corpus.text)
+        self._check_folder(resume or dry)
+        tokenizer = settings.data.tokenizer_of(corpus.text)
         self.batches: EpochBatches = EpochBatches(tokenizer.encode(corpus.text), t.batch_size, t.seq_len, t.seed)
-        self.mine: range = shard_batches(len(self.batches), comm.rank, comm.world_size)
-        self.rounds_per_epoch: int = len(shard_batches(len(self.batches), 0, comm.world_size))
-        if t.max_steps is None:
-            self.rounds: int = (t.epochs or 0) * self.rounds_per_epoch
-        else:
-            self.rounds = t.max_steps * t.accumulation_steps
-        self.steps: int = -(-self.rounds // t.accumulation_steps)
+        self.place: tuple[int, int] = (0, 0)
+        """The epoch, and how many of its batches all ranks together have had."""
         minigrad.manual_seed(t.seed)
         try:
             model = settings.model.build(tokenizer.vocab_size, t.seq_len)
         except ValueError as error:
             raise SettingsError(f"model: {error}") from error
         model.to(device=comm.device)
-        self.trainer: BlockTrainer = BlockTrainer(
-            model,
-            comm,
-            t.trainer_config(),
-            optimizer=t.optimizer(model),
-            schedule=t.schedule(self.steps),
-            log=StepLog(comm, self.folder / "metrics.jsonl", t.log_interval),
-        )
-        minigrad.manual_seed((t.seed + 1 + comm.rank) % 2**64)  # of dropout; a checkpoint has every rank's
+        log = StepLog(comm, None if dry else self.folder / "metrics.jsonl", t.log_interval)
+        self.trainer: BlockTrainer = BlockTrainer(model, comm, t.trainer_config(), t.optimizer(model), log=log)
+        if t.mixed_precision is not None:
+            context = autocast(None, t.compute_dtype)
+            self.trainer.use(context(model.loss), GradScaler() if t.compute_dtype == float16 else None)
         self.saved_step: int | None = None
         if resume:
             self._resume()
+        self._place_of_step = self.place
+        self.steps: int = t.max_steps or self.trainer.global_step + -(-self._rounds_left() // t.accumulation_steps)
+        self.trainer.with_lr_schedule(t.schedule(self.steps))
+        self.say(
+            f"{model.num_parameters():,} parameters in {self.trainer.layout.num_blocks} blocks on "
+            f"{comm.world_size} ranks, steps {self.trainer.global_step + 1} to {self.steps}, in {self.folder}"
+        )
 
-    def _check_folder(self, resume: bool) -> None:
+    def _check_folder(self, may_exist: bool) -> None:
         """Rank 0 looks, and all learn: a new run replaces nothing."""
         log = self.folder / "metrics.jsonl"
         found = self.comm.rank == 0 and (bool(list_checkpoints(self.folder)) or log.exists())
-        if all_gather_bytes(self.comm, b"+" if found else b"-")[0] == b"+" and not resume:
+        if all_gather_bytes(self.comm, b"+" if found else b"-")[0] == b"+" and not may_exist:
             raise SettingsError(
                 f"{self.folder} holds a run already: add --resume, choose another training.output_dir, or delete it"
             )
 
     def _resume(self) -> None:
         extra = self.trainer.load_checkpoint(self.folder)
-        now = self._identity()
-        for key, value in now.items():
+        for key, value in self._identity().items():
             if extra.get(key) != value:
                 raise SettingsError(f"{key} is {value!r}; the run in {self.folder} has {extra.get(key)!r} and keeps it")
+        self.place = (int(extra["epoch"]), int(extra["batch"]))
         self.saved_step = self.trainer.global_step
 
     def _identity(self) -> dict[str, Any]:
-        return {"world_size": self.comm.world_size, "the text": self.text, **self.settings.fixed()}
+        return {"the text": self.text, **self.settings.fixed()}
 
-    def batch(self, number: int) -> tuple[np.ndarray, ...]:
-        """This rank's tokens and targets, (B, T) each, in round ``number`` of the run; () where it has none left.
+    def _rounds_left(self) -> int:
+        """Rounds to the end of the last epoch, where ``epochs`` are given: in each, every rank has a batch at most."""
+        (epoch, batch), ranks, n = self.place, self.comm.world_size, len(self.batches)
+        epochs = self.settings.training.epochs or 0
+        return -(-(n - batch) // ranks) + (epochs - epoch - 1) * -(-n // ranks)
 
-        In each round every rank takes the next batch of the epoch that is its own; a pure function of seed and number.
+    def next_batch(self) -> tuple[np.ndarray, ...]:
+        """This rank's tokens and targets, (B, T) each, of the next round; () if the epoch has no batch left for it.
+
+        In each round the ranks take the next batches of the epoch, in order of rank: so nothing is seen twice, and
+        nothing left out, when another number of ranks goes on.
         """
-        epoch, i = divmod(number, self.rounds_per_epoch)
-        if i >= len(self.mine):
-            return ()
-        self.batches.sampler.epoch, self.batches.sampler.position = epoch, self.mine[i]
-        return next(iter(self.batches))
+        (epoch, first), ranks = self.place, self.comm.world_size
+        # Random numbers of dropout depend on seed, rank and place alone: no checkpoint need hold them.
+        seed = (self.settings.training.seed + 1 + self.comm.rank) % 2**64
+        minigrad.default_generator.load_state_dict({"seed": seed, "offset": (epoch * len(self.batches) + first) << 20})
+        self.place = (epoch, first + ranks) if first + ranks < len(self.batches) else (epoch + 1, 0)
+        self.batches.sampler.epoch, self.batches.sampler.position = epoch, first + self.comm.rank
+        return next(iter(self.batches)) if first + self.comm.rank < len(self.batches) else ()
 
-    def train(self) -> None:
-        """Train to the last step, and save it."""
-        t, trainer = self.settings.training, self.trainer
-        first = trainer.global_step * t.accumulation_steps
-        self.say(
-            f"{trainer.model.num_parameters():,} parameters in {trainer.layout.num_blocks} blocks on "
-            f"{self.comm.world_size} ranks, steps {trainer.global_step + 1} to {self.steps}, in {self.folder}"
-        )
-        for number in range(first, self.rounds):
-            self._after(trainer.train_batch(*self.batch(number)))
-        self._after(trainer.finish_window())
-        trainer.verify_replicas()
-        self._save()
-        self.say(
-            f"done: step {trainer.global_step}; all {self.comm.world_size} ranks hold the same weights, bit for bit"
-        )
+    def train(self) -> int:
+        """Train to the last step, or to a signal, and save; returns the exit code."""
+        t, trainer, number = self.settings.training, self.trainer, 0
+        if trainer.global_step >= self.steps:
+            self.say(f"nothing to do: the run has {trainer.global_step} steps; more training.max_steps or epochs go on")
+            return 0
+        with interrupts() as received:
+            while trainer.global_step < self.steps and self.place[0] != t.epochs and not number:
+                metrics = trainer.train_batch(*self.next_batch())
+                if metrics is None and self.place[0] == t.epochs:
+                    metrics = trainer.finish_window()
+                if metrics is not None:
+                    self._after(metrics)
+                    number = interrupted(self.comm, received)
+            trainer.verify_replicas()
+            self._save()
+        step = f"step {trainer.global_step}"
+        if number:
+            self.say(f"stopped after {step}, which is saved; add --resume to go on")
+            return 128 + number
+        self.say(f"done: {step}; all {self.comm.world_size} ranks hold the same weights, bit for bit")
+        return 0
 
-    def _after(self, metrics: TrainingMetrics | None) -> None:
-        if metrics is None:
-            return
+    def _after(self, metrics: TrainingMetrics) -> None:
         t = self.settings.training
         if metrics.step % t.log_interval == 0:
             norm = "" if metrics.grad_norm is None else f"  gradient norm {metrics.grad_norm:.4f}"
             self.say(f"step {metrics.step:5d}  loss {metrics.loss:.4f}{norm}  lr {metrics.lr:.2e}")
+        self._place_of_step = self.place
         if metrics.step % t.save_interval == 0:
             self._save()
 
-    def _save(self) -> None:
+    def _save(self, alone: bool = False) -> None:
         if self.saved_step != self.trainer.global_step:
-            self.trainer.save_checkpoint(self.folder, self._identity(), self.settings.training.keep)
+            epoch, batch = self._place_of_step
+            extra = {**self._identity(), "epoch": epoch, "batch": batch}
+            self.trainer.save_checkpoint(self.folder, extra, self.settings.training.keep, alone=alone)
             self.saved_step = self.trainer.global_step
+
+    def rescue(self, error: CommError) -> str:
+        """Save without the others, of which some are gone; says what is saved. Weights change only after a whole
+        reduction, so they are those of the last step.
+        """
+        step = self.trainer.global_step
+        # This rank is alive, whatever the error says of ranks that merely wait for another one.
+        alive = [rank for rank in range(self.comm.world_size) if rank not in error.ranks or rank == self.comm.rank]
+        if self.saved_step != step and step and self.comm.rank == alive[0]:
+            self._save(alone=True)
+        saves = f"rank {alive[0]} saves step {step}" if self.saved_step != step else f"step {step} is saved"
+        return f"; {saves} in {self.folder}, add --resume to go on" if step else "; no step was made"
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
@@ -180,9 +222,9 @@ class Run:
             print(text, flush=True)
 
 
-def _complain(error: Exception, code: int) -> int:
+def _complain(error: Exception, code: int, rescued: str = "") -> int:
     text = str(error).partition("\n  at ")[0]  # without the line of this program, which is no news to its user
-    print("error: " + " ".join(text.split()), file=sys.stderr)
+    print("error: " + " ".join((text + rescued).split()), file=sys.stderr)
     return code
 
 

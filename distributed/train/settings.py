@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minigrad.data import BytePairTokenizer, CharTokenizer
+from minigrad.dtypes import bfloat16, float16
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing
 
@@ -31,7 +35,8 @@ class SettingsError(ValueError):
 class ModelSection:
     """``model``: a GPT-2 or a Llama; its vocabulary is that of the text, its context ``training.seq_len``.
 
-    ``n_kv_head`` is for Llama alone (default: n_head); ``n_inner`` None is 4 n_embd.
+    ``n_kv_head`` is for Llama alone (default: n_head); ``n_inner`` None is 4 n_embd. With ``checkpoint_blocks``
+    backward computes activations again, for less memory.
     """
 
     family: str = "gpt2"
@@ -42,24 +47,39 @@ class ModelSection:
     n_inner: int | None = None
     dropout: float = 0.0
     tied: bool = True
+    checkpoint_blocks: bool = False
 
     def build(self, vocab_size: int, seq_len: int) -> CausalLM:
         """A new model, with weights from the default generator."""
         if self.family == "gpt2":
             channels = (self.n_head, self.n_embd, self.dropout)
-            gpt = GPT2Config(vocab_size, seq_len, self.n_layer, *channels, tied=self.tied, n_inner=self.n_inner)
-            return GPT2(gpt)
+            sizes = (vocab_size, seq_len, self.n_layer, *channels)
+            again = self.checkpoint_blocks
+            return GPT2(GPT2Config(*sizes, tied=self.tied, n_inner=self.n_inner, checkpoint_blocks=again))
         heads = (self.n_head, self.n_head if self.n_kv_head is None else self.n_kv_head)
         inner = 4 * self.n_embd if self.n_inner is None else self.n_inner
-        sizes = (seq_len, self.n_layer, *heads, self.n_embd, inner)
-        return Llama(LlamaConfig(vocab_size, *sizes, dropout=self.dropout, tied=self.tied))
+        shape = (seq_len, self.n_layer, *heads, self.n_embd, inner)
+        again = self.checkpoint_blocks
+        return Llama(LlamaConfig(vocab_size, *shape, dropout=self.dropout, tied=self.tied, checkpoint_blocks=again))
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSection:
-    """``data``: ``source`` is ``pydoc``, ``shakespeare``, or paths of text files and folders. Characters are tokens."""
+    """``data``: ``source`` is ``pydoc``, ``shakespeare``, or paths of text files and folders.
+
+    ``tokens`` are ``characters``, ``bytes``, or those of a byte-level BPE: the path of its tokenizer.json.
+    """
 
     source: str | list[str] = "pydoc"
+    tokens: str = "characters"
+
+    def tokenizer_of(self, text: str) -> CharTokenizer | BytePairTokenizer:
+        """What makes tokens of the text. Raises DataError for a file that is none."""
+        if self.tokens == "characters":
+            return CharTokenizer.from_text(text)
+        return (
+            BytePairTokenizer.train(text, 256) if self.tokens == "bytes" else BytePairTokenizer.from_file(self.tokens)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +99,8 @@ class TrainingSection:
     """``training``. The defaults are entrenar's, but for ``seq_len`` (512 there).
 
     ``batch_size`` sequences of ``seq_len`` tokens make a micro-batch of one rank; ``accumulation_steps`` of them a
-    step. Training ends after ``max_steps``, or after ``epochs``: one of the two is given.
+    step. Training ends after ``max_steps``, or after ``epochs``: one of the two is given. ``mixed_precision`` is
+    ``bf16`` or ``fp16``.
     """
 
     output_dir: str = "runs/distributed"
@@ -95,6 +116,7 @@ class TrainingSection:
     weight_decay: float = 0.01
     warmup_steps: int = 0
     max_grad_norm: float | None = 1.0
+    mixed_precision: str | None = None
     log_interval: int = 1
     save_interval: int = 100
     keep: int = 5
@@ -104,6 +126,11 @@ class TrainingSection:
     def trainer_config(self) -> TrainingConfig:
         """What the trainer is told."""
         return TrainingConfig(self.lr, self.weight_decay, self.max_grad_norm, self.accumulation_steps)
+
+    @property
+    def compute_dtype(self) -> Any:
+        """The dtype of mixed precision."""
+        return float16 if self.mixed_precision == "fp16" else bfloat16
 
     def optimizer(self, model: CausalLM) -> AdamW:
         """AdamW for all parameters."""
@@ -126,15 +153,51 @@ class Settings:
 
     def fixed(self) -> dict[str, Any]:
         """The settings that make the run what it is, by dotted name."""
-        free = ("output_dir", "log_interval", "save_interval", "keep", "timeout", "distributed")
-        out = {f"model.{key}": value for key, value in dataclasses.asdict(self.model).items()}
+        free = ["output_dir", "max_steps", "epochs", "log_interval", "save_interval", "keep", "timeout", "distributed"]
+        out: dict[str, Any] = {"data.tokens": self.data.tokens}
+        out |= {f"model.{key}": value for key, value in dataclasses.asdict(self.model).items()}
         out |= {f"training.{k}": v for k, v in dataclasses.asdict(self.training).items() if k not in free}
         return out
 
 
-def read_settings(path: str | Path) -> Settings:
-    """The settings of a YAML file. Raises SettingsError, naming the key, for everything that is not understood, and
-    ModuleNotFoundError, saying what to install, without PyYAML."""
+# entrenar's command-line flags, and the keys that they set.
+FLAGS = {
+    "--output-dir": "training.output_dir",
+    "--epochs": "training.epochs",
+    "--batch-size": "training.batch_size",
+    "--lr": "training.lr",
+    "--save-every": "training.save_interval",
+    "--log-every": "training.log_interval",
+    "--seed": "training.seed",
+}
+# entrenar's names in the file, and ours.
+OTHER_NAMES = {
+    "model.architecture": "model.family",
+    "data.train": "data.source",
+    "training.steps": "training.max_steps",
+    "training.grad_clip": "training.max_grad_norm",
+    "training.gradient_checkpointing": "model.checkpoint_blocks",
+    **{f"optimizer.{name}": f"training.{name}" for name in ("lr", "beta1", "beta2", "weight_decay")},
+}
+
+
+def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
+    """``--SECTION.KEY VALUE`` and ``--SECTION.KEY=VALUE`` as {"SECTION.KEY": "VALUE"}. Raises SettingsError."""
+    found: dict[str, str] = {}
+    rest = [part for one in arguments for part in (one.split("=", 1) if one.startswith("--") else [one])]
+    for flag, value in itertools.zip_longest(rest[::2], rest[1::2]):
+        if not flag.startswith("--") or "." not in flag or value is None or value.startswith("--"):
+            raise SettingsError(f"unknown argument {flag}: expected a flag of --help, or --SECTION.KEY VALUE")
+        found[flag.removeprefix("--")] = value
+    return found
+
+
+def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a YAML file, and of ``overrides``: values, as text, by dotted name.
+
+    Raises SettingsError, naming the key, for everything that is not understood, and ModuleNotFoundError, saying what to
+    install, without PyYAML.
+    """
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -162,7 +225,10 @@ def read_settings(path: str | Path) -> Settings:
         raise SettingsError(f"{path} cannot be read: {error}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
-    settings = _section(Settings, {} if content is None else content, "")
+    content = {} if content is None else content
+    if isinstance(content, dict):
+        content = _overridden(content, {key: _plain(yaml, text) for key, text in (overrides or {}).items()})
+    settings = _section(Settings, content, "")
     _check(settings)
     return settings
 
@@ -197,6 +263,48 @@ def resolve(
 
 
 # ------------------------------------------------------------------ reading
+
+
+def _plain(yaml: Any, text: str) -> Any:
+    """A value of the command line: as in the file, but 1e-3 is a number."""
+    value = yaml.safe_load(text)
+    return float(value) if isinstance(value, str) and _is_number(value) else value
+
+
+def _overridden(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's keys under this module's names, and over them those of the command line."""
+    content = {key: dict(part) if isinstance(part, dict) else part for key, part in content.items()}
+    lengths = {"training.max_steps", "training.epochs"}  # one given here outweighs the other there
+    for other, name in OTHER_NAMES.items():
+        section, key = other.split(".")
+        if isinstance(content.get(section), dict) and key in content[section]:
+            if _has(content, name):
+                raise SettingsError(f"{other} and {name} are the same: give one")
+            _put(content, name, content[section].pop(key))
+    if content.get("optimizer") in ({}, {"name": "adamw"}):
+        del content["optimizer"]
+    if isinstance(content.get("training"), dict) and content["training"].get("deterministic") is True:
+        del content["training"]["deterministic"]  # it always is
+    named = {OTHER_NAMES.get(key, key): value for key, value in overrides.items()}
+    if lengths & named.keys() and isinstance(content.get("training"), dict):
+        content["training"] = {k: v for k, v in content["training"].items() if f"training.{k}" not in lengths}
+    for name, value in named.items():
+        _put(content, name, value)
+    return content
+
+
+def _has(content: dict[str, Any], name: str) -> bool:
+    section, _, key = name.partition(".")
+    return isinstance(content.get(section), dict) and key in content[section]
+
+
+def _put(content: dict[str, Any], name: str, value: Any) -> None:
+    *sections, key = name.split(".")
+    for section in sections:
+        content = content.setdefault(section, {})
+        if not isinstance(content, dict):
+            raise SettingsError(f"{section} is {_show(content)}, expected keys and values, of which {name} is one")
+    content[key] = value
 
 
 def _section(kind: type[Section], content: Any, where: str) -> Section:
@@ -278,6 +386,8 @@ def _check(settings: Settings) -> None:
         raise SettingsError(f"training.timeout is {t.timeout}, expected seconds above 0")
     if (t.max_steps is None) == (t.epochs is None):
         raise SettingsError("training needs one of max_steps and epochs" + ("" if t.epochs is None else ", not both"))
+    if t.mixed_precision not in (None, "bf16", "fp16"):
+        raise SettingsError(f"training.mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
     if m.family not in ("gpt2", "llama"):
         raise SettingsError(f"model.family is {m.family!r}, expected gpt2 or llama")
     if m.family == "gpt2" and m.n_kv_head is not None:

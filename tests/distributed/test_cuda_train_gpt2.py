@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import threading
@@ -76,9 +75,6 @@ def test_two_cuda_ranks_train_as_one_process(
                 codes[number] = error
 
     monkeypatch.setattr(script, "init_process_group", lambda *_, **__: own.comm)
-    monkeypatch.setattr(
-        sys.modules["train_char_gpt"], "interrupts", lambda: contextlib.nullcontext([])
-    )  # main thread's
     monkeypatch.setattr(script.GPT2Training, "step", counted)
     monkeypatch.setattr(sys, "argv", ["train_gpt2.py", *FLAGS, graph, "--device", "cuda", "--out", "two"])
     codes: list[Any] = [None, None]

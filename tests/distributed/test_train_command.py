@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from ranks import requires_mpi, run_ranks
 
+from minigrad.data import BytePairTokenizer
 from minigrad.distributed import (
     CommError,
     Communicator,
@@ -47,8 +49,8 @@ def write(folder: Path, **changes: Any) -> Path:
     text = folder / "text.txt"
     text.write_text("".join(chr(97 + (i * i) % 23) for i in range(2 * 3 * 8 + 1)))
     lines = {
-        "model": {"n_layer": 2, "n_head": 2, "n_embd": 8, "dropout": 0.0},
-        "data": {"source": f"[{text}]"},
+        "model": {"n_layer": 2, "n_head": 2, "n_embd": 8, "dropout": 0.0, "checkpoint_blocks": None},
+        "data": {"source": f"[{text}]", "tokens": None},
         "training": {"output_dir": folder / "run", "max_steps": 6, "batch_size": 2, "seq_len": 8, "save_interval": 3},
     }
     for key, value in changes.items():
@@ -218,29 +220,102 @@ def test_must_uneven_shards_an_epoch_of_3_batches_on_2_ranks_completes_and_saves
 def test_must_accumulation_the_last_window_of_a_run_may_be_short(tmp_path):
     path = write(tmp_path, max_steps=None, epochs=3, accumulation_steps=4)  # 3 epochs of 2 rounds: 4 + 2
     runs = run_threads(2, lambda comm: go(comm, path), timeout=30)
-    assert [(run.rounds, run.trainer.global_step) for run in runs] == [(6, 2)] * 2
+    assert [(run.place, run.trainer.global_step) for run in runs] == [((3, 0), 2)] * 2
 
 
-def test_should_shuffle_epochs_are_disjoint_complete_and_pure(tmp_path):
+def test_should_shuffle_epochs_are_disjoint_and_complete(tmp_path):
     settings = read_settings(write(tmp_path))
 
     def deal(comm: ThreadCommunicator) -> list[list[bytes]]:
         run = Run(comm, settings)
         run.trainer.close()
-        order = [3, 0, 2, 1]  # of asking; the batches are functions of the round
-        found = {n: [x.tobytes() for x in run.batch(n)[:1]] for n in order}
-        return [found[n] for n in range(4)]
+        return [[x.tobytes() for x in run.next_batch()[:1]] for _ in range(2 * -(-3 // comm.world_size))]
 
     ranks = run_threads(2, deal, timeout=30)
     shutil.rmtree(tmp_path / "run")
     (alone,) = run_threads(1, deal, timeout=30)
-    for epoch in range(2):
-        dealt = [x for rank in ranks for n in (0, 1) for x in rank[2 * epoch + n]]
-        assert len(dealt) == len(set(dealt)) == 3
-    first = [x for rank in ranks for n in (0, 1) for x in rank[n]]
-    assert sorted(first) == sorted(x for n in range(3) for x in alone[n])
-    second = [x for rank in ranks for n in (2, 3) for x in rank[n]]
+    first, second = ([x for n in (epoch, epoch + 1) for rank in ranks for x in rank[n]] for epoch in (0, 2))
+    assert first == [x for n in range(3) for x in alone[n]] and len(set(first)) == 3
+    assert second == [x for n in range(3, 6) for x in alone[n]] and len(set(second)) == 3
     assert set(second) != set(first)  # batches of other windows
+
+
+def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(tmp_path, monkeypatch):
+    """And to more steps. Nothing is seen twice or left out, and a run of as many ranks has the same bits."""
+    seen: list[bytes] = []
+    next_batch = Run.next_batch
+
+    def watched(run: Run) -> tuple[Any, ...]:
+        found = next_batch(run)
+        seen.extend(x.tobytes() for x in found[:1])
+        return found
+
+    monkeypatch.setattr(Run, "next_batch", watched)
+    go(NoOpCommunicator(), write(tmp_path, max_steps=6, output_dir=tmp_path / "whole"))
+    whole, seen[:] = seen[:], []
+    go(NoOpCommunicator(), write(tmp_path, max_steps=1))
+    run_threads(2, lambda comm: go(comm, write(tmp_path, max_steps=2), resume=True), timeout=30)
+    go(NoOpCommunicator(), write(tmp_path, max_steps=5), resume=True)
+    assert seen[0] == whole[0] and set(seen[:3]) == set(whole[:3]) and seen[3:] == whole[3:]
+
+
+@pytest.mark.parametrize("more", [{}, {"epochs": 2, "max_steps": None}])
+def test_a_finished_run_says_what_goes_on(tmp_path, capsys, more):
+    path = write(tmp_path, **more)
+    before = go(NoOpCommunicator(), path).trainer.global_step
+    assert go(NoOpCommunicator(), path, resume=True).trainer.global_step == before
+    assert f"nothing to do: the run has {before} steps; more training.max_steps or epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_should_precision_and_memory_are_settings(tmp_path, precision):
+    path = write(tmp_path, mixed_precision=precision, checkpoint_blocks="true", tokens="bytes", dropout=0.2)
+    run = go(NoOpCommunicator(), path)
+    assert (run.trainer.scaler is not None) == (precision == "fp16")
+    assert run.trainer.model.config.vocab_size == 256 and run.trainer.model.config.checkpoint_blocks
+    full = go(NoOpCommunicator(), write(tmp_path, tokens="bytes", dropout=0.2, output_dir=tmp_path / "full"))
+    half, wide = (load_checkpoint(folder).tensors["model"] for folder in (tmp_path / "run", tmp_path / "full"))
+    assert full.trainer.scaler is None
+    different = [name for name in half if not (half[name] == wide[name]).all()]
+    assert different and all(abs(half[name] - wide[name]).max() < 0.02 for name in half)
+
+
+def test_tokens_of_a_tokenizer_file(tmp_path):
+    tokenizer = BytePairTokenizer.train("abcabc" * 9, 257)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    run = Run(NoOpCommunicator(), read_settings(write(tmp_path, tokens=tmp_path / "tokenizer.json")))
+    run.trainer.close()
+    assert run.trainer.model.config.vocab_size == tokenizer.vocab_size == 257
+
+
+def test_entrenars_names_and_flags(tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: {architecture: llama, n_layer: 1, n_head: 2, n_embd: 8}\n"
+        f"data: {{train: [{write(tmp_path) and tmp_path / 'text.txt'}]}}\n"
+        "optimizer: {name: adamw, lr: 0.01, beta2: 0.9}\n"
+        "training: {max_steps: 6, grad_clip: 2.0, gradient_checkpointing: true, deterministic: true, seq_len: 8}\n"
+    )
+    settings = read_settings(path, {"training.steps": "7", "training.distributed.world_size": "1"})
+    assert settings.model.family == "llama" and settings.model.checkpoint_blocks
+    t = settings.training
+    assert (t.lr, t.beta2, t.max_grad_norm, t.max_steps, t.distributed.world_size) == (0.01, 0.9, 2.0, 7, 1)
+    flags = ["--epochs", "1", "--lr", "1e-4", "--output-dir", str(tmp_path / "out"), "--training.batch_size=2"]
+    assert train.main([str(path), *flags, "--dry-run"]) == 0
+    assert "steps 1 to 3, in" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    for arguments, message in [
+        (["--model.architecture", "bert"], "model.family is 'bert'"),
+        (["--training.lr", "fast"], "training.lr is 'fast', expected a number"),
+        (["--training.stepz", "5"], "unknown key training.stepz"),
+        (["--training.lr"], "unknown argument --training.lr: expected"),
+        (["--fast", "1"], "unknown argument --fast: expected"),
+        (["--data.source.x", "1"], "source is ["),
+    ]:
+        assert train.main([str(path), *arguments]) == 2
+        assert message in capsys.readouterr().err
+    path.write_text("model: {architecture: llama, family: gpt2}\n")
+    assert train.main([str(path)]) == 2
+    assert "model.architecture and model.family are the same: give one" in capsys.readouterr().err
 
 
 def test_should_determinism_the_same_file_gives_the_same_weights(tmp_path):
@@ -258,9 +333,6 @@ def test_a_run_replaces_nothing_and_keeps_its_settings(tmp_path):
         go(NoOpCommunicator(), path)
     with pytest.raises(SettingsError, match=r"training.lr is 0.5; the run in .* has 0.001 and keeps it"):
         go(NoOpCommunicator(), write(tmp_path, lr=0.5), resume=True)
-    path = write(tmp_path)
-    with pytest.raises(SettingsError, match="world_size is 2; the run in .* has 1"):
-        run_threads(2, lambda comm: go(comm, path, resume=True), timeout=30)
     with pytest.raises(CheckpointError):
         go(NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
 
@@ -280,8 +352,8 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: model: ")
     assert train.main([str(write(tmp_path)), "--world-size", "2"]) == 2
     assert "start the ranks with python -m minigrad.distributed.launch -n 2" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        train.main([str(EXAMPLE), "--coordinater", "x:1"])
+    assert train.main([str(EXAMPLE), "--coordinater", "x:1"]) == 2
+    assert "unknown argument --coordinater: expected a flag of --help" in capsys.readouterr().err
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):
@@ -296,6 +368,45 @@ def test_one_process_runs_from_the_command_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "done: step 6; all 1 ranks hold the same weights, bit for bit"
+
+
+STOPPED = """
+import os, signal, sys
+from minigrad.distributed.train.command import Run, main
+
+path, number, *flags = sys.argv[1:]
+next_batch = Run.next_batch
+
+def interrupted(run):
+    if run.comm.rank == 1 and run.trainer.global_step == 3 and run.trainer._step.accumulator.current_step == 1:
+        os.kill(os.getpid(), int(number))
+    return next_batch(run)
+
+Run.next_batch = interrupted
+sys.exit(main([path, *flags]))
+"""
+
+
+@requires_mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
+    """Of one rank, within the window of step 4. One rank goes on; with as many as before, bit for bit."""
+    path = write(tmp_path, dropout=0.2, accumulation_steps=2, save_interval=100)
+    found = run_ranks(2, STOPPED, path, int(number), timeout=300)
+    saved = 3 if number is signal.SIGKILL else 4
+    assert load_checkpoint(tmp_path / "run").step == saved, found.text
+    if number is signal.SIGKILL:
+        assert f"step {saved} is saved in" in found.errors(0) and "add --resume" in found.errors(0), found.text
+    else:
+        assert found.returncode == 128 + number and "stopped after step 4, which is saved" in found.stdout, found.text
+    shutil.copytree(tmp_path / "run", tmp_path / "alone")
+    again = run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", timeout=300)
+    assert again.returncode == 0, again.text
+    whole = write(tmp_path, dropout=0.2, accumulation_steps=2, output_dir=tmp_path / "whole")
+    run_threads(2, lambda comm: go(comm, whole), timeout=60)
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert train.main([str(whole), "--resume", "--output-dir", str(tmp_path / "alone")]) == 0
+    assert load_checkpoint(tmp_path / "alone").step == 6
 
 
 @requires_mpi
