@@ -10,6 +10,7 @@ from .comm.comm_errors import CommunicatorBrokenError as CommunicatorBrokenError
 from .comm.comm_errors import PeerLostError as PeerLostError
 from .comm.comm_errors import RendezvousError as RendezvousError
 from .comm.communicator import Communicator as Communicator
+from .comm.communicator_group import CommunicatorGroup as CommunicatorGroup
 from .comm.gather import all_gather_bytes as all_gather_bytes
 from .comm.launchers import Place as Place
 from .comm.launchers import discover_place as discover_place
@@ -66,6 +67,7 @@ from .parallel.tensor_layers import VocabParallelEmbedding as VocabParallelEmbed
 from .parallel.tensor_layers import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .parallel.tensor_parallel import TensorParallelTrainer as TensorParallelTrainer
 from .train.amp_trainer import AmpTrainer as AmpTrainer
+from .train.async_checkpointer import AsyncCheckpointer as AsyncCheckpointer
 from .train.block_buckets import NonFiniteBlockGradientError as NonFiniteBlockGradientError
 from .train.blocks import BlockGradientSet as BlockGradientSet
 from .train.blocks import BlockLayout as BlockLayout

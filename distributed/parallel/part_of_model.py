@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,12 +22,16 @@ from minigrad.tensor import Tensor
 
 from ..comm.comm_errors import CommTimeoutError, PeerLostError
 from ..comm.communicator import Communicator
+from ..comm.communicator_group import CommunicatorGroup
 from ..comm.gather import all_gather_bytes
+from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import agree_on_settings
+from ..train.reducers import Buckets
 from ..train.step import Step, Updater
 from ..train.step_state import restore_step, save_step
 from ..train.train_kinds import Batch, StepStats, TrainerConfig
 from ..train.trainer_errors import TrainerError
+from .tensor_layers import SplitModule
 
 
 class PartOfModelUpdater(Updater):
@@ -58,24 +62,42 @@ class PartOfModelUpdater(Updater):
 
 
 class PartOfModelTrainer(ABC):
-    """One rank of a trainer of which each rank has a part of the model."""
+    """One rank of a trainer of which each rank has a part of the model.
+
+    With a CommunicatorGroup the parts are those of all its dimensions: stages may have layers that are split, and
+    gradients are averaged over the replicas, whose batches may differ.
+    """
+
+    _along: ClassVar[str]
+    """The dimension of a CommunicatorGroup whose ranks this trainer joins."""
 
     def __init__(
         self,
         config: TrainerConfig,
         model: Module,
-        communicator: Communicator,
-        owned: Callable[[Tensor], bool],
+        communicator: Communicator | CommunicatorGroup,
         schedule: LrSchedule | None,
     ) -> None:
         self.config: TrainerConfig = config
-        self._communicator = communicator
+        data: Communicator | None = None
+        if isinstance(communicator, CommunicatorGroup):
+            self._communicator: Communicator = getattr(communicator, self._along)
+            world, whole, data = communicator.world, communicator.model, communicator.data
+        else:
+            world = whole = self._communicator = communicator
+        self._replicas = 1 if data is None else data.world_size
         with self._naming_the_lost():
-            agree_on_settings(communicator, {"the trainer": type(self).__name__, "the configuration": config})
+            agree_on_settings(world, {"the trainer": type(self).__name__, "the configuration": config})
         self._named = list(model.named_parameters())
-        self._device = next((p.device for _, p in self._named), communicator.device)
+        self._device = next((p.device for _, p in self._named), self._communicator.device)
         self._step = config.new_step(type(self).__name__, self._named, schedule)
-        self._step.updater = PartOfModelUpdater(communicator, owned)
+        layers = [module for module in model.modules() if isinstance(module, SplitModule)]
+        parts = [getattr(layer, name) for layer in layers for name in layer.split]
+        self._split = {part.id for part in parts if part is not None}
+        first = not layers or layers[0].communicator.rank == 0
+        self._step.updater = PartOfModelUpdater(whole, lambda p: first or p.id in self._split)
+        if data is not None and self._replicas > 1:
+            self._step.reducer = Buckets(data, DEFAULT_BUCKET_BYTES, all_reduce_hook)
 
     @property
     def global_step(self) -> int:
@@ -93,11 +115,19 @@ class PartOfModelTrainer(ABC):
         began = time.perf_counter()
         self._communicator.step = self.global_step + 1
         with self._naming_the_lost():
-            return StepStats.of(self._step.take(self._named, *self._gradients(batch)), began)
+            grads, loss, weight = self._gradients(batch)
+            return StepStats.of(self._step.take(self._named, grads, loss, weight if self._replicas > 1 else 1.0), began)
 
     @abstractmethod
-    def _gradients(self, batch: Batch) -> tuple[GradStore, float]:
-        """The mean gradient of this rank's parameters, and the mean loss, the same on all ranks."""
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
+        """The mean gradient of this rank's parameters, the mean loss, and what it is a mean over, the same on all ranks
+        of a model.
+        """
+
+    def _check_weight(self, weight: float) -> None:
+        """Raise ValueError for a batch without any weight, where no other replica can have some."""
+        if not weight and self._replicas == 1:
+            raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
 
     @abstractmethod
     def _lost(self, ranks: tuple[int, ...], error: Exception) -> TrainerError:

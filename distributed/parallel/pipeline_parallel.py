@@ -25,6 +25,7 @@ from minigrad.tensor import Tensor
 
 from ..comm.calls import Work
 from ..comm.communicator import Communicator
+from ..comm.communicator_group import CommunicatorGroup
 from ..comm.gather import all_gather_bytes, all_gather_json
 from ..train.grad_sync import mean_over_ranks, mismatch
 from ..train.train_kinds import Batch, TrainerConfig, batch_arrays
@@ -58,18 +59,23 @@ class PipelineParallelTrainer(PartOfModelTrainer):
 
     For a rank that is gone or silent the others raise StageDroppedReplyError, or FinalStageDroppedReplyError if it is
     the last. (Of a silent rank, its neighbours' neighbours know only that the one before it is silent, too.)
-    Raises NoStagesError, on all ranks, if a rank passes None for its stage.
+    Raises NoStagesError, on all ranks, if a rank passes None for its stage. With a CommunicatorGroup the stages are
+    those of its ``pipeline``, each rank of a model passes that replica's batch, and layers may be split over its
+    ``tensor``.
     """
+
+    _along = "pipeline"
 
     def __init__(
         self,
         config: TrainerConfig,
         stage: Module | None,
-        communicator: Communicator,
+        communicator: Communicator | CommunicatorGroup,
         *,
         schedule: LrSchedule | None = None,
     ) -> None:
-        super().__init__(config, Module() if stage is None else stage, communicator, lambda p: True, schedule)
+        super().__init__(config, Module() if stage is None else stage, communicator, schedule)
+        communicator = self._communicator
         with self._naming_the_lost():
             present = all_gather_bytes(communicator, b"no" if stage is None else b"yes")
         if stage is None or b"no" in present:
@@ -89,8 +95,8 @@ class PipelineParallelTrainer(PartOfModelTrainer):
 
     # ------------------------------------------------------------------ the schedule
 
-    def _gradients(self, batch: Batch) -> tuple[GradStore, float]:
-        parts, weights = self._micro_batches(batch)
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
+        parts, weights, total = self._micro_batches(batch)
         behind = self._communicator.world_size - 1 - self._communicator.rank  # stages
         held: deque[tuple[float, Tensor, Tensor]] = deque()
         sends: list[Work] = []  # awaited at the end: a stage that waited for its neighbour would stop the flow
@@ -114,7 +120,8 @@ class PipelineParallelTrainer(PartOfModelTrainer):
         window = mean.flush()
         assert window is not None
         grads, loss = window
-        return grads, mean_over_ranks(self._communicator, {"loss": loss}, 1.0 if self._is_last else 0.0)["loss"]
+        mean_loss = mean_over_ranks(self._communicator, {"loss": loss}, 1.0 if self._is_last else 0.0)["loss"]
+        return grads, mean_loss, total
 
     def _backward(self, weight: float, x: Tensor, y: Tensor, mean: GradAccumulator) -> list[Work]:
         """Backward of one micro-batch: adds its gradients to ``mean``, and sends that of ``x`` on."""
@@ -129,8 +136,8 @@ class PipelineParallelTrainer(PartOfModelTrainer):
             dx = Tensor.wrap(x.device.kernels.zeros(x.shape, x.dtype), x.device)
         return [self._communicator.send(dx, self._communicator.rank - 1, BACKWARD, async_op=True)]
 
-    def _micro_batches(self, batch: Batch) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[float]]:
-        """The parts of the batch, and what each counts in the mean, which the ranks agree on."""
+    def _micro_batches(self, batch: Batch) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[float], float]:
+        """The parts of the batch, what each counts in the mean, which the ranks agree on, and the whole weight."""
         problem: Exception | None = None
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         mine: dict[str, object] = {"samples": 0}
@@ -154,9 +161,8 @@ class PipelineParallelTrainer(PartOfModelTrainer):
                 text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other labels"
                 raise mismatch(self._communicator, text, "step", [rank])
         weights = everyone[-1]["weights"]
-        if not sum(weights):
-            raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
-        return parts, [weight / sum(weights) for weight in weights]
+        self._check_weight(total := sum(weights))
+        return parts, [weight / (total or 1.0) for weight in weights], total
 
     # ------------------------------------------------------------------ between neighbours
 

@@ -14,6 +14,7 @@ from minigrad.random import Generator, drawing_from
 from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
+from ..comm.communicator_group import CommunicatorGroup
 from ..comm.gather import all_gather_bytes
 from ..comm.place import bytes_of
 from ..train.grad_sync import agree_on_params, compare_replicas, mismatch
@@ -47,46 +48,43 @@ class TensorParallelTrainer(PartOfModelTrainer):
     ReplicaMismatchError, on all ranks, for other parameters that differ.
     """
 
+    _along = "tensor"
+
     def __init__(
         self,
         config: TrainerConfig,
         model: Module,
-        communicator: Communicator,
+        communicator: Communicator | CommunicatorGroup,
         *,
         split_classes: int | None = None,
         schedule: LrSchedule | None = None,
         seed: int = 0,
     ) -> None:
-        layers = [module for module in model.modules() if isinstance(module, SplitModule)]
-        if not layers:
+        if not any(isinstance(module, SplitModule) for module in model.modules()):
             raise NoShardsError("TensorParallelTrainer: no shards: the model has no layer that is split over the ranks")
         if split_classes is not None and config.loss.name == "mse":
             raise ValueError(f"split_classes is {split_classes}, but the loss is mse, which needs whole outputs")
-        split = {
-            getattr(layer, name).id for layer in layers for name in layer.split if getattr(layer, name) is not None
-        }
-        super().__init__(config, model, communicator, lambda p: p.id in split or communicator.rank == 0, schedule)
+        super().__init__(config, model, communicator, schedule)
         self.model: Module = model
         self.split_classes: int | None = split_classes
         self.seed: int = seed
-        self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in split]  # until compared
+        self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in self._split]  # until compared
 
     def _lost(self, ranks: tuple[int, ...], error: Exception) -> ShardDroppedReplyError:
         return ShardDroppedReplyError(
             f"TensorParallelTrainer: shard dropped reply: {error}; no weight was changed", ranks[0] if ranks else None
         )
 
-    def _gradients(self, batch: Batch) -> tuple[GradStore, float]:
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
         if self._whole is not None:
             compare_replicas(self._communicator, agree_on_params(self._communicator, self._whole))
             self._whole = None
         x, y = self._same_batch(batch)
-        if not self.config.loss.weight_of(y):
-            raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
+        self._check_weight(weight := self.config.loss.weight_of(y))
         seed = int(np.random.SeedSequence([self.seed, self.global_step]).generate_state(1, np.uint64)[0])
         size = self.config.batch_size_per_device
         with drawing_from(Generator(seed)):
-            return mean_gradient(self._loss, self.config.loss, x, y, size, self._device)
+            return *mean_gradient(self._loss, self.config.loss, x, y, size, self._device), weight
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         outputs, kind = self.model(x), self.config.loss

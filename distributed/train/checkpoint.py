@@ -38,7 +38,7 @@ def save_distributed_checkpoint(
     def save() -> dict[str, Any]:
         return {"path": str(save_checkpoint(folder, tensors, state, keep))}
 
-    return Path(_by_rank_0(communicator, save, "save", folder)["path"])
+    return Path(by_rank_0(communicator, save, "save", folder)["path"])
 
 
 def load_distributed_checkpoint(
@@ -59,7 +59,7 @@ def load_distributed_checkpoint(
         }
         return {"arrays": arrays, "state": found.state, "path": str(found.path), "step": found.step}
 
-    content = _by_rank_0(communicator, load, "load", folder)
+    content = by_rank_0(communicator, load, "load", folder)
     tensors: dict[str, dict[str, np.ndarray]] = {}
     for file, named in content["arrays"].items():
         tensors[file] = {}
@@ -93,7 +93,7 @@ def restore_random_state(communicator: Communicator, state: Mapping[str, Any]) -
     minigrad.default_generator.load_state_dict({"seed": seed, "offset": offset})
 
 
-def _by_rank_0(
+def by_rank_0(
     communicator: Communicator, work: Callable[[], dict[str, Any]], what: str, folder: str | os.PathLike[str]
 ) -> dict[str, Any]:
     """What ``work()`` of rank 0 returned, on all ranks. If it fails, rank 0 raises its error, and the others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import minigrad
 from minigrad import nn
 from minigrad.data import EpochSampler
 from minigrad.distributed import (
+    AsyncCheckpointer,
     Communicator,
     DistributedTrainer,
     NoOpCommunicator,
@@ -23,8 +25,9 @@ from minigrad.distributed import (
     run_threads,
     save_distributed_checkpoint,
 )
+from minigrad.distributed.train import async_checkpointer
 from minigrad.optim import CosineAnnealing
-from minigrad.serialization import CheckpointError
+from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((21, 5)), RNG.standard_normal((21, 3))
@@ -184,3 +187,53 @@ def test_random_numbers_go_on_and_new_ranks_get_their_own():
                 restore_random_state(NoOpCommunicator(), bad)  # type: ignore[arg-type]
     finally:
         minigrad.default_generator.load_state_dict(before)
+
+
+def test_a_checkpoint_is_written_beside_the_training(tmp_path, monkeypatch):
+    """It has the values of when ``save`` was called, and the next call waits for it."""
+    may_write = threading.Event()
+
+    def slow(*arguments: Any) -> Path:
+        assert may_write.wait(30)
+        return save_checkpoint(*arguments)
+
+    monkeypatch.setattr(async_checkpointer, "save_checkpoint", slow)
+    model = nn.Linear(2, 2)
+    saved, state = model.weight.detach().numpy().copy(), {"step": 1, "notes": ["first"]}
+    with AsyncCheckpointer() as checkpoints:
+        assert checkpoints.wait() is None
+        checkpoints.save(tmp_path, {"model": model.state_dict()}, state)
+        model.weight.detach().fill_(7.0)
+        state["notes"].append("later")
+        assert not list(tmp_path.glob("step-*"))
+        may_write.set()
+        checkpoints.save(tmp_path, {"model": model.state_dict()}, {"step": 2})
+        first = load_checkpoint(tmp_path, 1)
+        np.testing.assert_array_equal(first.tensors["model"]["weight"], saved)
+        assert first.state["notes"] == ["first"]
+        assert checkpoints.wait() == load_checkpoint(tmp_path).path
+    assert (load_checkpoint(tmp_path, 2).tensors["model"]["weight"] == 7.0).all()
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_call_on_all_ranks(tmp_path):
+    (tmp_path / "file").touch()
+    tensors = {"model": {"w": np.ones(2)}}
+
+    def save(comm: Communicator) -> list[str]:
+        found = []
+        checkpoints = AsyncCheckpointer()
+        for step, folder in enumerate(("file", "good", "good"), 1):
+            try:
+                checkpoints.save_distributed(comm, tmp_path / folder, tensors, {"step": step})
+                found.append("")
+            except CheckpointError as error:
+                found.append(str(error))
+        checkpoints.wait()
+        return found
+
+    for rank, (first, second, third) in enumerate(run_threads(2, save, timeout=30)):
+        assert first == third == "" and "file" in second
+        assert second.startswith("rank 0 could not save: ") == bool(rank)
+    assert load_checkpoint(tmp_path / "good").step == 3
+    with pytest.raises(CheckpointError), AsyncCheckpointer() as checkpoints:
+        checkpoints.save(tmp_path / "file", tensors, {"step": 1})

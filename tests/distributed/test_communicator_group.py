@@ -1,0 +1,136 @@
+"""CommunicatorGroup: data x pipeline x tensor, whose trainers are one process with the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad
+from minigrad import Tensor, nn
+from minigrad.distributed import (
+    ColumnParallelLinear,
+    Communicator,
+    CommunicatorGroup,
+    LossKind,
+    NoOpCommunicator,
+    OptimizerKind,
+    PipelineParallelTrainer,
+    RowParallelLinear,
+    SimpleTrainer,
+    TensorParallelTrainer,
+    TrainerConfig,
+    TrainingConfig,
+    run_threads,
+)
+from minigrad.models import GPT2, GPT2Config
+from minigrad.nn import functional as F
+
+RNG = np.random.default_rng(0)
+BATCHES = [RNG.integers(0, 11, (5, 7)) for _ in range(3)]
+CONFIG = TrainerConfig(2, 0.5, OptimizerKind.adamw(0.02), LossKind.cross_entropy())
+
+
+def gpt2() -> GPT2:
+    minigrad.manual_seed(3)
+    return GPT2(GPT2Config(11, 6, n_layer=2, n_head=2, n_embd=8, tied=False)).double()
+
+
+def labels(tokens: np.ndarray) -> np.ndarray:
+    """The next tokens; row 1 has fewer that count."""
+    wanted = tokens[:, 1:].copy()
+    wanted[1:2, 2:] = -100
+    return wanted
+
+
+class Embed(nn.Module):
+    def __init__(self, model: GPT2) -> None:
+        super().__init__()
+        self.wte, self.wpe = model.wte, model.wpe
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.wte(tokens) + self.wpe(minigrad.arange(tokens.shape[1]))
+
+
+def split(block: nn.Block, comm: Communicator) -> nn.Block:
+    """The block with its MLP over the ranks."""
+    whole = block.mlp.c_fc, block.mlp.c_proj
+    hidden, channels = whole[0].weight.shape
+    block.mlp.c_fc = ColumnParallelLinear(channels, hidden, comm, gather_output=False, dtype=minigrad.float64)
+    block.mlp.c_proj = RowParallelLinear(hidden, channels, comm, input_is_parallel=True, dtype=minigrad.float64)
+    for part, one in zip((block.mlp.c_fc, block.mlp.c_proj), whole, strict=True):
+        part.take(one)
+    return block
+
+
+def alone() -> tuple[list[tuple[float, float]], dict[str, np.ndarray]]:
+    model = gpt2()
+    optimizer = CONFIG.optimizer.build(model.named_parameters())
+    trainer, found = SimpleTrainer(TrainingConfig(max_grad_norm=0.5), optimizer), []
+    for tokens in BATCHES:
+        logits, wanted = model(Tensor(tokens[:, :-1])), Tensor(labels(tokens))
+        loss = F.cross_entropy(logits.reshape(-1, 11), wanted.reshape(-1), ignore_index=-100)
+        metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        found.append((metrics.loss, metrics.grad_norm))
+    return found, {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+
+def train(world: Communicator, sizes: dict[str, int]) -> tuple[list[tuple[float, float]], dict[str, np.ndarray]]:
+    group = CommunicatorGroup(world, **sizes)
+    model = gpt2()
+    if sizes["tensor"] > 1:
+        for block in model.h:
+            split(block, group.tensor)
+    stages = [nn.Sequential(Embed(model), model.h[0]), nn.Sequential(model.h[1], model.ln_f, model.lm_head)]
+    if sizes["pipeline"] == 2:
+        trainer: Any = PipelineParallelTrainer(CONFIG, stages[group.pipeline.rank], group)
+    else:
+        trainer = TensorParallelTrainer(CONFIG, nn.Sequential(*stages), group)
+    mine = {0: slice(0, 2), 1: slice(2, 5)}[group.data.rank] if sizes["data"] == 2 else slice(None)
+    found = [trainer.step((tokens[mine, :-1], labels(tokens)[mine])) for tokens in BATCHES]
+    own = {id(p) for p in (trainer.stage if sizes["pipeline"] == 2 else trainer.model).parameters()}
+    held = {name: p for name, p in model.named_parameters() if id(p) in own}
+    weights = {name: p.detach().numpy() for name, p in held.items()}
+    for i, block in enumerate(model.h):
+        for name in ("c_fc", "c_proj") if sizes["tensor"] > 1 and f"h.{i}.mlp.c_fc.weight" in held else ():
+            whole = getattr(block.mlp, name).whole()
+            weights |= {f"h.{i}.mlp.{name}.{key}": value.numpy() for key, value in whole.items()}
+    group.close()
+    return [(stats.loss, stats.grad_norm) for stats in found], weights
+
+
+@pytest.mark.parametrize(("data", "pipeline", "tensor"), [(2, 2, 2), (1, 2, 2), (2, 2, 1), (2, 1, 2)])
+def test_a_gpt2_over_all_dimensions_is_one_process(data, pipeline, tensor):
+    """Replicas with unequally many labels, clipping by the norm of the whole model."""
+    stats, weights = alone()
+    sizes = {"data": data, "pipeline": pipeline, "tensor": tensor}
+    ranks = run_threads(data * pipeline * tensor, lambda comm: train(comm, sizes), timeout=60)
+    assert set().union(*(found for _, found in ranks)) == weights.keys()
+    for got, found in ranks:
+        np.testing.assert_allclose(got, stats, rtol=1e-9)
+        for name, array in found.items():
+            np.testing.assert_allclose(array, weights[name], rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+def test_the_ranks_of_each_dimension():
+    def places(world: Communicator) -> list[tuple[int, int]]:
+        group = CommunicatorGroup(world, data=2, pipeline=3, tensor=2)
+        parts = [(one.rank, one.world_size) for one in (group.data, group.pipeline, group.tensor, group.model)]
+        group.close()
+        return parts
+
+    found = run_threads(12, places, timeout=30)
+    for d in range(2):
+        for p in range(3):
+            for t in range(2):
+                assert found[(d * 3 + p) * 2 + t] == [(d, 2), (p, 3), (t, 2), (p * 2 + t, 6)]
+
+
+def test_sizes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"2 x 1 x 1 ranks \(data, pipeline, tensor\) of 1"):
+        CommunicatorGroup(NoOpCommunicator(), data=2)
+    with pytest.raises(ValueError, match="tensor is 0"):
+        CommunicatorGroup(NoOpCommunicator(), tensor=0)
+    alone = CommunicatorGroup(NoOpCommunicator())
+    assert alone.data.world_size == alone.pipeline.world_size == alone.tensor.world_size == 1
