@@ -22,8 +22,8 @@ def cases() -> list[Case]:
 
 
 def of_whole_vectors(s: Sizes, rng: np.random.Generator) -> Arrays:
-    """One array (R, C), R rounded up to a multiple of 4: the last rung moves 16 bytes at a time along either side."""
-    return (normal(rng, -(-s.R // 4) * 4, s.C),)
+    """One array (R, C), both multiples of 4: the last rung moves 16 bytes at a time along either side."""
+    return (normal(rng, -(-s.R // 4) * 4, -(-s.C // 4) * 4),)
 
 
 def transpose_rungs() -> list[Case]:

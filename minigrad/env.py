@@ -203,6 +203,9 @@ _PROBES = {
 import numba_cuda, numba.cuda, numpy
 if numpy.lib.NumpyVersion(numpy.__version__) >= "2.5.0.dev0":
     raise RuntimeError(f"numba-cuda compiles no kernel with NumPy {numpy.__version__}; it needs numpy<2.5")
+from minigrad.cuda_kernels.platform.availability import nvvm_problem
+if problem := nvvm_problem():
+    raise RuntimeError(problem)
 v = numba_cuda.__version__
 """,
     "cupy": "import cupy; v = cupy.__version__",

@@ -154,12 +154,44 @@ def test_availability_names_a_missing_driver(monkeypatch):
 def test_availability_of_a_complete_machine(monkeypatch):
     monkeypatch.setattr(availability, "driver", lambda: cuda_kernels.Driver((13, 1), 8))
     monkeypatch.setattr(availability, "_import_problem", lambda name: None)
+    monkeypatch.setattr(availability, "nvvm_problem", lambda: None)
     monkeypatch.setattr(availability.np, "__version__", "2.4.6")
     assert cuda_kernels.availability() == (True, "8 device(s), the driver supports CUDA 13.1")
     monkeypatch.setattr(availability.np, "__version__", "2.5.1")
     usable, reason = cuda_kernels.availability()
     assert not usable
     assert "needs numpy<2.5" in reason
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_nvvm_is_looked_for_where_nvcc_is(monkeypatch, tmp_path, found):
+    """And where it is nowhere, the extra that brings it is named before anything is compiled."""
+    homes: list[str | None] = []
+
+    class Search:
+        def NVVM(self) -> None:
+            homes.append(os.environ.get("CUDA_HOME"))
+            if not found:
+                raise RuntimeError('Failure finding "libnvvm.so"\n  listdir')
+
+    for folder in ("bin", *["nvvm"] * found):
+        (tmp_path / "cuda" / folder).mkdir(parents=True)
+    monkeypatch.setattr(availability, "TOOLKIT", tmp_path / "nowhere")
+    monkeypatch.setattr(availability.shutil, "which", lambda name: str(tmp_path / "cuda/bin/nvcc"))
+    monkeypatch.setattr(availability, "_import_problem", lambda name: None)
+    monkeypatch.setattr(availability, "driver", lambda: cuda_kernels.Driver((13, 1), 8))
+    monkeypatch.setattr(availability.np, "__version__", "2.4.6")
+    monkeypatch.setattr(availability.importlib, "import_module", lambda name: Search())
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    usable, reason = cuda_kernels.availability()
+    assert usable == found and homes == [str(tmp_path / "cuda") if found else None]
+    if not found:
+        assert reason == (
+            'NVVM, which compiles kernels, is not found (Failure finding "libnvvm.so"): '
+            'pip install "minigrad-cuda[cuda13]"'
+        )
 
 
 @pytest.mark.gpu

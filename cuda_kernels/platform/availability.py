@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 
 from .libcuda import driver
+
+TOOLKIT = Path("/usr/local/cuda")
 
 
 def availability() -> tuple[bool, str]:
@@ -28,7 +32,8 @@ def availability() -> tuple[bool, str]:
             missing.append(f"the NVIDIA driver supports CUDA {found.cuda[0]}.{found.cuda[1]}, 12.0 is needed")
     except OSError as error:
         missing.append(str(error))
-    packages = [problem for problem in (_import_problem("numba_cuda"), _import_problem("cupy")) if problem]
+    compiler = _import_problem("numba_cuda") or nvvm_problem()
+    packages = [problem for problem in (compiler, _import_problem("cupy")) if problem]
     if np.lib.NumpyVersion(np.__version__) >= "2.5.0.dev0":
         packages.append(f"numba-cuda compiles no kernel with NumPy {np.__version__}, it needs numpy<2.5")
     if packages:
@@ -36,6 +41,23 @@ def availability() -> tuple[bool, str]:
     if missing:
         return False, "; ".join(missing)
     return True, f"{found.devices} device(s), the driver supports CUDA {found.cuda[0]}.{found.cuda[1]}"
+
+
+def nvvm_problem() -> str | None:
+    """What keeps numba-cuda from NVVM, which compiles the kernels; None if it is there.
+
+    numba-cuda finds a wheel's, that of CUDA_HOME or CUDA_PATH, and the system's. Where these are not set they become
+    /usr/local/cuda, or the folder of nvcc.
+    """
+    if not {"CUDA_HOME", "CUDA_PATH"} & os.environ.keys():
+        homes = TOOLKIT, Path(shutil.which("nvcc") or TOOLKIT / "bin/nvcc").resolve().parents[1]
+        if found := [home for home in homes if (home / "nvvm").is_dir()]:
+            os.environ["CUDA_HOME"] = str(found[0])
+    try:
+        importlib.import_module("numba.cuda.cudadrv.nvvm").NVVM()
+    except Exception as error:  # of the package that searches
+        return f"NVVM, which compiles kernels, is not found ({str(error).splitlines()[0]})"
+    return None
 
 
 def _import_problem(module: str) -> str | None:

@@ -32,16 +32,42 @@ from typing import Any
 import numpy as np
 
 from ..simulator import simulated_memory, simulator
-from . import compiler, libcuda, limits, memory, recording, signatures, tensor_map
+from . import compiler, libcuda, limits, memory, recording, signatures, streams, tensor_map
 from .array import DeviceArray
 from .language import SIMULATED
 from .tensor_map import TensorMap
 
 Grid = int | tuple[int, ...]
 
+AHEAD = 256  # launches; a stream's queue holds 1,024
 DEBUG: int = int(os.environ.get("MINIGRAD_DEBUG") or 0)
 KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect.py``
 LAZY_KERNELS: dict[str, Callable[[], Kernel]] = {}  # and what makes those that are made when first used
+
+
+class _Queues(threading.local):
+    """Keeps a thread's launches from filling a stream's queue.
+
+    There a launch waits with Python's lock, so the thread whose work would empty the queue could not go on: that of
+    another rank, in the collective that this stream is in.
+    """
+
+    def __init__(self) -> None:
+        self._launches: dict[tuple[int, int], int] = {}
+        self._marks: dict[tuple[int, int], streams.Event] = {}
+
+    def enter(self, device: int, stream: int) -> None:
+        """Before each launch: wait, now and then, until all but the last ``2 * AHEAD`` are over."""
+        key = device, stream
+        self._launches[key] = count = self._launches.get(key, 0) + 1
+        if count % AHEAD == 0 and recording.current() is None:
+            before, self._marks[key] = self._marks.get(key), streams.Event()
+            self._marks[key].record()
+            if before is not None:
+                before.synchronize()
+
+
+_queues = _Queues()
 
 
 @dataclass(eq=False, repr=False)
@@ -105,6 +131,7 @@ class Kernel(compiler.Declaration):
         function = self._functions.get(device) or self._load(device)
         started = time.perf_counter_ns() if DEBUG >= 2 else 0
         stream = memory.current_stream()
+        _queues.enter(device, stream)
         settings = (function, x, y, z, width, height, depth, self.shared_bytes, stream, self._arguments, None)
         with self._lock:  # all threads share the buffer, which the driver copies before it returns
             try:

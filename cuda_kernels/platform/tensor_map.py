@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import libcuda
+from . import libcuda, memory
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a map
 SWIZZLED_ROW = 128  # bytes
@@ -70,6 +70,7 @@ def _encoded(tensor: TensorMap) -> bytes:
     problem = tensor.problem()
     if problem:
         raise ValueError(f"no tensor map of {problem}")
+    memory.set_device(tensor.device)  # this may be the first that a thread asks of the driver, which needs a context
     room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     place = -ctypes.addressof(room) % MAP_ALIGNMENT
     libcuda.call(

@@ -45,7 +45,6 @@ def wgmma(dtype: str, columns: int, kinds: str) -> Any:
         "f" * count + "ll",
         memory=True,
         tied=count,
-        together=True,
     )
     return instruction("sums a b", types.UniTuple(types.float32, count), multiply)
 
@@ -61,16 +60,16 @@ def zeros(columns: int) -> Any:
     return instruction("", types.UniTuple(types.float32, count), generate)
 
 
-wgmma_fence: Any = statement("wgmma.fence.sync.aligned;", together=True)
-wgmma_commit: Any = statement("wgmma.commit_group.sync.aligned;", together=True)
-wgmma_wait1: Any = statement("wgmma.wait_group.sync.aligned 1;", together=True)
+wgmma_fence: Any = statement("wgmma.fence.sync.aligned;")
+wgmma_commit: Any = statement("wgmma.commit_group.sync.aligned;")
+wgmma_wait1: Any = statement("wgmma.wait_group.sync.aligned 1;")
 
 
 def _wait_for_all(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
     """The sums are what the instruction writes: nothing that reads them comes before it."""
     count = kinds[0].count
     letters = "f" * count
-    wait = assembly("wgmma.wait_group.sync.aligned 0;", letters, letters, memory=True, tied=count, together=True)
+    wait = assembly("wgmma.wait_group.sync.aligned 0;", letters, letters, memory=True, tied=count)
     return wait(context, builder, kinds, values)
 
 

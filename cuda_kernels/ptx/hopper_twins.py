@@ -26,6 +26,7 @@ from ..platform.tensor_map import SWIZZLED_ROW, TensorMap
 from ..simulator import simulator
 from ..simulator.simulated_memory import WARP, SharedArray, SimulationError
 from ..simulator.simulator import Condition
+from ..simulator.tensor_core_sums import add_products
 
 # Barriers: section 9.7.13.15, "mbarrier" ------------------------------------------------------------------------------
 
@@ -302,7 +303,7 @@ def wgmma(dtype: str, columns: int, kinds: str) -> Callable[[Any, Any, Any], Sum
             raise SimulationError("wgmma: the threads of a warpgroup bring the sums of different products")
         left, left_bytes = _operand(a, 64, kinds[0], dtype)
         right, right_bytes = _operand(b, columns, kinds[1], dtype)
-        return (sums.matrix + left @ right.T).astype(np.float32), [left_bytes, right_bytes]
+        return add_products(sums.matrix, left, right), [left_bytes, right_bytes]
 
     def run(sums: Any, a: Any, b: Any) -> Sums:
         if not isinstance(sums, Sums) or sums.matrix.shape[1] != columns:

@@ -20,9 +20,9 @@ For tensor cores, from compute capability 8.0 on; what a warp does all its 32 la
 
 * ``shared_address(array, i)``: int32, the address of an element of a 1-D shared array; others are bytes away from it.
 * ``cp_async(address, p, i, nbytes)``: begin to copy 16 bytes from ``p[i]`` to a shared address, both multiples of 16;
-  only the first ``nbytes`` are read, the rest become 0. ``cp_async_commit()`` makes a group of what the thread began
-  since the last one; ``cp_async_wait0()``, ``1``, ``2`` wait for all groups but the last 0, 1, 2. Then the thread sees
-  its copies, and after a barrier the others do.
+  only the first ``nbytes`` are read, the rest become 0. Of 0 bytes ``p`` alone must be such a multiple.
+  ``cp_async_commit()`` makes a group of what the thread began since the last one; ``cp_async_wait0()``, ``1``, ``2``
+  wait for all groups but the last 0, 1, 2. Then the thread sees its copies, and after a barrier the others do.
 * ``ldmatrix(address)``: four matrices of 8 rows of 16 bytes, at the addresses that lanes 0 to 7 (8 to 15, ...) bring.
   Lane l gets 4 uint32: word l % 4 of row l // 4 of each. ``ldmatrix_transposed``: of matrices of 8 x 8 uint16, the
   values in rows 2 (l % 4) and 2 (l % 4) + 1 of column l // 4.

@@ -207,13 +207,12 @@ _SHARED = 3  # LLVM's address space
 _LETTERS = {"r": (I32, types.uint32), "f": (F32, types.float32), "l": (I64, types.int64)}
 
 
-def assembly(
-    text: str, results: str, arguments: str, *, memory: bool, tied: int = 0, together: bool = False
-) -> Generate:
+def assembly(text: str, results: str, arguments: str, *, memory: bool, tied: int = 0) -> Generate:
     """What generates a PTX instruction: the registers of ``results`` from those of ``arguments``, a letter for each.
 
     ``memory``: it uses memory, so it stays where it is. ``tied``: so many arguments are in the results' registers.
-    ``together``: threads execute it together, so LLVM must not make it depend on further conditions (convergent).
+    What PTX calls ``.aligned`` all threads of a warp execute together, so LLVM must not make it depend on further
+    conditions (convergent).
     """
     inputs = [str(i) if i < tied else letter for i, letter in enumerate(arguments)]
     constraints = [f"={letter}" for letter in results] + inputs + (["~{memory}"] if memory else [])
@@ -233,7 +232,7 @@ def assembly(
             context.cast(builder, value, kind, _LETTERS[letter][1])
             for (kind, value), letter in zip(flat, arguments, strict=True)
         ]
-        found = builder.call(assembly, operands, attrs=("convergent",) if together else ())
+        found = builder.call(assembly, operands, attrs=("convergent",) if ".aligned" in text else ())
         if len(results) > 1:
             return cgutils.pack_array(builder, [builder.extract_value(found, k) for k in range(len(results))])
         return found if results else None
@@ -241,9 +240,9 @@ def assembly(
     return generate
 
 
-def statement(text: str, parameters: str = "", registers: str = "", together: bool = False) -> Any:
+def statement(text: str, parameters: str = "", registers: str = "") -> Any:
     """A PTX instruction without a result."""
-    return instruction(parameters, types.void, assembly(text, "", registers, memory=True, together=together))
+    return instruction(parameters, types.void, assembly(text, "", registers, memory=True))
 
 
 exp2_approx: Any = instruction("x", types.float32, assembly("ex2.approx.ftz.f32 $0, $1;", "f", "f", memory=False))
@@ -274,7 +273,10 @@ _copy_16_bytes = assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", "", "
 
 def _cp_async(context: Any, builder: Any, kinds: Any, values: Any) -> None:
     address, p, i, nbytes = kinds
-    source = builder.ptrtoint(element_pointer(context, builder, p, values[1], i, values[2]), I64)
+    count = context.cast(builder, values[3], nbytes, types.int64)
+    place = context.cast(builder, values[2], i, types.int64)
+    place = builder.select(builder.icmp_signed("==", count, I64(0)), I64(0), place)  # p is aligned, p[i] need not be
+    source = builder.ptrtoint(element_pointer(context, builder, p, values[1], types.int64, place), I64)
     _copy_16_bytes(context, builder, (address, types.int64, nbytes), (values[0], source, values[3]))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..platform import memory
 from ..simulator import simulated_memory, simulator
 from ..simulator.simulated_memory import WARP, Pointer, SharedArray, SimulationError
+from ..simulator.tensor_core_sums import add_products
 
 
 def _loader(n: int) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -37,7 +38,7 @@ def _check_alignment(p: Any, i: Any, n: int) -> None:
         p.place(i, n)
         address, width = p.address(i), n * p.view.itemsize
     elif isinstance(p, SharedArray):
-        address, width = int(i) * p.values.itemsize, n * p.values.itemsize
+        address, width = p.start + int(i) * p.values.itemsize, n * p.values.itemsize
     else:
         raise SimulationError(f"a vector access needs a pointer or a shared array, not {type(p).__name__}")
     if width > 16 or address % width:
@@ -170,9 +171,10 @@ def cp_async(address: Any, p: Any, i: Any, nbytes: Any) -> None:
     data = np.zeros(16, np.uint8)
     if not isinstance(p, Pointer) or not 0 <= n <= 16 or n % p.view.itemsize:
         raise SimulationError(f"cp_async of {n} bytes from {type(p).__name__}: expected a pointer and 0 to 16 bytes")
+    source = p.address(i if n else 0)
+    if source % 16:
+        raise SimulationError(f"cp_async from address {source:#x}: expected a multiple of 16")
     if n:
-        if p.address(i) % 16:
-            raise SimulationError(f"cp_async from address {p.address(i):#x}: expected a multiple of 16")
         first, count = p.place(i, n // p.view.itemsize), n // p.view.itemsize
         data[:n] = p.view[first : first + count].view(np.uint8)
     simulator.begin_copy(address, data)
@@ -215,12 +217,12 @@ def _mma(name: str, depth: int, dtype: Any) -> Callable[[Any, Any, Any], tuple[n
     def product(lanes: dict[int, Any]) -> np.ndarray:
         a = _matrices(np.array([lanes[lane][0] for lane in range(32)], np.uint32), depth, dtype)
         b = _matrices(np.array([lanes[lane][1] for lane in range(32)], np.uint32), depth, dtype)
-        c = np.array([lanes[lane][2] for lane in range(32)], np.float32).astype(np.float64)
+        places = _ROW[:, None] + [0, 0, 8, 8], 2 * _PAIR[:, None] + [0, 1, 0, 1]
+        c = np.empty((16, 8), np.float32)
+        c[places] = [lanes[lane][2] for lane in range(32)]
         rows = np.concatenate([np.concatenate([a[0], a[2]], 1), np.concatenate([a[1], a[3]], 1)])
         columns = np.concatenate([b[0], b[1]], 1)
-        y = rows @ columns.T
-        places = _ROW[:, None] + [0, 0, 8, 8], 2 * _PAIR[:, None] + [0, 1, 0, 1]
-        return (y[places] + c).astype(np.float32)
+        return add_products(c, rows, columns)[places]
 
     def mma(a: Any, b: Any, c: Any) -> tuple[np.float32, ...]:
         if (len(a), len(b), len(c)) != (4, 2, 4):

@@ -174,7 +174,8 @@ def test_halves_add_into_float32(engine):
     total = array.from_host(np.ones((96, 72), np.float32))
     matmul.add_matmul(total, array.from_host(dy).T, array.from_host(x))
     expected = 1 + dy.T.astype(np.float64) @ x.astype(np.float64)
-    np.testing.assert_allclose(array.to_host(total), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    # Tensor cores cut bits off as they add: 2e-5 in one chain of additions, less if they are split.
+    np.testing.assert_allclose(array.to_host(total), expected, rtol=0, atol=5e-5 * np.abs(expected).max())
 
 
 def test_more_than_two_to_the_31_elements():

@@ -129,6 +129,31 @@ def test_threads_do_not_mix_their_arguments(recorded: list[tuple[Any, ...]], mon
     assert all(sizes[0] == values[2] for _, sizes, _, values in recorded)
 
 
+def test_launches_wait_before_the_queue_is_full(
+    recorded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never within the driver, which would keep Python's lock: for each stream by itself, at marks in it."""
+
+    class Mark:
+        def record(self) -> None:
+            self.place = len(recorded)
+
+        def synchronize(self) -> None:
+            waits.append((self.place, len(recorded)))
+
+    waits: list[tuple[int, int]] = []
+    monkeypatch.setattr(launch.streams, "Event", Mark)
+    monkeypatch.setattr(launch, "_queues", launch._Queues())
+    x = array.zeros(4, np.float32)
+    for _ in range(4 * launch.AHEAD):
+        scale.launch(1, x, x, 4, 2.0)
+    assert waits == [(n * launch.AHEAD - 1, (n + 1) * launch.AHEAD - 1) for n in (1, 2, 3)]
+    for stream in (6, 7) * launch.AHEAD:
+        monkeypatch.setattr(memory, "current_stream", lambda stream=stream: stream)
+        scale.launch(1, x, x, 4, 2.0)
+    assert len(waits) == 3
+
+
 def test_an_error_of_the_driver_names_kernel_and_arguments(recorded: list[tuple[Any, ...]]) -> None:
     x = array.zeros((2, 4), np.float32)
     with pytest.raises(libcuda.CudaError, match=r"launching test_launch\.scale\(float32\[2, 4\], .*: CUDA_ERROR 1"):

@@ -15,7 +15,7 @@ if not cuda_kernels.simulated():
 
 from minigrad.cuda_kernels.platform.language import cuda
 from minigrad.cuda_kernels.ptx import ptx
-from minigrad.cuda_kernels.simulator import simulated_memory, simulator
+from minigrad.cuda_kernels.simulator import simulated_memory, simulator, tensor_core_sums
 from minigrad.cuda_kernels.simulator.simulated_memory import SimulationError
 
 RNG = np.random.default_rng(0)
@@ -185,6 +185,37 @@ def test_addresses_that_a_gpu_would_refuse() -> None:
     ):
         with pytest.raises(SimulationError, match=problem):
             run(copy(offset, i, nbytes), x, threads=1)
+
+
+def test_shared_memory_is_aligned_as_declared() -> None:
+    """Wide accesses of an array that is declared without them work by chance on a GPU."""
+
+    def load(alignment: int | None) -> Any:
+        def function(x: Any) -> None:
+            tile = cuda.shared.array(16, np.float32, alignment)
+            ptx.store4(tile, 4, ptx.load4(x, 0))
+
+        return function
+
+    x = np.zeros(16, np.float32)
+    run(load(16), x, threads=1)
+    for alignment in (None, 8):
+        with pytest.raises(SimulationError, match="a vector access of 16 bytes .*: not aligned"):
+            run(load(alignment), x, threads=1)
+
+
+def test_sums_that_cut_bits_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the hardware: of small terms nothing is left, and sums are rounded towards 0."""
+    small = np.full((1, 16), 2.0**-13)
+    for truncates, tiny, nearest in ((False, 1 + 2.0**-22, 1 + 2.0**-23), (True, 1.0, 1.0)):
+        monkeypatch.setattr(tensor_core_sums, "TRUNCATES", truncates)
+        for sign in (1.0, -1.0):
+            c = np.full((1, 1), sign, np.float32)
+            assert tensor_core_sums.add_products(c, sign * small, small) == sign * tiny  # 16 terms of 2^-26
+            half = np.full((1, 1), sign * 1.5 * 2.0**-24)
+            assert tensor_core_sums.add_products(c, half, np.ones((1, 1))) == sign * nearest
+        infinite = tensor_core_sums.add_products(c, np.full((1, 1), np.inf), np.ones((1, 1)))
+        assert infinite == np.inf and infinite.dtype == np.float32
 
 
 def test_conversions() -> None:

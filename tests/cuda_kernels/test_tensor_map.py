@@ -27,10 +27,12 @@ def read(kind: Any, pointer: Any, count: int) -> list[int]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The calls of cuTensorMapEncodeTiled, by a stand-in that reads the arguments as the driver does."""
     calls: list[dict[str, Any]] = []
+    current: list[int] = []
 
     def call(name: str, target: Any, kind: Any, rank: Any, address: Any, *rest: Any) -> None:
         sizes, steps, box, element_steps, interleave, swizzle, fetch, fill = rest
         assert name == "cuTensorMapEncodeTiled" and target.value % 64 == 0
+        assert current[-1:] == [MAP.device]  # a new thread has no context
         ctypes.memset(target.value, 0x11 * (len(calls) + 1), 128)
         calls.append(
             {
@@ -45,6 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         )
 
     monkeypatch.setattr(libcuda, "call", call)
+    monkeypatch.setattr(memory, "set_device", current.append)
     tensor_map._encoded.cache_clear()
     yield calls
     tensor_map._encoded.cache_clear()
