@@ -47,10 +47,12 @@ from .mirrors.flodl.ddp_handle import ReplicaFailedError as ReplicaFailedError
 from .mirrors.flodl.el_che import ElChe as ElChe
 from .mirrors.flodl.epoch_metrics import EpochMetrics as EpochMetrics
 from .mirrors.flodl.epoch_metrics import ReplicaEpoch as ReplicaEpoch
+from .mirrors.flodl.policies import ApplyPolicy as ApplyPolicy
 from .mirrors.flodl.policies import AverageBackend as AverageBackend
 from .mirrors.flodl.policies import AveragingPolicy as AveragingPolicy
 from .mirrors.flodl.replica_group import replica_communicators as replica_communicators
 from .mirrors.flodl.replica_threads import Replica as Replica
+from .mirrors.flodl.replica_threads import record_scalar as record_scalar
 from .mirrors.flodl.timeline import Event as Event
 from .mirrors.flodl.timeline import EventKind as EventKind
 from .mirrors.flodl.timeline import IdleGap as IdleGap

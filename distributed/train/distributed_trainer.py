@@ -65,6 +65,16 @@ class DistributedTrainer(SimpleTrainer):
         self._step.reducer = kind(communicator, bucket_size_bytes, hook)
 
     @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+        return self.communicator.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.world_size
+
+    @property
     def num_buckets(self) -> int:
         """Flat buffers that a step reduces; 0 before the first step, and in a world of one rank."""
         return self._step.reducer.num_buckets

@@ -29,10 +29,13 @@ from replica_builder import (
 
 import minigrad
 from minigrad import Tensor, nn
+from minigrad.distributed import ApplyPolicy, record_scalar
 from minigrad.distributed.comm.threads.thread import ThreadCommunicator
 from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
+from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
 from minigrad.distributed.mirrors.flodl.trainer import Trainer
+from minigrad.optim import Constant
 
 
 @pytest.mark.parametrize("name", ["dataset", "batch_size", "num_epochs"])
@@ -59,7 +62,11 @@ def test_builder_defaults_are_those_of_flodl():
         ({"num_epochs": -1}, "num_epochs is -1, expected an integer >= 0"),
         ({"replicas": 0}, "replicas is 0"),
         ({"replicas": True}, "replicas is True"),
-        ({"max_batch_diff": 0}, "max_batch_diff is 0, expected an integer >= 1"),
+        ({"max_batch_diff": -1}, "max_batch_diff is -1, expected an integer >= 0"),
+        ({"policy": "banana"}, "policy is 'banana', expected AveragingPolicy.SYNC or "),
+        ({"policy": None}, "policy is None, expected"),
+        ({"backend": "gloo"}, "backend is 'gloo', expected AverageBackend.CPU or AverageBackend.COMMUNICATOR, or"),
+        ({"overhead_target": 7.0}, "overhead_target is 7.0, expected a number below 1"),
         ({"checkpoint_every": 1}, "checkpoint_every and checkpoint_fn go together"),
         ({"lr_scale_ratio": -1}, "lr_scale_ratio is -1"),
         ({"speed_hint": (0, 0.4)}, "speed_hint is .0, 0.4., expected .slowest rank, ratio >= 1"),
@@ -77,6 +84,79 @@ def test_builder_defaults_are_those_of_flodl():
 )
 def test_builder_refuses_what_does_not_fit(options, message):
     raises(ValueError, message, lambda: builder(**options).run())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epoch_fn": lambda epoch: None}, r"epoch_fn is .*, expected a function of \(epoch, replica\)"),
+        ({"metrics_fn": 3}, r"metrics_fn is 3, expected a function of \(metrics\)"),
+        ({"train_fn": lambda batch: None}, r"train_fn is .*, expected a function of \(model, batch\)"),
+        ({"timeline": "file"}, "timeline is 'file', expected a Timeline"),
+    ],
+)
+def test_builder_refuses_callbacks_when_it_gets_them(options, message):
+    raises(TypeError, message, lambda: builder(**options))
+
+
+@pytest.mark.parametrize("schedule", [0.1, None])
+def test_builder_refuses_what_is_no_schedule_before_it_starts(schedule):
+    raises(
+        TypeError, r"scheduler\(2\) returned .*, expected an LrS", lambda: builder(scheduler=lambda w: schedule).run()
+    )
+
+
+def test_builder_takes_flodls_names():
+    assert ApplyPolicy is AveragingPolicy and AverageBackend.NCCL is COMMUNICATOR
+    want = arrays(builder(policy=SYNC, backend=CPU).run().join())
+    assert_same_bits(arrays(builder(policy="sync", backend="cpu").run().join()), want)
+    assert builder(backend="nccl").backend is COMMUNICATOR
+
+
+def test_builder_factories_get_the_device_if_they_want_it():
+    devices = []
+
+    def build(device):
+        devices.append(device)
+        return Net()
+
+    got = arrays(builder(model_factory=build, policy=SYNC).run().join())
+    assert devices == [minigrad.device.CPU] * 2
+    assert_same_bits(got, arrays(builder(policy=SYNC).run().join()))
+
+
+def test_builder_max_batch_diff_0_is_lockstep():
+    handle = builder(policy=CADENCE, max_batch_diff=0, num_epochs=3).run()
+    while (metrics := handle.next_metrics()) is not None:
+        counts = [replica.batches for replica in metrics.per_rank]
+        assert max(counts) - min(counts) <= 1
+    handle.join()
+
+
+def test_builder_workers_set_their_learning_rate_and_record_scalars():
+    rates = []
+
+    def each_epoch(epoch, worker):
+        assert worker.local_step == worker.trainer.global_step
+        if epoch == 0:
+            worker.set_lr(0.5)
+            worker.scale_lr(0.5)
+        else:
+            worker.set_scheduler(Constant(0.125))
+            worker.scale_lr(2.0)
+        rates.append(worker.current_lr)
+
+    def train(model, batch):
+        record_scalar("rows", len(batch[0]))
+        return loss_of(model, batch)
+
+    handle = builder(policy=SYNC, replicas=1, epoch_fn=each_epoch, train_fn=train).run()
+    metrics = handle.next_metrics()
+    state = handle.join()
+    assert metrics is not None and metrics.scalars["rows"] == BATCH
+    assert rates[0] == 0.25 and state.replicas[0][1]["optimizer"]["param_groups"][0]["lr"] == 0.25
+    with pytest.raises(RuntimeError, match=r"record_scalar\('rows'\) is for the train_fn of a DdpBuilder"):
+        record_scalar("rows", 1)
 
 
 def test_builder_replicas_must_be_alike():

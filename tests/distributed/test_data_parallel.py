@@ -522,3 +522,8 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
     stats.append(trainer.step(batches[3]))
     model = Net(running=True)
     assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
+
+
+def test_a_process_takes_a_function_that_it_can_import():
+    with pytest.raises(TypeError, match="cannot be sent to another process .*; pass a function that a module defines"):
+        ProcessReplica(lambda: None)

@@ -28,7 +28,7 @@ from minigrad.distributed import (
 from minigrad.distributed.mirrors.flodl import replica_set
 from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
-from minigrad.optim import SGD, AdamW, ExponentialDecay, NonFiniteGradientError
+from minigrad.optim import SGD, AdamW, Constant, ExponentialDecay, NonFiniteGradientError
 from minigrad.random import manual_seed
 
 LR = 0.01
@@ -313,9 +313,12 @@ def test_el_che_has_the_configuration() -> None:
 
 
 def test_builder_is_the_other_way_to_train() -> None:
-    builder = Trainer.builder(net, sgd, loss_of, batch_size=4, replicas=2)
+    def loss(net: Net, rows: Any) -> Tensor:
+        return net.loss(*rows)
+
+    builder = Trainer.builder(net, sgd, loss, batch_size=4, replicas=2)
     assert isinstance(builder, DdpBuilder)
-    assert (builder.model_factory, builder.optim_factory, builder.train_fn) == (net, sgd, loss_of)
+    assert (builder.model_factory, builder.optim_factory, builder.train_fn) == (net, sgd, loss)
     assert (builder.batch_size, builder.replicas) == (4, 2)
 
 
@@ -588,6 +591,20 @@ def test_setup_takes_a_module_and_setup_head_a_wrapper() -> None:
         Trainer.setup_head(net(), lambda device: net(), sgd)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="returned NoneType, expected an Optimizer"):
         Trainer.setup(net(), lambda device: net(), lambda params: None)  # type: ignore[arg-type,return-value]
+    for first in (net(), batch()[0]):
+        with pytest.raises(
+            TypeError, match=rf"step takes loss_fn\(model, \*batch\) .* not a {type(first).__name__} first"
+        ):
+            setup(1).step(first, *batch())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_speed_hint_and_a_scale_of_learning_rates_serve_any_number_of_devices(n: int) -> None:
+    config = DdpConfig(max_anchor=0, speed_hint=(1, 2.3), lr_scale=0.5)
+    for schedule, rate in ((None, LR), (Constant(0.25), 0.25)):
+        with setup(n, config, schedule=schedule) as trainer:
+            metrics = trainer.step(loss_of, *batch())
+            assert metrics is not None and metrics.lr == 0.5 * rate
 
 
 # ------------------------------------------------------------------ resuming

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,13 @@ class ProcessReplica:
     """
 
     def __init__(self, build: Callable[[], Module]) -> None:
+        try:
+            ForkingPickler.dumps(build)
+        except Exception as error:  # whatever its own parts raise
+            raise TypeError(
+                f"ProcessReplica: {build!r} cannot be sent to another process ({error}); pass a function that a module "
+                "defines at its top, or a functools.partial of one"
+            ) from error
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, build), name="replica", daemon=True)

@@ -32,15 +32,24 @@ from .ddp_handle import DdpHandle
 from .divergence import DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
+from .options import check_function, check_speed_hint, clamped_overhead, member_of, takes
 from .policies import AverageBackend, AveragingPolicy
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
 from .replica_group import check_kinds, replica_communicators
 from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
-from .timeline import NoTimeline, Timeline
+from .timeline import NoTimeline, Timeline, check_timeline
 from .trained_state import TrainedState, tensors_of
 
 LEAST = {"batch_size": 1, "num_epochs": 0, "replicas": 1, "prefetch": 0, "anchor": 1, "max_anchor": 1}
-LEAST |= {"max_batch_diff": 1, "max_overshoot": 0, "checkpoint_every": 1}
+LEAST |= {"max_batch_diff": 0, "max_overshoot": 0, "checkpoint_every": 1}
+CALLBACKS: dict[str, tuple[str, ...]] = {
+    "optim_factory": ("params",),
+    "train_fn": ("model", "batch"),
+    "scheduler": ("world_size",),
+    "epoch_fn": ("epoch", "replica"),
+    "metrics_fn": ("metrics",),
+    "checkpoint_fn": ("epochs_done", "state"),
+}
 
 
 @dataclass
@@ -58,7 +67,8 @@ class DdpBuilder:
         state = handle.join()
 
     Args:
-        model_factory: makes a model; called once for each replica. All begin with the first one's values.
+        model_factory: makes a model; called once for each replica, with its device if it needs an argument. All begin
+            with the first one's values.
         optim_factory: makes an optimizer of the pairs (name, parameter) that require grad.
         train_fn: ``train_fn(model, batch) -> loss``, or ``(loss, {"name": number, ...})`` for the epoch's metrics.
         dataset: an array, a tuple of arrays, or an object with ``len()`` and ``dataset[indices] -> batch``.
@@ -69,11 +79,12 @@ class DdpBuilder:
             are moved there, and the tensors of batches.
         prefetch: up to so many batches are made ahead, in a thread of each replica. Random numbers that the dataset
             draws there come from a generator that seed, epoch and batch decide. 0: in the replica's own thread.
-        policy, backend: when the parameters are averaged, and by what. Averages are weighted with batches done.
+        policy, backend: when the parameters are averaged, and by what, or the names of these ("sync", "cpu"). Averages
+            are weighted with batches done.
         anchor, max_anchor, overhead_target, speed_hint: of ``ElChe``; speed_hint is (slowest rank, ratio >= 1).
         divergence_threshold: of ``DivergenceGuard``; None turns it off. With policy SYNC it is always off.
-        max_batch_diff: no replica is more batches than this ahead of the slowest one; >= 1. It also limits by how much
-            ElChe changes a count at once.
+        max_batch_diff: no replica is more batches than this ahead of the slowest one; 0 means lockstep, as 1 does. It
+            also limits by how much ElChe changes a count at once.
         max_overshoot: of ``OvershootLimit``, >= 0; None: from the size of an epoch.
         progressive_dispatch: batches are handed out in chunks while the epoch runs. None: yes, unless the policy is
             SYNC or there are ``partition_ratios``.
@@ -97,7 +108,7 @@ class DdpBuilder:
     Raises ValueError, TypeError or DataError for values that do not fit, in ``run()`` or before.
     """
 
-    model_factory: Callable[[], Module]
+    model_factory: Callable[..., Module]
     optim_factory: Callable[[Any], Optimizer]
     train_fn: TrainFn
     dataset: Any = None
@@ -106,8 +117,8 @@ class DdpBuilder:
     replicas: int = 1
     devices: Sequence[str | Device] | None = None
     prefetch: int = 2
-    policy: AveragingPolicy = AveragingPolicy.CADENCE
-    backend: AverageBackend = AverageBackend.COMMUNICATOR
+    policy: AveragingPolicy | str = AveragingPolicy.CADENCE
+    backend: AverageBackend | str = AverageBackend.COMMUNICATOR
     anchor: int = 10
     max_anchor: int = 200
     overhead_target: float = 0.10
@@ -133,6 +144,18 @@ class DdpBuilder:
 
     def __post_init__(self) -> None:
         self._places: list[Device] = []
+        self._policy: AveragingPolicy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
+        self._backend: AverageBackend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
+        self.policy, self.backend = self._policy, self._backend
+        for name, arguments in CALLBACKS.items():
+            if getattr(self, name) is not None or name in ("optim_factory", "train_fn"):
+                check_function(f"DdpBuilder: {name}", getattr(self, name), *arguments)
+        if not callable(self.model_factory):
+            raise TypeError(f"DdpBuilder: model_factory is {self.model_factory!r}, expected a function of (device)")
+        if self.speed_hint is not None:
+            check_speed_hint("DdpBuilder: speed_hint", self.speed_hint)
+        clamped_overhead("DdpBuilder: overhead_target", self.overhead_target)
+        check_timeline("DdpBuilder: timeline", self.timeline)
 
     def run(self) -> DdpHandle:
         """Make the replicas and start them; with one replica, train to the end."""
@@ -169,7 +192,7 @@ class DdpBuilder:
         world = len(self._places)
         samples, fetch = fetcher(self.dataset)
         order = EpochOrder(samples, self.batch_size, self.seed)
-        sync = self.policy is AveragingPolicy.SYNC
+        sync = self._policy is AveragingPolicy.SYNC
         if sync and len(order) < world:
             raise ValueError(
                 f"DdpBuilder: {samples} samples are {len(order)} batches of {self.batch_size}, too few for a step of "
@@ -179,8 +202,8 @@ class DdpBuilder:
             world=world,
             batches=len(order),
             epochs=self.num_epochs,
-            policy=self.policy,
-            backend=self.backend,
+            policy=self._policy,
+            backend=self._backend,
             progressive=self._progressive(sync),
             partition_ratios=self.partition_ratios,
             max_batch_diff=self.max_batch_diff,
@@ -235,9 +258,12 @@ class DdpBuilder:
         comms = self._communicators()
         scale = 1.0 + (world - 1) * self.lr_scale_ratio
         schedule = None if self.scheduler is None else self.scheduler(world)
+        if self.scheduler is not None and not isinstance(schedule, LrSchedule):
+            raise TypeError(f"DdpBuilder: scheduler({world}) returned {schedule!r}, expected an LrSchedule")
         replicas: list[Replica] = []
         for rank in range(world):
-            model = self.model_factory().to(device=self._places[rank])
+            asks = not takes(self.model_factory)  # for the device
+            model = self.model_factory(*self._places[rank : rank + asks]).to(device=self._places[rank])
             if replicas:
                 _copy(replicas[0].model, model, rank)
             if self.resume is not None:
@@ -264,7 +290,7 @@ class DdpBuilder:
 
     def _communicators(self) -> list[Communicator]:
         world = len(self._places)
-        if world == 1 or self.backend is not AverageBackend.COMMUNICATOR:
+        if world == 1 or self._backend is not AverageBackend.COMMUNICATOR:
             if self.communicators is not None:
                 raise ValueError("DdpBuilder: communicators are for several replicas with backend COMMUNICATOR")
             return [] if world == 1 else list(ThreadCommunicator.group(world, self.batch_timeout))
@@ -284,8 +310,6 @@ class DdpBuilder:
         el_che = ElChe(plan.world, min(self.anchor, self.max_anchor)).with_overhead_target(self.overhead_target)
         el_che = el_che.with_max_anchor(self.max_anchor).with_max_batch_diff(self.max_batch_diff)
         if self.speed_hint is not None:
-            if not self.speed_hint[1] >= 1:
-                raise ValueError(f"DdpBuilder: speed_hint is {self.speed_hint}, expected (slowest rank, ratio >= 1)")
             el_che = el_che.with_speed_ratio(*self.speed_hint)
         guard = None if self.divergence_threshold is None else DivergenceGuard(self.divergence_threshold)
         overshoot = OvershootLimit(plan.batches // plan.world, self.max_overshoot)

@@ -310,7 +310,7 @@ class Coordinator:
             return None
         if self.plan.policy is AveragingPolicy.SYNC:
             return "average" if self.steps[rank] else None
-        if self.plan.max_batch_diff is not None and self._lead(rank) >= self.plan.max_batch_diff:
+        if self.plan.max_batch_diff is not None and self._lead(rank) >= max(self.plan.max_batch_diff, 1):
             return "throttle"
         if self.overshoot is not None and self.steps[rank] >= self.counts()[rank] + self.overshoot.limit:
             return "overshoot"

@@ -15,11 +15,12 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minigrad.device import Device
+from minigrad.errors import check_float, check_int
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.tensor import Tensor
@@ -31,10 +32,9 @@ from ...train.buckets import GradientBucketManager, all_reduce_hook
 from ...train.config import TrainingConfig
 from ...train.grad_sync import agree_on_params
 from ...train.params import Named
+from .options import check_speed_hint, clamped_overhead
 from .replica_group import check_kinds, close_all, replica_communicators
-
-if TYPE_CHECKING:
-    from .timeline import Timeline
+from .timeline import Timeline, check_timeline
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class DdpConfig:
     """How ``Trainer.setup_with`` trains on several replicas.
 
     speed_hint:      (slow_rank, ratio >= 1): all other replicas are ``ratio`` times as fast, until speeds are measured
-    overhead_target: averaging's share of the time that ElChe aims at, clamped to 0.01 ... 0.5 (None: 0.10)
+    overhead_target: averaging's share of the time that ElChe aims at, 0 to 1, clamped to 0.01 ... 0.5 (None: 0.10)
     max_anchor:      the most batches of the slowest replica between two averagings: None 200; 0 turns ElChe off, so
                      that every batch is divided among the replicas
     max_grad_norm:   clip each replica's mean gradient to this norm before they are averaged
+    lr_scale:        what learning rates are multiplied with, those of a schedule too
     timeline:        where to record batches, waiting and averagings
 
     Raises ValueError for values out of range. (flodl takes a ratio below 1, which its own example has, for 1.)
@@ -55,25 +56,26 @@ class DdpConfig:
     overhead_target: float | None = None
     max_anchor: int | None = None
     max_grad_norm: float | None = None
+    lr_scale: float = 1.0
     timeline: Timeline | None = None
 
     def __post_init__(self) -> None:
         if self.speed_hint is not None:
-            rank, ratio = self.speed_hint
-            if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-                raise ValueError(f"speed_hint names the slow rank {rank!r}, expected an integer >= 0")
-            if not _is_number(ratio) or ratio < 1:
-                raise ValueError(
-                    f"speed_hint has the ratio {ratio!r}, expected a number >= 1: how many times as fast the others are"
-                )
+            check_speed_hint("speed_hint", self.speed_hint)
         if self.overhead_target is not None:
-            if not _is_number(self.overhead_target):
-                raise ValueError(f"overhead_target is {self.overhead_target!r}, expected a number")
-            object.__setattr__(self, "overhead_target", min(max(float(self.overhead_target), 0.01), 0.5))
-        anchor = self.max_anchor
-        if anchor is not None and (isinstance(anchor, bool) or not isinstance(anchor, int) or anchor < 0):
-            raise ValueError(f"max_anchor is {anchor!r}, expected an integer >= 0, or None for 200")
+            object.__setattr__(self, "overhead_target", clamped_overhead("overhead_target", self.overhead_target))
+        if self.max_anchor is not None:
+            check_int("max_anchor", self.max_anchor, 0)
+        check_float("lr_scale", self.lr_scale)
+        check_timeline("timeline", self.timeline)
+        if isinstance(self.max_grad_norm, bool) or self.max_grad_norm == math.inf:
+            raise ValueError(f"max_grad_norm is {self.max_grad_norm}, expected a number, or None for no clipping")
         TrainingConfig(max_grad_norm=self.max_grad_norm)  # checks it
+
+    @classmethod
+    def new(cls) -> DdpConfig:
+        """flodl's chains of setters are keywords here: TypeError that shows them."""
+        raise TypeError("options are keywords, not a chain: DdpConfig(speed_hint=(1, 2.3), overhead_target=0.1)")
 
 
 class _Member:

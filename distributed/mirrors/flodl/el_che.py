@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from minigrad.errors import check_int
 
+from .options import clamped_overhead
+
 DEFAULT_OVERHEAD_TARGET = 0.10
 DEFAULT_MAX_ANCHOR = 200
 DEAD_ZONE = 0.10  # share of a count below which a change of measured speed is noise
@@ -65,8 +67,8 @@ class ElChe:
     # ------------------------------------------------------------------ settings
 
     def with_overhead_target(self, target: float) -> ElChe:
-        """Averaging's share of the time to aim at, clamped to 0.01 ... 0.5; returns the object."""
-        self.overhead_target = min(max(_finite("overhead_target", target), 0.01), 0.5)
+        """Averaging's share of the time to aim at, 0 to 1, clamped to 0.01 ... 0.5; returns the object."""
+        self.overhead_target = clamped_overhead("overhead_target", target)
         return self
 
     def with_max_anchor(self, max_anchor: int) -> ElChe:

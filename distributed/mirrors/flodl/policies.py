@@ -27,6 +27,10 @@ class AverageBackend(enum.Enum):
 
     CPU = "cpu"
     COMMUNICATOR = "communicator"
+    NCCL = "communicator"  # noqa: PIE796  # flodl's name for the same
+
+
+ApplyPolicy = AveragingPolicy  # flodl's name
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.device import CPU, Device
+from minigrad.errors import check_float
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule
 from minigrad.random import Generator, drawing_from
@@ -36,6 +37,24 @@ from .workload import Batch
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 
 TrainFn = Callable[[Any, Any], Tensor | tuple[Tensor, Mapping[str, float]]]
+
+
+class _OfThread(threading.local):
+    scalars: dict[str, float] | None = None
+    """What the batch that this thread trains on has recorded."""
+
+
+_of_thread = _OfThread()
+
+
+def record_scalar(name: str, value: float) -> None:
+    """Within ``train_fn``: a number for the epoch's metrics, as if it were returned with the loss (flodl's name).
+
+    Raises RuntimeError elsewhere.
+    """
+    if _of_thread.scalars is None:
+        raise RuntimeError(f"record_scalar({name!r}) is for the train_fn of a DdpBuilder, while it trains on a batch")
+    _of_thread.scalars[name] = float(value)
 
 
 class ReplicaSchedule(LrSchedule):
@@ -67,6 +86,34 @@ class Replica:
     def __post_init__(self) -> None:
         self.named: list[tuple[str, Tensor]] = list(self.model.named_parameters())
         self.tensors: list[Tensor] = [tensor for _, tensor in tensors_of(self.model)]
+
+    @property
+    def local_step(self) -> int:
+        """Steps that this replica has made."""
+        return self.trainer.global_step
+
+    @property
+    def current_lr(self) -> float:
+        """Its learning rate."""
+        return self.trainer.optimizer.lr
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate from the next batch on; a schedule overrides it."""
+        self.trainer.optimizer.set_lr(lr)
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the learning rate of each parameter group, or that of the schedule."""
+        check_float("factor", factor)
+        if self.schedule is not None:
+            self.schedule.scale *= factor
+        for group in self.trainer.optimizer.param_groups:
+            group["lr"] *= factor
+
+    def set_scheduler(self, schedule: LrSchedule) -> None:
+        """Take the learning rate from this schedule, at batches of all replicas / replicas."""
+        scale = 1.0 if self.schedule is None else self.schedule.scale
+        self.schedule = ReplicaSchedule(schedule, scale)
+        self.trainer.with_lr_schedule(self.schedule)
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """What a resume needs beside the weights: the trainer's state and the random numbers'."""
@@ -176,8 +223,11 @@ class ReplicaThreads:
         began = coordinator.clock()
         with self.changed:
             upcoming = coordinator.upcoming(rank, self.loaders[rank].depth)
+        _of_thread.scalars = {}
         result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})
+        recorded, _of_thread.scalars = _of_thread.scalars, None
+        scalars = {**recorded, **scalars}
         value = loss.item()
         replica.trainer.step(replica.named, loss.backward(), value)
         wall_ms = (coordinator.clock() - began) * 1e3

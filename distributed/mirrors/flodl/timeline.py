@@ -253,3 +253,9 @@ def _batches(events: list[Event], rank: int) -> list[tuple[float, float]]:
 
 def _column(ms: float, begin: float, step: float, width: int) -> int:
     return min(width - 1, max(0, int((ms - begin) / step)))
+
+
+def check_timeline(name: str, value: object) -> None:
+    """TypeError for what is neither a Timeline nor None."""
+    if value is not None and not isinstance(value, Timeline):
+        raise TypeError(f"{name} is {value!r}, expected a Timeline")

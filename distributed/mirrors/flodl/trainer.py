@@ -19,7 +19,7 @@ import numpy as np
 from minigrad import cuda
 from minigrad.device import Device
 from minigrad.nn import Module
-from minigrad.optim import LrSchedule, Optimizer
+from minigrad.optim import Lambda, LrSchedule, Optimizer
 
 from ...comm.deadlines import DEFAULT_TIMEOUT, check_seconds
 from ...train.config import TrainingConfig, TrainingMetrics
@@ -102,7 +102,7 @@ class Trainer:
                 f"the model is on {_device_of(first)}, the first device is {places[0]}; move it with .to()"
             )
         n = len(places)
-        if config.speed_hint is not None and config.speed_hint[0] >= n:
+        if n > 1 and config.speed_hint is not None and config.speed_hint[0] >= n:
             raise ValueError(
                 f"speed_hint names the slow rank {config.speed_hint[0]}, expected a rank from 0 to {n - 1}"
             )
@@ -118,6 +118,11 @@ class Trainer:
         for made in optimizers:
             if not isinstance(made, Optimizer):
                 raise TypeError(f"optimizer(params) returned {type(made).__name__}, expected an Optimizer")
+            for group in made.param_groups:
+                group["lr"] *= config.lr_scale
+        if schedule is not None and config.lr_scale != 1.0:
+            unscaled = schedule
+            schedule = Lambda(lambda step: unscaled.get_lr(step) * config.lr_scale)
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
         self.balancer: AutoBalancer = AutoBalancer(n)
         self.el_che: ElChe | None = _el_che(n, config)
@@ -243,6 +248,8 @@ class Trainer:
         such as tokens that are not padding. Returns the step's metrics, whose loss is the mean over the whole batch;
         None while ElChe collects batches.
         """
+        if isinstance(loss_fn, Module) or not callable(loss_fn):
+            raise TypeError(f"step takes loss_fn(model, *batch) and the batch, not a {type(loss_fn).__name__} first")
         job = ReplicaJob(loss_fn, batch, _rows(batch))
         if self._replicas is None:
             grads, loss, _ = job.to(self.devices[0]).run(self._heads[0], 0, self._timeline)

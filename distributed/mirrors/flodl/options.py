@@ -1,0 +1,54 @@
+"""Checks of what the classes of this folder are given, made when it is given and not in a replica's thread."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from minigrad.errors import check_float, check_int
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+def member_of(name: str, kind: type[E], value: Any) -> E:
+    """A member of an enumeration, given itself or by its name in any case. ValueError for anything else."""
+    found = kind.__members__.get(value.upper()) if isinstance(value, str) else value
+    if not isinstance(found, kind):
+        choices = " or ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        raise ValueError(f"{name} is {value!r}, expected {choices}, or such a name")
+    return found
+
+
+def takes(function: Callable[..., Any], *arguments: str) -> bool:
+    """Whether a function can be called with these arguments; True for those in C that do not say."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def check_function(name: str, value: Any, *arguments: str) -> None:
+    """TypeError unless ``value`` is a function that can be called with these arguments."""
+    if not callable(value) or not takes(value, *arguments):
+        raise TypeError(f"{name} is {value!r}, expected a function of ({', '.join(arguments)})")
+
+
+def check_speed_hint(name: str, hint: Any) -> tuple[int, float]:
+    """(slowest rank, ratio) as an integer >= 0 and a number >= 1; ValueError for anything else."""
+    try:
+        rank, ratio = hint
+        return check_int(name, rank, 0), check_float(name, ratio, 1.0)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} is {hint!r}, expected (slowest rank, ratio >= 1): how many times as fast the others are"
+        ) from None
+
+
+def clamped_overhead(name: str, target: Any) -> float:
+    """A share of the time, 0 to 1, clamped to 0.01 ... 0.5; ValueError for anything else."""
+    return min(max(check_float(name, target, 0.0, 1.0), 0.01), 0.5)
