@@ -164,6 +164,8 @@ def stages(out: Path, rehearse: bool) -> list[Stage]:
     found = [command_stage("environment", 60, python, "-m", "minigrad", "env")]
     if shutil.which("nvidia-smi"):
         found.append(command_stage("nvidia-smi", 30, "nvidia-smi", "-q", "-d", "MEMORY,CLOCK,POWER,ECC"))
+    if not rehearse:
+        found.append(command_stage("compile", 600, python, "-m", "minigrad.cuda_kernels.inspect", "--warm", "--lazy"))
     if rehearse:
         marked, others = collect("tests/cuda_kernels/test_pointwise.py"), []
     else:

@@ -9,12 +9,16 @@ than it states, a spill, local memory, float64 arithmetic in a kernel without fl
 of the ``instructions`` where it states them, or a loss that the assembler warns of (asynchronous products, wgmma, that
 it lets wait for one another).
 
+``--warm`` compiles them into the cache instead, for this machine's GPU where there is one: a program that launches them
+later need not. What the cache holds does not depend on the machine, so it may be filled on another one and carried.
+
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import multiprocessing
@@ -31,7 +35,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..platform import compiler
+from tqdm import tqdm
+
+from ..platform import compiler, libcuda
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
 
@@ -168,15 +174,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m minigrad.cuda_kernels.inspect", description=__doc__.split("\n\n")[1]
     )
     parser.add_argument("kernels", nargs="*", help="words of kernel names, or Python files (default: all kernels)")
-    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"], metavar="sm_NN", help="architectures")
+    parser.add_argument("--arch", nargs="+", metavar="sm_NN", help="architectures (default: sm_80 sm_90)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
     parser.add_argument("--lazy", "--later", action="store_true", help="also kernels that are made when first used")
     parser.add_argument("--sass", action="store_true", help="count each instruction too")
+    parser.add_argument("--warm", action="store_true", help="only fill the cache of compiled kernels")
     options = parser.parse_args(arguments)
     if SIMULATED:
         parser.error("NUMBA_ENABLE_CUDASIM is set: the simulator compiles nothing; unset it")
-    capabilities = []
-    for arch in options.arch:
+    capabilities, names = [], options.arch or (_devices() if options.warm else []) or ["sm_80", "sm_90"]
+    for arch in names:
         match = re.fullmatch(r"sm_(\d+)(\d)", arch)
         if match is None:
             parser.error(f"--arch {arch}: expected a name like sm_80")
@@ -191,20 +198,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [k for name, k in load_all(options.lazy, files).items() if not words or any(w in name for w in words)]
     if not chosen:
         parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
-    tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
+    if not options.warm:
+        tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
     work = [
-        (k.name, capability, options.sass)
+        (k.name, capability)
         for k in chosen
         for capability in capabilities
         if (capability == k.capability if k.only else capability >= k.capability)
     ]
     if not work:
-        parser.error(f"none of these kernels is for {' or '.join(options.arch)}")
+        parser.error(f"none of these kernels is for {' or '.join(names)}")
     broken = 0
+    does = _kept if options.warm else functools.partial(_described, sass=options.sass)
     with _pool(min(options.jobs, len(work)), options.lazy, files) as pool:
-        for text, faults in pool.map(_described, work, chunksize=8):  # neighbours share device functions
-            print(text, flush=True)
+        done = pool.map(does, work, chunksize=8)  # neighbours share device functions
+        for text, faults in tqdm(done, total=len(work), unit="kernel", disable=None if options.warm else True):
+            print(text, end="", flush=True)
             broken += faults
+    if options.warm:
+        print(f"{len(work)} compiled kernels in {compiler.cache_folder()}")
+        return 0
     print(f"{len(chosen)} kernels, {broken} over budget")
     return 1 if broken else 0
 
@@ -215,12 +228,29 @@ def _pool(jobs: int, lazy: bool, files: Sequence[str]) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, context, initializer=load_all, initargs=(lazy, files))
 
 
-def _described(work: tuple[str, tuple[int, int], bool]) -> tuple[str, int]:
+def _devices() -> list[str]:
+    """The architectures of this machine's GPUs; none without a driver."""
+    try:
+        count = libcuda.driver().devices
+    except OSError:
+        return []
+    numbers = (libcuda.COMPUTE_MAJOR, libcuda.COMPUTE_MINOR)
+    return sorted({"sm_{}{}".format(*(libcuda.device_attribute(n, i) for n in numbers)) for i in range(count)})
+
+
+def _kept(work: tuple[str, tuple[int, int]]) -> tuple[str, int]:
+    """Compile one kernel, unless the cache has it."""
+    name, capability = work
+    compiler.to_cubin(KERNELS[name], capability)
+    return "", 0
+
+
+def _described(work: tuple[str, tuple[int, int]], sass: bool) -> tuple[str, int]:
     """The lines about one kernel on one architecture, and the number of its faults."""
-    name, capability, sass = work
+    name, capability = work
     found = report(KERNELS[name], capability)
     lines = [str(found)]
     if sass:
         lines.append("    " + ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())))
     faults = found.faults()
-    return "\n".join(lines + [f"    over budget: {fault}" for fault in faults]), len(faults)
+    return "".join(f"{line}\n" for line in lines + [f"    over budget: {fault}" for fault in faults]), len(faults)

@@ -247,8 +247,10 @@ def _constants(function: Callable[..., Any]) -> dict[str, Any]:
 @functools.cache
 def _versions() -> tuple[str, ...]:
     found = [f"{name} {importlib.metadata.version(name)}" for name in COMPILERS]
-    found += [f"{name} {version}" for name, version in _toolkits().items()]
-    return (*found, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
+    toolkits = _toolkits()
+    found += [f"{name} {version}" for name, version in toolkits.items()]
+    wheel = {"nvidia-nvvm", "nvidia-cuda-nvcc-cu12"} & toolkits.keys()  # it is found before these
+    return (*found, *("" if wheel else os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")))
 
 
 def _toolkits() -> dict[str, str]:

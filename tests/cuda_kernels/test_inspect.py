@@ -181,6 +181,18 @@ def test_arguments() -> None:
     assert done.returncode == 2 and "the simulator compiles nothing" in done.stderr
 
 
+def test_the_cache_is_filled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
+    made = []
+    for home in ("", "/elsewhere"):  # it is the same on a machine whose toolkit is in another place
+        monkeypatch.setenv("CUDA_HOME", home)
+        done = inspect("--warm", "ladder_reduction", "--arch", "sm_86", "sm_90")
+        files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cuda/*.cubin")}
+        assert done.stdout == f"{len(files)} compiled kernels in {tmp_path / 'cuda'}\n" and len(files) >= 8, done.stderr
+        made.append(files)
+    assert made[0] == made[1]
+
+
 MACHINE_CODE = """
     from minigrad.cuda_kernels import inspect
     from minigrad.cuda_kernels.platform import compiler
