@@ -42,7 +42,10 @@ BUDGETS = {
     "core: files": Budget(25, 25, "what a reader must read to understand the training of a GPT on the CPU: a weekend"),
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
-        36_500, 40_020, "a house is small if it has few lines; 1,000 are the plain kernels"
+        36_500,
+        40_420,
+        "a house is small if it has few lines; 1,000 are the plain kernels, 400 the train command's settings, groups of "
+        "ranks, checkpoints beside training, flodl's checks and what a GPU needs before its first day",
     ),
     "wings: lines of code": Budget(3_000, 3_000, "the course and the dashboard, which nothing below imports"),
     "distributed: rooms": Budget(6, 6, "what is met at a folder's top is what a user can name"),
@@ -57,7 +60,7 @@ BUDGETS = {
     "exceptions of the find-it rule": Budget(0, 0, "one name for a family in every folder"),
     "circles between folders": Budget(0, 0, "a room can be read without those above it"),
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
-    "tests: lines of code": Budget(32_000, 38_468, "tests are read, too"),
+    "tests: lines of code": Budget(32_000, 39_000, "tests are read, too; 500 are those of the same"),
     "longest function": Budget(60, 60, "a function is seen whole"),
     "most parameters": Budget(8, 8, "more belong into a record"),
 }
