@@ -28,12 +28,13 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from ...plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE
 from ..toolbox import threads
 from ..toolbox.jit import inline, kernel
 from ..toolbox.pointers import address_of, pointer_at
 from ..toolbox.register_tile import advance, bound, not_inlined, pointer
 from ..toolbox.task_pool import BoundKernel, step_of, task_kernel
-from ..toolbox.vector_math import GELU_CUBIC, GELU_SLOPE, exp_fast, maxnum, normal_cdf, sigmoid_fast
+from ..toolbox.vector_math import exp_fast, maxnum, normal_cdf, sigmoid_fast
 
 SMALLEST = -87.0  # beside the largest exponential, 1, smaller ones than e^-87 are nothing; they would be subnormal
 ACTIVATIONS = {"tanh": 0, "none": 1, "silu": 2}  # GELU's forms, and SwiGLU

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE, NORMAL_DENSITY
 from .jit import kernel
 from .register_tile import advance, not_inlined, whole_vectors
-from .vector_math import GELU_CUBIC, GELU_EXPONENT, GELU_SLOPE, NORMAL_DENSITY, exp2_fast, exp_nonpositive, normal_cdf
+from .vector_math import GELU_EXPONENT, exp2_fast, exp_nonpositive, normal_cdf
 
 ADD, GELU_TANH, GELU_ERF, SLOPE_TANH, SLOPE_ERF = 1, 2, 3, 4, 5
 

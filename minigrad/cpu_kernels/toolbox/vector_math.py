@@ -26,6 +26,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from ...plain_kernels.elementwise import GELU_SLOPE
+
 _OPTIONS: Any = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
 
@@ -34,10 +36,7 @@ def _float32(*values: float) -> tuple[Any, ...]:
 
 
 ZERO, HALF, ONE, TWO = _float32(0.0, 0.5, 1.0, 2.0)
-NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
-# GELU by "tanh": x sigmoid(2u), 2u = GELU_SLOPE (x + GELU_CUBIC x^3), e^-2u = 2^(GELU_EXPONENT (x + GELU_CUBIC x^3)).
-GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
-GELU_EXPONENT = -GELU_SLOPE / math.log(2)
+GELU_EXPONENT = -GELU_SLOPE / math.log(2)  # "tanh": e^-2u = 2^(GELU_EXPONENT (x + GELU_CUBIC x^3))
 
 # exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2; the split of ln 2 after Cephes' expf (Moshier).
 # 2^f = 1 + f (G1 + f (G2 + ...)) for |f| <= 1/2: minimax for the relative error (2e-9), fitted as below; exp(r) is the
