@@ -44,8 +44,8 @@ BUDGETS = {
     "library: lines of code": Budget(
         36_500,
         40_420,
-        "a house is small if it has few lines; 1,000 are the plain kernels, 400 settings of the train command, groups of "
-        "ranks, checkpoints beside training, flodl's checks, and what a GPU needs before its first day",
+        "a house is small if it has few lines; 1,000 are the plain kernels, 400 settings of the train command, groups "
+        "of ranks, checkpoints beside training, flodl's checks, and what a GPU needs before its first day",
     ),
     "wings: lines of code": Budget(3_000, 3_000, "the course and the dashboard, which nothing below imports"),
     "distributed: rooms": Budget(6, 6, "what is met at a folder's top is what a user can name"),
