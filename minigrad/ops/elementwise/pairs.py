@@ -11,7 +11,7 @@ from ...dtypes import float32, float64
 from ...errors import user_line
 from ...grad_store import next_id
 from ...modes import of_thread
-from ...versions import Version
+from ...tensor_core import Version
 
 if TYPE_CHECKING:
     from ...tensor import Tensor
