@@ -29,8 +29,8 @@ from .engine import BackwardHook, backward
 from .fast.explain import explain
 from .functions import *
 from .grad_store import GradStore, TensorId
-from .mixed_precision import autocast, get_autocast_dtype, is_autocast_enabled
-from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from .mixed_precision import autocast, get_autocast_dtype
+from .modes import detect_anomaly, enable_grad, is_autocast_enabled, is_grad_enabled, no_grad, set_grad_enabled
 from .plans import unfused
 from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed

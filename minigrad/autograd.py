@@ -4,8 +4,8 @@ A graph node *is* the Function instance that computed a tensor. ``Function.apply
 if a gradient will be wanted, keeps the instance with edges to where its inputs came from: the nodes that computed them,
 or leaf tensors. Raw arrays also mean that backward records nothing: there are no higher-order gradients.
 
-What every op would otherwise repeat is done once, here and in ``op_inputs.py``: dtype promotion, device checks, errors
-that name the inputs.
+What every op would otherwise repeat is done once, here: dtype promotion, device checks, errors that name the inputs.
+``op_inputs.py`` has the words of these errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .device import Device
-from .dtypes import float32, float64
+from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
 from .errors import bad_type, user_line
 from .grad_store import next_id
 from .modes import Mode, of_thread
@@ -22,9 +22,9 @@ from .modes import enable_grad as enable_grad
 from .modes import is_grad_enabled as is_grad_enabled
 from .modes import no_grad as no_grad
 from .modes import set_grad_enabled as set_grad_enabled
-from .op_inputs import describe, explained, mixed_devices, prepare
+from .op_inputs import describe, explained, mixed_devices
 from .tensor_core import TensorCore as TensorCore
-from .versions import Version
+from .tensor_core import Version as Version
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -162,7 +162,7 @@ class Function:
         node.needs = needs
         node.half = None
         if mixed or (dtype is not float32 and dtype is not float64):
-            node.half = prepare(cls, inputs, arrays, dtype, kernels)
+            node.half = _prepare(cls, inputs, arrays, dtype, kernels)
         try:
             out = node.forward(*arrays, **params) if params else node.forward(*arrays)
         except (ValueError, IndexError, OverflowError) as error:
@@ -219,6 +219,36 @@ class Function:
     def backward_into(self, dy: Any, dx: Any) -> None:
         """Add the input's gradient to ``dx`` in place."""
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
+
+
+def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
+    """Promote and widen the arrays, where the op asks for it; the half-width dtype to round the result to, or None."""
+    if cls.promotes or cls.floats:
+        dtype = _promote(cls, inputs, arrays)
+    if not cls.widens:
+        if cls.promotes and is_half(dtype):  # numbers too: 0.1 equals what a float16 makes of it
+            cast = kernels.elementwise.cast
+            arrays[:] = [
+                cast(kernels.full((), float(x), float64), dtype) if isinstance(x, int | float) else x for x in arrays
+            ]
+        return None
+    if cls.half_kernels is not None and is_half(dtype) and getattr(kernels, cls.half_kernels).supports_half(arrays[0]):
+        return None
+    for i, x in enumerate(arrays):
+        if isinstance(x, kernels.Array) and is_half(x.dtype):
+            arrays[i] = kernels.elementwise.cast(x, float32)
+    return dtype if is_half(dtype) else None
+
+
+def _promote(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any]) -> Any:
+    """Cast the arrays to the op's dtype. Python numbers stay: they never widen an array of their own kind."""
+    dtype = result_dtype(arrays) if len(arrays) > 1 else arrays[0].dtype
+    if cls.floats and not is_floating(dtype):
+        dtype = default_dtype()
+    for i, x in enumerate(inputs):
+        if isinstance(x, TensorCore) and x.data.dtype != dtype:
+            arrays[i] = x.device.kernels.elementwise.cast(x.data, dtype)
+    return dtype
 
 
 def shape_and_dtype(source: Function | TensorCore) -> tuple[tuple[int, ...], Any]:

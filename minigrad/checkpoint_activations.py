@@ -18,7 +18,7 @@ from .grad_store import next_id
 from .mixed_precision import autocasting
 from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, of_thread
 from .random import Draws, recording, replaying
-from .versions import Version
+from .tensor_core import Version
 
 
 def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:

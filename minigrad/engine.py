@@ -20,7 +20,7 @@ from .dtypes import float32
 from .errors import bad_state, bad_value, located
 from .grad_store import GradStore, TensorId
 from .modes import of_thread
-from .versions import latest_change, owner
+from .tensor_core import latest_change, owner
 
 Pending = dict[Any, Any]
 """Gradients under construction: raw arrays by node, or by leaf."""

@@ -158,25 +158,11 @@ class autocast:
         return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
-def is_autocast_enabled(device_type: str) -> bool:
-    """Whether operations of the calling thread on this type of device, "cpu" or "cuda", choose their dtype."""
-    state: Autocasting | None = of_thread.mode.autocast
-    return state is not None and device_type in state.dtypes
-
-
 def get_autocast_dtype(device_type: str) -> np.dtype[Any]:
     """The half dtype of the autocast that the calling thread is within; where none is enabled, the default."""
     state: Autocasting | None = of_thread.mode.autocast
     default = _DEFAULT_DTYPE[device_type]
     return default if state is None else state.dtypes.get(device_type, default)
-
-
-def cast_inputs(policy: str, *inputs: Any) -> tuple[Any, ...]:
-    """Within autocast, the inputs as an operation of this policy gets them; elsewhere as they are. "half" and "float32"
-    are those of ``Function.autocast``, "widest" is the widest of the inputs' floating dtypes.
-    """
-    state: Autocasting | None = of_thread.mode.autocast
-    return inputs if state is None else state.cast(policy, inputs)
 
 
 @contextmanager

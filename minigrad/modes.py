@@ -62,6 +62,20 @@ def is_grad_enabled() -> bool:
     return of_thread.mode.enabled
 
 
+def is_autocast_enabled(device_type: str) -> bool:
+    """Whether operations of the calling thread on this type of device, "cpu" or "cuda", choose their dtype."""
+    autocast = of_thread.mode.autocast
+    return autocast is not None and device_type in autocast.dtypes
+
+
+def cast_inputs(policy: str, *inputs: Any) -> tuple[Any, ...]:
+    """Within autocast, the inputs as an operation of this policy gets them; elsewhere as they are. "half" and "float32"
+    are those of ``Function.autocast``, "widest" is the widest of the inputs' floating dtypes.
+    """
+    autocast = of_thread.mode.autocast
+    return inputs if autocast is None else autocast.cast(policy, inputs)
+
+
 def refuse_generators(name: str, fn: Callable[..., Any]) -> None:
     """TypeError for a function whose body does not run within its call, so that ``@name`` would do nothing."""
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):

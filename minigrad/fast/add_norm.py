@@ -12,9 +12,9 @@ from typing import Any
 from .. import nn
 from ..autograd import Function
 from ..dtypes import finfo, float32, is_half
-from ..mixed_precision import is_autocast_enabled
 from ..models.causal_lm import CausalLM
 from ..models.llama import LlamaBlock
+from ..modes import is_autocast_enabled
 from ..nn.module import unmodified
 from ..ops.layer_norm import LayerNorm
 from ..ops.rms_norm import RMSNorm

@@ -14,10 +14,10 @@ import numpy as np
 
 from .. import nn
 from ..autograd import is_grad_enabled
-from ..mixed_precision import is_autocast_enabled
 from ..models.causal_lm import CausalLM
 from ..models.gpt2 import GPT2
 from ..models.llama import Llama, LlamaBlock
+from ..modes import is_autocast_enabled
 from ..nn.module import unmodified
 from ..plans import Plan
 from ..tensor import Tensor

@@ -12,7 +12,7 @@ from .. import capturing, dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_option
 from ..indices import check_range, parse_index, scatter_source
-from ..mixed_precision import cast_inputs
+from ..modes import cast_inputs
 from ..ops import indexing
 from ..random import Generator, draw
 

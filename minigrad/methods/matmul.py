@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value
-from ..mixed_precision import cast_inputs
+from ..modes import cast_inputs
 from ..ops import matmul
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from .activation_modules import (
     Tanh,
 )
 from .channel_norms import BatchNorm1d, GroupNorm
-from .containers import ModuleDict, ModuleList, Sequential
-from .hooks import RemovableHandle
+from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from .kv_cache import KVCache
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .llama_parts import GroupedQueryAttention, SwiGLU
@@ -40,8 +39,7 @@ from .loss_modules import (
     NLLLoss,
     SmoothL1Loss,
 )
-from .module import Module, Parameter
-from .parameter_containers import ParameterDict, ParameterList
+from .module import Module, Parameter, RemovableHandle
 from .shape_layers import Flatten, Identity, Unflatten
 from .transformer import MLP, Block, CausalSelfAttention, SelfAttention
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from ..dtypes import is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice
-from ..mixed_precision import autocasting, is_autocast_enabled
+from ..mixed_precision import autocasting
+from ..modes import is_autocast_enabled
 from ..tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Tensor])

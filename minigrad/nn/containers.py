@@ -1,4 +1,4 @@
-"""Modules that hold modules: a list, a dictionary, a sequence."""
+"""Modules that hold modules or parameters: lists, dictionaries, a sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Va
 from typing import Any, Generic, TypeVar, overload
 
 from ..errors import bad_type, located
-from .module import Module
+from ..tensor import Tensor
+from .module import Module, Parameter
 
 T = TypeVar("T")
 
@@ -167,3 +168,62 @@ class Sequential(ModuleList):
         for module in self:
             x = module(x)
         return x
+
+
+class ParameterList(Module):
+    """A list of parameters, named by their index; tensors become parameters on the same memory."""
+
+    def __init__(self, values: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.extend(values)
+
+    def append(self, value: Tensor) -> ParameterList:
+        """Add a parameter at the end; returns the list."""
+        setattr(self, str(len(self)), _parameter(self, value))
+        return self
+
+    def extend(self, values: Iterable[Tensor]) -> ParameterList:
+        """Add parameters at the end; returns the list."""
+        for value in list(values):
+            self.append(value)
+        return self
+
+    def __getitem__(self, index: int) -> Parameter:
+        return list(self)[index]
+
+    def __setitem__(self, index: int, value: Tensor) -> None:
+        setattr(self, list(self._parameters)[index], _parameter(self, value))
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return iter(self._parameters.values())
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+class ParameterDict(NamedValues[Parameter]):
+    """A dictionary of parameters in order of insertion; tensors become parameters on the same memory."""
+
+    def __init__(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = ()) -> None:
+        super().__init__()
+        self.update(parameters)
+
+    def update(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+        """Add or replace parameters."""
+        for key, value in dict(parameters).items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        setattr(self, self._checked_key(key), _parameter(self, value))
+
+    @property
+    def _table(self) -> dict[str, Parameter]:
+        parameters: dict[str, Parameter] = self._parameters
+        return parameters
+
+
+def _parameter(owner: Module, value: Any) -> Parameter:
+    if not isinstance(value, Tensor):
+        name = type(owner).__name__
+        raise bad_type(f"{name} holds Parameters, not {type(value).__name__}; make it an nn.Parameter")
+    return value if isinstance(value, Parameter) else Parameter(value)

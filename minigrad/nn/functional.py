@@ -14,7 +14,7 @@ from ..creation import one_hot as one_hot
 from ..creation import where
 from ..dtypes import bool_, is_floating
 from ..errors import bad_type, bad_value, check_choice
-from ..mixed_precision import cast_inputs, is_autocast_enabled
+from ..modes import cast_inputs, is_autocast_enabled
 from ..ops import activation, attention, elementwise
 from ..ops import dropout as dropout_ops
 from ..ops import embedding as embedding_ops

@@ -7,7 +7,7 @@ from typing import Any
 from .. import capturing
 from ..dtypes import float32, float64
 from ..errors import bad_index, bad_type, bad_value
-from ..mixed_precision import cast_inputs
+from ..modes import cast_inputs
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
 from ..ops import linear as linear_ops

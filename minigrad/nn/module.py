@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -15,7 +16,6 @@ from ..modes import of_thread
 from ..plans import PLANS, choose
 from ..tensor import Tensor
 from . import module_state, summary
-from .hooks import RemovableHandle
 
 
 class Parameter(Tensor):
@@ -30,6 +30,27 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
+
+
+_hook_ids = itertools.count()
+
+
+class RemovableHandle:
+    """Takes a hook back: by ``remove()``, or at the end of a ``with`` block."""
+
+    def __init__(self, hooks: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
+        self._hooks, self._id = hooks, next(_hook_ids)
+        hooks[self._id] = hook
+
+    def remove(self) -> None:
+        """Forget the hook; again is no error."""
+        self._hooks.pop(self._id, None)
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.remove()
 
 
 _walks: dict[int, tuple[weakref.ref[Module], list[tuple[str, Parameter]]]] = {}

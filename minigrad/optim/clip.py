@@ -15,7 +15,7 @@ from ..device import Device
 from ..errors import bad_value, located
 from ..grad_store import GradStore, TensorId, check_grads
 from ..tensor import Tensor
-from ..versions import bump
+from ..tensor_core import bump
 
 EPSILON = 1e-6  # of PyTorch: the clipped norm is max_norm * norm / (norm + 1e-6)
 

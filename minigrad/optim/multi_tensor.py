@@ -17,7 +17,7 @@ from ..dtypes import float32, is_half
 from ..errors import bad_value
 from ..grad_store import GradStore, check_grads
 from ..tensor import Tensor
-from ..versions import bump
+from ..tensor_core import bump
 from .optimizer import Optimizer, Update
 from .optimizer_state import ParamState
 

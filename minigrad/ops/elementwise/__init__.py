@@ -4,6 +4,5 @@ from .arithmetic import *
 from .choice import *
 from .copies import *
 from .functions import *
-from .pairs import *
 from .powers import *
 from .steps import *
