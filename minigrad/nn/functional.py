@@ -129,9 +129,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 def logsigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)), computed without overflow."""
-    if not x.is_floating_point():
-        raise bad_type(f"logsigmoid expects a floating tensor, not {x.dtype}; convert with .float()")
-    return log_sigmoid_ops.LogSigmoid.apply(x)
+    return log_sigmoid_ops.LogSigmoid.apply(floating("logsigmoid", x))
 
 
 def sigmoid(x: Tensor) -> Tensor:

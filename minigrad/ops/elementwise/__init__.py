@@ -5,4 +5,3 @@ from .choice import *
 from .copies import *
 from .functions import *
 from .powers import *
-from .steps import *

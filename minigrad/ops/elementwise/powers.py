@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...autograd import Function
-from .arithmetic import Arithmetic
-from .shared import refuse_bool, zeros_like
+from .arithmetic import Arithmetic, refuse_bool, zeros_like
 
 
 class Pow(Arithmetic):
