@@ -10,7 +10,7 @@ A communicator belongs to one thread of each rank. All ranks call the same colle
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from minigrad import capturing, cuda
 from minigrad.device import CPU, Device
@@ -44,9 +44,9 @@ class Communicator(ABC):
     def __init__(self, world_size: int, rank: int, device: Device = CPU, timeout: float = DEFAULT_TIMEOUT) -> None:
         check_int("world_size", world_size, 1)
         check_int("rank", rank, 0, world_size - 1)
-        self.world_size: int = world_size
-        self.rank: int = rank
-        self.device: Device = device
+        self.world_size: Final[int] = world_size
+        self.rank: Final[int] = rank
+        self.device: Final[Device] = device
         self.timeout: float = check_seconds("timeout", timeout)
         self.step: int | None = None
         self.stats: CommStats = CommStats()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class DistributedTrainer(SimpleTrainer):
         super().__init__(config, optimizer, schedule)
         check_kind(self, "communicator", communicator, Communicator, self._example)
         GradientBucketManager([], communicator, bucket_size_bytes, hook)  # checks them
-        self.communicator: Communicator = communicator
+        self.communicator: Final[Communicator] = communicator
         kind = OneRank if communicator.world_size == 1 else self._reducer
         self._step.reducer = kind(communicator, bucket_size_bytes, hook)
 

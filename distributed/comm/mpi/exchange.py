@@ -95,18 +95,10 @@ def reduce_scatter(mail: Mail, call: Call) -> Steps:
         combine(call.op, parts, [kept])
 
 
-def all_gather(mail: Mail, call: Call) -> Steps:
-    """Every rank sends what it has to all."""
-    yield from _each_to_each(mail, [call.send.reshape(-1)] * mail.size, call.recv.reshape(mail.size, -1))
-
-
-def all_to_all(mail: Mail, call: Call) -> Steps:
-    """Every rank sends each other rank its part."""
-    yield from _each_to_each(mail, call.send.reshape(mail.size, -1), call.recv.reshape(mail.size, -1))
-
-
-def _each_to_each(mail: Mail, x: Sequence[Any], y: Any) -> Steps:
-    """x[p] goes to rank p, and y[p] comes from there."""
+def each_to_each(mail: Mail, call: Call) -> Steps:
+    """Every rank sends each other rank its part; in an all-gather that is all it has."""
+    x, y = call.send.reshape(-1), call.recv.reshape(mail.size, -1)
+    x = [x] * mail.size if call.kind is CallKind.ALL_GATHER else x.reshape(mail.size, -1)
     y[mail.rank] = x[mail.rank]
     for where in cut(x[0].size, max(1, -(-x[0].nbytes // MESSAGE_BYTES))):
         yield [m for p in mail.peers for m in mail.send(x[p][where], p) + mail.recv(y[p, where], p)]
@@ -127,18 +119,12 @@ def broadcast(mail: Mail, call: Call) -> Steps:
             yield [m for p in others for m in mail.send(mine, p) + mail.recv(blocks[p], p)]
 
 
-def send(mail: Mail, call: Call) -> Steps:
-    """To rank ``call.peer``."""
+def message(mail: Mail, call: Call) -> Steps:
+    """To or from rank ``call.peer``."""
     assert call.peer is not None
-    for part in rounds(call.send.reshape(-1), MESSAGE_BYTES):
-        yield mail.send(part, call.peer)
-
-
-def recv(mail: Mail, call: Call) -> Steps:
-    """From rank ``call.peer``."""
-    assert call.peer is not None
-    for part in rounds(call.recv.reshape(-1), MESSAGE_BYTES):
-        yield mail.recv(part, call.peer)
+    move = mail.send if call.kind is CallKind.SEND else mail.recv
+    for part in rounds(call.array.reshape(-1), MESSAGE_BYTES):
+        yield move(part, call.peer)
 
 
 def barrier(mail: Mail, call: Call) -> Steps:
@@ -149,12 +135,12 @@ def barrier(mail: Mail, call: Call) -> Steps:
 PAYLOAD = {
     CallKind.ALL_REDUCE: all_reduce,
     CallKind.REDUCE_SCATTER: reduce_scatter,
-    CallKind.ALL_GATHER: all_gather,
-    CallKind.ALL_TO_ALL: all_to_all,
+    CallKind.ALL_GATHER: each_to_each,
+    CallKind.ALL_TO_ALL: each_to_each,
     CallKind.BROADCAST: broadcast,
     CallKind.BARRIER: barrier,
-    CallKind.SEND: send,
-    CallKind.RECV: recv,
+    CallKind.SEND: message,
+    CallKind.RECV: message,
 }
 
 
