@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from .modes import current_graph, of_thread
 
 if TYPE_CHECKING:
     from .cuda.cuda_graph import Graph
@@ -45,28 +46,16 @@ INSTEAD = {
 """What to do instead of an operation, by its name."""
 
 
-class _Thread(threading.local):
-    graph: Graph | None = None
-
-
-_thread = _Thread()
-
-
-def current() -> Graph | None:
-    """The graph that the calling thread captures, or None."""
-    return _thread.graph
-
-
 def recorded() -> Graph | None:
     """The graph that what the calling thread does now becomes a part of, or None: also while the capture is paused."""
-    graph = _thread.graph
+    graph = current_graph()
     return graph if graph is not None and graph._graphs.recording.current() is not None else None
 
 
 def refuse(what: str, remedy: str) -> None:
     """Raise CaptureError during capture: what a launch could not do again, and what to do instead."""
-    if _thread.graph is not None:
-        _thread.graph._graphs.recording.refuse(what, remedy)
+    if (graph := current_graph()) is not None:
+        graph._graphs.recording.refuse(what, remedy)
 
 
 def explain(what: str, remedy: str) -> str:
@@ -81,7 +70,7 @@ def explain(what: str, remedy: str) -> str:
             operation = last if _says_more(frame, operation) else operation
         frame = frame.f_back
     operation = operation or last
-    graph = current()
+    graph = current_graph()
     if graph is not None and remedy == graph._graphs.recording.READ[1] and operation not in READERS:
         remedy = ELSEWHERE
     return (
@@ -104,16 +93,16 @@ def _says_more(frame: FrameType, before: str) -> bool:
 @contextlib.contextmanager
 def by(graph: Graph) -> Iterator[None]:
     """The calling thread captures ``graph``."""
-    _thread.graph = graph
+    of_thread.mode.graph = graph
     try:
         yield
     finally:
-        _thread.graph = None
+        of_thread.mode.graph = None
 
 
 def constant(make: Callable[[], Tensor]) -> Tensor:
     """``make()``; during capture a copy of what it gives then, for data from the host that numbers alone decide."""
-    graph = current()
+    graph = current_graph()
     if graph is None:
         return make()
     with graph.paused():

@@ -11,14 +11,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import capturing
-from .autograd import Deferred, Function, TensorCore, shape_and_dtype
+from .autograd import Deferred, Function, TensorCore, Version, shape_and_dtype
 from .errors import bad_state, bad_type
 from .grad_store import next_id
 from .mixed_precision import autocasting
-from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, of_thread
+from .modes import current_graph, detect_anomaly, enable_grad, is_grad_enabled, no_grad, of_thread
 from .random import Draws, recording, replaying
-from .tensor_core import Version
 
 
 def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
@@ -159,7 +157,7 @@ class _Recomputation(Deferred):
             if first.shape != second.shape or first.dtype != second.dtype:
                 raise _mismatch(name, "outputs of other shapes or dtypes")
             kernels = outputs[0].device.kernels
-            if capturing.current() is not None:  # whose values are not there yet; the eager step before has compared
+            if current_graph() is not None:  # whose values are not there yet; the eager step before has compared
                 continue
             if kernels.to_host(first).tobytes() != kernels.to_host(second).tobytes():
                 raise _mismatch(name, "other values")

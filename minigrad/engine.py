@@ -14,13 +14,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .autograd import Deferred, Function, TensorCore, shape_and_dtype
+from .autograd import Deferred, Function, TensorCore, latest_change, owner, shape_and_dtype
 from .device import CPU
 from .dtypes import float32
 from .errors import bad_state, bad_value, located
 from .grad_store import GradStore, TensorId
 from .modes import of_thread
-from .tensor_core import latest_change, owner
 
 Pending = dict[Any, Any]
 """Gradients under construction: raw arrays by node, or by leaf."""

@@ -36,11 +36,12 @@ _CHOSEN = check_kernels("MINIGRAD_KERNELS in the environment", os.environ.get("M
 class Mode:
     """The modes of one thread."""
 
-    __slots__ = ("anomaly", "autocast", "enabled", "kernels", "recorder", "unfused")
+    __slots__ = ("anomaly", "autocast", "enabled", "graph", "kernels", "recorder", "unfused")
 
     def __init__(self) -> None:
         self.enabled: bool = True
         self.anomaly: bool = False  # within detect_anomaly
+        self.graph: Any = None  # the CUDA graph that the thread captures
         self.autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
         self.kernels: str | None = _CHOSEN  # "plain": tensors on the CPU have the plain kernels; see device.kernels
         # Which plans of minigrad.fast are off: all (True), none (False), or those of these names.
@@ -60,6 +61,11 @@ of_thread: _OfThread = _OfThread()
 def is_grad_enabled() -> bool:
     """Whether ops of the calling thread are recorded for ``backward``."""
     return of_thread.mode.enabled
+
+
+def current_graph() -> Any:
+    """The ``cuda.Graph`` that the calling thread captures, or None."""
+    return of_thread.mode.graph
 
 
 def is_autocast_enabled(device_type: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import autograd
 from .errors import bad_state, located
-from .tensor_core import TensorCore
 
 
 def explained(cls: type[Any], error: Exception, inputs: tuple[Any, ...]) -> Exception | None:
@@ -26,7 +26,7 @@ def mixed_devices(cls: type[Any], inputs: tuple[Any, ...]) -> RuntimeError:
 
 
 def _broadcast_problem(inputs: tuple[Any, ...]) -> str:
-    shapes = [tuple(x.data.shape)[::-1] for x in inputs if isinstance(x, TensorCore)]
+    shapes = [tuple(x.data.shape)[::-1] for x in inputs if isinstance(x, autograd.TensorCore)]
     for i in range(max(map(len, shapes))):
         sizes = dict.fromkeys(shape[i] for shape in shapes if i < len(shape) and shape[i] != 1)
         if len(sizes) > 1:
@@ -37,6 +37,7 @@ def _broadcast_problem(inputs: tuple[Any, ...]) -> str:
 
 def describe(inputs: tuple[Any, ...]) -> str:
     """Shapes, dtypes and devices of the inputs, for errors."""
+    known = autograd.TensorCore
     return ", ".join(
-        f"{tuple(x.data.shape)} {x.data.dtype} on {x.device}" if isinstance(x, TensorCore) else repr(x) for x in inputs
+        f"{tuple(x.data.shape)} {x.data.dtype} on {x.device}" if isinstance(x, known) else repr(x) for x in inputs
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import capturing
+from minigrad.modes import current_graph
 from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp
@@ -33,7 +33,7 @@ class CapturedRanks:
 
         ``marks()`` is called before each launch.
         """
-        graph, comm = capturing.current(), self.communicator
+        graph, comm = current_graph(), self.communicator
         assert graph is not None
         kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
         numbers = graph.number(lambda: np.array(marks(), np.float64))

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import capturing
 from minigrad.cuda import cuda_graph
 from minigrad.device import Device
 from minigrad.grad_store import GradStore
+from minigrad.modes import current_graph
 from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.optim.clip_more import clip_grad_norm_async
 from minigrad.tensor import Tensor
@@ -121,7 +121,7 @@ class GraphRecorder(Recorder):
     def clip(self, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
         """Capture it, and the decision on the update, which the optimizer's kernels then follow. The norm is not known
         before a launch: NaN."""
-        graph, kernels = capturing.current(), self._device.kernels
+        graph, kernels = current_graph(), self._device.kernels
         assert graph is not None
         norm = clip_grad_norm_async(grads, max_norm, params)
         if norm.device is not self._device:
@@ -249,7 +249,7 @@ class CapturedStep:
 
     def _record(self, *inputs: Tensor) -> Tensor:
         """What is captured; the results of its launches."""
-        graph, step, recorder = capturing.current(), self._step, self._recorder
+        graph, step, recorder = current_graph(), self._step, self._recorder
         assert graph is not None
         named = step.reducer.begin(step, self._params, 0.0)
         memory, shapes, self._new = self._memory, _shapes(inputs), None

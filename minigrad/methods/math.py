@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore
+from ..autograd import Function, TensorCore, Version
 from ..device import CPU
 from ..dtypes import float32, float64
 from ..errors import bad_type, bad_value, check_choice, user_line
@@ -17,7 +17,6 @@ from ..indices import bool_mask
 from ..modes import of_thread
 from ..ops import elementwise, trigonometry
 from ..random import Generator, draw
-from ..tensor_core import Version
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor

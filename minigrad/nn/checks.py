@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..dtypes import is_half
+from ..dtypes import int64, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice
 from ..mixed_precision import autocasting
 from ..modes import is_autocast_enabled
@@ -44,7 +44,7 @@ def check_indices(indices: Any, weight: Tensor) -> Tensor:
         raise bad_state(
             f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
         )
-    labels: Tensor = indices.long()
+    labels: Tensor = indices if indices.data.dtype == int64 else indices.long()
     bad = weight.device.kernels.embedding.check_indices(labels.data, weight.shape[0])
     if bad >= 0:
         index = int(labels.reshape(-1)[bad])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import capturing
-from ..dtypes import float32, float64
+from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value
-from ..modes import cast_inputs
+from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
 from ..ops import linear as linear_ops
@@ -75,7 +74,7 @@ def cross_entropy(
 
 def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tensor:
     """The target as int64; IndexError naming one that is out of range."""
-    labels = target.long()
+    labels = target if target.data.dtype == int64 else target.long()
     bad = target.device.kernels.cross_entropy.check_targets(labels.data.reshape(-1), classes, ignore_index)
     if bad >= 0:
         label = int(labels.reshape(-1)[bad])
@@ -88,7 +87,7 @@ def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tenso
 
 def _captured(x: Tensor) -> bool:
     """Whether operations on x become part of a CUDA graph, where the host sees no values."""
-    graph = capturing.current()
+    graph = current_graph()
     return graph is not None and x.device is graph.device
 
 

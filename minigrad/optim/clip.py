@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from ..autograd import bump
 from ..device import Device
 from ..errors import bad_value, located
 from ..grad_store import GradStore, TensorId, check_grads
 from ..tensor import Tensor
-from ..tensor_core import bump
 
 EPSILON = 1e-6  # of PyTorch: the clipped norm is max_norm * norm / (norm + 1e-6)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..autograd import bump
 from ..errors import bad_value, located
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
-from ..tensor_core import bump
 from .clip import EPSILON, check_positive, chosen_grads, non_finite, norm_of, scale_grads
 
 

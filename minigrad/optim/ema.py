@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import capturing
 from ..device import Device
 from ..dtypes import float32, is_half
 from ..errors import bad_state, bad_value, check_bool, check_float, check_int
+from ..modes import current_graph
 from ..nn.module import Module
 from ..tensor import Tensor
 from .optimizer_state import Arrays
@@ -76,7 +76,7 @@ class EMA:
         """
         self._refuse_while_applied("update")
         self._check_fits()
-        graph = capturing.current()
+        graph = current_graph()
         for device, names, table in self._batches:
             params = [device.kernels.contiguous(_wide(self._params[name])) for name in names]
             scalars = functools.partial(self._scalars, len(names))

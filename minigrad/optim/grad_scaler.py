@@ -8,11 +8,11 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from .. import capturing
 from ..device import Device
 from ..dtypes import finfo, float16, float32, is_half
 from ..errors import bad_state, bad_value, check_float, check_int, check_option
 from ..grad_store import GradStore
+from ..modes import current_graph
 from ..tensor import Tensor
 from .clip import by_device
 from .optimizer import Optimizer
@@ -153,7 +153,7 @@ class GradScaler:
         if not self._enabled:
             return outputs
         wide = outputs.float() if is_half(outputs.dtype) else outputs
-        graph = capturing.current()
+        graph = current_graph()
         return wide * (self._scale if graph is None else graph.number(lambda: np.array(self._scale, wide.dtype)))
 
     def scale_loss(self, loss: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class GradScaler:
                 f"unscale_: a gradient of shape {bad.shape} is float16, in which what scaling gained is lost; "
                 "keep parameters in float32 and compute under autocast"
             )
-        graph = capturing.current()
+        graph = current_graph()
         inverse: Any = 1.0 / self._scale if graph is None else graph.varying(lambda: np.array([1.0 / self._scale]))
         flags = [
             (device, device.kernels.grad_norm.unscale_(arrays, inverse))

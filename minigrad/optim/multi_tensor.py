@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import capturing
+from ..autograd import bump
 from ..cuda import cuda_graph
 from ..dtypes import float32, is_half
 from ..errors import bad_value
 from ..grad_store import GradStore, check_grads
+from ..modes import current_graph
 from ..tensor import Tensor
-from ..tensor_core import bump
 from .optimizer import Optimizer, Update
 from .optimizer_state import ParamState
 
@@ -92,7 +92,7 @@ class MultiTensorOptimizer(Optimizer):
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
         check_grads("update", grads)
-        graph = capturing.current()
+        graph = current_graph()
         for batch, arrays in self._batches_for(grads, graph):
             kernels = batch.params[0].device.kernels
             family = self.family(kernels)

@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import capturing, hints
+from .. import hints
 from ..errors import bad_state, bad_type, bad_value, check_float
 from ..grad_store import GradStore, check_grads
+from ..modes import current_graph
 from ..tensor import Tensor
-from .optimizer_state import OptimizerState, ParamState, options_of
+from .optimizer_state import OptimizerState, ParamState
 
 Named = Tensor | tuple[str, Tensor]
 
@@ -120,6 +121,10 @@ class Optimizer(OptimizerState, ABC):
             checked["betas"] = check_betas(options["betas"])
         return checked
 
+    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
+        return self.state_arrays
+
     @property
     def lr(self) -> float:
         """The learning rate of the first group; of groups to come, while there is none."""
@@ -151,7 +156,7 @@ class Optimizer(OptimizerState, ABC):
                 f"none of the {len(grads)} gradients belongs to any of the optimizer's {count} parameters, "
                 "so nothing would be trained; was the optimizer made with the parameters of another model?"
             )
-        graph = capturing.current()
+        graph = current_graph()
         if graph is not None and not self.capturable:
             raise bad_state(
                 f"{type(self).__name__}.step during capture: each launch would use its scalars of now; call "
@@ -173,7 +178,8 @@ class Optimizer(OptimizerState, ABC):
     def _check_options(self) -> None:
         """Raise ValueError for a group's option that is out of range; those that were last found in order are known."""
         for index, group in enumerate(self.param_groups):
-            options = options_of(group)
+            options = group.copy()
+            del options["params"]
             if options != self._valid.get(index):
                 self._valid[index] = self.checked(options)
 

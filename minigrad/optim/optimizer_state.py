@@ -50,7 +50,7 @@ class OptimizerState:
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
-        return self.state_arrays
+        raise NotImplementedError
 
     def dtype_of(self, p: Tensor, kind: str) -> Any:
         """The dtype of an array of a parameter's state."""

@@ -12,17 +12,19 @@ from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
 from .products import attention, linear, matmul, rope
 from .random import dropout, random
 from .reduce import reduce
-from .shape import embedding, indexing, movement
-from .storage import (
+from .shape import (
     Array,
     as_array,
     contiguous,
     copy,
+    embedding,
     empty,
     from_dlpack,
     from_host,
     full,
+    indexing,
     may_share_memory,
+    movement,
     ones,
     quiet,
     reinterpret,

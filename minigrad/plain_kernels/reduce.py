@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .elementwise import quiet
-from .storage import is_half
+from .shape import is_half
 
 untyped: Any = np  # NumPy's type stubs have no overload for a ``keepdims`` that is a variable
 
