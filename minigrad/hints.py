@@ -9,48 +9,11 @@ from typing import Any
 
 from .errors import located
 
-_SAVE = (
-    "minigrad.serialization has save_safetensors(path, model.state_dict()) and load_safetensors(path) for weights, "
-    "save_checkpoint and load_checkpoint to resume"
-)
-_CUDA = "devices go by name: .to('cuda'); `python -m minigrad.env` says which there are"
-_NORM = "minigrad.optim.clip_grad_norm(grads, max_norm), with the GradStore that loss.backward() returned"
+CLIP_GRADS = "minigrad.optim.clip_grad_norm(grads, max_norm), with the GradStore that loss.backward() returned"
+OTHER_LAYERS = "minigrad has the layers of transformers and of small networks: see minigrad.nn.__all__"
 _ZERO = "there is nothing to zero: loss.backward() returns fresh gradients, in a GradStore"
-_MODULES = "minigrad has the layers of transformers and of small networks: see minigrad.nn.__all__"
 
 HINTS: dict[str, dict[str, str]] = {
-    "minigrad": {
-        "save": _SAVE,
-        "load": _SAVE,
-        "inference_mode": "use no_grad",
-        "compile": "the kernels are compiled by themselves",
-        "utils": "data sets and loaders are in minigrad.data",
-    },
-    "minigrad.nn": {
-        "utils": f"clipping is {_NORM}",
-        "MultiheadAttention": "use SelfAttention(n_embd, n_head), or functional.scaled_dot_product_attention",
-        "TransformerEncoderLayer": "use Block(n_embd, n_head, is_causal=False)",
-        "TransformerDecoderLayer": "use Block(n_embd, n_head)",
-        "BatchNorm2d": "use BatchNorm1d on x.flatten(2)",
-        "DataParallel": "minigrad.distributed trains on several ranks",
-        **{
-            f"{kind}{n}d": _MODULES
-            for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "Upsample")
-            for n in (1, 2, 3)
-        },
-        **dict.fromkeys(("RNN", "LSTM", "GRU", "Transformer"), _MODULES),
-    },
-    "minigrad.nn.functional": dict.fromkeys(("conv1d", "conv2d", "conv3d", "max_pool2d", "avg_pool2d"), _MODULES),
-    "minigrad.data": {
-        "DataLoader": "RandomBatches and EpochBatches give batches of tokens; of arrays, index with randperm(n)",
-        "Dataset": "open_tokens reads token files, load_corpus texts",
-    },
-    "minigrad.optim": {
-        "lr_scheduler": "schedules are here, such as CosineAnnealing; optimizer.set_lr(schedule.get_lr(step)), or give "
-        "one to a trainer",
-        "clip_grad_norm_": f"use {_NORM}",
-        "RMSprop": "use AdamW or SGD",
-    },
     "Tensor": {
         "grad": "gradients are not stored on tensors: grads = loss.backward(), then grads[tensor]",
         "grad_fn": "use .node, or minigrad.draw for a picture of the graph",
@@ -59,10 +22,15 @@ HINTS: dict[str, dict[str, str]] = {
         "astype": "use .to(dtype)",
         "retain_grad": "gradients are of leaves; cut with .detach().requires_grad_(), go on with .backward(gradient)",
     },
-    "Module": {"zero_grad": _ZERO, "cuda": _CUDA},
-    "Optimizer": {"zero_grad": f"{_ZERO}; leave the call out", "zero_grads": f"{_ZERO}; leave the call out"},
+    "Module": {
+        "zero_grad": _ZERO,
+        "cuda": "devices go by name: .to('cuda'); `python -m minigrad.env` says which there are",
+    },
+    "Optimizer": dict.fromkeys(("zero_grad", "zero_grads"), f"{_ZERO}; leave the call out"),
 }
-ELSEWHERE = ("minigrad.nn", "minigrad.nn.functional", "minigrad.optim")
+"""By the name of a class, or of a module (``of_module``): what takes the place of names that are not there."""
+_searched: list[str] = []
+"""The modules in which a name that another module lacks may be, in the order in which they were loaded."""
 
 
 def missing(kind: str, name: str, names: list[str], owner: str | None = None) -> AttributeError:
@@ -70,8 +38,7 @@ def missing(kind: str, name: str, names: list[str], owner: str | None = None) ->
     message = f"{owner or kind} has no attribute {name!r}"
     hint = HINTS[kind].get(name)
     if hint is None and not name.startswith("_"):
-        elsewhere = ELSEWHERE if kind in ("minigrad", *ELSEWHERE) else ()
-        places = [p for p in elsewhere if p != kind and p in sys.modules]
+        places = [place for place in _searched if place != kind] if kind in sys.modules else []
         found = next((place for place in places if callable(vars(sys.modules[place]).get(name))), None)
         lower = {n.lower(): n for n in names if not n.startswith("_")}
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.75)
@@ -106,8 +73,13 @@ def defined_in(module: str) -> list[str]:
     return [name for name, value in found if name[0] != "_" and getattr(value, "__module__", None) == module]
 
 
-def of_module(module: str) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which is called for names that it has not."""
+def of_module(module: str, instead: dict[str, str], *, searched: bool = False) -> Callable[[str], Any]:
+    """A module's ``__getattr__``, which is called for names that it has not; ``instead`` says what to use in place of
+    some. With ``searched``, other modules look here for a name that they lack.
+    """
+    HINTS[module] = instead
+    if searched:
+        _searched.append(module)
 
     def named(name: str) -> Any:
         if name.startswith("__"):

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("minigrad", "cuda_kernels", "distributed")
 Graph = Mapping[str, set[str]]
+parse = functools.cache(ast.parse)  # a file is read by several rules
 
 
 class Budget(NamedTuple):
@@ -156,91 +157,133 @@ def core_lines() -> int:
 
 def module_of(path: Path) -> str:
     """``distributed/comm/calls.py`` is ``minigrad.distributed.comm.calls``, as it is installed."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = (ROOT / path).relative_to(ROOT).with_suffix("").parts
     if parts[0] != "minigrad":
         parts = ("minigrad", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(source: str, package: str) -> Iterator[tuple[str, str]]:
-    """(module, name) of every import, lazy ones and those for type checkers too; the name is "" for ``import a``.
+class Import(NamedTuple):
+    """``from module import name``; name is "" for ``import module``, and for a module that a string names."""
 
-    A constant given to ``import_module`` counts as an import.
+    module: str
+    name: str
+    line: int
+    lazy: bool  # loaded later than the file
+    typing: bool  # loaded by type checkers only
+
+
+def imports(source: str, path: Path, modules: Collection[str]) -> list[Import]:
+    """Every import of a file, relative ones resolved, and every string that is the name of one of ``modules``.
+
+    That is a dotted name, also ``f"{__package__}.b"``, and with the name of the whole package in a constant
+    ``f"{OURS}.b"``. It counts as lazy.
     """
-    for node in ast.walk(ast.parse(source)):
+    module = module_of(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: list[Import] = []
+
+    def visit(node: ast.AST, lazy: bool, typing: bool) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.body:
+                visit(child, lazy, True)
+            for child in node.orelse:
+                visit(child, lazy, typing)
+            return
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, ""
+            found.extend(Import(alias.name, "", node.lineno, lazy, typing) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package.rsplit(".", node.level - 1)[0] if node.level else ""
-            module = ".".join(filter(None, (base, node.module)))
-            for alias in node.names:
-                yield module, alias.name
+            origin = ".".join(filter(None, (base, node.module)))
+            found.extend(Import(origin, alias.name, node.lineno, lazy, typing) for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                yield node.args[0].value, ""
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                found.append(Import(node.args[0].value, "", node.lineno, lazy, typing))
+        elif (text := named_in(node, module, package)) in modules and "." in text:
+            found.append(Import(text, "", node.lineno, True, typing))
+        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside, typing)
+
+    visit(parse(source), False, False)
+    return found
 
 
-def is_face(path: Path) -> bool:
+def named_in(node: ast.AST, module: str, package: str) -> str:
+    """What may be a module's name in a string's node; "" in others."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.rstrip(".")
+    match node:
+        case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=start)), ast.Constant(value=rest)]):
+            return ({"__name__": module, "__package__": package}.get(start, "minigrad") + rest).rstrip(".")
+    return ""
+
+
+def is_face(source: str) -> bool:
     """Whether a file only passes names on: under 40 lines, no function and no class."""
-    body = ast.parse(text(path)).body
-    defined = any(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) for node in body)
-    return len(text(path).splitlines()) < 40 and not defined
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return len(source.splitlines()) < 40 and not any(isinstance(node, defined) for node in parse(source).body)
 
 
-@functools.cache
-def import_graph() -> dict[str, set[str]]:
-    """For each module of the library the modules that it imports. A name that a face passes on is its home's."""
-    paths = {module_of(path): path for path in files(*SOURCES)}
-    wanted = {
-        name: list(imported(text(path), name if path.name == "__init__.py" else name.rpartition(".")[0]))
-        for name, path in paths.items()
-    }
-    faces = {name for name, path in paths.items() if path.name == "__init__.py"}
+def graph_of(texts: Mapping[Path, str]) -> Graph:
+    """Which modules each of these files names in any way: loaded, loaded later, for types, in strings.
+
+    A name that a package's ``__init__`` passes on is its home's.
+    """
+    modules = {module_of(path): path for path in texts}
+    named = {name: imports(texts[path], path, modules) for name, path in modules.items()}
 
     def home(module: str, name: str) -> str | None:
-        if f"{module}.{name}" in paths:
+        if f"{module}.{name}" in modules:
             return f"{module}.{name}"
-        if name and module in faces:
-            for passed, known in wanted[module]:
-                if known == name and passed != module:
-                    return home(passed, name)
-        return module if module in paths else None
+        if name and module in modules and modules[module].name == "__init__.py":
+            for passed in named[module]:
+                if passed.name == name and passed.module != module:
+                    return home(passed.module, name)
+        return module if module in modules else None
 
     graph = {}
-    for name, pairs in wanted.items():
-        graph[name] = {found for pair in pairs if (found := home(*pair)) is not None} - {name}
+    for name, items in named.items():
+        graph[name] = {found for item in items if (found := home(item.module, item.name)) is not None} - {name}
     return graph
 
 
+@functools.cache
+def import_graph() -> Graph:
+    """``graph_of`` the library."""
+    return graph_of({path: text(path) for path in files(*SOURCES)})
+
+
 def circles(graph: Graph) -> list[list[str]]:
-    """The groups of nodes that reach each other: strongly connected components of two and more (Tarjan, 1972)."""
-    number: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
+    """The groups of nodes that reach each other."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        reached[start], front = set(), set(graph[start])
+        while front:
+            name = front.pop()
+            if name not in reached[start]:
+                reached[start].add(name)
+                front |= graph.get(name, set())
+    groups = {frozenset(b for b in reached[a] if a in reached.get(b, ())) for a in graph}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
 
-    def visit(node: str) -> None:
-        number[node] = low[node] = len(number)
-        stack.append(node)
-        for other in sorted(graph[node]):
-            if other not in number:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], number[other])
-        if low[node] == number[node]:
-            start = stack.index(node)
-            group = sorted(stack[start:])
-            del stack[start:]
-            if len(group) > 1:
-                found.append(group)
 
-    for node in graph:
-        if node not in number:
-            visit(node)
-    return sorted(found)
+def folders_of(graph: Graph, tops: tuple[str, ...]) -> Graph:
+    """The same between folders. A file at the top of one of ``tops`` counts for itself.
+
+    What a folder's ``__init__`` names does not count: it offers what is below it.
+    """
+
+    def folder(module: str) -> str:
+        package = module.rpartition(".")[0]
+        return module if package in tops else package
+
+    packages = {name.rpartition(".")[0] for name in graph}
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in graph.keys() - packages:
+        found[folder(name)] |= {folder(other) for other in graph[name] - packages} - {folder(name)}
+    return found
 
 
 # Rooms ----------------------------------------------------------------------------------------------------------------
@@ -255,10 +298,10 @@ def rooms(folder: str) -> dict[str, set[str]]:
         if module not in members:
             return None
         if module == top:
-            return None if is_face(members[module]) else "__init__"
+            return None if is_face(text(members[module])) else "__init__"
         first = module.removeprefix(f"{top}.").partition(".")[0]
         alone = members[module].parent == ROOT / folder
-        return None if alone and is_face(members[module]) else first
+        return None if alone and is_face(text(members[module])) else first
 
     found: dict[str, set[str]] = defaultdict(set)
     for module, others in import_graph().items():
@@ -288,12 +331,13 @@ def floors(folder: str) -> int:
     return max(map(height, set(group.values())), default=0)
 
 
+TOPS = ("minigrad", "minigrad.cuda_kernels", "minigrad.distributed")
 TENSOR = "minigrad.tensor"  # and its methods: the one circle that explicit methods cost
 
 
 def circles_between_folders() -> list[list[str]]:
-    """Rooms that import each other, lazily or for type checkers too, without those of Tensor and its methods."""
-    return [circle for folder in SOURCES for circle in circles(rooms(folder)) if "tensor" not in circle]
+    """Folders, and files at the top, that import each other, without those of Tensor and its methods."""
+    return [circle for circle in circles(folders_of(import_graph(), TOPS)) if TENSOR not in circle]
 
 
 def circles_of_files() -> list[list[str]]:
@@ -301,16 +345,38 @@ def circles_of_files() -> list[list[str]]:
     return circles(import_graph())
 
 
+def stems(folder: str) -> set[str]:
+    """The names of a folder's modules."""
+    return {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
+
+
+# What has kernels beside the operations: the optimizers' steps and random numbers.
+WITHOUT_OPERATION = {"adagrad", "adamw", "grad_norm", "lamb", "random", "sgd"}
+OPERATIONS = stems("minigrad/ops") | {path.parent.name for path in (ROOT / "minigrad/ops").glob("*/__init__.py")}
+FAMILIES = OPERATIONS - stems("minigrad/cpu_kernels/stages") | WITHOUT_OPERATION  # a stage is several families
+
+
+def backends() -> dict[str, set[str]]:
+    """By the folder of each backend, the families that it has in a file or declares plain."""
+    plain = "minigrad/plain_kernels"  # declares all: its files hold groups of families
+    folders = plain, "minigrad/cpu_kernels", "cuda_kernels"
+    declared = {f: set(importlib.import_module(module_of(ROOT / f)).PLAIN_ONLY) for f in folders}
+    return {f: names if f == plain else names | stems(f) for f, names in declared.items()}
+
+
+def mismatched_stems(families: set[str], found: Mapping[str, set[str]]) -> list[str]:
+    """Where the find-it rule fails: a backend has its families, in files or declared, and nothing else."""
+    return [
+        f"{folder}/{stem} {'is no family' if stem in own else 'is missing'}"
+        for folder, own in found.items()
+        for stem in sorted(families ^ own)
+    ]
+
+
 def find_it_exceptions() -> list[str]:
-    """Families that not all kernel folders have, in a file or declared plain, and operations without a family."""
-    ops, cpu, cuda = (
-        {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
-        for folder in ("minigrad/ops", "minigrad/cpu_kernels", "cuda_kernels")
-    )
-    ops |= {path.parent.name for path in (ROOT / "minigrad/ops").glob("*/__init__.py")}
-    cpu |= set(importlib.import_module("minigrad.cpu_kernels").PLAIN_ONLY)
-    cuda |= set(importlib.import_module("minigrad.cuda_kernels").PLAIN_ONLY)
-    return sorted((cpu ^ cuda) | (ops - cpu))
+    """The families that not all backends have, and the operations without a file of tests."""
+    untested = OPERATIONS - {stem.removeprefix("test_") for stem in stems("tests/ops")}
+    return mismatched_stems(FAMILIES, backends()) + [f"tests/ops/test_{name} is missing" for name in sorted(untested)]
 
 
 # Functions ------------------------------------------------------------------------------------------------------------

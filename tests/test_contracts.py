@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import inspect
 import json
@@ -11,15 +10,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import house
 import pytest
 
 from minigrad import cpu_kernels, cuda_kernels, plain_kernels
 
-parse = functools.cache(ast.parse)  # a file is read by several rules
 ROOT = Path(__file__).resolve().parents[1]
 STDLIB = set(sys.stdlib_module_names)
 PUBLIC_PACKAGES = (
@@ -32,15 +31,18 @@ PUBLIC_PACKAGES = (
     "minigrad.cuda_kernels",
 )
 
-# What has kernels beside the operations: the optimizers' steps and random numbers.
-WITHOUT_OPERATION = {"adagrad", "adamw", "grad_norm", "lamb", "random", "sgd"}
+
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path relative to the root, text) of the Python files under the folders."""
+    for path in house.files(*folders):
+        yield path.relative_to(ROOT).as_posix(), house.text(path)
 
 
-# Reading the sources --------------------------------------------------------------------------------------------------
+MODULES = {house.module_of(path) for path in house.files(*house.SOURCES)}
 
 
-class Import(NamedTuple):
-    """One module that a file names; lazy if it is loaded later than the file, typing if only type checkers load it."""
+class Named(NamedTuple):
+    """A module that a file names; lazy if it is loaded later than the file, typing if only type checkers load it."""
 
     module: str
     line: int
@@ -48,82 +50,15 @@ class Import(NamedTuple):
     typing: bool
 
 
-def module_name(path: str) -> str:
-    """``distributed/comm/mpi/mpi.py`` -> ``minigrad.distributed.comm.mpi.mpi``."""
-    parts = Path(path).with_suffix("").parts
-    if parts[0] in ("distributed", "cuda_kernels"):
-        parts = ("minigrad", *parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def imports(source: str, path: str) -> Iterator[Named]:
+    """The modules that a file imports, and those of the library that strings name.
 
-
-def sources(*folders: str) -> Iterator[tuple[str, str]]:
-    """(path relative to the root, text) of the Python files under the folders."""
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-
-
-INSTALLED = ("minigrad", "distributed", "cuda_kernels")
-MODULES = {module_name(path) for path, _ in sources(*INSTALLED)}
-
-
-def imports(source: str, path: str, modules: Collection[str] = MODULES) -> list[Import]:
-    """Every import of a file, relative ones resolved, and every module's name in a string.
-
-    ``from a import b`` is ``a.b`` where ``modules`` has that, else ``a``. A string counts if it is a module's whole
-    name, also ``f"{__package__}.b"``, and with the name of the whole package in a constant: ``f"{OURS}.b"``.
+    ``from a import b`` is ``a.b`` where that is a module, or may be one of another library.
     """
-    name = module_name(path)
-    package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
-    found: list[Import] = []
-
-    def visit(node: ast.AST, lazy: bool, typing: bool) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for child in node.body:
-                visit(child, lazy, True)
-            for child in node.orelse:
-                visit(child, lazy, typing)
-            return
-        if isinstance(node, ast.Import):
-            found.extend(Import(alias.name, node.lineno, lazy, typing) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                base = ".".join(parents[: len(parents) - node.level + 1] + ([base] if base else []))
-            for alias in node.names:
-                full = f"{base}.{alias.name}"
-                known = full in modules or not nearest(base, modules)
-                found.append(Import(full if known else base, node.lineno, lazy, typing))
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                found.append(Import(node.args[0].value, node.lineno, lazy, typing))
-        elif (text := named_in(node, name, package)) in modules and "." in text:
-            found.append(Import(text, node.lineno, True, typing))
-        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        for child in ast.iter_child_nodes(node):
-            visit(child, inside, typing)
-
-    visit(parse(source), False, False)
-    return found
-
-
-def nearest(name: str, modules: Collection[str]) -> str:
-    """The module of ``modules`` that a dotted name is, or is in; "" if there is none."""
-    while name and name not in modules:
-        name = name.rpartition(".")[0]
-    return name
-
-
-def named_in(node: ast.AST, name: str, package: str) -> str:
-    """What may be a module's name in a string's node; "" in others."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value.rstrip(".")
-    match node:
-        case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=start)), ast.Constant(value=rest)]):
-            return ({"__name__": name, "__package__": package}.get(start, "minigrad") + rest).rstrip(".")
-    return ""
+    for module, name, line, lazy, typing in house.imports(source, Path(path), MODULES):
+        full = f"{module}.{name}" if name else module
+        known = full in MODULES or not any(within(module, ours) for ours in MODULES)
+        yield Named(full if known else module, line, lazy, typing)
 
 
 def within(module: str, *packages: str) -> bool:
@@ -186,7 +121,7 @@ def unsafe_code(source: str, path: str) -> list[str]:
     """Uses of what turns data into code: pickle and its kin, eval and exec, ``allow_pickle=True``."""
     found = [f"{path}:{item.line} imports {item.module}" for item in imports(source, path)]
     found = [text for text in found if text.rpartition(" ")[2].partition(".")[0] in UNSAFE_MODULES]
-    for node in ast.walk(parse(source)):
+    for node in ast.walk(house.parse(source)):
         if not isinstance(node, ast.Call):
             continue
         if isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
@@ -203,7 +138,7 @@ def unsafe_code(source: str, path: str) -> list[str]:
 
 
 def test_imports_run_downwards():
-    broken = [line for path, text in sources(*INSTALLED) for line in forbidden_imports(text, path)]
+    broken = [line for path, text in sources(*house.SOURCES) for line in forbidden_imports(text, path)]
     assert not broken, "\n".join(broken)
 
 
@@ -272,66 +207,9 @@ def test_a_rightful_import_is_not_reported(path, source):
     assert forbidden_imports(source, path) == []
 
 
-Graph = dict[str, set[str]]
-
-
-def graph_of(files: Iterable[tuple[str, str]]) -> Graph:
-    """Which modules each file names in any way: loaded, loaded later, for types, in strings.
-
-    What a package's ``__init__.py`` names does not count: it offers what is below it.
-    """
-    texts = dict(files)
-    modules = {module_name(path) for path in texts}
-    graph = {}
-    for path, text in texts.items():
-        if not path.endswith("__init__.py"):
-            found = {item.module for item in imports(text, path, modules)}
-            graph[module_name(path)] = {nearest(name, modules) for name in found}
-    return {name: found & modules - {name} for name, found in graph.items()}
-
-
-def folders_of(graph: Graph) -> Graph:
-    """The same between folders: a module's folder is its package."""
-    found: Graph = {}
-    for name, named in graph.items():
-        folder = name.rpartition(".")[0]
-        others = {other.rpartition(".")[0] if other in graph else other for other in named}
-        found.setdefault(folder, set()).update(others - {folder})
-    return found
-
-
-def circles(graph: Graph) -> list[set[str]]:
-    """The groups in which each name leads to each other."""
-    reached: Graph = {}
-    for start in graph:
-        reached[start], front = set(), set(graph[start])
-        while front:
-            name = front.pop()
-            if name not in reached[start]:
-                reached[start].add(name)
-                front |= graph.get(name, set())
-    groups = {frozenset({b for b in reached[a] if a in reached.get(b, ())}) for a in graph}
-    return sorted((set(group) for group in groups if len(group) > 1), key=sorted)
-
-
-TENSOR = {"minigrad", "minigrad.methods"}
-"""The folders of one allowed group: methods take tensors, and Tensor inherits the methods."""
-UNMENDED = (
-    TENSOR | {f"minigrad.{name}" for name in ("cuda", "data", "files", "nn", "ops", "ops.elementwise", "optim")},
-)
-"""The folders of circles that are still there: they may become fewer, and no other may come."""
-
-
-def test_there_are_no_circles() -> None:
-    graph = graph_of(sources(*INSTALLED))
-    of_files = [{name.rpartition(".")[0] for name in group} for group in circles(graph)]
-    found = [group for group in [*of_files, *circles(folders_of(graph))] if not group <= TENSOR]
-    assert [group for group in found if not any(group <= known for known in UNMENDED)] == []
-
-
 def test_an_injected_circle_of_imports_is_caught() -> None:
-    up = {"minigrad/a/__init__.py": "", "minigrad/b/__init__.py": "", "minigrad/a/one.py": "from ..b import two"}
-    pair = {"minigrad.a.one", "minigrad.b.two"}
+    one, two, three = (Path(f"minigrad/{name}.py") for name in ("a/one", "b/two", "b/three"))
+    up = {Path("minigrad/a/__init__.py"): "", Path("minigrad/b/__init__.py"): "", one: "from ..b import two"}
     for text in (
         "from ..a import one",
         "from ..a.one import f",
@@ -341,12 +219,12 @@ def test_an_injected_circle_of_imports_is_caught() -> None:
         "NAME = 'minigrad.a.one'",
         "NAME = f'{OURS}.a.one'",
     ):
-        graph = graph_of([*up.items(), ("minigrad/b/two.py", text)])
-        assert circles(graph) == [pair], text
-        assert circles(folders_of(graph)) == [{"minigrad.a", "minigrad.b"}], text
-    other = [*up.items(), ("minigrad/b/two.py", "import math"), ("minigrad/b/three.py", "from ..a import one")]
-    assert circles(graph_of(other)) == []
-    assert circles(folders_of(graph_of(other))) == [{"minigrad.a", "minigrad.b"}]
+        graph = house.graph_of({**up, two: text})
+        assert house.circles(graph) == [["minigrad.a.one", "minigrad.b.two"]], text
+        assert house.circles(house.folders_of(graph, ("minigrad",))) == [["minigrad.a", "minigrad.b"]], text
+    graph = house.graph_of({**up, two: "import math", three: "from ..a import one"})
+    assert house.circles(graph) == []
+    assert house.circles(house.folders_of(graph, ("minigrad",))) == [["minigrad.a", "minigrad.b"]]
 
 
 # A Module and the Function that it calls, and a family's interface, have one name; so does what mirrors two libraries.
@@ -357,7 +235,7 @@ def repeated_classes(named: Iterable[tuple[str, str]]) -> list[str]:
     """Names of public classes that several modules define, but for a Function in ``ops`` with the name of a Module."""
     places: dict[str, list[str]] = {}
     for module, text in named:
-        for node in ast.walk(parse(text)):
+        for node in ast.walk(house.parse(text)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module)
     pairs = {name: sorted(m.split("/")[1] for m in found) for name, found in places.items() if len(found) > 1}
@@ -365,7 +243,7 @@ def repeated_classes(named: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def test_a_class_name_means_one_thing() -> None:
-    assert repeated_classes(sources(*INSTALLED)) == []
+    assert repeated_classes(sources(*house.SOURCES)) == []
 
 
 def test_an_injected_second_class_is_caught() -> None:
@@ -375,7 +253,7 @@ def test_an_injected_second_class_is_caught() -> None:
 
 
 def test_no_data_becomes_code():
-    folders = *INSTALLED, "examples", "benchmarks"
+    folders = *house.SOURCES, "examples", "benchmarks"
     found = [line for path, text in sources(*folders) for line in unsafe_code(text, path)]
     allowed = {
         # The kernel cache is Numba's pickle, in a folder that nobody else can write.
@@ -409,67 +287,30 @@ def test_injected_unsafe_code_is_caught(source):
 # The names ------------------------------------------------------------------------------------------------------------
 
 
-def stems(folder: Path) -> set[str]:
-    """The names of a folder's modules."""
-    return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
-
-
-def rooms(folder: Path) -> set[str]:
-    """The names of a folder's modules and packages."""
-    return stems(folder) | {path.parent.name for path in folder.glob("*/__init__.py")}
-
-
-OPERATIONS = rooms(ROOT / "minigrad/ops")
-TESTS = {stem.removeprefix("test_") for stem in stems(ROOT / "tests/ops")}
-STAGES = stems(ROOT / "minigrad/cpu_kernels/stages")  # several families in one launch, on the CPU alone
-FAMILIES = OPERATIONS - STAGES | WITHOUT_OPERATION
-BACKENDS = {
-    "minigrad/cpu_kernels": stems(ROOT / "minigrad/cpu_kernels") | set(cpu_kernels.PLAIN_ONLY),
-    "minigrad/plain_kernels": set(plain_kernels.PLAIN_ONLY),
-    "cuda_kernels": stems(ROOT / "cuda_kernels") | set(cuda_kernels.PLAIN_ONLY),
-}
-
-
-def mismatched_stems(families: set[str], backends: dict[str, set[str]]) -> list[str]:
-    """Where the find-it rule fails: a backend has its families, in files or declared, and nothing else."""
-    return [
-        f"{folder}/{stem} {'is no family' if stem in found else 'is missing'}"
-        for folder, found in backends.items()
-        for stem in sorted(families ^ found)
-    ]
-
-
-def test_operation_kernel_and_test_have_one_name() -> None:
-    broken = mismatched_stems(FAMILIES, BACKENDS)
-    broken += [f"minigrad/ops/{stem}.py has no tests/ops/test_{stem}.py" for stem in sorted(OPERATIONS - TESTS)]
-    assert OPERATIONS
-    assert not broken, "\n".join(broken)
-
-
 def test_an_injected_stray_file_is_caught() -> None:
-    assert mismatched_stems({"gelu"}, {"cpu": {"gelu"}, "cuda": {"gelu"}}) == []
-    assert mismatched_stems({"gelu"}, {"cpu": {"gelu"}, "cuda": {"gelu", "relu"}}) == ["cuda/relu is no family"]
-    assert mismatched_stems({"gelu"}, {"cpu": set(), "cuda": {"gelu"}}) == ["cpu/gelu is missing"]
+    assert house.mismatched_stems({"gelu"}, {"cpu": {"gelu"}, "cuda": {"gelu"}}) == []
+    assert house.mismatched_stems({"gelu"}, {"cpu": {"gelu"}, "cuda": {"gelu", "relu"}}) == ["cuda/relu is no family"]
+    assert house.mismatched_stems({"gelu"}, {"cpu": set(), "cuda": {"gelu"}}) == ["cpu/gelu is missing"]
 
 
 def test_plain_families_are_declared_and_have_no_file_of_their_own() -> None:
     for name in cpu_kernels.PLAIN_ONLY:
         assert getattr(cpu_kernels, name) is getattr(plain_kernels, name)
-    for name in FAMILIES - set(cpu_kernels.PLAIN_ONLY):
+    for name in house.FAMILIES - set(cpu_kernels.PLAIN_ONLY):
         assert getattr(cpu_kernels, name) is not getattr(plain_kernels, name), f"{name} is imported from plain_kernels"
-    assert not stems(ROOT / "minigrad/cpu_kernels") & set(cpu_kernels.PLAIN_ONLY)
-    assert not stems(ROOT / "cuda_kernels") & set(cuda_kernels.PLAIN_ONLY)
+    assert not house.stems("minigrad/cpu_kernels") & set(cpu_kernels.PLAIN_ONLY)
+    assert not house.stems("cuda_kernels") & set(cuda_kernels.PLAIN_ONLY)
 
 
 def unchecked(test: str) -> bool:
     """Whether an operation's tests leave out the harness: every check on every Op, parametrised."""
-    calls = [node for node in ast.walk(parse(test)) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(house.parse(test)) if isinstance(node, ast.Call)]
     given = [ast.unparse(argument) for call in calls for argument in call.args[:2]]
     return not {"'check'", "CHECKS", "'op'", "OPS"} <= set(given)
 
 
 def test_every_operation_goes_through_the_harness():
-    files = [ROOT / f"tests/ops/test_{stem}.py" for stem in sorted(OPERATIONS)]
+    files = [ROOT / f"tests/ops/test_{stem}.py" for stem in sorted(house.OPERATIONS)]
     assert files
     broken = [path.name for path in files if unchecked(path.read_text(encoding="utf-8"))]
     assert not broken, f"without the checks of tests/harness.py: {broken}"
@@ -529,7 +370,7 @@ def unlike(plain: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -
 
 def test_all_backends_have_the_same_functions():
     done = subprocess.run(
-        [sys.executable, "-c", INTERFACES, *FAMILIES],
+        [sys.executable, "-c", INTERFACES, *house.FAMILIES],
         env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},  # so that the CUDA families can be imported anywhere
         capture_output=True,
         text=True,
@@ -587,8 +428,8 @@ def test_public_names_are_documented(package):
 def test_every_module_says_what_it_is():
     missing = [
         path
-        for path, text in sources(*INSTALLED, "examples", "benchmarks", "tests")
-        if not ast.get_docstring(parse(text))
+        for path, text in sources(*house.SOURCES, "examples", "benchmarks", "tests")
+        if not ast.get_docstring(house.parse(text))
     ]
     assert not missing, "\n".join(missing)
 

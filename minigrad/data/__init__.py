@@ -22,4 +22,8 @@ __all__ = [
 # fmt: on
 
 if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
-    __getattr__ = _hints.of_module(__name__)
+    _instead = {
+        "DataLoader": "RandomBatches and EpochBatches give batches of tokens; of arrays, index with randperm(n)",
+        "Dataset": "open_tokens reads token files, load_corpus texts",
+    }
+    __getattr__ = _hints.of_module(__name__, _instead)

@@ -530,4 +530,5 @@ def _masked_attention(
 
 
 if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
-    __getattr__ = _hints.of_module(__name__)
+    _others = ("conv1d", "conv2d", "conv3d", "max_pool2d", "avg_pool2d")
+    __getattr__ = _hints.of_module(__name__, dict.fromkeys(_others, _hints.OTHER_LAYERS), searched=True)

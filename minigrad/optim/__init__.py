@@ -28,4 +28,10 @@ __all__ = [
 # fmt: on
 
 if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
-    __getattr__ = _hints.of_module(__name__)
+    _instead = {
+        "lr_scheduler": "schedules are here, such as CosineAnnealing; optimizer.set_lr(schedule.get_lr(step)), or give "
+        "one to a trainer",
+        "clip_grad_norm_": f"use {_hints.CLIP_GRADS}",
+        "RMSprop": "use AdamW or SGD",
+    }
+    __getattr__ = _hints.of_module(__name__, _instead, searched=True)
