@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .modes import current_graph, of_thread
+from .modes import constant, current_graph, of_thread
 
 if TYPE_CHECKING:
     from .cuda.cuda_graph import Graph
@@ -98,17 +98,6 @@ def by(graph: Graph) -> Iterator[None]:
         yield
     finally:
         of_thread.mode.graph = None
-
-
-def constant(make: Callable[[], Tensor]) -> Tensor:
-    """``make()``; during capture a copy of what it gives then, for data from the host that numbers alone decide."""
-    graph = current_graph()
-    if graph is None:
-        return make()
-    with graph.paused():
-        found = make()
-    graph.raw.keep.append(found)
-    return found.clone()
 
 
 def number(x: Any, make: type[Tensor], dtype: Any, device: Device) -> Tensor:

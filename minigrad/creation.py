@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from . import capturing, dlpack, dtypes, hints, shapes
 from .autograd import TensorCore
 from .device import CPU, Device
 from .errors import bad_type, bad_value, check_choice
+from .modes import constant
 from .ops import indexing, movement
 from .random import Generator, default_generator, draw
 from .tensor import Operand, Tensor
@@ -19,6 +20,18 @@ from .tensor import Operand, Tensor
 def _finish(array: Any, device: Device, requires_grad: bool) -> Tensor:
     x = Tensor.wrap(array, device)
     return x.requires_grad_() if requires_grad else x
+
+
+def _of_numbers(make: Callable[[], np.ndarray], dtype: np.dtype[Any], device: str | Device) -> Tensor:
+    """``make()``, a new array that numbers alone decide, as a tensor."""
+    device = Device(device)
+
+    def made() -> Tensor:
+        with np.errstate(over="ignore"):  # to infinity, as everywhere
+            return Tensor.wrap(device.kernels.from_host(make().astype(dtype, copy=False)), device)
+
+    found: Tensor = constant(made)
+    return found
 
 
 def tensor(data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
@@ -142,39 +155,42 @@ def arange(
         start, end = 0, start
     if step == 0:
         raise bad_value("arange: step must not be 0")
-    if dtype is None and any(isinstance(v, float) for v in (start, end, step)):
-        dtype = dtypes.default_dtype()
-    return capturing.constant(lambda: Tensor(np.arange(start, end, step), dtype=dtype, device=device))
+    if dtype is None:
+        floating = any(isinstance(v, float) for v in (start, end, step))
+        dtype = dtypes.default_dtype() if floating else dtypes.int64
+    else:
+        dtype = dtypes.as_dtype(dtype)
+    return _of_numbers(lambda: np.arange(start, end, step), dtype, device)
 
 
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """``steps`` evenly spaced values from start to end, both included."""
-    dtype = dtype or dtypes.default_dtype()
-    return capturing.constant(lambda: Tensor(np.linspace(start, end, steps), dtype=dtype, device=device))
+    dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
+    return _of_numbers(lambda: np.linspace(start, end, steps), dtype, device)
 
 
 def logspace(
     start: float, end: float, steps: int, base: float = 10.0, *, dtype: Any = None, device: str | Device = CPU
 ) -> Tensor:
     """``steps`` values from base**start to base**end, both included, whose exponents are evenly spaced."""
-    dtype = dtype or dtypes.default_dtype()
-    return capturing.constant(lambda: Tensor(np.logspace(start, end, steps, base=base), dtype=dtype, device=device))
+    dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
+    return _of_numbers(lambda: np.logspace(start, end, steps, base=base), dtype, device)
 
 
 def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """The (n, m) matrix with ones on the diagonal."""
-    dtype = dtype or dtypes.default_dtype()
-    return capturing.constant(lambda: Tensor(np.eye(n, m), dtype=dtype, device=device))
+    dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
+    return _of_numbers(lambda: np.eye(n, m), dtype, device)
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the lower triangle of a (row, col) matrix, row by row; see ``tril``."""
-    return capturing.constant(lambda: Tensor(np.stack(np.tril_indices(row, offset, col)), device=device))
+    return _of_numbers(lambda: np.stack(np.tril_indices(row, offset, col)), dtypes.int64, device)
 
 
 def triu_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the upper triangle of a (row, col) matrix, row by row; see ``triu``."""
-    return capturing.constant(lambda: Tensor(np.stack(np.triu_indices(row, offset, col)), device=device))
+    return _of_numbers(lambda: np.stack(np.triu_indices(row, offset, col)), dtypes.int64, device)
 
 
 def _draw(kind: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from .errors import bad_type, bad_value, located
+from .plain_kernels.shape import is_half as is_half
 
 bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 float16: np.dtype[Any] = np.dtype(np.float16)
@@ -80,11 +81,6 @@ def check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Whether the dtype is a floating one (only such tensors can require grad)."""
     return dtype.kind in "fV"
-
-
-def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether the dtype is float16 or bfloat16, which are computed with as float32."""
-    return dtype.kind in "fV" and dtype.itemsize == 2
 
 
 def finfo(dtype: np.dtype[Any]) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 from .autograd import TensorCore
 from .dtypes import as_dtype, bfloat16, float16, float32, float64, is_floating, is_half
 from .errors import bad_value
-from .modes import F, of_thread, refuse_generators
+from .modes import F, is_autocast_enabled, of_thread, refuse_generators
 from .ops.elementwise import Cast
 
 _DEFAULT_DTYPE = {"cpu": bfloat16, "cuda": float16}  # PyTorch's
@@ -176,3 +176,30 @@ def autocasting(state: Autocasting | None) -> Iterator[None]:
         yield
     finally:
         of_thread.mode.autocast, _thread.cache = outer
+
+
+def in_float32(function: F) -> F:
+    """A function of several operations, which float16 and bfloat16 tensors pass in float32, so the result is rounded
+    once, to the dtype of the first.
+    """
+    return _widened(function, rounded=True)
+
+
+def autocast_to_float32(function: F) -> F:
+    """``in_float32``; but within autocast the result stays float32."""
+    return _widened(function, rounded=False)
+
+
+def _widened(function: F, rounded: bool) -> F:
+    @functools.wraps(function)
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, TensorCore) or not is_half(x.dtype):
+            return function(x, *args, **kwargs)
+        wide = [a.float() if isinstance(a, TensorCore) and is_half(a.dtype) else a for a in args]
+        named = {k: a.float() if isinstance(a, TensorCore) and is_half(a.dtype) else a for k, a in kwargs.items()}
+        chosen = not rounded and is_autocast_enabled(x.device.type)
+        with autocasting(None):
+            y = function(x.float(), *wide, **named)
+        return y if chosen else y.to(x.dtype)
+
+    return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature

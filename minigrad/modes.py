@@ -29,7 +29,7 @@ def check_fast(value: str) -> bool:
     return value == "0"
 
 
-_UNFUSED = check_fast(os.environ.get("MINIGRAD_FAST", ""))
+FAST_IS_OFF: bool = check_fast(os.environ.get("MINIGRAD_FAST", ""))
 _CHOSEN = check_kernels("MINIGRAD_KERNELS in the environment", os.environ.get("MINIGRAD_KERNELS") or "cpu")
 
 
@@ -45,7 +45,7 @@ class Mode:
         self.autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
         self.kernels: str | None = _CHOSEN  # "plain": tensors on the CPU have the plain kernels; see device.kernels
         # Which plans of minigrad.fast are off: all (True), none (False), or those of these names.
-        self.unfused: bool | frozenset[str] = _UNFUSED
+        self.unfused: bool | frozenset[str] = FAST_IS_OFF
         self.recorder: Any = None  # what is told of each module's call (a plans.Recorder)
 
 
@@ -68,6 +68,17 @@ def current_graph() -> Any:
     return of_thread.mode.graph
 
 
+def constant(make: Callable[[], Any]) -> Any:
+    """The tensor ``make()``; while a graph is captured a copy of it, for data of the host that numbers alone decide."""
+    graph = of_thread.mode.graph
+    if graph is None:
+        return make()
+    with graph.paused():
+        found = make()
+    graph.raw.keep.append(found)
+    return found.clone()
+
+
 def is_autocast_enabled(device_type: str) -> bool:
     """Whether operations of the calling thread on this type of device, "cpu" or "cuda", choose their dtype."""
     autocast = of_thread.mode.autocast
@@ -80,6 +91,12 @@ def cast_inputs(policy: str, *inputs: Any) -> tuple[Any, ...]:
     """
     autocast = of_thread.mode.autocast
     return inputs if autocast is None else autocast.cast(policy, inputs)
+
+
+def in_dtype_of(x: Any, y: Any) -> Any:
+    """The tensor ``y`` in the dtype of ``x``; within autocast, which chose another, as it is."""
+    dtype = x.data.dtype
+    return y if y.data.dtype is dtype or y.data.dtype == dtype or is_autocast_enabled(x.device.type) else y.to(dtype)
 
 
 def refuse_generators(name: str, fn: Callable[..., Any]) -> None:

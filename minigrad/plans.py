@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from .errors import bad_value
-from .modes import of_thread
+from .modes import FAST_IS_OFF, of_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +50,10 @@ class CallRecorder:
 
 
 PLANS: dict[Callable[..., Any], tuple[Plan, ...]] = {}
-"""By a method as its class defines it, the plans for it, best first. A subclass that overrides the method has none."""
+"""By a method as its class defines it, the plans for it, best first. A subclass that overrides the method has none.
+
+Empty with ``MINIGRAD_FAST=0``: then no call comes here.
+"""
 
 
 def choose(method: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
@@ -93,6 +96,8 @@ def _choose_on_record(
 
 def planned(method: F) -> F:
     """A method other than ``forward`` that may have plans."""
+    if FAST_IS_OFF:
+        return method
 
     @functools.wraps(method)
     def asked(module: Any, *args: Any) -> Any:
@@ -121,7 +126,7 @@ def unfused(*names: str) -> Iterator[None]:
     With ``names``, the plans of these names are off; ``minigrad.explain`` shows them. ``MINIGRAD_FAST=0`` in the
     environment turns all off. ValueError for an unknown name.
     """
-    if unknown := set(names) - {plan.name for plans in PLANS.values() for plan in plans}:
+    if not FAST_IS_OFF and (unknown := set(names) - {plan.name for plans in PLANS.values() for plan in plans}):
         raise bad_value(f"unfused: there is no plan {sorted(unknown)[0]!r}; explain shows their names")
     mode = of_thread.mode
     before = mode.unfused

@@ -306,3 +306,19 @@ for _base in Tensor.__bases__[:-1]:
 
 # What a tensor combines with: the ``other`` of ``x + other``.
 Operand: TypeAlias = Tensor | int | float | np.generic | np.ndarray | list[Any] | tuple[Any, ...]
+
+
+def check_tensor(name: str, x: Any) -> Tensor:
+    """``x``, if it is a tensor."""
+    if not isinstance(x, Tensor):
+        raise bad_type(f"{name} expects a tensor, not {type(x).__name__}; make one with minigrad.tensor(...)")
+    return x
+
+
+def floating(name: str, x: Tensor) -> Tensor:
+    """``x``, if it is a tensor of a floating dtype."""
+    if isinstance(x, Tensor) and x.data.dtype.kind == "f":  # the usual case, quickly
+        return x
+    if not check_tensor(name, x).is_floating_point():
+        raise bad_type(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()")
+    return x

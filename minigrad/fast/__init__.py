@@ -6,6 +6,7 @@ and why others do not; ``MINIGRAD_FAST=0`` or ``with minigrad.unfused():`` turns
 
 from .. import models, nn
 from ..models.llama import LlamaBlock
+from ..modes import FAST_IS_OFF
 from ..plans import PLANS
 from .add_norm import AddNorm, AddNormAcrossBlocks
 from .decode import Decode
@@ -13,13 +14,14 @@ from .embeddings import Embeddings
 from .sums import FusedFeedForward, SumsInProducts
 from .whole_block import WholeBlock
 
-PLANS.update(
-    {
-        nn.Block.forward: (WholeBlock(), AddNorm(), SumsInProducts()),
-        nn.MLP.forward: (FusedFeedForward(),),
-        LlamaBlock.forward: (AddNorm(),),
-        models.GPT2._embed: (Embeddings(),),
-        models.CausalLM._through: (AddNormAcrossBlocks(),),
-        models.CausalLM.forward: (Decode(),),
-    }
-)
+if not FAST_IS_OFF:
+    PLANS.update(
+        {
+            nn.Block.forward: (WholeBlock(), AddNorm(), SumsInProducts()),
+            nn.MLP.forward: (FusedFeedForward(),),
+            LlamaBlock.forward: (AddNorm(),),
+            models.GPT2._embed: (Embeddings(),),
+            models.CausalLM._through: (AddNormAcrossBlocks(),),
+            models.CausalLM.forward: (Decode(),),
+        }
+    )

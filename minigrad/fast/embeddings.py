@@ -10,7 +10,7 @@ from ..autograd import Function
 from ..dtypes import float32, float64
 from ..models.gpt2 import GPT2
 from ..modes import of_thread
-from ..nn.checks import check_indices
+from ..nn.functional import check_indices
 from ..ops.embedding import add_rows
 from ..plans import Plan
 from ..tensor import Tensor

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..device import CPU, plain_families
 from ..errors import bad_type
+from ..modes import FAST_IS_OFF
 from ..nn.module import Module
 from ..plans import CallRecorder, Plan, recording
 
@@ -56,6 +57,8 @@ def explain(model: Module, *args: Any) -> Explanation:
     if not isinstance(model, Module):
         raise bad_type(f"explain: the model is a {type(model).__name__}; expected a Module, then its inputs")
     explanation = Explanation(model)
+    if FAST_IS_OFF:
+        explanation.lines.append("no fast way is tried: MINIGRAD_FAST=0")
     with recording(explanation):
         model(*args)
     device = next((parameter.device for parameter in model.parameters()), CPU)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import capturing, dtypes, shapes
+from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_option
 from ..indices import check_range, parse_index, scatter_source
-from ..modes import cast_inputs
+from ..modes import cast_inputs, constant
 from ..ops import indexing
 from ..random import Generator, draw
 
@@ -196,7 +196,7 @@ class IndexingMethods:
         def every() -> Tensor:
             return self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
 
-        places = capturing.constant(every)[tuple(indices)]
+        places = constant(every)[tuple(indices)]
         if isinstance(values, TensorCore):
             values = values.expand(*places.shape).reshape(-1)
         write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter

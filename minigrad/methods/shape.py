@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import capturing, dtypes, shapes
+from .. import dtypes, shapes
 from ..errors import bad_value
 from ..indices import repeated_positions
+from ..modes import constant
 from ..ops import movement
 from ..shapes import Dim
 
@@ -165,7 +166,7 @@ class ShapeMethods:
         def positions() -> Tensor:
             return self.tensor_type(repeated_positions(repeats, size), device=self.device)
 
-        return self.index_select(dim, capturing.constant(positions) if isinstance(repeats, int) else positions())
+        return self.index_select(dim, constant(positions) if isinstance(repeats, int) else positions())
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
         """With borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ...

@@ -60,7 +60,7 @@ class CausalLM(HubModel):
     def _through(self, x: Tensor, caches: list[nn.KVCache] | None) -> Tensor:
         """(B, T, C) through all blocks, which are recomputed in backward if the configuration says so, and the norm."""
         blocks, norm = self._trunk
-        for i, block in enumerate(blocks):
+        for i, block in enumerate(blocks.children()):
             if self.config.checkpoint_blocks and not caches:
                 x = checkpoint(block, x)
             else:

@@ -6,7 +6,6 @@ from .. import hints as _hints
 from . import functional, init
 from .activation_modules import (
     ELU,
-    GELU,
     GLU,
     SELU,
     Hardswish,
@@ -26,7 +25,7 @@ from .activation_modules import (
 from .channel_norms import BatchNorm1d, GroupNorm
 from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from .kv_cache import KVCache
-from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
+from .layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .llama_parts import GroupedQueryAttention, SwiGLU
 from .loss_modules import (
     BCELoss,

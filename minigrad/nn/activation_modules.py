@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ..errors import check_choice
 from ..tensor import Tensor
 from . import functional as F
 from .module import Module
@@ -32,17 +31,6 @@ class _Activation(Module):
     def extra_repr(self) -> str:
         """The options."""
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._options)
-
-
-class GELU(_Activation):
-    """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
-
-    approximate: str
-    _function = F.gelu
-
-    def __init__(self, approximate: str = "none") -> None:
-        check_choice("GELU", "approximate", approximate, ("none", "tanh"))
-        self._start(approximate=approximate)
 
 
 class ReLU(_Activation):

@@ -16,9 +16,10 @@ from .. import shapes
 from ..autograd import no_grad
 from ..creation import one_hot as one_hot
 from ..creation import ones, where, zeros
-from ..dtypes import bool_, finfo, float32, is_floating, is_half
-from ..errors import bad_type, bad_value, check_choice
-from ..modes import cast_inputs, is_autocast_enabled
+from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
+from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice
+from ..mixed_precision import autocast_to_float32, in_float32
+from ..modes import cast_inputs, in_dtype_of, is_autocast_enabled
 from ..ops import activation, attention, elementwise
 from ..ops import batch_norm as batch_norm_ops
 from ..ops import dropout as dropout_ops
@@ -31,8 +32,7 @@ from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rms_norm as rms_norm_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
-from ..tensor import Tensor
-from .checks import autocast_to_float32, check_indices, check_tensor, floating, in_dtype_of, in_float32
+from ..tensor import Tensor, check_tensor, floating
 from .losses import binary_cross_entropy as binary_cross_entropy
 from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy
@@ -261,12 +261,33 @@ def feed_forward(
             f"feed_forward: weight2 {weight2.shape}, bias2 {None if bias2 is None else bias2.shape}; expected "
             f"weight2 (out, {hidden}), as weight {weight.shape} gives {hidden} channels, and bias2 (out,)"
         )
-    apply = linear_ops.FeedForward.apply
+    apply = gelu_ops.FeedForward.apply
     if residual is None:
         return apply(x, weight, bias, weight2, bias2, approximate=approximate)
     if not _added(residual, x, weight2):
         return residual + apply(x, weight, bias, weight2, bias2, approximate=approximate)
     return apply(x, weight, bias, weight2, bias2, residual, approximate=approximate)
+
+
+def check_indices(indices: Any, weight: Tensor) -> Tensor:
+    """``indices`` as int64, if they are integers that name rows of the table ``weight`` (num, dim)."""
+    if check_tensor("embedding", indices).data.dtype.kind not in "iu":
+        raise bad_type(
+            f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight), "
+            "and .long() converts"
+        )
+    if weight.ndim != 2:
+        raise bad_value(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
+    if indices.device is not weight.device:
+        raise bad_state(
+            f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
+        )
+    labels: Tensor = indices if indices.data.dtype == int64 else indices.long()
+    bad = weight.device.kernels.embedding.check_indices(labels.data, weight.shape[0])
+    if bad >= 0:
+        index = int(labels.reshape(-1)[bad])
+        raise bad_index(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
+    return labels
 
 
 def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:

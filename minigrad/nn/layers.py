@@ -7,7 +7,7 @@ from typing import Any
 
 from ..autograd import no_grad
 from ..creation import empty, ones, zeros
-from ..errors import bad_value
+from ..errors import bad_value, check_choice
 from ..shapes import shape_argument
 from ..tensor import Tensor
 from . import functional as F
@@ -153,3 +153,22 @@ class Dropout(Module):
     def extra_repr(self) -> str:
         """The probability."""
         return f"p={self.p}"
+
+
+class GELU(Module):
+    """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
+
+    approximate: str
+
+    def __init__(self, approximate: str = "none") -> None:
+        check_choice("GELU", "approximate", approximate, ("none", "tanh"))
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        return F.gelu(x, self.approximate)
+
+    def extra_repr(self) -> str:
+        """The form."""
+        return f"approximate={self.approximate!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..tensor import Tensor
 from . import functional as F
-from .checks import check_reduction
+from .losses import check_reduction
 from .module import Module
 
 

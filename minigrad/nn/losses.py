@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from ..dtypes import float32, float64, int64
-from ..errors import bad_index, bad_type, bad_value
-from ..modes import cast_inputs, current_graph
+from ..errors import bad_index, bad_type, bad_value, check_choice
+from ..mixed_precision import autocast_to_float32
+from ..modes import cast_inputs, current_graph, in_dtype_of
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
 from ..ops import linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
-from ..tensor import Tensor
-from .checks import autocast_to_float32, check_reduction, check_tensor, floating, in_dtype_of, reduced
+from ..tensor import Tensor, check_tensor, floating
+
+
+def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")) -> None:
+    """ValueError unless ``reduction`` is one of ``known``."""
+    if reduction not in known:
+        check_choice(name, "reduction", reduction, known)
+
+
+def reduced(losses: Tensor, reduction: str) -> Tensor:
+    """The mean or sum of ``losses``, or themselves."""
+    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
 @autocast_to_float32

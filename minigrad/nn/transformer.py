@@ -11,12 +11,10 @@ import math
 from ..creation import ones, where
 from ..dtypes import bool_
 from ..errors import bad_value
-from ..tensor import Tensor
+from ..tensor import Tensor, check_tensor
 from . import functional as F
-from .activation_modules import GELU
-from .checks import check_tensor
 from .kv_cache import KVCache
-from .layers import Dropout, LayerNorm, Linear
+from .layers import GELU, Dropout, LayerNorm, Linear
 from .module import Module
 
 

@@ -1,4 +1,4 @@
-"""Linear layers, and what runs in one pass with them: a residual, the GELU between two layers."""
+"""Linear layers, with the sum that follows one."""
 
 from __future__ import annotations
 
@@ -45,41 +45,3 @@ class Linear(Function):
         if dx is not None and len(self.shape) != 2:
             dx = dx.reshape(self.shape)
         return (dx, dweight, dbias, dy if len(needs) == 4 and needs[3] else None)[: len(needs)]
-
-
-class FeedForward(Function):
-    """y = g V^T + c (+ r) with g = gelu(h), h = x W^T + b;  dg = dy V, dV = dy^T g, dc = sum of dy over the rows,
-    dh = dg gelu'(h), and dx, dW, db from dh as in ``Linear``; dr = dy.
-
-    Of the two matrices of the hidden size only h is kept: backward has g from the exponential that gelu' needs.
-    """
-
-    __slots__ = ("approximate", "shape")
-    autocast = "half"
-    half_kernels = "matmul"
-    promotes = True
-    approximate: str
-    shape: tuple[int, ...]
-
-    def forward(
-        self, x: Any, weight: Any, bias: Any, weight2: Any, bias2: Any, residual: Any = None, *, approximate: str
-    ) -> Any:
-        self.approximate, self.shape = approximate, x.shape
-        linear, rows = self.kernels.linear, rows_of(x)
-        if True in self.needs:
-            activation, before = linear.forward_gelu(rows, weight, bias, approximate)
-            self.saved = (rows, weight, before, weight2)
-        else:
-            activation, _ = linear.forward_gelu(rows, weight, bias, approximate)
-        y = linear.forward(activation, weight2, bias2, None if residual is None else rows_of(residual))
-        return y.reshape(*x.shape[:-1], weight2.shape[0])
-
-    def backward(self, dy: Any) -> Any:
-        rows, weight, before, weight2 = self.saved
-        needs, linear = self.needs, self.kernels.linear
-        dy_rows = rows_of(dy)
-        dbefore, activation = linear.backward_gelu(dy_rows, weight2, before, self.approximate)
-        _, dweight2, dbias2 = linear.backward(dy_rows, activation, None, (False, needs[3], needs[4]))
-        dx, dweight, dbias = linear.backward(dbefore, rows, weight, needs[:3])
-        dx = None if dx is None else dx.reshape(self.shape)
-        return (dx, dweight, dbias, dweight2, dbias2, dy)[: len(needs)]
