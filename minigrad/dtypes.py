@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from .errors import bad_type, bad_value, located
-from .plain_kernels.shape import is_half as is_half
+from .plain_kernels.arrays import is_half as is_half
 
 bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 float16: np.dtype[Any] = np.dtype(np.float16)

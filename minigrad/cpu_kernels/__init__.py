@@ -1,7 +1,7 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
 from ..plain_kernels import activation, batch_norm, comparison, indexing, log_sigmoid, movement, trigonometry
-from ..plain_kernels.shape import (
+from ..plain_kernels.arrays import (
     Array,
     as_array,
     contiguous,

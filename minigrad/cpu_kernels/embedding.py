@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..plain_kernels.shape import is_half
+from ..plain_kernels.arrays import is_half
 from .toolbox import threads
 from .toolbox.jit import kernel
 from .toolbox.task_pool import task_kernel, tasks_of

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..plain_kernels import matmul as plain
-from ..plain_kernels.products import check_shapes
+from ..plain_kernels.transformer import check_shapes
 from .toolbox import bfloat16_product, threads
 from .toolbox.product_loops import (
     DEPTH_BLOCK,

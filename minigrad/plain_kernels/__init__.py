@@ -5,14 +5,7 @@ runs in ``minigrad.kernels("plain")``, and the families that another backend nam
 NumPy and each other; backends and ``device.kernels`` import them.
 """
 
-from .elementwise import activation, comparison, elementwise, gelu, log_sigmoid, trigonometry
-from .losses import cross_entropy, linear_cross_entropy
-from .norms import batch_norm, group_norm, layer_norm, rms_norm, softmax
-from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
-from .products import attention, linear, matmul, rope
-from .random import dropout, random
-from .reduce import reduce
-from .shape import (
+from .arrays import (
     Array,
     as_array,
     contiguous,
@@ -27,10 +20,16 @@ from .shape import (
     movement,
     ones,
     quiet,
+    reduce,
     reinterpret,
     to_host,
     zeros,
 )
+from .elementwise import activation, comparison, elementwise, gelu, log_sigmoid, trigonometry
+from .losses import cross_entropy, linear_cross_entropy
+from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
+from .random import dropout, random
+from .transformer import attention, batch_norm, group_norm, layer_norm, linear, matmul, rms_norm, rope, softmax
 
 stages: None = None  # several families in one launch: none
 fuses_add_norm = False  # no norm adds two arrays first

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .elementwise import quiet
-from .products import linear
+from .transformer import linear
 
 Pair = tuple[np.ndarray, np.ndarray]
 
