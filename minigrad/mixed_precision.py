@@ -191,12 +191,15 @@ def autocast_to_float32(function: F) -> F:
 
 
 def _widened(function: F, rounded: bool) -> F:
+    def half(x: Any) -> bool:
+        return isinstance(x, TensorCore) and is_half(x.data.dtype)
+
     @functools.wraps(function)
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, TensorCore) or not is_half(x.dtype):
+        if not half(x):
             return function(x, *args, **kwargs)
-        wide = [a.float() if isinstance(a, TensorCore) and is_half(a.dtype) else a for a in args]
-        named = {k: a.float() if isinstance(a, TensorCore) and is_half(a.dtype) else a for k, a in kwargs.items()}
+        wide = [a.float() if half(a) else a for a in args]
+        named = {k: a.float() if half(a) else a for k, a in kwargs.items()}
         chosen = not rounded and is_autocast_enabled(x.device.type)
         with autocasting(None):
             y = function(x.float(), *wide, **named)

@@ -93,12 +93,6 @@ def cast_inputs(policy: str, *inputs: Any) -> tuple[Any, ...]:
     return inputs if autocast is None else autocast.cast(policy, inputs)
 
 
-def in_dtype_of(x: Any, y: Any) -> Any:
-    """The tensor ``y`` in the dtype of ``x``; within autocast, which chose another, as it is."""
-    dtype = x.data.dtype
-    return y if y.data.dtype is dtype or y.data.dtype == dtype or is_autocast_enabled(x.device.type) else y.to(dtype)
-
-
 def refuse_generators(name: str, fn: Callable[..., Any]) -> None:
     """TypeError for a function whose body does not run within its call, so that ``@name`` would do nothing."""
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):

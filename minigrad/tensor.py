@@ -29,6 +29,7 @@ from .methods.math import MathMethods
 from .methods.matmul import MatmulMethods
 from .methods.reduce import ReduceMethods
 from .methods.shape import ShapeMethods
+from .modes import is_autocast_enabled
 
 
 class Tensor(
@@ -322,3 +323,9 @@ def floating(name: str, x: Tensor) -> Tensor:
     if not check_tensor(name, x).is_floating_point():
         raise bad_type(f"{name} expects a floating tensor, not {x.dtype}; convert with .float()")
     return x
+
+
+def in_dtype_of(x: Tensor, y: Tensor) -> Tensor:
+    """``y`` in the dtype of ``x``; within autocast, which chose another, as it is."""
+    dtype = x.data.dtype
+    return y if y.data.dtype is dtype or y.data.dtype == dtype or is_autocast_enabled(x.device.type) else y.to(dtype)

@@ -10,9 +10,9 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, 
 from .errors import DataError
 from .tokenizer import Tokens, checked_ids, lone_surrogate
 
+T = TypeVar("T")
 MAX_BYTES = 64 << 20
 # Lists and objects, and commas: they bound the memory that a file can ask for. Llama 3's has 280,000 and 690,000.
 MAX_CONTAINERS, MAX_COMMAS = 1_000_000, 4_000_000
@@ -406,7 +407,7 @@ def _check_text(text: str) -> None:
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def _at(path: str | os.PathLike[str], read: Any) -> Any:
+def _at(path: str | os.PathLike[str], read: Callable[[], T]) -> T:
     """`read()`, its errors beginning with the path."""
     try:
         return read()

@@ -19,7 +19,7 @@ from ..creation import ones, where, zeros
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice
 from ..mixed_precision import autocast_to_float32, in_float32
-from ..modes import cast_inputs, in_dtype_of, is_autocast_enabled
+from ..modes import cast_inputs, is_autocast_enabled
 from ..ops import activation, attention, elementwise
 from ..ops import batch_norm as batch_norm_ops
 from ..ops import dropout as dropout_ops
@@ -32,7 +32,7 @@ from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rms_norm as rms_norm_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
-from ..tensor import Tensor, check_tensor, floating
+from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 from .losses import binary_cross_entropy as binary_cross_entropy
 from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from .losses import cross_entropy as cross_entropy

@@ -7,12 +7,12 @@ from typing import Any
 from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice
 from ..mixed_precision import autocast_to_float32
-from ..modes import cast_inputs, current_graph, in_dtype_of
+from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops
 from ..ops import elementwise, log_sigmoid
 from ..ops import linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
-from ..tensor import Tensor, check_tensor, floating
+from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
 
 def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")) -> None:

@@ -52,7 +52,7 @@ def reinterpret(x: np.ndarray, dtype: Any) -> np.ndarray:
     return x.view(dtype)
 
 
-def quiet() -> Any:
+def quiet() -> np.errstate:
     """A context in which NaN and infinite results raise no warnings."""
     return np.errstate(all="ignore")
 

@@ -235,7 +235,7 @@ def test_what_a_file_may_ask_for():
         (["added_tokens"], {}, "added_tokens must be a list"),
         (["added_tokens", 0, "id"], -1, "has the id -1"),
         (["added_tokens", 0, "lstrip"], True, "lstrip = True is not supported"),
-        (["added_tokens"], [*DOCUMENT["added_tokens"], {**ADDED, "content": "a", "id": 64}], "is also what plain text is encoded to"),
+        (["added_tokens"], [*DOCUMENT["added_tokens"], {**ADDED, "content": "a", "id": 64}], "is also what plain text"),
         (["post_processor"], template(A, A), "once"),
         (["post_processor"], template(X), "once"),
         (["post_processor"], template(A, {"SpecialToken": {"id": "<y>", "type_id": 0}}), "post_processor: "),
