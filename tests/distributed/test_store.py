@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from in_threads import free_port, outcomes
 
 from minigrad.distributed import RendezvousError, Store
 from minigrad.distributed.job import store
@@ -23,33 +24,17 @@ SECRET = "a secret of more than sixteen bytes"
 LOCAL = "127.0.0.1"
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind((LOCAL, 0))
-        return s.getsockname()[1]
-
-
 def meet(
     ranks: Any, world_size: int, port: int, fn: Callable[[Store], Any] | None = None, **options: Any
 ) -> dict[int, Any]:
     """What each rank gets, or the exception it raised; ``options`` may be functions of the rank."""
-    out: dict[int, Any] = {}
 
-    def one(rank: int) -> None:
+    def one(rank: int) -> Any:
         chosen = {key: value(rank) if callable(value) else value for key, value in options.items()}
-        try:
-            with Store(rank, world_size, LOCAL, port, **{"timeout": 10.0, **chosen}) as s:
-                out[rank] = (fn or (lambda s: s.all_gather(b"value %d" % rank)))(s)
-        except Exception as error:
-            out[rank] = error
+        with Store(rank, world_size, LOCAL, port, **{"timeout": 10.0, **chosen}) as s:
+            return (fn or (lambda s: s.all_gather(b"value %d" % rank)))(s)
 
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "a rank hangs"
-    return out
+    return outcomes(ranks, one, 30)
 
 
 def everywhere(world_size: int) -> dict[int, list[bytes]]:
