@@ -625,36 +625,15 @@ def break_by_exception(comm: Communicator) -> None:
     assert error.ranks == (gone,)
 
 
-CHECKS: list[Check] = [
-    check_identity,
-    check_all_reduce,
-    check_large_all_reduce,
-    check_averages,
-    check_special_values,
-    check_broadcast,
-    check_all_gather,
-    check_reduce_scatter,
-    check_all_to_all,
-    check_barrier,
-    check_asynchronous,
-    check_progress_without_the_caller,
-    check_order,
-    check_send_and_recv,
-    check_split,
-    check_wrong_arguments,
-    check_counts_as_change,
-    check_statistics,
-    check_close,
-]
+def _all(prefix: str) -> list[Check]:
+    return [function for name, function in globals().items() if name.startswith(prefix)]
+
+
 SLOW_CHECKS: list[Check] = [check_many_small, check_huge]
-# Need at least two ranks.
-BREAKING: list[Check] = [
-    *MISMATCHES,
-    break_by_other_order,
-    break_by_other_message,
-    break_by_silence,
-    break_by_silence_in_a_message,
-    break_by_short_wait,
-    break_by_close,
-    break_by_exception,
-]
+CHECKS: list[Check] = [check for check in _all("check_") if check not in SLOW_CHECKS]
+BREAKING: list[Check] = [*MISMATCHES, *_all("break_by_")]  # need at least two ranks
+
+
+def name_of(check: Check) -> str:
+    """Its name in the names of tests."""
+    return check.__name__

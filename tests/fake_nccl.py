@@ -19,6 +19,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from in_threads import outcomes
 
 # Written from nccl.h, not taken from what is tested.
 CODES = {
@@ -407,29 +408,10 @@ def move(posts: dict[int, Any]) -> bool | None:
 
 def on_ranks(comms: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
     """What ``fn(comm)`` returns, or raises, on each rank, in threads; the communicators are closed."""
-    out: list[Any] = [None] * len(comms)
 
-    def rank(number: int) -> None:
-        try:
-            with comms[number] as comm:
-                comm.device.activate()
-                out[number] = fn(comm)
-        except BaseException as error:
-            out[number] = error
+    def rank(number: int) -> Any:
+        with comms[number] as comm:
+            comm.device.activate()
+            return fn(comm)
 
-    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(len(comms))]
-    for thread in threads:
-        thread.start()
-    for number, thread in enumerate(threads):
-        thread.join(100)
-        if thread.is_alive():
-            out[number] = TimeoutError(f"rank {number} hangs")
-    return out
-
-
-def good(out: list[Any]) -> list[Any]:
-    """What ``on_ranks`` has found, if no rank has raised; else raises that."""
-    for value in out:
-        if isinstance(value, BaseException):
-            raise value
-    return out
+    return [*outcomes(range(len(comms)), rank, 100).values()]

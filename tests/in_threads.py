@@ -1,10 +1,12 @@
-"""Tests whose body runs on every rank of a group of threads."""
+"""Tests whose body runs on every rank of a group of threads, and ranks that are threads without a group."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from minigrad.distributed import run_threads
@@ -29,3 +31,38 @@ def in_threads(
         return run
 
     return decorate
+
+
+def outcomes(ranks: Iterable[int], fn: Callable[[int], Any], seconds: float = 60) -> dict[int, Any]:
+    """What ``fn(rank)`` returns or raises, by rank, each in a thread; TimeoutError for one that hangs."""
+    out: dict[int, Any] = {}
+
+    def one(rank: int) -> None:
+        try:
+            out[rank] = fn(rank)
+        except BaseException as error:
+            out[rank] = error
+
+    threads = {rank: threading.Thread(target=one, args=(rank,), daemon=True) for rank in ranks}
+    for thread in threads.values():
+        thread.start()
+    for rank, thread in threads.items():
+        thread.join(seconds)
+        if thread.is_alive():
+            out[rank] = TimeoutError(f"rank {rank} hangs")
+    return {rank: out[rank] for rank in threads}
+
+
+def good(out: list[Any]) -> list[Any]:
+    """What the ranks returned, if none has raised; else raises that."""
+    for value in out:
+        if isinstance(value, BaseException):
+            raise value
+    return out
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import resource
 import shutil
@@ -109,17 +110,23 @@ class Faults:
             yield
 
 
+def each_call(kind: str) -> Iterator[Faults]:
+    """Faults at the first call, at the second, and so on, until there was no such call any more."""
+    for at in itertools.count(1):
+        faults = Faults(at, kind)
+        yield faults
+        if faults.count < at:
+            return
+
+
 @pytest.mark.parametrize("kind", ["error", "full", "short", "kill"])
 @pytest.mark.parametrize("same_step", [False, True], ids=["next step", "same step"])
 def test_any_call_of_a_save_may_fail(tmp_path, kind, same_step):
     new = (1, "new") if same_step else (2, "new")
     outcomes = set()
-    at = 0
-    while True:
-        at += 1
-        folder = tmp_path / str(at)
+    for faults in each_call(kind):
+        folder = tmp_path / str(faults.at)
         save(folder, 1, "old")
-        faults = Faults(at, kind)
         returned = False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # an old checkpoint that could not be deleted
@@ -135,9 +142,7 @@ def test_any_call_of_a_save_may_fail(tmp_path, kind, same_step):
         assert loaded(folder) == (3, "")
         assert [name for name in os.listdir(folder) if not name.startswith("step-")] == []
         shutil.rmtree(folder)
-        if faults.count < at:
-            break
-    assert at > 30  # some forty, and fewer where rmtree makes fewer calls (Python 3.10)
+    assert faults.at > 30  # some forty, and fewer where rmtree makes fewer calls (Python 3.10)
     assert (True, new) in outcomes
     assert kind == "short" or (False, (1, "old")) in outcomes
 
@@ -145,19 +150,14 @@ def test_any_call_of_a_save_may_fail(tmp_path, kind, same_step):
 @pytest.mark.parametrize("kind", ["error", "full", "short", "kill"])
 def test_any_call_of_saving_weights_may_fail(tmp_path, kind):
     path = tmp_path / "weights.safetensors"
-    at = 0
-    while True:
-        at += 1
+    for faults in each_call(kind):
         save_safetensors(path, {"w": np.zeros(3)})
-        faults = Faults(at, kind)
         returned = False
         with contextlib.suppress(CheckpointError, Killed), faults.installed():
             save_safetensors(path, {"w": np.ones(3)})
             returned = True
         found = load_safetensors(path)["w"].tolist()
         assert found == [1.0] * 3 if returned else found in ([1.0] * 3, [0.0] * 3)
-        if faults.count < at:
-            break
     save_safetensors(path, {})
     assert os.listdir(tmp_path) == [path.name]
 

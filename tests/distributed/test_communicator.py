@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from communicator_suite import CHECKS, Check
+from communicator_suite import CHECKS, name_of
 
 from minigrad import Tensor, cuda
 from minigrad.distributed import (
@@ -26,10 +26,6 @@ from minigrad.distributed import (
 from minigrad.distributed.comm import call_header
 from minigrad.distributed.comm.calls import Call, CallKind
 from minigrad.distributed.comm.deadlines import check_seconds
-
-
-def name_of(check: Check) -> str:
-    return check.__name__
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

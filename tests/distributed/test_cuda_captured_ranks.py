@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import fake_nccl
+import in_threads
 import numpy as np
 import pytest
 from fake_nccl import FakeMachine, on_ranks
@@ -41,7 +41,7 @@ def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
 
 
 def good(fn: Callable[[Communicator], Any]) -> list[Any]:
-    return fake_nccl.good(on_both(fn))
+    return in_threads.good(on_both(fn))
 
 
 class Net(nn.Module):
@@ -75,6 +75,16 @@ def trainer_of(kind: str, comm: Communicator, count: int = 1) -> DistributedTrai
         return AmpTrainer(config, MixedPrecisionConfig(loss_scale=scale), comm, schedule=schedule, bucket_size_bytes=40)
     made = DistributedTrainer if kind == "distributed" else BucketedTrainer
     return made(config, comm, None, schedule, bucket_size_bytes=40)
+
+
+def after_steps(comm: Communicator, count: int) -> tuple[Any, ...]:
+    """A model, its trainer, their captured step, and the weights after so many of it."""
+    model = Net(comm.device)
+    trainer = trainer_of("bucketed", comm)
+    step = trainer.capture(model.loss, model.named_parameters())
+    for i in range(count):
+        step(rows(comm, i)).result()
+    return model, trainer, step, weights(model)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("distributed", 2), ("bucketed", 2), ("scaled", 1)])
@@ -137,12 +147,7 @@ def test_cuda_collectives_of_a_graph_are_made_by_its_launches(machine: FakeMachi
 
 def test_cuda_loss_that_is_not_finite_on_one_rank_stops_all(machine: FakeMachine) -> None:
     def fn(comm: Communicator) -> Any:
-        model = Net(comm.device)
-        trainer = trainer_of("bucketed", comm)
-        step = trainer.capture(model.loss, model.named_parameters())
-        for i in range(2):
-            step(rows(comm, i)).result()
-        before = weights(model)
+        model, _, step, before = after_steps(comm, 2)
         with pytest.raises(NonFiniteLossError, match="the loss of step 3 is inf on rank 1"):
             step(rows(comm, 2) * (1e30 if comm.rank else 1.0)).result()
         assert weights(model) == before
@@ -173,8 +178,7 @@ def test_cuda_index_out_of_range_on_one_rank_stops_all(machine: FakeMachine) -> 
 
 def test_cuda_ranks_whose_inputs_or_steps_differ_are_told(machine: FakeMachine) -> None:
     def shapes(comm: Communicator) -> None:
-        model = Net(comm.device)
-        step = trainer_of("bucketed", comm).capture(model.loss, model.named_parameters())
+        _, _, step, _ = after_steps(comm, 0)
         with pytest.raises(CollectiveMismatchError, match=r"inputs of a captured step is 'float32 \(2, 3\)' on rank 1"):
             step(rows(comm, 0)[: 1 + comm.rank])
 
@@ -197,12 +201,8 @@ def test_cuda_rank_that_launches_alone_changes_no_weight(machine: FakeMachine, w
     """While rank 0 launches its graph, rank 1 makes an eager step for new shapes, or captures anew."""
 
     def fn(comm: Communicator) -> Any:
-        model = Net(comm.device)
-        trainer = trainer_of("bucketed", comm)
-        step = trainer.capture(model.loss, model.named_parameters())
-        for i in range(3):
-            step(rows(comm, i)).result()
-        before, comm.timeout, machine.patience = weights(model), 0.3, 0.5
+        model, trainer, step, before = after_steps(comm, 3)
+        comm.timeout, machine.patience = 0.3, 0.5
         if comm.rank and what == "capture":
             trainer.config = trainer.config.with_max_grad_norm(0.25)
         with pytest.raises(CollectiveMismatchError if comm.rank == 0 else CommTimeoutError):
@@ -218,12 +218,7 @@ def test_cuda_ranks_that_go_on_differently_after_an_error_are_told(machine: Fake
     """Rank 0 has seen that a step failed and makes it again, when rank 1 launches the one after it."""
 
     def fn(comm: Communicator) -> Any:
-        model = Net(comm.device)
-        trainer = trainer_of("bucketed", comm)
-        step = trainer.capture(model.loss, model.named_parameters())
-        for i in range(2):
-            step(rows(comm, i)).result()
-        before = weights(model)
+        model, trainer, step, before = after_steps(comm, 2)
         pending = step(rows(comm, 2) * 1e30)
         if comm.rank == 0:
             with pytest.raises(NonFiniteLossError):
@@ -337,11 +332,7 @@ def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monke
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
     def fn(comm: Communicator) -> Any:
-        model = Net(comm.device)
-        trainer = trainer_of("bucketed", comm)
-        step = trainer.capture(model.loss, model.named_parameters())
-        for i in range(2):
-            step(rows(comm, i)).result()
+        _, trainer, step, _ = after_steps(comm, 2)
         pending = step(rows(comm, 2))
         comm.timeout = 0.05
         monkeypatch.setattr(step._launched[0].event, "query", lambda: False)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from data_parallel import Net
-from fake_nccl import FakeArray, FakeMachine, good, on_ranks
+from fake_nccl import FakeArray, FakeMachine, on_ranks
+from in_threads import good
 from nccl_programs import (
     KINDS,
     PARTS,

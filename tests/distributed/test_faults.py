@@ -85,17 +85,26 @@ def assert_survivors_raised(result: RanksResult, kind: str, op: str = "all_reduc
     assert result.seconds < 30
 
 
-@pytest.mark.parametrize("how", ["now", "async"])
-def test_killed(how):
-    result = run(KILL, how=how)
-    assert_survivors_raised(result, "PeerLostError")
-    assert result.returncode == 137
-    assert "rank 1 failed first: killed by SIGKILL" in result.stderr
-
-
-def test_killed_while_others_wait_for_its_message():
-    result = run(KILL, how="recv")
-    assert_survivors_raised(result, "PeerLostError", op="recv")
+@pytest.mark.parametrize(
+    ("act", "how", "code", "words"),
+    [
+        (KILL, "now", 137, "rank 1 failed first: killed by SIGKILL"),
+        (KILL, "async", 137, "rank 1 failed first: killed by SIGKILL"),
+        (KILL, "recv", 137, "rank 1 failed first: killed by SIGKILL"),
+        ("raise ValueError('on purpose')", "now", 1, "rank 1 failed first: exit code 1"),
+        ("with", "now", 1, "rank 1 failed first: exit code 1"),
+        ("sys.exit(3)", "now", 3, "rank 1 failed first: exit code 3"),
+        ("os._exit(0)", "now", 1, "launch: but rank 1 ended with exit code 0"),  # in the middle it is a failure
+        ("sys.exit(0)", "now", 1, "launch: but rank 1 ended with exit code 0"),
+    ],
+)
+def test_a_rank_that_goes_is_missed(act, how, code, words):
+    result = run(act, how=how)
+    assert_survivors_raised(result, "PeerLostError", op="recv" if how == "recv" else "all_reduce")
+    assert result.returncode == code
+    assert words in result.stderr
+    if act.startswith("raise"):
+        assert "ValueError: on purpose" in result.errors(0)  # they know why
 
 
 @pytest.mark.parametrize("size", [100, 5_000_000])
@@ -111,32 +120,6 @@ def test_stopped():
     assert_survivors_raised(result, "CommTimeoutError")
     assert result.returncode == 1
     assert "launch: ended rank 1, still running" in result.stderr
-
-
-def test_exception():
-    result = run("raise ValueError('on purpose')")
-    assert_survivors_raised(result, "PeerLostError")
-    assert result.returncode == 1
-    assert "rank 1 failed first: exit code 1" in result.stderr
-    assert "ValueError: on purpose" in result.errors(0)  # they know why
-
-
-def test_exception_in_the_block():
-    assert_survivors_raised(run("with"), "PeerLostError")
-
-
-def test_exit_with_an_error():
-    result = run("sys.exit(3)")
-    assert_survivors_raised(result, "PeerLostError")
-    assert result.returncode == 3
-
-
-@pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)"])
-def test_exit_in_the_middle_is_a_failure(act):
-    result = run(act)
-    assert_survivors_raised(result, "PeerLostError")
-    assert result.returncode == 1
-    assert "launch: but rank 1 ended with exit code 0" in result.stderr
 
 
 def test_a_thread_of_its_own_may_die():

@@ -142,16 +142,18 @@ def test_the_job_ends_after_its_timeout():
     assert result.seconds < 15
 
 
-def started(program: Path, *options: str, ranks: int = 2, **how: Any) -> tuple[subprocess.Popen[str], list[str]]:
-    """A job whose ranks have each written their first line, and these lines in order of rank."""
+def started(folder: Path, program: str, *options: str, **how: Any) -> tuple[subprocess.Popen[str], list[str]]:
+    """A job of two ranks that have each written their first line, and these lines in order of rank."""
+    path = folder / "program.py"
+    path.write_text(program)
     job = subprocess.Popen(
-        [sys.executable, "-m", "minigrad.distributed.launch", "-n", str(ranks), *options, str(program)],
+        [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", *options, str(path)],
         text=True, start_new_session=True, **{**dict.fromkeys(("stdout", "stderr"), subprocess.PIPE), **how},
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if job.stdout is None:
         return job, []
-    return job, sorted(job.stdout.readline() for _ in range(ranks))
+    return job, sorted(job.stdout.readline() for _ in range(2))
 
 
 SAVES = (
@@ -167,9 +169,7 @@ SAVES = (
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_to_the_launcher_reaches_every_rank(tmp_path, number):
     """``finally`` runs, and KeyboardInterrupt is raised, as without the launcher."""
-    program = tmp_path / "program.py"
-    program.write_text(SAVES)
-    job, _ = started(program)
+    job, _ = started(tmp_path, SAVES)
     job.send_signal(number)
     out, err = job.communicate(timeout=20)
     assert job.returncode == 128 + number, err
@@ -187,14 +187,12 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_mpirun_not_at_all(tmp_p
     import pty
     import termios
 
-    program = tmp_path / "program.py"
-    program.write_text(SAVES)
     parent, child = pty.openpty()
 
     def take_terminal() -> None:
         fcntl.ioctl(child, termios.TIOCSCTTY, 0)
 
-    job, _ = started(program, stdout=child, stderr=child, preexec_fn=take_terminal)
+    job, _ = started(tmp_path, SAVES, stdout=child, stderr=child, preexec_fn=take_terminal)
     os.close(child)
     shown = b""
     while shown.count(b"ready") < 2:
@@ -218,12 +216,11 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_mpirun_not_at_all(tmp_p
 @pytest.mark.parametrize("again", [False, True], ids=["grace", "again"])
 def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
     """At the end of the grace, or at a second signal."""
-    program = tmp_path / f"rank_that_goes_on_{again}.py"
-    program.write_text(
-        WHO + "import signal\nif rank:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    program = WHO + (
+        "import signal\nif rank:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(99)\n"
     )
-    job, _ = started(program, "--grace", "60" if again else "0.5")
+    job, _ = started(tmp_path, program, "--grace", "60" if again else "0.5")
     job.send_signal(signal.SIGINT)
     if again:
         time.sleep(launch_job.REPEATED / 5)
@@ -234,15 +231,12 @@ def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
     _, err = job.communicate(timeout=20)
     assert job.returncode == 130
     assert f"killed rank 1, {'at the second signal' if again else 'still running after 0.5 s'}" in err, err
-    wait_until_gone(str(program))
+    wait_until_gone(str(tmp_path))
 
 
 def test_a_rank_that_fails_while_it_ends_is_named(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        WHO + "try:\n    print('ready')\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    sys.exit(3 * rank)\n"
-    )
-    job, _ = started(program)
+    program = WHO + "try:\n    print('ready')\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    sys.exit(3 * rank)\n"
+    job, _ = started(tmp_path, program)
     job.send_signal(signal.SIGINT)
     _, err = job.communicate(timeout=20)
     assert job.returncode == 130
@@ -252,22 +246,16 @@ def test_a_rank_that_fails_while_it_ends_is_named(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_killed_launcher_leaves_no_process(tmp_path):
     """Even of ranks that ignore SIGTERM."""
-    program = tmp_path / "rank_that_waits.py"
-    program.write_text(
-        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(99)\n"
-    )
-    job, _ = started(program)
+    program = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(99)\n"
+    job, _ = started(tmp_path, program)
     job.kill()
     job.communicate(timeout=20)
-    wait_until_gone(str(program), 12.0)
+    wait_until_gone(str(tmp_path), 12.0)
 
 
 def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, time\nprint(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
-    )  # fmt: skip
-    job, lines = started(program)
+    program = "import os, time\nprint(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
+    job, lines = started(tmp_path, program)
     (folder,) = {line[len("[0] ") :].rstrip() for line in lines}
     assert Path(folder).name.startswith(launch_scratch.SCRATCH) and os.path.isdir(folder)
     job.send_signal(signal.SIGTERM)
@@ -277,9 +265,8 @@ def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the rank dies with its parent on Linux alone")
 def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        WHO + "import signal\nfrom minigrad.distributed.comm.mpi.rank_parent import VICTIM, report\n"
+    program = WHO + (
+        "import signal\nfrom minigrad.distributed.comm.mpi.rank_parent import VICTIM, report\n"
         "if rank == 0:\n    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(99)\n"
         "time.sleep(0.5)\nreport(rank, VICTIM)\nsys.exit(1)\n"
     )

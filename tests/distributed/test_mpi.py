@@ -196,32 +196,30 @@ a.close()
 """
 
 
+def passes(ranks: int, program: str, *arguments: str, timeout: float) -> None:
+    result = run_ranks(ranks, program, *arguments, timeout=timeout)
+    assert result.returncode == 0, result.text
+    assert all(result.lines(rank) == ["passed"] for rank in range(ranks)), result.text
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_it_is_a_communicator(ranks):
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    result = run_ranks(ranks, SUITE, tests, "slow" if ranks == 2 else "quick", timeout=120)
-    assert result.returncode == 0, result.text
-    assert all(result.lines(rank)[-1] == "passed" for rank in range(ranks))
+    passes(ranks, SUITE, tests, "slow" if ranks == 2 else "quick", timeout=120)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_all_ranks_hold_the_bits_of_the_sum_in_order_of_rank(ranks):
-    result = run_ranks(ranks, BITS, timeout=120)
-    assert result.returncode == 0, result.text
-    assert all(result.lines(rank) == ["passed"] for rank in range(ranks))
+    passes(ranks, BITS, timeout=120)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_operations_side_by_side(ranks):
-    result = run_ranks(ranks, BESIDE, timeout=60)
-    assert result.returncode == 0, result.text
-    assert all(result.lines(rank) == ["passed"] for rank in range(ranks))
+    passes(ranks, BESIDE, timeout=60)
 
 
 def test_a_thread_that_waits_holds_up_no_other():
-    result = run_ranks(2, THREADS, timeout=40)
-    assert result.returncode == 0, result.text
-    assert result.lines(0) == result.lines(1) == ["passed"]
+    passes(2, THREADS, timeout=40)
 
 
 def run_alone(source: str, **environment: str) -> subprocess.CompletedProcess[str]:

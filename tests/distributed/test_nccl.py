@@ -13,11 +13,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import in_threads
 import ml_dtypes
 import numpy as np
 import pytest
-from communicator_suite import BREAKING, CHECKS, Check, break_by_other_message, check_send_and_recv
+from communicator_suite import BREAKING, CHECKS, break_by_other_message, check_send_and_recv, name_of
 from fake_nccl import FakeMachine, FakeStream
+from in_threads import outcomes
 
 from minigrad import Tensor
 from minigrad.device import CPU, Device, DeviceError
@@ -45,36 +47,19 @@ def machine(machine, monkeypatch):
 
 def run(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:
     """What ``fn`` returns on each of n ranks, or the exception it raised."""
-    identifier, out = machine.nccl.get_unique_id(), [None] * n
+    identifier = machine.nccl.get_unique_id()
     options = {"timeout": 10.0, "rendezvous_timeout": 10.0, **options}
 
-    def rank(number: int) -> None:
-        try:
-            with NcclCommunicator(n, number, CUDA, identifier, **options) as comm:
-                comm.device = CPU  # where the tensors of the fake are
-                out[number] = fn(comm)
-        except Exception as error:
-            out[number] = error
+    def rank(number: int) -> Any:
+        with NcclCommunicator(n, number, CUDA, identifier, **options) as comm:
+            comm.device = CPU  # where the tensors of the fake are
+            return fn(comm)
 
-    threads = [threading.Thread(target=rank, args=(number,), name=f"rank {number}", daemon=True) for number in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank hangs"
-    return out
+    return [*outcomes(range(n), rank).values()]
 
 
 def good(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:
-    out = run(machine, n, fn, **options)
-    for value in out:
-        if isinstance(value, Exception):
-            raise value
-    return out
-
-
-def name_of(check: Check) -> str:
-    return check.__name__
+    return in_threads.good(run(machine, n, fn, **options))
 
 
 # ---------------------------------------------------------------------- what every communicator must do

@@ -7,15 +7,14 @@ Two ranks on one GPU need NCCL 2.30 or later and its experimental NCCL_MULTI_RAN
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from communicator_suite import CHECKS, Check
+from communicator_suite import CHECKS, name_of
+from fake_nccl import on_ranks
+from in_threads import free_port, good
 from nccl_programs import collectives, copies_to_host, no_staging
 
 import minigrad as mg
@@ -28,10 +27,6 @@ CUDA = Device("cuda:0")
 
 # As NCCL's arithmetic goes: its minimum and maximum lose a NaN, and it adds halves as halves.
 NOT_NCCL = ("check_special_values",)
-
-
-def name_of(check: Check) -> str:
-    return check.__name__
 
 
 @pytest.mark.parametrize("check", [c for c in CHECKS if c.__name__ not in NOT_NCCL], ids=name_of)
@@ -58,13 +53,10 @@ def in_two_processes(name: str) -> None:
     if version < 23000:
         pytest.skip(f"NCCL {version} does not let two ranks share a GPU, 2.30 (23000) does")
     program = PROGRAM.format(name)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     common = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
@@ -98,21 +90,5 @@ def test_must_two_gpus_of_one_process(program):
         pytest.skip(f"two GPUs are needed, there is {mg.cuda.device_count()}")
     comms = replica_communicators([CUDA, Device("cuda:1")], timeout=60.0)
     assert all(isinstance(comm, NcclCommunicator) for comm in comms)
-    errors: list[Any] = []
-
-    def rank(number: int) -> None:
-        try:
-            with comms[number] as comm:
-                comm.device.activate()
-                program(comm)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
     with copies_to_host():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(150)
-    assert not errors, errors
-    assert not any(thread.is_alive() for thread in threads)
+        good(on_ranks(comms, program))

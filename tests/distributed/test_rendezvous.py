@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_nccl import FakeMachine
+from in_threads import free_port, outcomes
 
 import minigrad.cuda_kernels
 from minigrad import Tensor, cuda
@@ -252,33 +251,17 @@ def gpus(monkeypatch):
 
 def ranks(n: int, devices: dict[int, str] | None = None, **options: Any) -> list[Any]:
     """What each rank of a world had, or its error; ``devices``: of the ranks that ask for one of their own."""
-    out: list[Any] = [None] * n
     asked = devices or {}
 
-    def one(rank: int) -> None:
-        try:
-            more = {"device": asked[rank], **options} if rank in asked else options
-            with init_process_group("nccl", rank=rank, world_size=n, local_rank=rank, timeout=10.0, **more) as comm:
-                device, comm.device = comm.device, CPU
-                tensor = Tensor(np.array([rank]))
-                comm.all_reduce(tensor)
-                out[rank] = (type(comm), str(device), comm.rank, tensor.tolist())
-        except Exception as error:
-            out[rank] = error
+    def one(rank: int) -> Any:
+        more = {"device": asked[rank], **options} if rank in asked else options
+        with init_process_group("nccl", rank=rank, world_size=n, local_rank=rank, timeout=10.0, **more) as comm:
+            device, comm.device = comm.device, CPU
+            tensor = Tensor(np.array([rank]))
+            comm.all_reduce(tensor)
+            return (type(comm), str(device), comm.rank, tensor.tolist())
 
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    return out
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    return [*outcomes(range(n), one, 30).values()]
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])

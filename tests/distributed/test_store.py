@@ -10,10 +10,11 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from in_threads import free_port, outcomes
 
 from minigrad.distributed import RendezvousError, Store
 from minigrad.distributed.job import store
@@ -23,33 +24,29 @@ SECRET = "a secret of more than sixteen bytes"
 LOCAL = "127.0.0.1"
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind((LOCAL, 0))
-        return s.getsockname()[1]
-
-
 def meet(
     ranks: Any, world_size: int, port: int, fn: Callable[[Store], Any] | None = None, **options: Any
 ) -> dict[int, Any]:
     """What each rank gets, or the exception it raised; ``options`` may be functions of the rank."""
-    out: dict[int, Any] = {}
 
-    def one(rank: int) -> None:
+    def one(rank: int) -> Any:
         chosen = {key: value(rank) if callable(value) else value for key, value in options.items()}
-        try:
-            with Store(rank, world_size, LOCAL, port, **{"timeout": 10.0, **chosen}) as s:
-                out[rank] = (fn or (lambda s: s.all_gather(b"value %d" % rank)))(s)
-        except Exception as error:
-            out[rank] = error
+        with Store(rank, world_size, LOCAL, port, **{"timeout": 10.0, **chosen}) as s:
+            return (fn or (lambda s: s.all_gather(b"value %d" % rank)))(s)
 
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in ranks]
+    return outcomes(ranks, one, 30)
+
+
+@contextlib.contextmanager
+def meanwhile(*functions: Callable[[], Any]) -> Iterator[None]:
+    """While the block runs, and until they have ended, each of the functions runs in a thread."""
+    threads = [threading.Thread(target=function, daemon=True) for function in functions]
     for thread in threads:
         thread.start()
+    yield
     for thread in threads:
-        thread.join(30)
+        thread.join(20)
         assert not thread.is_alive(), "a rank hangs"
-    return out
 
 
 def everywhere(world_size: int) -> dict[int, list[bytes]]:
@@ -97,18 +94,13 @@ def test_all_get_the_values_of_all_in_order(world_size):
 
 
 def test_ranks_come_in_any_order():
-    port, out = free_port(), {}
+    port = free_port()
 
-    def late(rank: int) -> None:
+    def late(rank: int) -> Any:
         time.sleep(0.1 * (3 - rank))
-        out.update(meet([rank], 4, port))
+        return meet([rank], 4, port)[rank]
 
-    threads = [threading.Thread(target=late, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert out == everywhere(4)
+    assert outcomes(range(4), late) == everywhere(4)
 
 
 def test_missing_ranks_are_named_to_all():
@@ -156,20 +148,16 @@ def test_a_rank_that_exists_already_is_refused_and_the_others_go_on():
         out["second"] = meet([1], 3, port, secret=SECRET)[1]
         out.update(meet([2], 3, port, secret=SECRET))
 
-    thread = threading.Thread(target=lambda: (time.sleep(0.3), second()))
-    thread.start()
-    out.update(meet([0, 1], 3, port, secret=SECRET))
-    thread.join(20)
+    with meanwhile(lambda: (time.sleep(0.3), second())):
+        out.update(meet([0, 1], 3, port, secret=SECRET))
     assert isinstance(out.pop("second"), RendezvousError)
     assert out == everywhere(3)
 
 
 def test_another_idea_of_the_world_is_told_to_both():
     port, out = free_port(), {}
-    other = threading.Thread(target=lambda: out.update(meet([2], 4, port, timeout=0.5)))
-    other.start()
-    out.update(meet([0], 2, port, timeout=0.5))
-    other.join(10)
+    with meanwhile(lambda: out.update(meet([2], 4, port, timeout=0.5))):
+        out.update(meet([0], 2, port, timeout=0.5))
     words = "it says that there are 4 ranks, rank 0 was told 2"
     assert words in str(out[2]) and out[0].ranks == (1,) and "refused" in str(out[0]) and words in str(out[0])
 
@@ -184,12 +172,10 @@ def test_an_occupied_port_is_told_by_rank_0():
 
 def test_rank_0_listens_on_the_one_interface():
     port = free_port()
-    thread = threading.Thread(target=lambda: meet([0], 2, port, timeout=0.5))
-    thread.start()
-    connected(port).close()
-    with socket.socket() as s, pytest.raises(OSError, match="refused"):
-        s.connect(("127.0.0.2", port))
-    thread.join(5)
+    with meanwhile(lambda: meet([0], 2, port, timeout=0.5)):
+        connected(port).close()
+        with socket.socket() as s, pytest.raises(OSError, match="refused"):
+            s.connect(("127.0.0.2", port))
 
 
 # ---------------------------------------------------------------------- strangers
@@ -263,15 +249,12 @@ def test_too_many_strangers_push_each_other_out(monkeypatch):
 def test_a_silent_stranger_is_shown_out(monkeypatch):
     monkeypatch.setattr(store, "_HANDSHAKE_SECONDS", 0.2)
     port = free_port()
-    thread = threading.Thread(target=lambda: meet([0], 2, port, timeout=0.8))
-    thread.start()
-    with connected(port) as s:
+    with meanwhile(lambda: meet([0], 2, port, timeout=0.8)), connected(port) as s:
         s.settimeout(5)
         assert len(read(s, GREETING)) == GREETING
         began = time.monotonic()
         assert s.recv(1) == b""
         assert time.monotonic() - began < 0.7
-    thread.join(10)
 
 
 def test_a_connection_to_itself_is_not_rank_0(monkeypatch):
@@ -311,11 +294,9 @@ def test_who_does_not_know_the_secret_cannot_play_rank_0():
                 channel.send(b"J", time.monotonic() + 5)
                 channel.send(b"R" + struct.pack(">I", 3) + b"bad" + struct.pack(">I", 0), time.monotonic() + 5)
 
-        thread = threading.Thread(target=impostor, daemon=True)
-        thread.start()
-        (error,) = meet([1], 2, server.getsockname()[1], timeout=0.6, secret=SECRET).values()
+        with meanwhile(impostor):
+            (error,) = meet([1], 2, server.getsockname()[1], timeout=0.6, secret=SECRET).values()
         assert isinstance(error, RendezvousError)
-        thread.join(5)
 
 
 def test_a_recorded_handshake_is_worth_nothing():
@@ -344,27 +325,16 @@ def test_a_recorded_handshake_is_worth_nothing():
                         pass
 
     out: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=relay, daemon=True),
-        threading.Thread(target=lambda: out.update(meet([1], 2, proxy.getsockname()[1], secret=SECRET)), daemon=True),
-    ]
-    for thread in threads:
-        thread.start()
-    out.update(meet([0], 2, real, secret=SECRET))
-    for thread in threads:
-        thread.join(10)
-    proxy.close()
+    with proxy, meanwhile(relay, lambda: out.update(meet([1], 2, proxy.getsockname()[1], secret=SECRET))):
+        out.update(meet([0], 2, real, secret=SECRET))
     assert out[0] == out[1] == [b"value 0", b"value 1"] and len(spoken) == store._PROOF
 
     port = free_port()
-    host = threading.Thread(target=lambda: out.update(meet([0], 2, port, secret=SECRET, timeout=0.5)))
-    host.start()
-    with connected(port) as s:
+    with meanwhile(lambda: out.update(meet([0], 2, port, secret=SECRET, timeout=0.5))), connected(port) as s:
         s.settimeout(5)
         read(s, GREETING)
         s.sendall(spoken)
         assert s.recv(1) == b""  # shown out
-    host.join(10)
     assert out[0].ranks == (1,)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from communicator_suite import BREAKING, CHECKS, SLOW_CHECKS, Check
+from communicator_suite import BREAKING, CHECKS, SLOW_CHECKS, name_of
 from in_threads import in_threads
 
 import minigrad
@@ -34,10 +34,6 @@ from minigrad.distributed import (
 from minigrad.distributed.comm.combine import combine
 from minigrad.distributed.comm.threads.faults import KINDS, with_flipped_bit
 from minigrad.nn import functional as F
-
-
-def name_of(check: Check) -> str:
-    return check.__name__
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

@@ -127,36 +127,12 @@ def message(mail: Mail, call: Call) -> Steps:
         yield move(part, call.peer)
 
 
-def barrier(mail: Mail, call: Call) -> Steps:
-    """Nothing is left to do when all ranks have said that they are here."""
-    return iter(())
-
-
 PAYLOAD = {
     CallKind.ALL_REDUCE: all_reduce,
     CallKind.REDUCE_SCATTER: reduce_scatter,
     CallKind.ALL_GATHER: each_to_each,
     CallKind.ALL_TO_ALL: each_to_each,
     CallKind.BROADCAST: broadcast,
-    CallKind.BARRIER: barrier,
     CallKind.SEND: message,
     CallKind.RECV: message,
 }
-
-
-def at_once(rank: int, call: Call, sent: list[Any]) -> None:
-    """Finish a small collective whose whole ``sent`` arrays of all ranks (1-D, in order) came with the headers."""
-    if call.kind is CallKind.BROADCAST:
-        call.recv.reshape(-1)[...] = sent[call.peer or 0]
-    elif call.kind is CallKind.ALL_REDUCE:
-        out = np.empty_like(sent[rank])
-        combine(call.op, sent, [out])
-        call.recv.reshape(-1)[...] = out
-    elif call.kind is CallKind.REDUCE_SCATTER:
-        own = cut(sent[rank].size, len(sent))[rank]
-        combine(call.op, [x[own] for x in sent], [call.recv.reshape(-1)])
-    elif call.kind in (CallKind.ALL_GATHER, CallKind.SPLIT):
-        call.recv.reshape(-1)[...] = np.concatenate(sent)
-    elif call.kind is CallKind.ALL_TO_ALL:
-        own = cut(sent[rank].size, len(sent))[rank]
-        call.recv.reshape(-1)[...] = np.concatenate([x[own] for x in sent])

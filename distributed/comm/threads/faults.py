@@ -6,7 +6,8 @@ simulation testing: what a failure does is tested by replaying it, with the seed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,20 +86,12 @@ class FaultPlan:
         """The fault at operation number ``call`` of rank ``rank``."""
         return self._by_call.get((rank, call))
 
+    def of_rank(self, rank: int) -> Iterator[Fault | None]:
+        """What happens at each of a rank's operations, one after the other."""
+        return (self.at(rank, call) for call in itertools.count(1))
+
     def __repr__(self) -> str:
         return f"FaultPlan({list(self.faults)})"
-
-
-class FaultCounter:
-    """Counts the operations of one rank, its sub-groups' included, against the plan."""
-
-    def __init__(self, plan: FaultPlan | None, rank: int) -> None:
-        self._plan, self._rank, self._calls = plan, rank, 0
-
-    def next(self) -> Fault | None:
-        """The fault that happens at the operation which begins now."""
-        self._calls += 1
-        return None if self._plan is None else self._plan.at(self._rank, self._calls)
 
 
 def with_flipped_bit(array: Any, bit: int) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..calls import Call, CallKind, Work
 from ..comm_errors import CommError
 from ..communicator import Communicator
 from ..deadlines import DEFAULT_TIMEOUT, check_seconds, remaining
-from .faults import FaultCounter, FaultPlan, RankKilledError, with_flipped_bit
+from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, Seat, words_of
 
 GRACE = 1.0  # seconds that a rank has beyond its last deadline to end
@@ -69,7 +69,7 @@ class ThreadCommunicator(Communicator):
         group: Group,
         rank: int,
         timeout: float,
-        faults: FaultCounter,
+        faults: Iterator[Fault | None],
         parent: ThreadCommunicator | None = None,
         device: Device = CPU,
     ) -> None:
@@ -97,12 +97,12 @@ class ThreadCommunicator(Communicator):
         places = [CPU] * n if devices is None else list(devices)
         if len(places) != n or len({place.type for place in places}) > 1:
             raise ValueError(f"a group of {n} ranks on {[*map(str, places)]}: expected {n} devices, all CPUs or GPUs")
-        shared = Group(n)
-        return [cls(shared, rank, timeout, FaultCounter(fault, rank), device=places[rank]) for rank in range(n)]
+        shared, plan = Group(n), FaultPlan([]) if fault is None else fault
+        return [cls(shared, rank, timeout, plan.of_rank(rank), device=places[rank]) for rank in range(n)]
 
     def _start(self, call: Call) -> Work:
         send = call.recv if call.kind is CallKind.BROADCAST and call.peer == self.rank else call.send
-        fault = self._faults.next()
+        fault = next(self._faults)
         arrives = True
         if fault is not None:
             if fault.kind == "delay":

@@ -20,8 +20,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..calls import Call, CallKind, CommStats, ReduceOp
-from ..combine import combine
+from ..calls import Call, CommStats, ReduceOp
+from ..combine import combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
 from ..place import is_on_host
 from .device_combine import BLOCK_BYTES as DEVICE_BLOCK_BYTES
@@ -113,12 +113,13 @@ class _Operation:
 
     def prepare(self) -> None:
         """All have posted and agree: list the work."""
-        calls = {rank: part.call for rank, part in self.parts.items()}
-        first = next(iter(calls.values()))
-        units = _units(calls, self.sends)
-        self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in units if outs)
-        self.ready = [part.ready for part in self.parts.values() if part.ready is not None]
-        self.tasks = deque(_blocks(first.op, units))
+        parts = self.parts.values()
+        call = next(iter(parts)).call
+        received = {part.seat.rank: part.call.recv for part in parts if part.call.recv is not None}
+        pairs = units(call, self.sends, received)
+        self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in pairs)
+        self.ready = [part.ready for part in parts if part.ready is not None]
+        self.tasks = deque(_blocks(call.op, pairs))
 
     def end(self, failed: bool) -> None:
         """Wake all ranks, and let go of their arrays: part and operation know each other."""
@@ -135,39 +136,8 @@ def words_of(call: Call) -> str:
     return f"{call} (operation {call.sequence})"
 
 
-def _units(calls: dict[int, Call], sends: dict[int, Any]) -> list[tuple[list[Any], list[Any]]]:
-    """The operation as pairs (sources, outs) of 1-D arrays: the sources combined go to each of the outs."""
-    kind = next(iter(calls.values())).kind
-    ranks = sorted(calls)
-    src = {rank: array.reshape(-1) for rank, array in sends.items()}
-    dst = {rank: call.recv.reshape(-1) for rank, call in calls.items() if call.recv is not None}
-    if kind is CallKind.BARRIER:
-        return []
-    if kind is CallKind.ALL_REDUCE:
-        return [([src[r] for r in ranks], [dst[r] for r in ranks])]
-    if kind is CallKind.BROADCAST:
-        root = calls[0].peer
-        outs = [dst[r] for r in ranks if r != root]
-        return [([src[root]], outs)] if root is not None and outs else []
-    if kind in (CallKind.SEND, CallKind.RECV):
-        return [(list(src.values()), list(dst.values()))]
-    if kind is CallKind.REDUCE_SCATTER:
-        parts = {r: _split(src[r], len(ranks)) for r in ranks}
-        return [([parts[s][r] for s in ranks], [dst[r]]) for r in ranks]
-    parts = {r: _split(dst[r], len(ranks)) for r in ranks}  # by whom it comes from
-    if kind is CallKind.ALL_TO_ALL:
-        sent = {r: _split(src[r], len(ranks)) for r in ranks}
-        return [([sent[s][r]], [parts[r][s]]) for s in ranks for r in ranks]
-    return [([src[s]], [parts[r][s] for r in ranks]) for s in ranks]  # all_gather, split
-
-
-def _split(array: Any, n: int) -> list[Any]:
-    size = array.size // n
-    return [array[i * size : (i + 1) * size] for i in range(n)]
-
-
-def _blocks(op: ReduceOp | None, units: list[tuple[list[Any], list[Any]]]) -> Iterator[_Task]:
-    for sources, outs in units:
+def _blocks(op: ReduceOp | None, pairs: list[tuple[list[Any], list[Any]]]) -> Iterator[_Task]:
+    for sources, outs in pairs:
         size, most, on_gpus = sources[0].size, BLOCK_BYTES, not is_on_host(outs[0])
         if on_gpus:
             most = min(DEVICE_BLOCK_BYTES, -(-size // len(outs)) * sources[0].itemsize)  # at least one for each GPU
