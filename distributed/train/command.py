@@ -30,7 +30,7 @@ from minigrad.serialization import CheckpointError, list_checkpoints
 
 from ..comm.comm_errors import CollectiveMismatchError, CommError
 from ..comm.communicator import Communicator
-from ..comm.gather import all_gather_bytes
+from ..comm.gather import all_gather_json
 from ..comm.launchers import discover_place
 from .block_trainer import BlockTrainer
 from .config import NonFiniteLossError, TrainingMetrics
@@ -53,9 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="the settings")
-    parser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
-    parser.add_argument("--rank", type=int, metavar="R", help="this process's number, from 0")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where ranks on GPUs meet")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--dry-run", action="store_true", help="check everything, and train nothing")
     for flag, key in FLAGS.items():
@@ -64,13 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = {key: value for key in FLAGS.values() if (value := getattr(options, key)) is not None}
         settings = read_settings(options.config, {**given, **read_overrides(rest)})
-        config = resolve(
-            settings.training.distributed,
-            discover_place(),
-            world_size=options.world_size,
-            rank=options.rank,
-            coordinator=options.coordinator,
-        )
+        config = resolve(settings.training.distributed, discover_place())
         with config.connect(timeout=settings.training.timeout) as comm:
             run = Run(comm, settings, options.resume, options.dry_run)
             try:
@@ -129,7 +120,7 @@ class Run:
         """Rank 0 looks, and all learn: a new run replaces nothing."""
         log = self.folder / "metrics.jsonl"
         found = self.comm.rank == 0 and (bool(list_checkpoints(self.folder)) or log.exists())
-        if all_gather_bytes(self.comm, b"+" if found else b"-")[0] == b"+" and not may_exist:
+        if all_gather_json(self.comm, found)[0] and not may_exist:
             raise SettingsError(
                 f"{self.folder} holds a run already: add --resume, choose another training.output_dir, or delete it"
             )
@@ -226,7 +217,3 @@ def _complain(error: Exception, code: int, rescued: str = "") -> int:
     text = str(error).partition("\n  at ")[0]  # without the line of this program, which is no news to its user
     print("error: " + " ".join((text + rescued).split()), file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
