@@ -70,7 +70,7 @@ def test_builder_defaults_are_those_of_flodl():
         ({"checkpoint_every": 1}, "checkpoint_every and checkpoint_fn go together"),
         ({"lr_scale_ratio": -1}, "lr_scale_ratio is -1"),
         ({"speed_hint": (0, 0.4)}, "speed_hint is .0, 0.4., expected .slowest rank, ratio >= 1"),
-        ({"speed_hint": (2, 2.0)}, "slow_rank is 2, expected a rank from 0 to 1"),
+        ({"speed_hint": (2, 2.0)}, "slow_rank is 2, expected an integer from 0 to 1"),
         ({"partition_ratios": [1, 2, 3]}, "partition_ratios is .1, 2, 3., expected 2 numbers > 0"),
         ({"partition_ratios": [1, 2], "progressive_dispatch": True}, "partition_ratios have no effect"),
         ({"partition_ratios": [1, 2], "policy": SYNC}, "with policy SYNC every replica has one batch"),
