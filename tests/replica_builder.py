@@ -85,6 +85,16 @@ def tensors(model: nn.Module) -> dict[str, np.ndarray]:
     return {name: t.data for name, t in [*model.named_parameters(), *model.named_buffers()]}
 
 
+def plain(batches: list[np.ndarray], optimizer: Any) -> dict[str, np.ndarray]:
+    """What one model is after a step with each of these rows."""
+    model = Net()
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), optimizer(trained(model)))
+    for rows in batches:
+        loss = loss_of(model, (Tensor(X[rows]), Tensor(Y[rows])))
+        trainer.step(list(model.named_parameters()), loss.backward(), loss.item())
+    return tensors(model)
+
+
 def by_hand(world: int, optimizer: Any, epochs: int, clip: float | None = None) -> dict[str, np.ndarray]:
     """Per-batch averaging written down: each replica steps on its batch, then all are set to their mean."""
     models = [Net() for _ in range(world)]

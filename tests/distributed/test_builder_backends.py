@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from replica_builder import ASYNC, CADENCE, Net, X, Y, adamw, arrays, builder, epoch_batches, loss_of, tensors, trained
+from replica_builder import ASYNC, CADENCE, Net, adamw, arrays, builder, epoch_batches, plain
 
 from minigrad import Tensor
 from minigrad.distributed import run_threads
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend
 from minigrad.distributed.mirrors.flodl.replica_average import average, weighted_mean
-from minigrad.distributed.train.config import TrainingConfig
-from minigrad.distributed.train.simple_trainer import SimpleTrainer
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
@@ -63,14 +61,7 @@ def test_backends_weight_with_the_batches_done(backend):
     """With so large an anchor there is one average, at the end: of 9 batches and of 3."""
     options = {"policy": CADENCE, "anchor": 200, "partition_ratios": [3, 1], "num_epochs": 1}
     state = builder(**options, backend=backend).run().join()
-    alone = []
-    for part in (slice(0, 9), slice(9, 12)):
-        model = Net()
-        trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), adamw(trained(model)))
-        for rows in epoch_batches(0)[part]:
-            loss = loss_of(model, (Tensor(X[rows]), Tensor(Y[rows])))
-            trainer.step(list(model.named_parameters()), loss.backward(), loss.item())
-        alone.append(tensors(model))
+    alone = [plain(part, adamw) for part in (epoch_batches(0)[:9], epoch_batches(0)[9:])]
     assert state.report.count_history == [[9, 3]]
     for name in ("w", "v", "mean"):
         want = (9 * alone[0][name] + 3 * alone[1][name]) / 12

@@ -144,10 +144,10 @@ def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy
         time.sleep(0.001)
     with threads.changed:
         coordinator.batch_done(1, 4, 0.0, 1.0)
-        coordinator.arrived(0, 1)
-        coordinator.arrived(1, 1)
-        coordinator.average_done(0, 0.0)
-        coordinator.average_done(1, 0.0)
+        for rank in (0, 1):
+            coordinator.next(rank)
+        for rank in (0, 1):
+            coordinator.average_done(rank, 0.0)
         coordinator.leave(1)
     watcher.start()
     assert watching.wait(5)

@@ -70,7 +70,7 @@ def test_builder_defaults_are_those_of_flodl():
         ({"checkpoint_every": 1}, "checkpoint_every and checkpoint_fn go together"),
         ({"lr_scale_ratio": -1}, "lr_scale_ratio is -1"),
         ({"speed_hint": (0, 0.4)}, "speed_hint is .0, 0.4., expected .slowest rank, ratio >= 1"),
-        ({"speed_hint": (2, 2.0)}, "slow_rank is 2, expected a rank from 0 to 1"),
+        ({"speed_hint": (2, 2.0)}, "slow_rank is 2, expected an integer from 0 to 1"),
         ({"partition_ratios": [1, 2, 3]}, "partition_ratios is .1, 2, 3., expected 2 numbers > 0"),
         ({"partition_ratios": [1, 2], "progressive_dispatch": True}, "partition_ratios have no effect"),
         ({"partition_ratios": [1, 2], "policy": SYNC}, "with policy SYNC every replica has one batch"),
@@ -80,10 +80,19 @@ def test_builder_defaults_are_those_of_flodl():
         ({"backend": CPU, "communicators": ThreadCommunicator.group(2)}, "communicators are for several replicas"),
         ({"communicators": ThreadCommunicator.group(3)}, "communicators are .rank, world size. "),
         ({"divergence_threshold": 0.0}, "divergence_threshold is 0.0"),
+        ({"prefetch": -1}, "prefetch is -1, expected an integer >= 0"),
+        ({"devices": [], "replicas": 1}, "0 devices for 1 replicas"),
+        ({"devices": ["cpu"] * 3}, "3 devices for 2 replicas; leave one of them out"),
+        ({"devices": ["cpu", "cuda"]}, "NcclComms requires CUDA devices, got CPU"),
     ],
 )
 def test_builder_refuses_what_does_not_fit(options, message):
     raises(ValueError, message, lambda: builder(**options).run())
+
+
+def test_builder_refuses_a_device_that_is_not_there():
+    words = "cuda:99 cannot be used"
+    raises(minigrad.device.DeviceError, words, lambda: builder(devices=["cuda:99"], replicas=1).run())
 
 
 @pytest.mark.parametrize(
@@ -161,10 +170,10 @@ def test_builder_workers_set_their_learning_rate_and_record_scalars():
 
 def test_builder_replicas_must_be_alike():
     made = iter([Net(), nn.Linear(5, 2)])
-    with pytest.raises(ValueError, match="^Ddp: replica 1 has 2 parameters and 0 buffers, expected 3 and 2"):
+    with pytest.raises(ValueError, match="^Ddp: replica 1 has 2 parameters, expected 3"):
         builder(model_factory=lambda: next(made)).run()
     made = iter([Net(), Net(dtype=np.float32)])
-    with pytest.raises(ValueError, match=r"Ddp: replica 1 has w \(5, 6\) float32, expected w \(5, 6\) float64"):
+    with pytest.raises(ValueError, match="Ddp: parameter w of replica 1 has dtype float32, expected float64"):
         builder(model_factory=lambda: next(made)).run()
 
 
@@ -288,20 +297,6 @@ def test_handle_and_metrics_tell_the_devices():
     assert metrics is not None and metrics.device_indices == [0, 0]
     assert handle.devices == [minigrad.device.CPU] * 2
     handle.join()
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"devices": []}, ValueError, "0 devices for 1 replicas"),
-        ({"devices": ["cpu"] * 3, "replicas": 2}, ValueError, "3 devices for 2 replicas; leave one of them out"),
-        ({"devices": ["cpu", "cuda"]}, ValueError, "NcclComms requires CUDA devices, got CPU"),
-        ({"devices": ["cuda:99"]}, minigrad.device.DeviceError, "cuda:99 cannot be used"),
-        ({"prefetch": -1}, ValueError, "prefetch is -1, expected an integer >= 0"),
-    ],
-)
-def test_builder_devices_that_do_not_fit_are_refused(options, error, words):
-    raises(error, words, lambda: builder(**{"replicas": 1, **options}).run())
 
 
 def test_builder_devices_say_how_many_replicas_there_are():

@@ -26,7 +26,6 @@ from minigrad.distributed import (
     TrainingMetrics,
 )
 from minigrad.distributed.mirrors.flodl import replica_set
-from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
 from minigrad.optim import SGD, AdamW, Constant, ExponentialDecay, NonFiniteGradientError
 from minigrad.random import manual_seed
@@ -310,16 +309,6 @@ def test_el_che_has_the_configuration() -> None:
         assert (trainer.el_che.overhead_target, trainer.el_che.anchor, trainer.el_che.max_anchor) == (0.1, 10, 200)
     with setup(2, DdpConfig(max_anchor=0)) as trainer:
         assert trainer.el_che is None
-
-
-def test_builder_is_the_other_way_to_train() -> None:
-    def loss(net: Net, rows: Any) -> Tensor:
-        return net.loss(*rows)
-
-    builder = Trainer.builder(net, sgd, loss, batch_size=4, replicas=2)
-    assert isinstance(builder, DdpBuilder)
-    assert (builder.model_factory, builder.optim_factory, builder.train_fn) == (net, sgd, loss)
-    assert (builder.batch_size, builder.replicas) == (4, 2)
 
 
 def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:

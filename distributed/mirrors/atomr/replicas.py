@@ -8,7 +8,7 @@ Here is what they all do, and the replica that is a thread; ``replica_process`` 
 
 from __future__ import annotations
 
-import queue
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -22,6 +22,7 @@ from minigrad.nn import Module
 from minigrad.optim import grad_norm
 from minigrad.random import Generator, drawing_from
 
+from ...comm.call_thread import CallThread
 from ...train.train_kinds import LossKind, host_array, mean_gradient
 from ...train.trainer_errors import ReplicaDroppedReplyError
 
@@ -97,59 +98,48 @@ def compute_step(model: Module, step: ReplicaStep) -> ReplicaStepResult:
 
 
 class Worker:
-    """A thread that does one request after the other, and answers every one, at the latest when it ends."""
+    """A thread that does one request after the other, and answers every one."""
 
     def __init__(self, work: Callable[[ReplicaStep], ReplicaStepResult], name: str) -> None:
         self._work = work
-        self._requests: queue.SimpleQueue[tuple[ReplicaStep, Future[ReplicaStepResult]] | None] = queue.SimpleQueue()
+        self._thread = CallThread(name)
         self._lock = threading.Lock()
-        self._ended: str | None = None  # why
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._ended: str | None = None  # why it does no more
+        self._closed = False
 
     def submit(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
         """Queue a request; the future gets its answer."""
         future: Future[ReplicaStepResult] = Future()
         with self._lock:
-            if self._ended is None:
-                self._requests.put((step, future))
-            else:
-                future.set_exception(ReplicaDroppedReplyError(self._ended))
+            if not self._closed:
+                self._thread.submit(functools.partial(self._answer, step, future))
+                return future
+        future.set_exception(ReplicaDroppedReplyError(self._ended or "it was closed"))
         return future
 
-    def close(self, timeout: float | None) -> None:
+    def close(self, timeout: float) -> None:
         """End the thread after the requests that it has, and wait for it that long, in seconds."""
-        self._requests.put(None)
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        reason = "it was closed"
-        while (request := self._requests.get()) is not None:
-            step, future = request
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(self._work(step))
-            except ReplicaDroppedReplyError as error:
-                reason = str(error)
-            except Exception as error:
-                future.set_exception(error)
-            except BaseException as error:  # SystemExit, KeyboardInterrupt: the thread's end
-                reason = f"its thread ended with {type(error).__name__}"
-            if not future.done():
-                self._end(reason)
-                future.set_exception(ReplicaDroppedReplyError(reason))
-                return
-            del step, future, request
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
         with self._lock:
-            self._ended = reason
-            while not self._requests.empty():
-                left = self._requests.get()
-                if left is not None and left[1].set_running_or_notify_cancel():
-                    left[1].set_exception(ReplicaDroppedReplyError(reason))
+            self._closed = True
+            last = self._thread.submit(lambda: None)
+            self._thread.stop()
+        last.wait(timeout)
+
+    def _answer(self, step: ReplicaStep, future: Future[ReplicaStepResult]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            if self._ended is not None:
+                raise ReplicaDroppedReplyError(self._ended)
+            future.set_result(self._work(step))
+        except ReplicaDroppedReplyError as error:
+            self._ended = str(error)
+            future.set_exception(error)
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException as error:  # SystemExit, KeyboardInterrupt: the replica's end
+            self._ended = f"its thread ended with {type(error).__name__}"
+            future.set_exception(ReplicaDroppedReplyError(self._ended))
 
 
 class ThreadReplica:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from minigrad.errors import check_int
+from minigrad.errors import check_float, check_int
 
 from .el_che import round_half_up
 
@@ -66,12 +66,8 @@ class AutoBalancer:
     def apply_speed_hint(self, slow_rank: int, ratio: float) -> None:
         """Begin with shares as if all other ranks were ``ratio`` >= 1 times as fast as ``slow_rank``."""
         n = len(self._ratios)
-        if isinstance(slow_rank, bool) or not isinstance(slow_rank, int) or not 0 <= slow_rank < n:
-            raise ValueError(f"slow_rank is {slow_rank!r}, expected a rank from 0 to {n - 1}")
-        if not (math.isfinite(ratio) and ratio >= 1):
-            raise ValueError(
-                f"ratio is {ratio!r}, expected a finite number >= 1: how many times as fast the others are"
-            )
+        check_int("slow_rank", slow_rank, 0, n - 1)
+        check_float("ratio", ratio, 1.0)
         self._ratios = balanced_ratios([1.0 if r == slow_rank else float(ratio) for r in range(n)])
 
     def shard_sizes(self, batch_size: int) -> list[int]:

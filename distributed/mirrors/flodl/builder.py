@@ -35,7 +35,7 @@ from .epoch_metrics import EpochMetrics
 from .options import check_function, check_speed_hint, clamped_overhead, member_of, takes
 from .policies import AverageBackend, AveragingPolicy
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
-from .replica_group import check_kinds, replica_communicators
+from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
 from .timeline import NoTimeline, Timeline, check_timeline
 from .trained_state import TrainedState, tensors_of
@@ -260,12 +260,15 @@ class DdpBuilder:
         schedule = None if self.scheduler is None else self.scheduler(world)
         if self.scheduler is not None and not isinstance(schedule, LrSchedule):
             raise TypeError(f"DdpBuilder: scheduler({world}) returned {schedule!r}, expected an LrSchedule")
+        asks = not takes(self.model_factory)  # for the device
+        models = [self.model_factory(*[place][:asks]).to(device=place) for place in self._places]
+        check_alike(models, self._places)
+        for model in models[1:]:
+            with no_grad():
+                for (_, mine), (_, first) in zip(tensors_of(model), tensors_of(models[0]), strict=True):
+                    mine.copy_(first)
         replicas: list[Replica] = []
-        for rank in range(world):
-            asks = not takes(self.model_factory)  # for the device
-            model = self.model_factory(*self._places[rank : rank + asks]).to(device=self._places[rank])
-            if replicas:
-                _copy(replicas[0].model, model, rank)
+        for rank, model in enumerate(models):
             if self.resume is not None:
                 self.resume.load_into(model)
             model.train()
@@ -276,10 +279,10 @@ class DdpBuilder:
             if schedule is None and scale != 1.0:
                 for group in optimizer.param_groups:
                     group["lr"] *= scale
-            mine = None if schedule is None else ReplicaSchedule(schedule, scale)
-            trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, mine)
+            own = None if schedule is None else ReplicaSchedule(schedule, scale)
+            trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
             comm = comms[rank] if comms else None
-            replicas.append(Replica(rank, world, model, trainer, mine, comm, default_generator, self._places[rank]))
+            replicas.append(Replica(rank, world, model, trainer, own, comm, default_generator, self._places[rank]))
         if world > 1:
             for replica, generator in zip(replicas, generators_for(world), strict=True):
                 replica.generator = generator
@@ -314,20 +317,3 @@ class DdpBuilder:
         guard = None if self.divergence_threshold is None else DivergenceGuard(self.divergence_threshold)
         overshoot = OvershootLimit(plan.batches // plan.world, self.max_overshoot)
         return el_che, guard, overshoot if plan.policy is AveragingPolicy.ASYNC else None
-
-
-def _copy(first: Module, model: Module, rank: int) -> None:
-    """Give a replica the first one's values. Raises ValueError unless all tensors are alike."""
-    mine, others = tensors_of(model), tensors_of(first)
-    if len(mine) != len(others):
-        n, k = (len(list(m.parameters())) for m in (first, model))
-        b, c = (len(list(m.buffers())) for m in (first, model))
-        raise ValueError(f"Ddp: replica {rank} has {k} parameters and {c} buffers, expected {n} and {b}")
-    for (name, a), (other, b_) in zip(mine, others, strict=True):
-        if (name, a.shape, a.dtype) != (other, b_.shape, b_.dtype):
-            raise ValueError(
-                f"Ddp: replica {rank} has {name} {a.shape} {a.dtype}, expected {other} {b_.shape} {b_.dtype}"
-            )
-    with no_grad():
-        for (_, a), (_, b_) in zip(mine, others, strict=True):
-            a.copy_(b_)

@@ -4,7 +4,7 @@ Pure logic on one clock: replicas ask for their ``next`` task and report what th
 starts a thread or touches a tensor. ``replica_threads`` calls it under a lock; tests call it with a virtual clock.
 
     replica    next() -> Batch      train, batch_done()
-                      -> Average    arrived(), when all have: average, average_done()
+                      -> Average    all stand still: average, average_done()
                       -> Wait       until something changes
                       -> Stop
 """
@@ -29,13 +29,6 @@ class ReplicaStuckError(TimeoutError):
 
 
 @dataclass(frozen=True)
-class Average:
-    """Take part in average number ``round``."""
-
-    round: int
-
-
-@dataclass(frozen=True)
 class Wait:
     """There is nothing to do until something changes."""
 
@@ -47,19 +40,29 @@ class Stop:
     """The run is over, or has failed."""
 
 
-Task = Batch | Average | Wait | Stop
-
-
 @dataclass
-class CoordinatedRound:
-    """An average under way. ``checkpoint`` is the number of epochs done, where the state is to be saved after it."""
+class Average:
+    """Take part in this average, number ``number``.
+
+    ``checkpoint`` is the number of epochs done, where the state is to be saved after it, ``arrived`` those who stand
+    still for it, ``collected`` when the last one came, ``begun`` those who were told so, and ``deltas`` how far those
+    who have made it were from it.
+    """
 
     number: int
     started: float
     checkpoint: int | None = None
     arrived: set[int] = field(default_factory=set)
-    collected: float | None = None  # when the last one arrived
+    collected: float | None = None
+    begun: set[int] = field(default_factory=set)
     deltas: dict[int, float] = field(default_factory=dict)
+
+    def awaits(self, rank: int) -> bool:
+        """Whether all stand still, and count on this replica."""
+        return self.collected is not None and rank not in self.begun
+
+
+Task = Batch | Average | Wait | Stop
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Coordinator:
         self.total_batches: list[int] = [0] * world
         self.total_ms: list[float] = [0.0] * world
         self.waited_ms: list[float] = [0.0] * world
-        self.round: CoordinatedRound | None = None
+        self.round: Average | None = None
         self.rounds: int = 0
         self.aborted: int = 0
         self.failures: dict[int, BaseException] = {}
@@ -130,11 +133,12 @@ class Coordinator:
     # ------------------------------------------------------------------ what a replica calls
 
     def next(self, rank: int) -> Task:
-        """What this replica does now. A replica that gets ``Wait`` asks again when something has changed."""
-        self._busy_since[rank] = self.clock()
+        """What this replica does now. A replica that gets ``Wait`` asks again when something has changed.
+
+        To ask means to stand still; an average begins when all do.
+        """
         task = self._next(rank)
-        if isinstance(task, Wait):
-            self._busy_since[rank] = None
+        self._busy_since[rank] = None if isinstance(task, Wait) else self.clock()
         return task
 
     def batch_done(
@@ -155,19 +159,6 @@ class Coordinator:
             self.timeline.event(EventKind.EPOCH_END, epoch=metrics.epoch)
         if self.plan.world > 1 and not self._late and should_average(self.plan.policy, self.view()):
             self._start_round()
-
-    def arrived(self, rank: int, number: int) -> bool:
-        """The replica stands still for average ``number``; False if that was given up meanwhile."""
-        if self._stopping or self.round is None or self.round.number != number:
-            return False
-        self._busy_since[rank] = None
-        self.round.arrived.add(rank)
-        if len(self.round.arrived) == self.plan.world:
-            self.round.collected = self.clock()
-            started = EventKind.SYNC_START if self._by_communicator else EventKind.AVERAGE_START
-            self.timeline.event(started, round=number)
-            self._busy_since = [self.round.collected] * self.plan.world
-        return True
 
     def average_done(self, rank: int, delta: float) -> None:
         """The replica holds the average, from which it was away by ``delta`` (relative)."""
@@ -244,10 +235,6 @@ class Coordinator:
             epochs_done=self._draining(),
         )
 
-    def collected(self, number: int) -> bool:
-        """Whether all replicas stand still for average ``number``."""
-        return self.round is not None and self.round.number == number and self.round.collected is not None
-
     def next_deadline(self) -> float:
         """When ``check`` has to look again, on the clock; infinity for never."""
         times = [since + self.plan.batch_timeout for since in self._busy_since if since is not None]
@@ -276,11 +263,11 @@ class Coordinator:
     # ------------------------------------------------------------------ tasks
 
     def _next(self, rank: int) -> Task:
-        if self._stopping:
+        if self._stopping and not (self.round is not None and self.round.awaits(rank)):
             return Stop()
         if self.round is None:
             batch = self._try_batch(rank)
-            if isinstance(batch, Batch):
+            if batch is not None:
                 return batch
             if self._stalled():
                 if not any(self.steps) and not self._work.held:
@@ -288,7 +275,7 @@ class Coordinator:
                 self._start_round()
         if self.round is None:
             return Wait(self._blocked(rank) or "no batch left")
-        return Wait("average") if rank in self.round.arrived else Average(self.round.number)
+        return self._stand_still(rank, self.round)
 
     def _try_batch(self, rank: int) -> Batch | None:
         reason = self._blocked(rank)
@@ -350,9 +337,22 @@ class Coordinator:
 
     def _start_round(self) -> None:
         self.rounds += 1
-        self.round = CoordinatedRound(self.rounds, self.clock(), self._work.oldest if self._work.held else None)
+        self.round = Average(self.rounds, self.clock(), self._work.oldest if self._work.held else None)
 
-    def _close_round(self, round: CoordinatedRound) -> None:
+    def _stand_still(self, rank: int, round: Average) -> Average | Wait:
+        """The replica takes part in the average when all others do."""
+        round.arrived.add(rank)
+        if round.collected is None and len(round.arrived) == self.plan.world:
+            round.collected = self.clock()
+            started = EventKind.SYNC_START if self._by_communicator else EventKind.AVERAGE_START
+            self.timeline.event(started, round=round.number)
+            self._busy_since = [round.collected] * self.plan.world
+        if not round.awaits(rank):
+            return Wait("average")
+        round.begun.add(rank)
+        return round
+
+    def _close_round(self, round: Average) -> None:
         assert round.collected is not None
         sync_ms = (self.clock() - round.collected) * 1e3
         self.timeline.event(

@@ -33,7 +33,7 @@ from ...train.config import TrainingConfig
 from ...train.grad_sync import agree_on_params
 from ...train.params import Named
 from .options import check_speed_hint, clamped_overhead
-from .replica_group import check_kinds, close_all, replica_communicators
+from .replica_group import check_alike, check_kinds, close_all, replica_communicators
 from .timeline import Timeline, check_timeline
 
 
@@ -133,12 +133,7 @@ class Ddp:
             )
         places = [Device(device) for device in devices]
         check_kinds(places)
-        params: list[Named] = [[*model.named_parameters()] for model in models]
-        buffers: list[Named] = [[*model.named_buffers()] for model in models]
-        _check_counts("parameters", params)
-        _check_counts("buffers", buffers)
-        _check_alike("parameter", params, places)
-        _check_alike("buffer", buffers, places)
+        params, buffers = check_alike(models, places)
         comms = replica_communicators(places, timeout)
         return cls([_Member(*member) for member in zip(comms, params, buffers, strict=True)], places, comms)
 
@@ -252,32 +247,6 @@ class Ddp:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _check_counts(what: str, lists: list[Named]) -> None:
-    for rank, named in enumerate(lists):
-        if len(named) != len(lists[0]):
-            raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}, expected {len(lists[0])}")
-
-
-def _check_alike(what: str, lists: list[Named], places: Sequence[Device]) -> None:
-    """Raise ValueError, naming replica and tensor, unless the replicas' tensors fit those of replica 0."""
-    owners: dict[int, int] = {}
-    for rank, named in enumerate(lists):
-        for (name, tensor), (first_name, first) in zip(named, lists[0], strict=True):
-            label = f"Ddp: {what} {name} of replica {rank}"
-            if tensor.device is not places[rank]:
-                raise ValueError(f"{label} is on {tensor.device}, expected {places[rank]}")
-            if owners.setdefault(id(tensor), rank) != rank:
-                raise ValueError(f"{label} is that of replica {owners[id(tensor)]}; each replica needs its own")
-            for aspect, here, there in (
-                ("name", name, first_name),
-                ("shape", tensor.shape, first.shape),
-                ("dtype", tensor.dtype, first.dtype),
-                ("requires_grad", tensor.requires_grad, first.requires_grad),
-            ):
-                if here != there:
-                    raise ValueError(f"{label} has {aspect} {here}, expected {there}")
 
 
 def _check_gradients(member: _Member, store: GradStore) -> None:

@@ -10,9 +10,10 @@ Pure arithmetic on measured times: no threads, no devices, no clock.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
-from minigrad.errors import check_int
+from minigrad.errors import check_float, check_int
 
 from .options import clamped_overhead
 
@@ -73,26 +74,21 @@ class ElChe:
 
     def with_max_anchor(self, max_anchor: int) -> ElChe:
         """The largest anchor, >= 1; an anchor above it, and the counts, come down at once. Returns the object."""
-        if check_int("max_anchor", max_anchor) < 1:
-            raise ValueError(f"max_anchor must be >= 1, got {max_anchor}")
-        self.max_anchor = max_anchor
+        self.max_anchor = check_int("max_anchor", max_anchor, 1)
         self._set_anchor(min(self.anchor, max_anchor))
         return self
 
     def with_max_batch_diff(self, max_batch_diff: int | None) -> ElChe:
         """The most by which a report after the first may change a count, >= 0; None: no limit. Returns the object."""
-        if max_batch_diff is not None and check_int("max_batch_diff", max_batch_diff) < 0:
-            raise ValueError(f"max_batch_diff must be >= 0 or None, got {max_batch_diff}")
-        self.max_batch_diff = max_batch_diff
+        self.max_batch_diff = None if max_batch_diff is None else check_int("max_batch_diff", max_batch_diff, 0)
         return self
 
     def with_speed_ratio(self, slow_rank: int, ratio: float) -> ElChe:
         """A guess until speeds are measured: all other ranks are ``ratio`` times as fast as ``slow_rank`` (a ratio
         below 1 counts as 1). Returns the object.
         """
-        if not 0 <= check_int("slow_rank", slow_rank) < self.world_size:
-            raise ValueError(f"slow_rank is {slow_rank}, expected a rank from 0 to {self.world_size - 1}")
-        self._hint = [max(_finite("ratio", ratio), 1.0)] * self.world_size
+        check_int("slow_rank", slow_rank, 0, self.world_size - 1)
+        self._hint = [max(check_float("ratio", ratio, -sys.float_info.max), 1.0)] * self.world_size
         self._hint[slow_rank] = 1.0
         self._counts = self._ideal_counts()
         return self
@@ -133,8 +129,7 @@ class ElChe:
 
         Ranks keep at least one batch each while there are enough; with fewer batches than ranks the last ranks get 0.
         """
-        if check_int("max_total", max_total) < 0:
-            raise ValueError(f"max_total must be >= 0, got {max_total}")
+        check_int("max_total", max_total, 0)
         counts, total = self._counts, sum(self._counts)
         if total <= max_total:
             return list(counts)
@@ -162,9 +157,9 @@ class ElChe:
         for name, values in (("wall_ms", wall_ms), ("actual_batches", actual_batches)):
             if len(values) != self.world_size:
                 raise ValueError(f"report_timing: {name} has {len(values)} entries for {self.world_size} ranks")
-        walls = [_nonnegative(f"wall_ms[{r}]", wall) for r, wall in enumerate(wall_ms)]
-        batches = [_nonnegative(f"actual_batches[{r}]", count) for r, count in enumerate(actual_batches)]
-        sync = _nonnegative("sync_ms", sync_ms)
+        walls = [check_float(f"wall_ms[{r}]", wall) for r, wall in enumerate(wall_ms)]
+        batches = [check_float(f"actual_batches[{r}]", count) for r, count in enumerate(actual_batches)]
+        sync = check_float("sync_ms", sync_ms)
 
         first = not self.is_calibrated
         for r, (wall, count) in enumerate(zip(walls, batches, strict=True)):
@@ -177,7 +172,7 @@ class ElChe:
 
     def nudge_anchor_down(self, factor: float) -> None:
         """Average more often: the anchor times ``factor`` (clamped to 0.1 ... 1), rounded up, never below 1."""
-        factor = min(max(_finite("factor", factor), 0.1), 1.0)
+        factor = min(max(check_float("factor", factor, -sys.float_info.max), 0.1), 1.0)
         self._set_anchor(min(self.anchor, max(1, _ceil(self.anchor * factor))))
 
     def _tune_anchor(self, overhead: float) -> None:
@@ -225,16 +220,3 @@ def _smoothed(old: float | None, new: float) -> float:
 
 def _ceil(x: float) -> int:
     return math.ceil(x - ROUNDING)
-
-
-def _finite(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}, expected a finite number")
-    return float(value)
-
-
-def _nonnegative(name: str, value: float) -> float:
-    number = _finite(name, value)
-    if number < 0:
-        raise ValueError(f"{name} is {value!r}, expected a number >= 0")
-    return number

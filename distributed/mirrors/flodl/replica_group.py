@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from minigrad.device import Device, DeviceError
+from minigrad.nn import Module
 
 from ...comm.communicator import Communicator
 from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...comm.nccl.nccl import NcclCommunicator, check_device
 from ...comm.threads.thread import ThreadCommunicator
+from ...train.params import Named
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 
@@ -41,6 +43,35 @@ def check_kinds(devices: Sequence[Device]) -> None:
     """Raise ValueError for CPUs together with GPUs."""
     if len({device.type for device in devices}) > 1:
         raise ValueError("NcclComms requires CUDA devices, got CPU; replicas are all on CPUs or all on GPUs")
+
+
+def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[list[Named], list[Named]]:
+    """Each model's parameters, and each one's buffers. Raises ValueError, naming replica and tensor, unless they fit
+    those of the first, are on their devices, and are the replica's own.
+    """
+    kinds = [[*model.named_parameters()] for model in models], [[*model.named_buffers()] for model in models]
+    for what, lists in zip(("parameters", "buffers"), kinds, strict=True):
+        for rank, named in enumerate(lists):
+            if len(named) != len(lists[0]):
+                raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}, expected {len(lists[0])}")
+    owners: dict[int, int] = {}
+    for what, lists in zip(("parameter", "buffer"), kinds, strict=True):
+        for rank, named in enumerate(lists):
+            for (name, tensor), (first_name, first) in zip(named, lists[0], strict=True):
+                label = f"Ddp: {what} {name} of replica {rank}"
+                if tensor.device is not devices[rank]:
+                    raise ValueError(f"{label} is on {tensor.device}, expected {devices[rank]}")
+                if owners.setdefault(id(tensor), rank) != rank:
+                    raise ValueError(f"{label} is that of replica {owners[id(tensor)]}; each replica needs its own")
+                for aspect, here, there in (
+                    ("name", name, first_name),
+                    ("shape", tensor.shape, first.shape),
+                    ("dtype", tensor.dtype, first.dtype),
+                    ("requires_grad", tensor.requires_grad, first.requires_grad),
+                ):
+                    if here != there:
+                        raise ValueError(f"{label} has {aspect} {here}, expected {there}")
+    return kinds
 
 
 def close_all(communicators: Sequence[Communicator]) -> None:

@@ -181,10 +181,7 @@ class ReplicaThreads:
     # ------------------------------------------------------------------ a replica's life
 
     def _loop(self, replica: Replica) -> None:
-        while True:
-            task = self._next(replica.rank)
-            if isinstance(task, Stop):
-                return
+        while not isinstance(task := self._next(replica.rank), Stop):
             if isinstance(task, Batch):
                 self._train(replica, task)
             else:
@@ -192,18 +189,20 @@ class ReplicaThreads:
 
     def _next(self, rank: int) -> Batch | Average | Stop:
         """The next task, as soon as there is one."""
-        coordinator = self.coordinator
-        with self.changed, _Waiting(self, rank) as waiting:
-            while True:
-                rounds = coordinator.rounds
-                task = coordinator.next(rank)
-                if not isinstance(task, Wait):
-                    self.changed.notify_all()  # it is busy from now on: the others have a deadline to watch
-                    return task
-                if coordinator.rounds != rounds or waiting.began is None:
+        coordinator, began = self.coordinator, None
+        with self.changed:
+            rounds = coordinator.rounds
+            while isinstance(task := coordinator.next(rank), Wait):
+                if coordinator.rounds != rounds or began is None:
                     self.changed.notify_all()  # an average begins, or this replica is one less that others wait for
-                waiting.begin()
+                began = began or (time.perf_counter(), coordinator.timeline.now_ms())
                 self._pause()
+                rounds = coordinator.rounds
+            self.changed.notify_all()  # it is busy from now on: the others have a deadline to watch
+            if began is not None:
+                coordinator.waited(rank, (time.perf_counter() - began[0]) * 1e3)
+                coordinator.timeline.span(EventKind.IDLE, rank, began[1])
+        return task
 
     def _pause(self) -> None:
         seconds = self.coordinator.next_deadline() - self.coordinator.clock()
@@ -240,27 +239,15 @@ class ReplicaThreads:
         self._publish()
 
     def _average(self, replica: Replica, task: Average) -> None:
-        rank, coordinator = replica.rank, self.coordinator
-        with self.changed, _Waiting(self, rank) as waiting:
-            if not coordinator.arrived(rank, task.round):
-                return  # given up meanwhile
-            self.changed.notify_all()
-            round = coordinator.round
-            while coordinator.round is round and not coordinator.collected(task.round) and not coordinator.stopping:
-                waiting.begin()
-                self._pause()
-            if round is None or coordinator.round is not round or not coordinator.collected(task.round):
-                return
-            weights = [max(steps, 1) for steps in coordinator.steps]
-        delta = 0.0
+        rank, coordinator, delta = replica.rank, self.coordinator, 0.0
         if replica.communicator is not None:
             try:
-                delta = average(replica.communicator, replica.tensors, weights)
+                delta = average(replica.communicator, replica.tensors, [max(steps, 1) for steps in coordinator.steps])
             except CommError as error:
                 self._blame(rank, error)
                 return
-        if round.checkpoint is not None:
-            self._checkpoint(replica, round.deltas, round.checkpoint)
+        if task.checkpoint is not None:
+            self._checkpoint(replica, task.deltas, task.checkpoint)
         with self.changed:
             coordinator.average_done(rank, delta)
             self.changed.notify_all()
@@ -338,25 +325,3 @@ class ReplicaThreads:
             return self.state(tensors, c.epochs_done, [])
         trainers = [replica.state_dict() for replica in self.replicas]
         return self.state(alive[0].tensors, c.epochs_done, trainers)
-
-
-class _Waiting:
-    """Measures how long a replica waits for others, from ``begin`` to the end of the block."""
-
-    def __init__(self, threads: ReplicaThreads, rank: int) -> None:
-        self._threads, self._rank = threads, rank
-        self.began: float | None = None
-        self._start_ms = 0.0
-
-    def __enter__(self) -> _Waiting:
-        return self
-
-    def begin(self) -> None:
-        """It waits now; later calls change nothing."""
-        if self.began is None:
-            self.began, self._start_ms = time.perf_counter(), self._threads.coordinator.timeline.now_ms()
-
-    def __exit__(self, *error: object) -> None:
-        if self.began is not None:
-            self._threads.coordinator.waited(self._rank, (time.perf_counter() - self.began) * 1e3)
-            self._threads.coordinator.timeline.span(EventKind.IDLE, self._rank, self._start_ms)
