@@ -409,7 +409,7 @@ def test_threads_have_their_own_way_to_the_device() -> None:
 
     def run(value: float) -> float:
         cuda_kernels.grad_norm.sum_of_squares([from_host(np.full(3, value, np.float32))])
-        plans.append(cuda_kernels.grad_norm._plans.known)
+        plans.append(cuda_kernels.grad_norm._plans.of)
         return value
 
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
