@@ -39,9 +39,7 @@ def _adagrad(real: Any) -> Kernel:
         s = s + product(g, g)
         return p - product(lr, g) / (math.sqrt(s) + eps), s, unused
 
-    if real is np.float32:
-        return updater("adagrad", real, 1, element, registers=32)
-    return updater("adagrad", real, 1, element, registers=64, resident=4)  # left alone, ptxas uses local memory
+    return updater("adagrad", real.__name__, 1, element, {np.float32: 32, np.float64: 64}[real])
 
 
 _STEP = {np.dtype(real): _adagrad(real) for real in REALS}

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.master_weights import HALVES, master_updater
-from .optimizers.multi_tensor import REALS, WORDS, Table, updater
+from .optimizers.multi_tensor import HALVES, WORDS, Table, updater
 from .platform.array import DeviceArray
 from .platform.language import math
 
@@ -54,8 +53,9 @@ def _element(real: Any) -> Callable[..., Any]:
 
 
 _STEP = {
-    real.__name__: updater("adamw", real, 2, _element(real), {np.float32: 40, np.float64: 56}[real]) for real in REALS
-} | {half: master_updater("adamw", half, _element(np.float32), 48) for half in HALVES}
+    word: updater("adamw", word, 2, _element(np.float64 if word == "float64" else np.float32), registers)
+    for word, registers in {"float32": 40, "float64": 64, **dict.fromkeys(HALVES, 48)}.items()
+}
 
 
 def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:

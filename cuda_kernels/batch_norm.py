@@ -12,53 +12,33 @@ Source: Ioffe & Szegedy, "Batch normalization" (2015).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from . import elementwise
-from .platform.array import DeviceArray, contiguous, empty
-from .platform.language import THREADS, cuda, math
-from .platform.launch import Kernel, kernel
+from .platform.array import DeviceArray, contiguous
+from .platform.language import math
+from .pointwise.pointwise import Pointwise, floating
+from .pointwise.rules import of_numbers, rule
 from .rowwise import channel_sums
 from .rowwise.fold import fold
-from .rowwise.rows import ceil_div, quotient
+
+_RSTD = Pointwise("rstd", rule(lambda real: lambda var, eps: real(1) / math.sqrt(var + eps)), floating, 2)
+_AFFINE = Pointwise(
+    "affine", of_numbers(lambda x, mean, scale, shift: (x - mean) * scale + shift), floating, 4, registers=64
+)
+_BACKWARD = Pointwise(
+    "backward",
+    of_numbers(lambda dy, x, mean, rstd, slope, bias, scale: (dy - (x - mean) * rstd * slope - bias) * scale),
+    floating,
+    7,
+    width=1,
+    registers=64,
+)
 
 
-class BatchNormKernels(NamedTuple):
-    """The kernels for one dtype."""
-
-    factors: Kernel
-    backward: Kernel
-
-
-def _kernels(real: Any) -> BatchNormKernels:
-    word = real.__name__
-
-    @kernel(*(f"{word}*",) * 4, "int64", word, threads=THREADS, registers=24, name=f"factors_{word}")
-    def factors(var, weight, rstd, scale, C, eps):
-        """rstd = 1 / sqrt(var + eps), scale = rstd weight."""
-        c = cuda.grid(1)
-        if c < C:
-            rstd[c] = real(1) / math.sqrt(var[c] + eps)
-            scale[c] = rstd[c] * weight[c]
-
-    @kernel(*(f"{word}*",) * 8, *("int64",) * 4, word, threads=THREADS, registers=40, name=f"backward_{word}")
-    def backward(dy, x, weight, mean, rstd, dweight, dbias, dx, N, C, S, tiles, n):
-        """dx where mean and rstd are those of x; n = N S."""
-        tile = quotient(np.int64(cuda.blockIdx.x), tiles)
-        s = (cuda.blockIdx.x - tile * tiles) * cuda.blockDim.x + cuda.threadIdx.x
-        row = tile * cuda.blockDim.y + cuda.threadIdx.y
-        if s < S and row < N * C:
-            c = row - quotient(row, C) * C
-            xhat = (x[row * S + s] - mean[c]) * rstd[c]
-            slope = dy[row * S + s] - xhat * (dweight[c] / n) - dbias[c] / n
-            dx[row * S + s] = slope * (rstd[c] * weight[c])
-
-    return BatchNormKernels(factors, backward)
-
-
-_KERNELS: dict[Any, BatchNormKernels] = {np.dtype(real): _kernels(real) for real in (np.float32, np.float64)}
+def affine(x: DeviceArray, mean: Any, scale: DeviceArray, shift: DeviceArray, y: DeviceArray | None) -> DeviceArray:
+    """(x - mean) scale + shift, x (N, C, S), the others (C, 1) or a number, into y (None: a new array)."""
+    return _AFFINE(x, mean, scale, shift, out=y)
 
 
 def statistics(x: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
@@ -68,24 +48,17 @@ def statistics(x: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
     rows = x if S == 1 else fold("sum", x, N * C, S, 1, x.dtype)
     n = x.dtype.type(N * S)
     mean = elementwise.div(fold("sum", rows, 1, N, C, x.dtype), n)
-    squares, _ = channel_sums.sums("squares", x, x, mean, mean, 0, 1)
+    squares, _ = channel_sums.sums(False, x, x, mean, mean, 0, 1)
     return mean, elementwise.div(squares, n)
-
-
-def _factors(var: DeviceArray, weight: DeviceArray, eps: float) -> tuple[DeviceArray, DeviceArray]:
-    rstd, scale = (empty(var.shape, var.dtype, var.device) for _ in range(2))
-    C = var.size
-    _KERNELS[var.dtype].factors.launch(ceil_div(C, THREADS), var, weight, rstd, scale, C, float(eps))
-    return rstd, scale
 
 
 def forward(
     x: DeviceArray, weight: DeviceArray, bias: DeviceArray, mean: DeviceArray, var: DeviceArray, eps: float
 ) -> tuple[DeviceArray, DeviceArray]:
     """x (N, C, S), the others (C,) -> y (N, C, S), rstd (C,); all of x's dtype."""
-    x, weight, bias, mean, var = (contiguous(a) for a in (x, weight, bias, mean, var))
-    rstd, scale = _factors(var, weight, eps)
-    return channel_sums.affine(x, mean, scale, bias, 0, 1), rstd
+    rstd = _RSTD(contiguous(var), float(eps))
+    mean, scale, bias = (a.reshape(-1, 1) for a in (mean, elementwise.mul(rstd, weight), bias))
+    return affine(contiguous(x), mean, scale, bias, None), rstd
 
 
 def backward(
@@ -93,13 +66,11 @@ def backward(
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     """dy, x (N, C, S) -> dx (N, C, S), dweight (C,), dbias (C,); ``of_batch``: mean and rstd depend on x."""
     dy, x, weight, mean, rstd = (contiguous(a) for a in (dy, x, weight, mean, rstd))
-    dbias, dweight = channel_sums.sums("slopes", dy, x, mean, rstd, 0, 1)
+    dbias, dweight = channel_sums.sums(True, dy, x, mean, rstd, 0, 1)
+    n = x.dtype.type(x.shape[0] * x.shape[2])
+    channels = mean, rstd, elementwise.div(dweight, n), elementwise.div(dbias, n), elementwise.mul(rstd, weight)
+    mean, rstd, slope, bias, scale = (a.reshape(-1, 1) for a in channels)
     if not of_batch:
-        return channel_sums.times(channel_sums.times(dy, rstd), weight), dweight, dbias
-    N, C, S = x.shape
-    dx = empty(x.shape, x.dtype, x.device)
-    if x.size:
-        grid, along, threads = channel_sums.tiles(N, C, S)
-        pointers = dy, x, weight, mean, rstd, dweight, dbias, dx
-        _KERNELS[x.dtype].backward.launch(grid, *pointers, N, C, S, along, float(N * S), threads=threads)
+        return elementwise.mul(elementwise.mul(dy, rstd), weight.reshape(-1, 1)), dweight, dbias
+    dx = _BACKWARD(dy, x, mean, rstd, slope, bias, scale)
     return dx, dweight, dbias

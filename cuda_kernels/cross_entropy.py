@@ -36,36 +36,49 @@ LONG_ROW = 16384
 SHARED = (16 << 10, 96 << 10, 200 << 10)  # bytes for a row: many blocks, two blocks, one block on a multiprocessor
 
 
-def _forward(real: Any) -> Kernel:
-    word, passes = real.__name__, row_passes(real, False)
-    exponentials, smoothing = passes.exponentials, passes.smoothing
+def _losses(real: Any, nbytes: int, with_gradient: bool) -> Kernel:
+    """``nbytes``: of shared memory for the row; 0: the gradient reads it again."""
+    word, passes = real.__name__, row_passes(real, nbytes > 0)
+    exponentials, smoothing, gradient = passes.exponentials, passes.smoothing, passes.gradient
 
     @kernel(
-        f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", "int64", "int64", "int64", word, "int32", "int32",
-        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, name=f"forward_{word}",
+        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
+        "int64", "int64", "int64", word, "int32", "int32",
+        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, shared_bytes=nbytes, resident=int(with_gradient),
+        name=f"fused_{nbytes >> 10}k_{word}" if with_gradient else f"forward_{word}",
     )  # fmt: skip
-    def forward(x, targets, w, losses, lse, N, C, ignore_index, smooth, vectors, weighted):
+    def losses(dlosses, x, targets, w, total_weight, loss_of, lse, dx, N, C, ignore_index, smooth, vectors, weighted):
+        """A warp or a block for each row; dx may be x. Without the gradient dlosses, total_weight and dx are unused."""
         partial = cuda.shared.array(64, real)
+        cache = cuda.shared.array(0, real)
         row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
-        stop = C if row < N else 0
-        m, s = exponentials(x, row * C, stop, vectors, partial, partial)
+        stop, target = np.int64(0), np.int64(-1)
+        if row < N:
+            stop = C
+            if targets[row] != ignore_index:
+                target = targets[row]
+        on_logit, weight = real(0), real(1)
+        if target >= 0:
+            on_logit = x[row * C + target]  # before dx is written
+            if weighted:
+                weight = w[target]
+        m, s = exponentials(x, row * C, stop, vectors, cache, partial)
         log_s = math.log(s)
-        spread = real(0)
+        loss = (m - on_logit + log_s) * weight
         if smooth > real(0):
             spread = smoothing(x, row * C, stop, w, weighted, m, log_s, partial)
+            loss = (real(1) - smooth) * loss + smooth / real(C) * spread
         if row < N and cuda.threadIdx.x == 0:
+            loss_of[row] = loss if target >= 0 else real(0)
             lse[row] = m + log_s
-            target = targets[row]
-            loss = real(0)
-            if target != ignore_index:
-                loss = m - x[row * C + target] + log_s
-                if weighted:
-                    loss *= w[target]
-                if smooth > real(0):
-                    loss = (real(1) - smooth) * loss + smooth / real(C) * spread
-            losses[row] = loss
+        if with_gradient:
+            share = dlosses[row] * (smooth / real(C))
+            on_target = dlosses[row] * (real(1) - smooth) * weight
+            scale = on_target + share * (total_weight[0] if weighted else real(C))
+            by_weight = weighted and smooth > real(0)
+            gradient(x, row * C, cache, dx, C, vectors, w, m + log_s, scale, share, target, on_target, by_weight)
 
-    return forward
+    return losses
 
 
 def _backward(real: Any) -> Kernel:
@@ -94,53 +107,11 @@ def _backward(real: Any) -> Kernel:
     return backward
 
 
-def _fused(real: Any, nbytes: int) -> Kernel:
-    """``nbytes``: of shared memory for the row; 0: it is read twice."""
-    word, passes = real.__name__, row_passes(real, nbytes > 0)
-    exponentials, smoothing, gradient = passes.exponentials, passes.smoothing, passes.gradient
-
-    @kernel(
-        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
-        "int64", "int64", word, "int32", "int32",
-        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, shared_bytes=nbytes, resident=1,
-        name=f"fused_{nbytes >> 10}k_{word}",
-    )  # fmt: skip
-    def fused(dlosses, x, targets, w, total_weight, losses, lse, dx, C, ignore_index, smooth, vectors, weighted):
-        """A block for each row: forward and then backward; dx may be x."""
-        partial = cuda.shared.array(64, real)
-        cache = cuda.shared.array(0, real)
-        row = np.int64(cuda.blockIdx.x)
-        target = targets[row]
-        if target == ignore_index:
-            target = np.int64(-1)
-        on_logit, weight = real(0), real(1)
-        if target >= 0:
-            on_logit = x[row * C + target]  # before dx is written
-            if weighted:
-                weight = w[target]
-        m, s = exponentials(x, row * C, C, vectors, cache, partial)
-        log_s = math.log(s)
-        loss = (m - on_logit + log_s) * weight
-        if smooth > real(0):
-            spread = smoothing(x, row * C, C, w, weighted, m, log_s, partial)
-            loss = (real(1) - smooth) * loss + smooth / real(C) * spread
-        if cuda.threadIdx.x == 0:
-            losses[row] = loss if target >= 0 else real(0)
-            lse[row] = m + log_s
-        share = dlosses[row] * (smooth / real(C))
-        on_target = dlosses[row] * (real(1) - smooth) * weight
-        scale = on_target + share * (total_weight[0] if weighted else real(C))
-        by_weight = weighted and smooth > real(0)
-        gradient(x, row * C, cache, dx, C, vectors, w, m + log_s, scale, share, target, on_target, by_weight)
-
-    return fused
-
-
 _REALS = (np.float32, np.float64)
-_FORWARD: dict[Any, Kernel] = {np.dtype(real): _forward(real) for real in _REALS}
+_FORWARD: dict[Any, Kernel] = {np.dtype(real): _losses(real, 0, False) for real in _REALS}
 _BACKWARD: dict[Any, Kernel] = {np.dtype(real): _backward(real) for real in _REALS}
 _FUSED: dict[Any, dict[int, Kernel]] = {
-    np.dtype(real): {nbytes: _fused(real, nbytes) for nbytes in (*SHARED, 0)} for real in _REALS
+    np.dtype(real): {nbytes: _losses(real, nbytes, True) for nbytes in (*SHARED, 0)} for real in _REALS
 }
 
 
@@ -180,13 +151,22 @@ def forward(
     class_weight: DeviceArray | None,
 ) -> tuple[DeviceArray, DeviceArray]:
     """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
-    N, C = logits.shape
-    x, targets = contiguous(logits), _classes(targets, C, ignore_index)
+    x = contiguous(logits)
+    chosen, threads = _FORWARD[x.dtype], _block(*x.shape)
+    return _launch(chosen, threads, x, x, targets, x, (ignore_index, label_smoothing, class_weight))
+
+
+def _launch(
+    chosen: Kernel, threads: tuple[int, int], dlosses: DeviceArray, x: DeviceArray, targets: DeviceArray,
+    dx: DeviceArray, options: tuple[int, float, DeviceArray | None],
+) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
+    """losses (N,) and lse (N,) by one of the kernels of ``_losses``."""
+    (N, C), (ignore_index, label_smoothing, class_weight) = x.shape, options
     losses, lse = empty(N, x.dtype, x.device), empty(N, x.dtype, x.device)
-    weight, _, weighted = _weights(class_weight, x)
-    threads = _block(N, C)
-    options = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x), weighted
-    _FORWARD[x.dtype].launch(ceil_div(N, threads[1]), x, targets, weight, losses, lse, N, C, *options, threads=threads)
+    weight, total, weighted = _weights(class_weight, x)
+    pointers = dlosses, x, _classes(targets, C, ignore_index), weight, total, losses, lse, dx
+    numbers = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x, dx), weighted
+    chosen.launch(ceil_div(N, threads[1]), *pointers, N, C, *numbers, threads=threads)
     return losses, lse
 
 
@@ -225,18 +205,14 @@ def forward_backward(
     ``dlosses`` (N,) must be known before: 1 for the sum, 1 / N for the mean. ``dlogits`` (contiguous, of logits' shape
     and dtype) receives the gradient; it may be ``logits``.
     """
-    N, C = logits.shape
-    x, targets, dlosses = contiguous(logits), _classes(targets, C, ignore_index), contiguous(dlosses)
-    dx = empty((N, C), x.dtype, x.device) if dlogits is None else dlogits
+    x, C = contiguous(logits), logits.shape[1]
+    dx = empty(x.shape, x.dtype, x.device) if dlogits is None else dlogits
     if dx.shape != x.shape or dx.dtype != x.dtype or not dx.contiguous:
         raise ValueError(f"dlogits must be a contiguous {x.dtype} array of shape {x.shape}, got {dx}")
-    losses, lse = empty(N, x.dtype, x.device), empty(N, x.dtype, x.device)
-    weight, total, weighted = _weights(class_weight, x)
     limit = _shared_limit(x.device)
-    nbytes = next((n for n in SHARED if C * x.itemsize <= n <= limit), 0)
-    pointers = dlosses, x, targets, weight, total, losses, lse, dx
-    options = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x, dx), weighted
-    _FUSED[x.dtype][nbytes].launch(N, *pointers, C, *options, threads=_block(1, C)[0])
+    chosen = _FUSED[x.dtype][next((n for n in SHARED if C * x.itemsize <= n <= limit), 0)]
+    options = ignore_index, label_smoothing, class_weight
+    losses, lse = _launch(chosen, _block(1, C), contiguous(dlosses), x, targets, dx, options)
     return losses, lse, dx
 
 

@@ -50,13 +50,14 @@ def _backward_erf(real):
     return lambda dy, x: dy * (normal_cdf(x) + x * density * math.exp(half * x * x))
 
 
+_LAZY = ("float64", "bfloat16", "float16")  # halves are computed in float32 and rounded once
 _FORWARD = {
-    "tanh": Pointwise("forward_tanh", _forward_tanh, floating, 1),
-    "none": Pointwise("forward_erf", _forward_erf, floating, 1),
+    "tanh": Pointwise("forward_tanh", _forward_tanh, floating, 1, lazy=_LAZY),
+    "none": Pointwise("forward_erf", _forward_erf, floating, 1, lazy=_LAZY),
 }
 _BACKWARD = {
     "tanh": Pointwise("backward_tanh", _backward_tanh, floating, 2),
-    "none": Pointwise("backward_erf", _backward_erf, floating, 2),
+    "none": Pointwise("backward_erf", _backward_erf, floating, 2, lazy=_LAZY),
 }
 
 
@@ -67,7 +68,7 @@ def _select(operations: dict[str, Pointwise], approximate: str) -> Pointwise:
 
 
 def forward(x: DeviceArray, approximate: str) -> DeviceArray:
-    """x float32 or float64, any shape -> y of the same shape."""
+    """x of a floating dtype, any shape -> y of the same shape."""
     return _select(_FORWARD, approximate)(x)
 
 

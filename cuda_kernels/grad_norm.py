@@ -11,8 +11,8 @@ Used by gradient clipping: Pascanu, Mikolov & Bengio, "On the difficulty of trai
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from .platform.array import DeviceArray, contiguous, empty, to_host
 from .platform.language import THREADS, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .platform.upload import Upload
+from .ptx.fours import fours
 from .rowwise.collective import block_sum
 
 NORM_CHUNK = 8192  # elements of one partial sum
@@ -40,8 +41,8 @@ class NormKernels(NamedTuple):
 
 
 def _kernels(real: Any) -> NormKernels:
-    pointer, load, store, width, _ = WORDS[real]
-    itemsize, may_leave = np.dtype(real).itemsize, real is np.float32
+    pointer, itemsize, may_leave = WORDS[real].pointer, np.dtype(real).itemsize, real is np.float32
+    load, _, store = fours(itemsize)
 
     @device_function
     def four_squares(a, b, c, d):
@@ -53,12 +54,9 @@ def _kernels(real: Any) -> NormKernels:
         total = real(0)
         i = cuda.threadIdx.x * 4
         while i + 4 <= n:
-            if aligned and width == 4:
+            if aligned:
                 v = load(x, i)
-                total += four_squares(v[0] * factor, v[1] * factor, v[width - 2] * factor, v[width - 1] * factor)
-            elif aligned:
-                v, w = load(x, i), load(x, i + 2)
-                total += four_squares(v[0] * factor, v[1] * factor, w[0] * factor, w[1] * factor)
+                total += four_squares(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor)
             else:
                 total += four_squares(x[i] * factor, x[i + 1] * factor, x[i + 2] * factor, x[i + 3] * factor)
             i += cuda.blockDim.x * 4
@@ -133,17 +131,14 @@ def _kernels(real: Any) -> NormKernels:
             x, bad = pointer(address), False
             i = cuda.threadIdx.x
             if address & 15 == 0:
-                i = cuda.threadIdx.x * width
-                while i + width <= n:
+                i = cuda.threadIdx.x * 4
+                while i + 4 <= n:
                     v = load(x, i)
-                    bad |= is_bad(v[0]) or is_bad(v[1]) or is_bad(v[width - 2]) or is_bad(v[width - 1])
+                    bad |= is_bad(v[0]) or is_bad(v[1]) or is_bad(v[2]) or is_bad(v[3])
                     if writes:
-                        if width == 4:
-                            store(x, i, (v[0] * factor, v[1] * factor, v[width - 2] * factor, v[width - 1] * factor))
-                        else:
-                            store(x, i, (v[0] * factor, v[1] * factor))
-                    i += cuda.blockDim.x * width
-                i = n - n % width + cuda.threadIdx.x
+                        store(x, i, (v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor))
+                    i += cuda.blockDim.x * 4
+                i = n - n % 4 + cuda.threadIdx.x
             while i < n:
                 value = x[i]
                 bad |= is_bad(value)
@@ -170,27 +165,17 @@ class _Plan:
         self.upload = Upload(8 * len(sizes) + 8, device)
 
 
-class _Plans(threading.local):
-    """Each thread's own, as what is under way belongs to its stream; the last ``REMEMBERED`` that were used."""
-
-    def __init__(self) -> None:
-        self.known: OrderedDict[Any, _Plan] = OrderedDict()
-
-
-_plans = _Plans()
+_plans: Any = threading.local()  # each thread's own, as what is under way belongs to its stream
 
 
 def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
-    """``arrays``: of one device and dtype."""
-    sizes, device = tuple([array.size for array in arrays]), arrays[0].device
-    key = sizes, NORM_CHUNK, arrays[0].dtype, device, memory.current_stream()
-    found = _plans.known.get(key)
+    """That of ``arrays``, of one device and dtype; the last ``REMEMBERED`` are kept."""
+    if not hasattr(_plans, "of"):
+        _plans.of = functools.lru_cache(REMEMBERED)(lambda sizes, chunk, dtype, device, stream: _Plan(sizes, device))
+    sizes, first = tuple([array.size for array in arrays]), arrays[0]
+    key = sizes, NORM_CHUNK, first.dtype, first.device, memory.current_stream()
     with recording.outside() as graph:
-        if found is None:
-            found = _plans.known[key] = _Plan(sizes, device)
-            if len(_plans.known) > REMEMBERED:
-                _plans.known.popitem(last=False)
-    _plans.known.move_to_end(key)
+        found: _Plan = _plans.of(*key)
     if graph is not None:
         graph.keep.append(found)
     return found
@@ -226,10 +211,7 @@ class _Pass:
         cut = self.cut
         flag = empty(1, np.int32, factor.device) if found is None else found
         arguments = self.addresses, cut.device_sizes, cut.chunks, factor, flag, cut.length
-        checks = int(found is not None)
-        self.kernels.scale.launch(
-            cut.count, *arguments, checks, int(writes), threads=cut.threads(16 // self.dtype.itemsize)
-        )
+        self.kernels.scale.launch(cut.count, *arguments, int(found is not None), int(writes), threads=cut.threads(4))
 
 
 def _is_real(array: DeviceArray) -> bool:

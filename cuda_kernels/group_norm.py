@@ -8,8 +8,8 @@ Source: Wu & He, "Group normalization" (2018).
 
 from __future__ import annotations
 
-from . import layer_norm
-from .platform.array import DeviceArray, contiguous, zeros
+from . import batch_norm, elementwise, layer_norm
+from .platform.array import DeviceArray, contiguous
 from .rowwise import channel_sums
 
 
@@ -20,10 +20,8 @@ def forward(
     N, C, S = x.shape
     rows = contiguous(x).reshape(N * groups, C // groups * S)
     y, mean, rstd = layer_norm.forward(rows, None, None, eps)
-    y = DeviceArray(y.memory, x.shape, x.dtype)
-    none = zeros(1, x.dtype, x.device)
-    channel_sums.affine(y, none, contiguous(weight), contiguous(bias), 0, max(C, 1), y)
-    return y, mean, rstd
+    y = y.reshape(x.shape)
+    return batch_norm.affine(y, 0.0, weight.reshape(C, 1), bias.reshape(C, 1), y), mean, rstd
 
 
 def backward(
@@ -33,8 +31,8 @@ def backward(
     N, C, _ = x.shape
     dy, x = contiguous(dy), contiguous(x)
     rows = (mean.size, x.size // max(mean.size, 1))
-    g = channel_sums.times(dy, contiguous(weight)).reshape(rows)
+    g = elementwise.mul(dy, weight.reshape(C, 1)).reshape(rows)
     dx = layer_norm.backward(g, x.reshape(rows), None, mean, rstd)[0]
     groups = mean.size // max(N, 1)
-    dbias, dweight = channel_sums.sums("slopes", dy, x, mean, rstd, groups, C // max(groups, 1) or 1)
-    return DeviceArray(dx.memory, x.shape, x.dtype), dweight, dbias
+    dbias, dweight = channel_sums.sums(True, dy, x, mean, rstd, groups, C // max(groups, 1) or 1)
+    return dx.reshape(x.shape), dweight, dbias

@@ -21,7 +21,7 @@ from .rowwise import gather_scatter as at
 from .rowwise.index_arrays import as_indices, harmless, is_basic, select
 from .rowwise.rows import ceil_div
 from .rowwise.sorting import sort_rows
-from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, threads
+from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, places_of, threads
 
 REDUCTIONS = ("prod", "amax", "amin")
 
@@ -179,19 +179,8 @@ def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, st
         place = indices[i]
         if place < 0:
             place += size
-        place = base + place * step
-        rest = np.uint32(i)
-        outer = rest // n4
-        place += np.int64(rest - outer * n4) * s4
-        if outer > 0:  # else the other coordinates are all 0
-            rest, outer = outer, outer // n3
-            place += np.int64(rest - outer * n3) * s3
-            if outer > 0:
-                rest, outer = outer, outer // n2
-                place += np.int64(rest - outer * n2) * s2
-                if outer > 0:
-                    rest, outer = outer, outer // n1
-                    place += np.int64(rest - outer * n1) * s1 + np.int64(outer) * s0
+        strides = s0, s1, s2, s3, s4
+        place = base + place * step + places_of(i, n1, n2, n3, n4, strides, strides)[0]
         places[i] = place
 
 

@@ -10,9 +10,7 @@ What follows a product is its epilogue (``matmul.py``), but for the exact GELU (
 
 from __future__ import annotations
 
-import numpy as np
-
-from . import elementwise, gelu, matmul, reduce
+from . import gelu, matmul, reduce
 from .platform.array import DeviceArray, ones
 from .products.choose import HALVES
 
@@ -33,7 +31,7 @@ def forward_gelu(
     if approximate == "tanh":
         return matmul.matmul_gelu(x, weight.T, bias)
     before = matmul.matmul(x, weight.T, bias)
-    return _gelu(before, approximate), before
+    return gelu.forward(before, approximate), before
 
 
 def backward(
@@ -66,15 +64,5 @@ def backward_gelu(
     gelu(h), which dW = dy^T gelu(h) needs, is computed again, so it need not be kept.
     """
     if approximate == "tanh":
-        return matmul.matmul_gelu_slope(dy, weight, before), _gelu(before, approximate)
-    dactivation = matmul.matmul(dy, weight)
-    if before.dtype.name not in HALVES:
-        return gelu.backward(dactivation, before, approximate), _gelu(before, approximate)
-    wide = elementwise.cast(dactivation, np.float32), elementwise.cast(before, np.float32)
-    return elementwise.cast(gelu.backward(*wide, approximate), before.dtype), _gelu(before, approximate)
-
-
-def _gelu(x: DeviceArray, approximate: str) -> DeviceArray:
-    if x.dtype.name not in HALVES:
-        return gelu.forward(x, approximate)
-    return elementwise.cast(gelu.forward(elementwise.cast(x, np.float32), approximate), x.dtype)
+        return matmul.matmul_gelu_slope(dy, weight, before), gelu.forward(before, approximate)
+    return gelu.backward(matmul.matmul(dy, weight), before, approximate), gelu.forward(before, approximate)

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import comparison, elementwise
 from .platform.array import DeviceArray, contiguous, contiguous_strides, from_host
-from .rowwise import median as selection
+from .rowwise import median as rank_selection
 from .rowwise.argmax_fold import pair_fold
 from .rowwise.cumprod_gradient import cumprod_gradient
 from .rowwise.fold import FOLDS, fold, word_of
@@ -143,7 +143,11 @@ def median(x: DeviceArray) -> DeviceArray:
     """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
     if not x.size:
         return from_host(np.full((), np.nan, x.dtype), x.device)
-    return selection.median(_dense(x)[0])
+    middle = rank_selection.select(_dense(x)[0], (x.size - 1) // 2)
+    if x.dtype.kind != "f":
+        return middle
+    largest = max(x, tuple(range(x.ndim)), False)
+    return elementwise.where(comparison.isnan(largest), largest, middle)
 
 
 def prod(x: DeviceArray, axis: int, keepdim: bool, dtype: Any) -> DeviceArray:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .platform.array import DeviceArray, as_array, contiguous, empty, merged
-from .platform.language import cuda, libdevice, math
+from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
 from .ptx import ptx
 
@@ -63,6 +63,12 @@ def _angles(position: Any, real: Any) -> Kernel:
     return angles
 
 
+@device_function
+def turned(a: Any, b: Any, c: Any, s: Any) -> Any:
+    """The pair (a, b) rotated by the angle whose cosine and sine are c and s."""
+    return a * c - b * s, a * s + b * c
+
+
 def _rotate(real: Any, wide: bool) -> Kernel:
     word = np.dtype(real).name
     count = 4 if wide else 1
@@ -93,38 +99,20 @@ def _rotate(real: Any, wide: bool) -> Kernel:
                 p, q = ptx.load_constant4(x, source + first), ptx.load_constant4(x, source + second)
                 c, s = ptx.load_constant4(cos, table), ptx.load_constant4(sin, table)
                 if interleaved:
-                    left = (
-                        p[0] * c[0] - p[1] * s[0],
-                        p[0] * s[0] + p[1] * c[0],
-                        p[2] * c[1] - p[3] * s[1],
-                        p[2] * s[1] + p[3] * c[1],
-                    )
-                    right = (
-                        q[0] * c[2] - q[1] * s[2],
-                        q[0] * s[2] + q[1] * c[2],
-                        q[2] * c[3] - q[3] * s[3],
-                        q[2] * s[3] + q[3] * c[3],
-                    )
+                    a0, a1 = turned(p[0], p[1], c[0], s[0])
+                    a2, a3 = turned(p[2], p[3], c[1], s[1])
+                    b0, b1 = turned(q[0], q[1], c[2], s[2])
+                    b2, b3 = turned(q[2], q[3], c[3], s[3])
                 else:
-                    left = (
-                        p[0] * c[0] - q[0] * s[0],
-                        p[1] * c[1] - q[1] * s[1],
-                        p[2] * c[2] - q[2] * s[2],
-                        p[3] * c[3] - q[3] * s[3],
-                    )
-                    right = (
-                        p[0] * s[0] + q[0] * c[0],
-                        p[1] * s[1] + q[1] * c[1],
-                        p[2] * s[2] + q[2] * c[2],
-                        p[3] * s[3] + q[3] * c[3],
-                    )
-                ptx.store4(y, target + first, left)
-                ptx.store4(y, target + second, right)
+                    a0, b0 = turned(p[0], q[0], c[0], s[0])
+                    a1, b1 = turned(p[1], q[1], c[1], s[1])
+                    a2, b2 = turned(p[2], q[2], c[2], s[2])
+                    a3, b3 = turned(p[3], q[3], c[3], s[3])
+                ptx.store4(y, target + first, (a0, a1, a2, a3))
+                ptx.store4(y, target + second, (b0, b1, b2, b3))
             else:
-                a, b = x[source + first], x[source + second]
-                c, s = cos[table], sin[table]
-                y[target + first] = a * c - b * s
-                y[target + second] = a * s + b * c
+                a, b = turned(x[source + first], x[source + second], cos[table], sin[table])
+                y[target + first], y[target + second] = a, b
 
     return rotate_pairs
 

@@ -47,8 +47,8 @@ def _sgd(real: Any, states: int) -> Kernel:
         return p - product(lr, direction), b, unused
 
     if states:
-        return updater("sgd_momentum", real, 1, descend_with_momentum, {np.float32: 32, np.float64: 40}[real])
-    return updater("sgd", real, 0, descend, 32)
+        return updater("sgd_momentum", real.__name__, 1, descend_with_momentum, {np.float32: 32, np.float64: 40}[real])
+    return updater("sgd", real.__name__, 0, descend, 32)
 
 
 _STEP = {(np.dtype(real), states): _sgd(real, states) for real in REALS for states in (0, 1)}

@@ -19,15 +19,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .platform.array import DeviceArray, contiguous, empty
-from .platform.language import THREADS, cuda, math
+from .platform.language import THREADS, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .pointwise.rules import larger_of as larger
 from .rowwise.argmax_fold import add_exponentials
 from .rowwise.collective import block_max, block_sum, column_sum, down_column_of_pairs
-from .rowwise.rows import aligned, ceil_div, power_of_two, quotient, row_threads, row_tile
+from .rowwise.rows import aligned, ceil_div, power_of_two, quotient, row_kernel, row_tile
 
 LONG_THREADS = 512
 of_column: Any = down_column_of_pairs(add_exponentials)
+
+
+@device_function
+def term(dy: Any, y: Any, log: Any) -> Any:
+    """Of the sum over a row that all its gradients contain."""
+    return dy if log else dy * y
+
+
+@device_function
+def slope(dy: Any, y: Any, total: Any, log: Any) -> Any:
+    """The gradient of an element; ``total``: the sum of ``term``."""
+    return dy - math.exp(y) * total if log else y * (dy - total)
 
 
 class SoftmaxKernels(NamedTuple):
@@ -100,13 +112,10 @@ def _backward_rows(real: Any, accesses: int) -> Kernel:
         read(y, row * C, stop, vectors, values, real(0))
         total = real(0)
         for k in range(count):
-            total += slopes[k] if log else slopes[k] * values[k]
+            total += term(slopes[k], values[k], log)
         total = block_sum(total, partial)
         for k in range(count):
-            if log:
-                slopes[k] -= math.exp(values[k]) * total
-            else:
-                slopes[k] = values[k] * (slopes[k] - total)
+            slopes[k] = slope(slopes[k], values[k], total, log)
         write(dx, row * C, stop, vectors, slopes)
 
     return backward_rows
@@ -118,10 +127,10 @@ def _forward_long(real: Any) -> Kernel:
     count, read, write = tile.values, tile.read, tile.write
 
     @kernel(
-        *(pointer,) * 2, "int64", "int32", "int32",
+        *(pointer,) * 2, "int64", "int64", "int32", "int32",
         threads=LONG_THREADS, registers=64, vector_loads=True, name=f"forward_long_{real.__name__}",
     )  # fmt: skip
-    def forward_long(x, y, C, vectors, log):
+    def forward_long(x, y, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         values = cuda.local.array(count, real)
         base = np.int64(cuda.blockIdx.x) * C
@@ -150,10 +159,10 @@ def _backward_long(real: Any) -> Kernel:
     count, read, write = tile.values, tile.read, tile.write
 
     @kernel(
-        *(pointer,) * 3, "int64", "int32", "int32",
+        *(pointer,) * 3, "int64", "int64", "int32", "int32",
         threads=LONG_THREADS, registers=64, vector_loads=True, name=f"backward_long_{real.__name__}",
     )  # fmt: skip
-    def backward_long(dy, y, dx, C, vectors, log):
+    def backward_long(dy, y, dx, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         slopes = cuda.local.array(count, real)
         values = cuda.local.array(count, real)
@@ -164,16 +173,13 @@ def _backward_long(real: Any) -> Kernel:
             if not log:
                 read(y, base + start, C - start, vectors, values, real(0))
             for k in range(count):
-                total += slopes[k] if log else slopes[k] * values[k]
+                total += term(slopes[k], values[k], log)
         total = block_sum(total, partial)
         for start in range(0, C, count * cuda.blockDim.x):
             read(dy, base + start, C - start, vectors, slopes, real(0))
             read(y, base + start, C - start, vectors, values, real(0))
             for k in range(count):
-                if log:
-                    slopes[k] -= math.exp(values[k]) * total
-                else:
-                    slopes[k] = values[k] * (slopes[k] - total)
+                slopes[k] = slope(slopes[k], values[k], total, log)
             write(dx, base + start, C - start, vectors, slopes)
 
     return backward_long
@@ -224,13 +230,13 @@ def _backward_columns(real: Any) -> Kernel:
         total = real(0)
         for c in range(place, stop, height):
             at = base + c * inner
-            total += dy[at] if log else dy[at] * y[at]
+            total += term(dy[at], y[at], log)
         total = column_sum(total, sums)
         if height > 1:
             total = sums[cuda.threadIdx.x]
         for c in range(place, stop, height):
             at = base + c * inner
-            dx[at] = dy[at] - math.exp(y[at]) * total if log else y[at] * (dy[at] - total)
+            dx[at] = slope(dy[at], y[at], total, log)
 
     return backward_columns
 
@@ -262,14 +268,10 @@ def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[DeviceArray, ...], 
     C, inner = shape[axis], host_math.prod(shape[axis + 1 :])
     N = out.size // (C * inner)
     chosen = kernels[dtype]
-    width = 16 // dtype.itemsize
-    rows, accesses = (chosen.short, 1) if C <= chosen.short.threads[0] * width else (chosen.rows, chosen.accesses)
-    if inner == 1 and 16 < C <= rows.threads[0] * accesses * width:
-        threads = row_threads(N, C, accesses * width)
-        rows.launch(ceil_div(N, threads[1]), *arrays, N, C, aligned(width, C, *arrays), log, threads=threads)
-        return out
     if inner == 1 and C > 16:
-        chosen.long.launch(N, *arrays, C, aligned(width, C, *arrays), log, threads=LONG_THREADS)
+        kernel_, threads = row_kernel(chosen[:3], chosen.accesses, N, C, dtype.itemsize)
+        vectors = aligned(16 // dtype.itemsize, C, *arrays)
+        kernel_.launch(ceil_div(N, threads[1]), *arrays, N, C, vectors, log, threads=threads)
         return out
     height = 1 if C <= 16 else min(THREADS // power_of_two(min(inner, 32)), power_of_two(ceil_div(C, 8)))
     block = (min(THREADS // height, power_of_two(N * inner if height == 1 else min(inner, 32))), height)

@@ -4,8 +4,12 @@ A chunk is a stretch of one tensor, of at most ``CHUNK`` elements and cut at mul
 table of addresses and the list of chunks are made once and stay on the device. With a step travel the gradients'
 addresses and the scalars, in one copy that the host does not wait for (``Upload``).
 
-``updater`` makes the kernel of an optimizer whose elements are independent of each other. It moves 16 bytes at a time
-where all arrays of a tensor are aligned to that, else single elements, which neighbouring threads have side by side.
+``updater`` makes the kernel of an optimizer whose elements are independent of each other. It moves four elements at a
+time where all arrays of a tensor are aligned to that, else single ones, which neighbouring threads have side by side.
+
+Half weights have float32 masters: one launch reads the gradient, updates master and states, and writes the weight, the
+master rounded to it. The bits are those of a cast of the gradient, the float32 step, and a cast of the master
+(Micikevicius et al., "Mixed precision training", 2018).
 
 The arithmetic is plain IEEE: products are rounded before they are added to anything (``product``), as on the CPU, so
 that an element's bits depend neither on the path nor on the chunk nor on the device.
@@ -20,34 +24,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...plain_kernels.optimizers import ParamTable
 from ..platform import memory, recording
 from ..platform.array import DeviceArray, from_host
 from ..platform.language import THREADS, cuda, device_function, libdevice
 from ..platform.launch import Kernel, kernel
 from ..platform.upload import Upload
+from ..pointwise.conversion import element_conversions
 from ..ptx import ptx
+from ..ptx.fours import fours
 from ..rowwise.rows import ceil_div
 
 CHUNK = 4096  # elements: 16 for each thread, and a million of them are enough blocks for a card
 ROW_LENGTH = 8  # numbers in a row of scalars, as the kernels get it
 REALS = (np.float32, np.float64)
+HALVES = ("bfloat16", "float16")
 
 Scalars = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
 
 
 class Words(NamedTuple):
-    """What a kernel of float32 or float64 is made of: pointers, 16-byte accesses, products that no sum absorbs."""
+    """What a kernel of float32 or float64 is made of: pointers, and products that no sum absorbs."""
 
     pointer: Any  # from an address
-    load: Any
-    store: Any
-    width: int  # elements of an access
     product: Any
 
 
 WORDS: dict[Any, Words] = {
-    np.float32: Words(ptx.pointer_float32, ptx.load4, ptx.store4, 4, libdevice.fmul_rn),
-    np.float64: Words(ptx.pointer_float64, ptx.load2, ptx.store2, 2, libdevice.dmul_rn),
+    np.float32: Words(ptx.pointer_float32, libdevice.fmul_rn),
+    np.float64: Words(ptx.pointer_float64, libdevice.dmul_rn),
 }
 
 
@@ -69,81 +74,81 @@ def chunk_of(chunks: Any, sizes: Any, length: Any) -> Any:
     return tensor, first, np.int32(min(np.int64(length), sizes[tensor] - first))
 
 
-def updater(
-    name: str, real: Any, states: int, element: Callable[..., Any], registers: int, resident: int = 0
-) -> Kernel:
-    """The kernel of one optimizer.
+def updater(name: str, word: str, states: int, element: Callable[..., Any], registers: int) -> Kernel:
+    """The kernel of one optimizer, for gradients of dtype ``word``; where that is a half dtype, it writes weights too.
 
     ``element(row, p, g, s, t)``: new (p, s, t) of one element, where s and t are its states; ``states`` is how
     many it has, 0 to 2. The others have any value and go nowhere.
     """
-    pointer, load, store, width, _ = WORDS[real]
-    columns, itemsize = 1 + states, np.dtype(real).itemsize
+    half = word in HALVES
+    real = np.float32 if half else np.dtype(word).type
+    pointer = WORDS[real].pointer
+    pointer_half = ptx.pointer_uint16 if half else pointer
+    itemsize, half_size = np.dtype(real).itemsize, 2 if half else np.dtype(real).itemsize
+    columns, ends = 1 + states + half, 4 * half_size - 1 & 15
+    widen, narrow = element_conversions(word)
+    load, _, store = fours(itemsize)
+    load_half, _, store_half = fours(half_size)
     update = device_function(element)
-
-    @device_function
-    def two(row, p, g, s, t):
-        p0, s0, t0 = update(row, p[0], g[0], s[0], t[0])
-        p1, s1, t1 = update(row, p[1], g[1], s[1], t[1])
-        return (p0, p1), (s0, s1), (t0, t1)
-
-    @device_function
-    def four(row, p, g, s, t):
-        p0, s0, t0 = update(row, p[0], g[0], s[0], t[0])
-        p1, s1, t1 = update(row, p[1], g[1], s[1], t[1])
-        p2, s2, t2 = update(row, p[2], g[2], s[2], t[2])
-        p3, s3, t3 = update(row, p[3], g[3], s[3], t[3])
-        return (p0, p1, p2, p3), (s0, s1, s2, s3), (t0, t1, t2, t3)
-
-    vector = four if width == 4 else two
 
     @kernel(
         "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=registers, name=f"{name}_{real.__name__}", vector_loads=True, resident=resident,
+        threads=THREADS, registers=registers, name=f"{name}_{word}", vector_loads=True,
     )  # fmt: skip
     def step(addresses, sizes, grads, chunks, scalars, length):
-        """``addresses`` (tensors, 1 + states); ``chunks`` (chunks, 2): the tensor, and which of its chunks."""
+        """``addresses`` (tensors, columns): p, its states, its half weights; ``chunks`` (chunks, 2): the tensor, and
+        which of its chunks."""
         tensor, first, n = chunk_of(chunks, sizes, length)
         row = row_of(scalars, tensor)
         p_address = addresses[tensor * columns] + first * itemsize
-        g_address = grads[tensor] + first * itemsize
-        s_address, t_address = p_address, p_address
+        g_address = grads[tensor] + first * half_size
+        s_address, t_address, w_address = p_address, p_address, g_address
         if states > 0:
             s_address = addresses[tensor * columns + 1] + first * itemsize
         if states > 1:
             t_address = addresses[tensor * columns + 2] + first * itemsize
-        p, g, s, t = pointer(p_address), pointer(g_address), pointer(s_address), pointer(t_address)
+        if half:
+            w_address = addresses[tensor * columns + states + 1] + first * half_size
+        p, s, t = pointer(p_address), pointer(s_address), pointer(t_address)
+        g, w = pointer_half(g_address), pointer_half(w_address)
         i = cuda.threadIdx.x
-        if (p_address | g_address | s_address | t_address) & 15 == 0:
-            i = cuda.threadIdx.x * width
-            while i + width <= n:
-                p_new, g_old = load(p, i), load(g, i)
-                s_new, t_new = g_old, g_old
+        if ((p_address | s_address | t_address) & 15) | ((g_address | w_address) & ends) == 0:
+            i = cuda.threadIdx.x * 4
+            while i + 4 <= n:
+                a, d = load(p, i), load_half(g, i)
+                b, c = a, a
                 if states > 0:
-                    s_new = load(s, i)
+                    b = load(s, i)
                 if states > 1:
-                    t_new = load(t, i)
-                p_new, s_new, t_new = vector(row, p_new, g_old, s_new, t_new)
-                store(p, i, p_new)
+                    c = load(t, i)
+                p0, s0, t0 = update(row, a[0], widen(d[0]), b[0], c[0])
+                p1, s1, t1 = update(row, a[1], widen(d[1]), b[1], c[1])
+                p2, s2, t2 = update(row, a[2], widen(d[2]), b[2], c[2])
+                p3, s3, t3 = update(row, a[3], widen(d[3]), b[3], c[3])
+                store(p, i, (p0, p1, p2, p3))
                 if states > 0:
-                    store(s, i, s_new)
+                    store(s, i, (s0, s1, s2, s3))
                 if states > 1:
-                    store(t, i, t_new)
-                i += cuda.blockDim.x * width
-            i = n - n % width + cuda.threadIdx.x
+                    store(t, i, (t0, t1, t2, t3))
+                if half:
+                    store_half(w, i, (narrow(p0), narrow(p1), narrow(p2), narrow(p3)))
+                i += cuda.blockDim.x * 4
+            i = n - n % 4 + cuda.threadIdx.x
         while i < n:
-            g_one = g[i]
-            s_one, t_one = g_one, g_one
+            p_one = p[i]
+            s_one, t_one = p_one, p_one
             if states > 0:
                 s_one = s[i]
             if states > 1:
                 t_one = t[i]
-            p_one, s_one, t_one = update(row, p[i], g_one, s_one, t_one)
+            p_one, s_one, t_one = update(row, p_one, widen(g[i]), s_one, t_one)
             p[i] = p_one
             if states > 0:
                 s[i] = s_one
             if states > 1:
                 t[i] = t_one
+            if half:
+                w[i] = narrow(p_one)
             i += cuda.blockDim.x
 
     return step
@@ -185,7 +190,7 @@ def block_of(threads: int, most: int = THREADS) -> int:
     return min(most, 32 * max(1, ceil_div(threads, 32)))
 
 
-class Table:
+class Table(ParamTable):
     """Addresses and chunks of the arrays that one launch updates; build it once, use it for many steps.
 
     ``params`` and each of ``states`` are sequences of equally many arrays of one device and dtype, float32 or float64,
@@ -195,36 +200,15 @@ class Table:
     Raises ValueError or TypeError, naming the position, for an array that cannot be updated through its address.
     """
 
-    def __init__(
-        self,
-        params: Sequence[DeviceArray],
-        *states: Sequence[DeviceArray],
-        weights: Sequence[DeviceArray] | None = None,
-    ) -> None:
-        if any(len(arrays) != len(params) for arrays in states):
-            counts = " and ".join(str(len(arrays)) for arrays in states)
-            raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
-        self.dtype: np.dtype[Any] = np.dtype(params[0].dtype if params else np.float32)
+    def __init__(self, params: Sequence[Any], *states: Sequence[Any], weights: Sequence[Any] | None = None) -> None:
+        super().__init__(params, *states, weights=weights)
         self.device: int = params[0].device if params else memory.current_device()
-        if self.dtype not in (np.float32, np.float64):
-            raise TypeError(f"the optimizer kernels update float32 or float64 parameters, not {self.dtype}")
-        self.arrays: tuple[list[DeviceArray], ...] = (list(params), *map(list, states))
-        self.grad_dtype: np.dtype[Any] = self.dtype
-        if weights is not None:
-            self.grad_dtype = np.dtype(weights[0].dtype if weights else np.float16)
-            if len(weights) != len(params) or self.dtype != np.float32 or self.grad_dtype.itemsize != 2:
-                raise TypeError(
-                    f"{len(params)} masters of {self.dtype} and {len(weights)} weights of {self.grad_dtype}: expected "
-                    "as many of both, float32, and float16 or bfloat16"
-                )
-            self.arrays += (list(weights),)
-        for i, arrays in enumerate(zip(*self.arrays, strict=True)):
-            for column, array in enumerate(arrays):
-                self._check_array(i, array, arrays[0].size, self.dtype if column <= len(states) else self.grad_dtype)
-                if not array.writeable:
-                    raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
+        columns = self.arrays if self.weights is None else (*self.arrays, self.weights)
+        for arrays in columns:
+            self._check_device(arrays)
+        self.grad_dtype: np.dtype[Any] = np.dtype(weights[0].dtype) if weights else self.dtype
         self.states: int = len(states)
-        addresses = np.array([[array.pointer for array in column] for column in self.arrays], np.int64)
+        addresses = np.array([[array.pointer for array in column] for column in columns], np.int64)
         with recording.outside() as graph:
             self.cut: Cut = Cut([p.size for p in params], CHUNK, self.device)
             self.addresses: DeviceArray = from_host(np.ascontiguousarray(addresses.T), self.device)
@@ -232,22 +216,15 @@ class Table:
         if graph is not None:
             graph.keep.append(self)
 
-    def check(self, grads: Sequence[DeviceArray], scalars: np.ndarray, columns: int) -> None:
-        """Raise ValueError or TypeError, naming the position, for arguments that do not fit the table.
+    def check(self, grads: Sequence[Any], scalars: np.ndarray, columns: int) -> None:
+        """As ``ParamTable.check``; gradients are also on the table's device."""
+        super().check(grads, scalars, columns)
+        self._check_device(grads)
 
-        grads:   one array for each parameter: the table's dtype and device, as many elements, C-contiguous
-        scalars: float64 NumPy (number of parameters, columns); a row is the same for all elements of a parameter
-        """
-        sizes = self.cut.sizes
-        if len(grads) != len(sizes) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
-            raise ValueError(
-                f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
-                f"{len(sizes)} gradients and float64 scalars of shape ({len(sizes)}, {columns})"
-            )
-        for i, (p, g) in enumerate(zip(self.arrays[0], grads, strict=True)):
-            same = g.dtype == self.grad_dtype == p.dtype and g.shape == p.shape and g.strides == p.strides
-            if not same or g.device != self.device:
-                self._check_array(i, g, sizes[i], self.grad_dtype)
+    def _check_device(self, arrays: Sequence[DeviceArray]) -> None:
+        for i, array in enumerate(arrays):
+            if array.device != self.device:
+                raise ValueError(f"array {i} is on cuda:{array.device}, the table on cuda:{self.device}")
 
     def send(self, grads: Sequence[DeviceArray], scalars: np.ndarray, *more: np.ndarray) -> list[DeviceArray]:
         """The gradients' addresses, the scalars in the table's dtype with ``ROW_LENGTH`` columns, and ``more``: on the
@@ -272,14 +249,4 @@ class Table:
         if cut.count:
             addresses, rows = self.send(grads, scalars)
             arguments = self.addresses, cut.device_sizes, addresses, cut.chunks, rows, cut.length
-            step.launch(cut.count, *arguments, threads=cut.threads(WORDS[self.dtype.type].width))
-
-    def _check_array(self, i: int, array: DeviceArray, size: int, dtype: np.dtype[Any]) -> None:
-        if array.dtype != dtype:
-            raise TypeError(f"array {i} has dtype {array.dtype}, the table has {dtype}")
-        if array.size != size:
-            raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
-        if not array.contiguous:
-            raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; contiguous() makes it so")
-        if array.device != self.device:
-            raise ValueError(f"array {i} is on cuda:{array.device}, the table on cuda:{self.device}")
+            step.launch(cut.count, *arguments, threads=cut.threads(4))

@@ -90,10 +90,6 @@ def _pow(real):
     return of_integers
 
 
-_FLOOR_DIV = Pointwise("floor_div", _floor_div, like(np.floor_divide), 2, width=1, lazy=("float64", "int64", "int32"))
-_REMAINDER = Pointwise("remainder", _remainder, like(np.remainder), 2, width=1, lazy=("float64", "int64", "int32"))
-_FMOD = Pointwise("fmod", _fmod, like(np.fmod), 2, width=1, lazy=("float64", "int64", "int32"))
-_POW = Pointwise("pow", _pow, like(np.power), 2, width=1, lazy=("float64", "int64"))
 _ANY_ZERO = Pointwise(
     "any_zero",
     rule(lambda real: lambda x: x == real(0)),
@@ -106,37 +102,33 @@ _ANY_ZERO = Pointwise(
 )
 
 
-def _refuse_zero(x: Any, y: Any, operation: Pointwise) -> None:
-    """Refuse what has no value: an integer divided by 0. (Floats give infinities and NaN.)"""
-    kinds = [v.dtype if isinstance(v, DeviceArray) else kind(v) for v in (x, y)]
-    if operation.resolve(*kinds)[-1].kind not in "iu":
-        return
-    if isinstance(y, DeviceArray):
-        flag = zeros((1,), np.uint8, y.device)
-        _ANY_ZERO(y, out=flag.view(y.shape, (0,) * y.ndim))
-        found = bool(to_host(flag)[0])
-    else:
-        found = y == 0
-    if found:
-        raise ZeroDivisionError("integer division by 0; convert with .float() for infinities and NaN")
+class Division(Pointwise):
+    """An operation without a value for an integer divided by 0: ZeroDivisionError. (Floats give infinities and NaN.)"""
+
+    def __call__(self, *inputs: Any, out: DeviceArray | None = None, dtype: np.dtype[Any] | None = None) -> DeviceArray:
+        """As of ``Pointwise``. The flag is copied back, for integer dtypes only."""
+        y = inputs[1]
+        kinds = [v.dtype if isinstance(v, DeviceArray) else kind(v) for v in inputs]
+        if self.resolve(*kinds)[-1].kind in "iu":
+            if isinstance(y, DeviceArray):
+                flag = zeros((1,), np.uint8, y.device)
+                _ANY_ZERO(y, out=flag.view(y.shape, (0,) * y.ndim))
+                found = bool(to_host(flag)[0])
+            else:
+                found = y == 0
+            if found:
+                raise ZeroDivisionError("integer division by 0; convert with .float() for infinities and NaN")
+        return super().__call__(*inputs, out=out, dtype=dtype)
 
 
-def floor_div(x: Any, y: Any) -> DeviceArray:
-    """floor(x / y). ZeroDivisionError for an integer 0 in y."""
-    _refuse_zero(x, y, _FLOOR_DIV)
-    return _FLOOR_DIV(x, y)
-
-
-def remainder(x: Any, y: Any) -> DeviceArray:
-    """x - y floor(x / y), of the sign of y. ZeroDivisionError for an integer 0 in y."""
-    _refuse_zero(x, y, _REMAINDER)
-    return _REMAINDER(x, y)
-
-
-def fmod(x: Any, y: Any) -> DeviceArray:
-    """x - y trunc(x / y), of the sign of x. ZeroDivisionError for an integer 0 in y."""
-    _refuse_zero(x, y, _FMOD)
-    return _FMOD(x, y)
+_KINDS: Any = {"width": 1, "lazy": ("float64", "int64", "int32")}
+floor_div: Pointwise = Division("floor_div", _floor_div, like(np.floor_divide), 2, **_KINDS)
+"""floor(x / y)."""
+remainder: Pointwise = Division("remainder", _remainder, like(np.remainder), 2, **_KINDS)
+"""x - y floor(x / y), of the sign of y."""
+fmod: Pointwise = Division("fmod", _fmod, like(np.fmod), 2, **_KINDS)
+"""x - y trunc(x / y), of the sign of x."""
+_POW = Pointwise("pow", _pow, like(np.power), 2, width=1, lazy=("float64", "int64"))
 
 
 def pow(x: Any, y: Any) -> DeviceArray:

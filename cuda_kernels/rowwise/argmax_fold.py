@@ -18,7 +18,7 @@ from ..platform.language import THREADS, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.rules import larger_of as larger
 from .collective import down_column_of_pairs
-from .fold import column_plan, word_of
+from .fold import column_plan, limits_of, word_of
 from .rows import ceil_div, quotient
 
 
@@ -33,24 +33,22 @@ def add_exponentials(m: Any, s: Any, other_m: Any, other_s: Any) -> Any:
     return larger(m, other_m), s + other_s * e
 
 
-@device_function
-def first_largest(v: Any, k: Any, other_v: Any, other_k: Any) -> Any:
-    """The pair of the larger value, of equal ones that of the smaller index."""
-    nan, other_nan = v != v, other_v != other_v
-    tie = (v == other_v or (nan and other_nan)) and other_k < k
-    if tie or (other_v > v and not nan) or (other_nan and not nan):
-        return other_v, other_k
-    return v, k
+def _first(before: Any) -> Any:
+    """The device function to the pair whose value is ``before`` the other, of equal ones that of the smaller index."""
+
+    @device_function
+    def first(v: Any, k: Any, other_v: Any, other_k: Any) -> Any:
+        nan, other_nan = v != v, other_v != other_v
+        tie = (v == other_v or (nan and other_nan)) and other_k < k
+        if tie or (before(other_v, v) and not nan) or (other_nan and not nan):
+            return other_v, other_k
+        return v, k
+
+    return first
 
 
-@device_function
-def first_smallest(v: Any, k: Any, other_v: Any, other_k: Any) -> Any:
-    """The pair of the smaller value, of equal ones that of the smaller index."""
-    nan, other_nan = v != v, other_v != other_v
-    tie = (v == other_v or (nan and other_nan)) and other_k < k
-    if tie or (other_v < v and not nan) or (other_nan and not nan):
-        return other_v, other_k
-    return v, k
+first_largest: Any = _first(device_function(lambda x, y: x > y))
+first_smallest: Any = _first(device_function(lambda x, y: x < y))
 
 
 @device_function
@@ -115,10 +113,7 @@ def _pair_folds() -> dict[tuple[str, str], Kernel]:
     found = {}
     for word in ("float32", "float64", "int64", "int32", "bits8"):
         wide = np.int32 if word == "bits8" else np.dtype(word).type
-        if word.startswith("float"):
-            low, high = -np.inf, np.inf
-        else:
-            low, high = (int(limit) for limit in (np.iinfo(wide).min, np.iinfo(wide).max))
+        low, high = limits_of(word)
         found["argmax", word] = _pair_fold("argmax", word, wide, np.int64, first_largest, low, _NO_INDEX, index_of)
         found["argmin", word] = _pair_fold("argmin", word, wide, np.int64, first_smallest, high, _NO_INDEX, index_of)
     for real in (np.float32, np.float64):

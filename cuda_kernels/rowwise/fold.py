@@ -142,13 +142,14 @@ def _folds() -> dict[tuple[str, str, str], Fold]:
         found["sum", "bits8", target] = _fold("sum", "bits8", target, np.dtype(target).type, add, 0)
     for word in ("float32", "float64", "int64", "int32", "bits8"):
         wide = np.int32 if word == "bits8" else np.dtype(word).type
-        lowest, highest = _range(word)
+        lowest, highest = limits_of(word)
         found["max", word, word] = _fold("max", word, word, wide, larger_of, lowest)
         found["min", word, word] = _fold("min", word, word, wide, smaller_of, highest)
     return found
 
 
-def _range(word: str) -> tuple[Any, Any]:
+def limits_of(word: str) -> tuple[Any, Any]:
+    """The least and the largest value of a word of a kernel's signature."""
     if word == "bits8":
         return 0, 255
     if word.startswith("float"):

@@ -16,6 +16,8 @@ from ..platform import families, recording
 from ..platform.array import DeviceArray, contiguous, empty, expand, from_host, full, to_host
 from ..platform.language import THREADS, cuda
 from ..platform.launch import kernel
+from ..pointwise.pointwise import Pointwise, floating
+from ..pointwise.rules import of_numbers
 from ..ptx import ptx
 from .rows import ceil_div
 from .strided_copy import threads
@@ -28,15 +30,6 @@ def first_outside(flag, indices, n, low, high, kept):
     i = cuda.grid(1)
     if i < n and (indices[i] < low or indices[i] >= high) and indices[i] != kept:
         ptx.atomic_min(flag, 0, i)
-
-
-@kernel("int64*", "int64*", *["int64"] * 4, threads=THREADS, registers=18)
-def replace_outside(y, indices, n, low, high, kept):
-    """y = indices, 0 in place of those that are neither ``kept`` nor in [low, high)."""
-    i = cuda.grid(1)
-    if i < n:
-        x = indices[i]
-        y[i] = x if x == kept or (low <= x and x < high) else 0
 
 
 @kernel("int64*", "int64*", "int64", "int64", "int32", threads=THREADS, registers=14)
@@ -82,12 +75,7 @@ def harmless(indices: DeviceArray, low: int, high: int, kept: int = 0) -> Device
 
     What a launch checks the host does not know yet, and no kernel may go outside of an array meanwhile.
     """
-    n = indices.size
-    if recording.current() is None or not n:
-        return indices
-    y = empty(indices.shape, np.int64, indices.device)
-    replace_outside.launch(ceil_div(n, THREADS), y, indices, n, low, high, kept, threads=threads(n))
-    return y
+    return indices if recording.current() is None else _REPLACE_OUTSIDE(indices, low, high, kept)
 
 
 def nonzero(mask: DeviceArray) -> DeviceArray:
@@ -100,6 +88,16 @@ def nonzero(mask: DeviceArray) -> DeviceArray:
     places = empty(int(to_host(ends[n - 1 :])[0]), np.int64, mask.device)
     compact.launch(ceil_div(n, THREADS), places, flat, ends, n, threads=threads(n))
     return places
+
+
+_REPLACE_OUTSIDE = Pointwise(
+    "replace_outside",
+    of_numbers(lambda x, low, high, kept: x if x == kept or (low <= x and x < high) else np.int64(0)),
+    floating,
+    4,
+    eager=("int64",),
+    lazy=(),
+)
 
 
 # Brackets -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Values are compared as unsigned keys of the same order: of a negative float all 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,24 +87,3 @@ def select(x: DeviceArray, k: int) -> DeviceArray:
         total = partial if parts == 1 else fold("sum", partial, 1, parts, 1, np.dtype(np.int64))
         chosen.decide.launch(1, total, prefix, rank, y, bit)
     return y
-
-
-def median(x: DeviceArray) -> DeviceArray:
-    """The value in the middle (of an even number the lower one) of contiguous x, 0-d; NaN if there is one."""
-    y = select(x, (x.size - 1) // 2)
-    if x.dtype.kind == "f":
-        _CHOOSE[x.dtype].launch(1, fold("max", x, 1, x.size, 1, x.dtype), y)
-    return y
-
-
-def _choose(real: Any) -> Kernel:
-    @kernel(f"{real.__name__}*", f"{real.__name__}*", threads=1, registers=16, name=f"choose_{real.__name__}")
-    def choose(largest, y):
-        """y[0] becomes NaN if largest[0] is."""
-        if largest[0] != largest[0]:
-            y[0] = largest[0]
-
-    return choose
-
-
-_CHOOSE: dict[np.dtype[Any], Kernel] = {np.dtype(real): _choose(real) for real in (np.float32, np.float64)}

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform.array import DeviceArray, empty
-from ..platform.language import cuda, device_function, math
+from ..platform.language import cuda, math
 from ..platform.launch import Kernel, kernel
-from ..pointwise.conversion import conversions
-from ..ptx import ptx
+from ..pointwise.conversion import element_conversions
 from .collective import block_sum, row_sums
 from .fold import fold
-from .rows import aligned, ceil_div, row_threads, row_tile
+from .rows import aligned, ceil_div, row_kernel, row_threads, row_tile
 
 MOST_PARTS = 1024  # at most
 PART_ROWS = 4  # at least
@@ -38,36 +37,13 @@ class RowNormKernels(NamedTuple):
     weight_sums: Kernel
 
 
-def _half_read(word: str, accesses: int) -> Any:
-    """``read`` of a float32 tile, from a row of half floats."""
-    widen = conversions(word)[0]
-
-    @device_function
-    def read(x, base, C, vectors, values, padding):
-        if vectors:
-            for k in range(accesses):
-                j = (k * cuda.blockDim.x + cuda.threadIdx.x) * 4
-                for lane in range(4):
-                    values[4 * k + lane] = padding
-                if j < C:
-                    v = ptx.load4(x, base + j)
-                    values[4 * k], values[4 * k + 1] = widen(v[0]), widen(v[1])
-                    values[4 * k + 2], values[4 * k + 3] = widen(v[2]), widen(v[3])
-        else:
-            for k in range(4 * accesses):
-                j = k * cuda.blockDim.x + cuda.threadIdx.x
-                values[k] = widen(x[base + j]) if j < C else padding
-
-    return read
-
-
 def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual: str = "") -> Kernel:
     """``residual``: its dtype, or "" without."""
     word = real.__name__
     tile = row_tile(real, accesses)
     count, read, write, inside = tile.values, tile.read, tile.write, tile.inside
     added, half = bool(residual), residual not in ("", word)
-    read_residual = _half_read(residual, accesses) if half else read
+    read_residual = row_tile(real, accesses, residual).read
 
     @kernel(
         f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
@@ -121,7 +97,7 @@ def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual:
 def _forward_long(label: str, real: Any, centred: bool, residual: str = "") -> Kernel:
     word = real.__name__
     added, half = bool(residual), residual not in ("", word)
-    widen = conversions(residual if half else "float32")[0]
+    widen = element_conversions(residual)[0]
 
     @kernel(
         f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
@@ -320,10 +296,7 @@ def forward(
     y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
     h = x if residual is None else empty(x.shape, x.dtype, x.device)
     width = 16 // x.itemsize
-    chosen, accesses = (kernels[0], 1) if C <= kernels[0].threads[0] * width else (kernels[1], 4)
-    threads = row_threads(N, C, accesses * width)
-    if C > threads[0] * accesses * width:
-        chosen, threads = kernels[2], (1024, 1)
+    chosen, threads = row_kernel(kernels[:3], 4, N, C, x.itemsize)
     pointers = (x, *(x if a is None else a for a in (residual, weight, bias)), y, h, mean, rstd)
     vectors = aligned(width, C, *pointers[:6])
     affine = int(weight is not None)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform.language import cuda, device_function
+from ..pointwise.conversion import element_conversions
 from ..ptx import ptx
 
 
@@ -43,6 +44,19 @@ def row_threads(N: int, C: int, values: int, most: int = 1024) -> tuple[int, int
     return width, min(4, power_of_two(N)) if width == 32 else 1
 
 
+def row_kernel(kernels: Any, accesses: int, N: int, C: int, itemsize: int) -> tuple[Any, tuple[int, int]]:
+    """Of the kernels (short, rows, long) the one for N rows of C elements, and its block.
+
+    A thread of ``short`` holds one 128-bit access of a row, of ``rows`` so many ``accesses``; ``long`` holds none.
+    """
+    short, rows, long = kernels
+    width = 16 // itemsize
+    chosen, values = (short, width) if C <= short.threads[0] * width else (rows, accesses * width)
+    if C > chosen.threads[0] * values:
+        return long, (long.threads[0], 1)
+    return chosen, row_threads(N, C, values)
+
+
 def aligned(width: int, C: int, *arrays: Any) -> int:
     """1 if rows of C elements may be read ``width`` elements at a time, else 0."""
     return int(C % width == 0 and all(a is None or a.pointer % 16 == 0 for a in arrays))
@@ -58,19 +72,15 @@ class RowTile(NamedTuple):
     inside: Any  # (k, C, vectors): whether values[k] is an element of the row
 
 
-def row_tile(real: Any, accesses: int) -> RowTile:
-    """The tile of ``accesses`` 128-bit accesses for each thread; ``vectors`` = 0 makes them single ones."""
+def row_tile(real: Any, accesses: int, word: str = "") -> RowTile:
+    """The tile of ``accesses`` 128-bit accesses for each thread; ``vectors`` = 0 makes them single ones.
+
+    ``word``: the dtype of rows that are read, where it is a half dtype, of four elements an access.
+    """
+    widen = element_conversions(word)[0]
     width = 16 // np.dtype(real).itemsize
     count = accesses * width
     load, store = (ptx.load4, ptx.store4) if width == 4 else (ptx.load2, ptx.store2)
-
-    @device_function
-    def put4(values: Any, k: Any, v: Any) -> None:
-        values[k], values[k + 1], values[k + 2], values[k + 3] = v[0], v[1], v[2], v[3]
-
-    @device_function
-    def put2(values: Any, k: Any, v: Any) -> None:
-        values[k], values[k + 1] = v[0], v[1]
 
     @device_function
     def get4(values: Any, k: Any) -> Any:
@@ -80,22 +90,23 @@ def row_tile(real: Any, accesses: int) -> RowTile:
     def get2(values: Any, k: Any) -> Any:
         return values[k], values[k + 1]
 
-    put, get = (put4, get4) if width == 4 else (put2, get2)
+    get = get4 if width == 4 else get2
 
     @device_function
     def read(x: Any, base: Any, C: Any, vectors: Any, values: Any, padding: Any) -> None:
         if vectors:
             for k in range(accesses):
                 j = (k * cuda.blockDim.x + cuda.threadIdx.x) * width
+                for lane in range(width):
+                    values[k * width + lane] = padding
                 if j < C:
-                    put(values, k * width, load(x, base + j))
-                else:
+                    v = load(x, base + j)
                     for lane in range(width):
-                        values[k * width + lane] = padding
+                        values[k * width + lane] = widen(v[lane])
         else:
             for k in range(count):
                 j = k * cuda.blockDim.x + cuda.threadIdx.x
-                values[k] = x[base + j] if j < C else padding
+                values[k] = widen(x[base + j]) if j < C else padding
 
     @device_function
     def write(y: Any, base: Any, C: Any, vectors: Any, values: Any) -> None:

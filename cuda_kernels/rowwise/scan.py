@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform.array import DeviceArray, empty
-from ..platform.language import FULL_WARP, THREADS, cuda
+from ..platform.language import FULL_WARP, THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from .collective import add
 from .fold import multiply
@@ -33,6 +33,11 @@ class Scan(NamedTuple):
 
 def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
     word = real.__name__
+
+    @device_function
+    def with_before(value, lane, distance):
+        other = cuda.shfl_up_sync(FULL_WARP, value, distance)
+        return combine(other, value) if lane >= distance else value
 
     @kernel(
         f"{word}*", f"{word}*", "int64", "int64", "int64", "int32", "int32", wide.__name__,
@@ -77,21 +82,11 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
             value = wide(identity)
             if j < stop:
                 value = wide(x[at])
-            other = cuda.shfl_up_sync(FULL_WARP, value, 1)
-            if lane >= 1:
-                value = combine(other, value)
-            other = cuda.shfl_up_sync(FULL_WARP, value, 2)
-            if lane >= 2:
-                value = combine(other, value)
-            other = cuda.shfl_up_sync(FULL_WARP, value, 4)
-            if lane >= 4:
-                value = combine(other, value)
-            other = cuda.shfl_up_sync(FULL_WARP, value, 8)
-            if lane >= 8:
-                value = combine(other, value)
-            other = cuda.shfl_up_sync(FULL_WARP, value, 16)
-            if lane >= 16:
-                value = combine(other, value)
+            value = with_before(value, lane, 1)
+            value = with_before(value, lane, 2)
+            value = with_before(value, lane, 4)
+            value = with_before(value, lane, 8)
+            value = with_before(value, lane, 16)
             before = cuda.shfl_up_sync(FULL_WARP, value, 1)
             if lane == 0:
                 before = wide(identity)
@@ -142,7 +137,6 @@ def scan(
     if parts > 1:
         chosen.by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, 1, threads=threads)
         totals = scan(name, totals, outer, parts, inner, exclusive=True)
-    chosen.by_block.launch(
-        (outputs, parts), x, totals, y, n, inner, part, *flags, 2 if parts > 1 else 0, threads=threads
-    )
+    stage = 2 if parts > 1 else 0
+    chosen.by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, stage, threads=threads)
     return y

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..platform import memory
 from ..platform.array import DeviceArray, merged
-from ..platform.language import THREADS, cuda
+from ..platform.language import THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
 from .transposes import PADDED_TILES, TILE_SIDE, WIDE_TILES
@@ -43,6 +43,31 @@ def threads(n: int) -> int:
     return max(min(THREADS, n), 1)
 
 
+@device_function
+def places_of(i: Any, n1: Any, n2: Any, n3: Any, n4: Any, sy: Any, sx: Any) -> Any:
+    """Where element i of five dimensions (.., n1, n2, n3, n4) lies at the strides sy, and at sx."""
+    rest = np.uint32(i)
+    outer = rest // n4
+    i4 = np.int64(rest - outer * n4)
+    to, source = i4 * sy[4], i4 * sx[4]
+    if outer > 0:  # else the other places are all 0
+        rest, outer = outer, outer // n3
+        i3 = np.int64(rest - outer * n3)
+        to += i3 * sy[3]
+        source += i3 * sx[3]
+        if outer > 0:
+            rest, outer = outer, outer // n2
+            i2 = np.int64(rest - outer * n2)
+            to += i2 * sy[2]
+            source += i2 * sx[2]
+            if outer > 0:
+                rest, outer = outer, outer // n1
+                i1, i0 = np.int64(rest - outer * n1), np.int64(outer)
+                to += i1 * sy[1] + i0 * sy[0]
+                source += i1 * sx[1] + i0 * sx[0]
+    return to, source
+
+
 def _strided(bits: int, vector: bool) -> Kernel:
     """The copy of words of ``bits``; with ``vector`` each of them is two, and strides still count single ones."""
     word = f"bits{bits}*"
@@ -54,25 +79,7 @@ def _strided(bits: int, vector: bool) -> Kernel:
     def copy_words(y, x, n, n1, n2, n3, n4, sy0, sy1, sy2, sy3, sy4, sx0, sx1, sx2, sx3, sx4):
         i = cuda.grid(1)
         if i < n:
-            rest = np.uint32(i)
-            outer = rest // n4
-            i4 = np.int64(rest - outer * n4)
-            to, source = i4 * sy4, i4 * sx4
-            if outer > 0:  # else the other places are all 0
-                rest, outer = outer, outer // n3
-                i3 = np.int64(rest - outer * n3)
-                to += i3 * sy3
-                source += i3 * sx3
-                if outer > 0:
-                    rest, outer = outer, outer // n2
-                    i2 = np.int64(rest - outer * n2)
-                    to += i2 * sy2
-                    source += i2 * sx2
-                    if outer > 0:
-                        rest, outer = outer, outer // n1
-                        i1, i0 = np.int64(rest - outer * n1), np.int64(outer)
-                        to += i1 * sy1 + i0 * sy0
-                        source += i1 * sx1 + i0 * sx0
+            to, source = places_of(i, n1, n2, n3, n4, (sy0, sy1, sy2, sy3, sy4), (sx0, sx1, sx2, sx3, sx4))
             if vector:
                 ptx.store2(y, to, ptx.load2(x, source))
             else:

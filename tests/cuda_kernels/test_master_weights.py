@@ -57,7 +57,7 @@ def test_a_step_of_all_weights_is_one_launch(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(launch.Kernel, "launch", record)
     optimizer.step(grads)
-    assert names == ["master_weights.adamw_bfloat16"]
+    assert names == ["multi_tensor.adamw_bfloat16"]
 
 
 def test_weights_must_fit_their_masters() -> None:

@@ -78,60 +78,54 @@ def compare(found: np.ndarray, expected: np.ndarray, exact: bool) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=8 * eps * np.max(np.abs(expected), initial=0))
 
 
+def stepped(
+    name: str, first: list[np.ndarray], steps: list[list[np.ndarray]], **options: Any
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs (GPU's, CPU's) of the parameters after the ``steps``, whose gradients are the last ones', and of the state.
+
+    Each step has a learning rate of its own.
+    """
+    results: list[list[np.ndarray]] = []
+    for device in ("cpu", "cuda"):
+        params = on(device, [x.copy() for x in first])
+        optimizer = CASES[name].make(params, **options)
+        for i, grads in enumerate(steps):
+            optimizer.step(store(params[len(params) - len(grads) :], grads))
+            optimizer.set_lr(0.01 * (i + 2))
+        results.append([*map(host, params), *optimizer.state_dict()[0].values()])
+    for expected, found in zip(*results, strict=True):
+        assert found.dtype == expected.dtype
+        yield found, expected
+
+
 @pytest.mark.usefixtures("_order")
 @pytest.mark.parametrize("dtype", REALS)
 @pytest.mark.parametrize("name", [name for name in CASES if name != "Muon"])
 def test_steps_are_the_cpus(name: str, dtype: str) -> None:
-    results: list[list[np.ndarray]] = []
-    for device in ("cpu", "cuda"):
-        params = on(device, draw(SHAPES, dtype, 0))
-        optimizer = CASES[name].make(params)
-        for step in range(3):
-            optimizer.step(store(params[step % 2 :], draw(SHAPES, dtype, 1 + step)[step % 2 :]))
-        results.append([*map(host, params), *optimizer.state_dict()[0].values()])
-    for found, expected in zip(results[1], results[0], strict=True):
-        assert found.dtype == expected.dtype
+    steps = [draw(SHAPES, dtype, 1 + step)[step % 2 :] for step in range(3)]
+    for found, expected in stepped(name, draw(SHAPES, dtype, 0), steps):
         compare(found, expected, exact=name not in ("Lamb", "LARS"))
 
 
 def test_muon_is_the_cpus_up_to_rounding() -> None:
-    results = []
-    for device in ("cpu", "cuda"):
-        params = on(device, draw(MATRICES, "float32", 0))
-        optimizer = CASES["Muon"].make(params)
-        for step in range(2):
-            optimizer.step(store(params, draw(MATRICES, "float32", 1 + step)))
-        results.append([host(p) for p in params])
-    for found, expected in zip(results[1], results[0], strict=True):
+    for found, expected in stepped(
+        "Muon", draw(MATRICES, "float32", 0), [draw(MATRICES, "float32", i) for i in (1, 2)]
+    ):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_adam_with_the_other_form_of_lerp_and_many_steps() -> None:
-    results = []
-    for device in ("cpu", "cuda"):
-        params = on(device, draw(SHAPES, "float32", 0))
-        optimizer = CASES["AdamW"].make(params, betas=(0.3, 0.9))
-        for step in range(6):  # more than there are buffers for what is sent
-            optimizer.set_lr(0.01 * (step + 1))
-            optimizer.step(store(params, draw(SHAPES, "float32", step)))
-        results.append([host(p) for p in params])
-    for found, expected in zip(results[1], results[0], strict=True):
+    steps = [draw(SHAPES, "float32", step) for step in range(6)]  # more than there are buffers for what is sent
+    for found, expected in stepped("AdamW", draw(SHAPES, "float32", 0), steps, betas=(0.3, 0.9)):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["AdamW", "SGD momentum"])
 @pytest.mark.parametrize("dtype", [minigrad.float16, minigrad.bfloat16], ids=str)
-def test_half_parameters_are_the_cpus(dtype: Any) -> None:
-    for name in ("AdamW", "SGD momentum"):
-        results = []
-        for device in ("cpu", "cuda"):
-            params = on(device, [x.astype(dtype) for x in draw(SHAPES, "float32", 0)])
-            optimizer = CASES[name].make(params)
-            for step in range(2):
-                optimizer.step(store(params, [x.astype(dtype) for x in draw(SHAPES, "float32", 1 + step)]))
-            results.append([host(p) for p in params])
-        for found, expected in zip(results[1], results[0], strict=True):
-            assert found.dtype == dtype
-            np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+def test_half_parameters_are_the_cpus(dtype: Any, name: str) -> None:
+    first, *steps = ([x.astype(dtype) for x in draw(SHAPES, "float32", seed)] for seed in range(3))
+    for found, expected in stepped(name, first, steps):
+        assert found.tobytes() == expected.tobytes()
 
 
 FAMILIES: dict[str, tuple[int, list[list[float]]]] = {
@@ -165,18 +159,10 @@ def test_views_that_16_byte_accesses_cannot_reach(family: str, dtype: str) -> No
 
 def test_special_values_are_the_cpus() -> None:
     values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38], np.float32)
+    first = [np.ones(7, np.float32), values, np.full(3, 3e38, np.float32), np.zeros(4, np.float32)]
+    grads = [values, np.ones(7, np.float32), np.zeros(3, np.float32), np.ones(4, np.float32)]
     for name in ("AdamW", "SGD momentum", "AdaGrad", "LARS", "Lamb"):
-        results = []
-        for device in ("cpu", "cuda"):
-            params = on(
-                device, [np.ones(7, np.float32), values.copy(), np.full(3, 3e38, np.float32), np.zeros(4, np.float32)]
-            )
-            optimizer = CASES[name].make(params)
-            for _ in range(2):
-                grads = [values, np.ones(7, np.float32), np.zeros(3, np.float32), np.ones(4, np.float32)]
-                optimizer.step(store(params, grads))
-            results.append([host(p) for p in params])
-        for found, expected in zip(results[1], results[0], strict=True):
+        for found, expected in stepped(name, first, [grads, grads]):
             np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
 
 
@@ -409,7 +395,7 @@ def test_threads_have_their_own_way_to_the_device() -> None:
 
     def run(value: float) -> float:
         cuda_kernels.grad_norm.sum_of_squares([from_host(np.full(3, value, np.float32))])
-        plans.append(cuda_kernels.grad_norm._plans.known)
+        plans.append(cuda_kernels.grad_norm._plans.of)
         return value
 
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
