@@ -292,7 +292,7 @@ def test_no_bank_conflicts(dtype: Any, layout: str, side: int, monkeypatch: pyte
 @pytest.mark.parametrize("broken", ["wait", "barrier"])
 def test_without_a_wait_or_a_barrier_it_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken == "wait":
-        monkeypatch.setattr(ptx, "cp_async_wait1", ptx.cp_async_wait2)
+        monkeypatch.setattr(ptx, "cp_async_wait1", lambda: None)
     else:
         monkeypatch.setattr(type(simulated_cuda.cuda), "syncthreads", staticmethod(lambda: None))
     with pytest.raises(simulated_memory.SimulationError, match="has waited for its asynchronous copy|race: thread"):
