@@ -38,15 +38,18 @@ def multiply(p: Problem) -> None:
         multiply(p.part(slice(None, half)))
         multiply(p.part(slice(half, None)))
     elif p.y.dtype not in DOT or is_small(p):
-        _multiply_elements(p, SMALL_KERNELS[p.y.dtype], 1, min(128, -(-p.y.size // 32) * 32))
+        _multiply_elements(p, 1)
     elif is_thin(p) and p.sizes[2] >= 32 and p.a.steps[-1] == p.b.steps[-2] == 1:
-        wide = p.y.dtype == np.float32 and along(p.a, -1, 4) == along(p.b, -2, 4) == "k"
-        _multiply_elements(p, WIDE_DOT if wide else DOT[p.y.dtype], 32, 128)
+        _multiply_elements(p, 32)
     else:
         _multiply_tiles(p)
 
 
-def _multiply_elements(p: Problem, kernel: Kernel, lanes: int, threads: int) -> None:
+def _multiply_elements(p: Problem, lanes: int) -> None:
+    """By so many threads for each element of y."""
+    threads = min(128, -(-p.y.size * lanes // 32) * 32)
+    wide = lanes > 1 and p.y.dtype == np.float32 and along(p.a, -1, 4) == along(p.b, -2, 4) == "k"
+    kernel = WIDE_DOT if wide else DOT[p.y.dtype] if lanes > 1 else SMALL_KERNELS[p.y.dtype]
     y, bias, other, epilogue = whole(p)
     grid = -(-y.size * lanes // threads)
     kernel.launch(grid, y, p.a, p.b, bias, other, *p.words, epilogue, y.size, threads=threads)
