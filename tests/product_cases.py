@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +10,6 @@ import numpy as np
 
 from minigrad.cuda_kernels import matmul
 from minigrad.cuda_kernels.platform import array
-from minigrad.cuda_kernels.simulator import simulator
 from minigrad.plain_kernels import gelu
 
 RNG = np.random.default_rng(0)
@@ -40,16 +38,6 @@ def check_on_tensor_cores(y: Any, expected: np.ndarray) -> None:
     tolerance = {bf16: 2**-8, f16: 2**-11, f32: 1e-6}[y.dtype.type]
     found = array.to_host(y).astype("f8")
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=4e-6 * np.abs(expected).max(initial=1))
-
-
-@contextlib.contextmanager
-def ordered(seed: int | None) -> Iterator[None]:
-    """The simulator's threads run in an order drawn from ``seed``."""
-    simulator.order(seed)
-    try:
-        yield
-    finally:
-        simulator.order(None)
 
 
 def check_epilogues(

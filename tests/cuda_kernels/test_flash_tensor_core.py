@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from product_cases import ordered
+from simulated import ordered
 
 import minigrad
 from minigrad.cuda_kernels import attention

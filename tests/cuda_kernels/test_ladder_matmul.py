@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from product_cases import ordered
+from simulated import ordered
 
 from minigrad.cuda_kernels.ladders import ladder_matmul
 from minigrad.cuda_kernels.platform import array

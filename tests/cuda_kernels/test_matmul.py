@@ -7,11 +7,12 @@ from pathlib import Path
 import house
 import numpy as np
 import pytest
-from product_cases import check_epilogues, ordered, product, stored
+from product_cases import check_epilogues, product, stored
+from simulated import ordered
 
 from minigrad.cuda_kernels import matmul
 from minigrad.cuda_kernels.platform import array, choices, launch, memory
-from minigrad.cuda_kernels.products import hopper, simt, tiles
+from minigrad.cuda_kernels.products import hopper, simt, tensor_core, tiles
 from minigrad.dtypes import as_dtype
 
 RNG = np.random.default_rng(0)
@@ -183,14 +184,16 @@ def test_more_elements_than_a_launch_takes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
+    ("sizes", "without", "on_tensor_cores"),
     [
-        ((65536, 3072, 768, 1), (128, 1)),
-        ((768, 768, 65536, 1), (128, 7)),
-        ((128, 128, 128, 1), (32, 1)),
-        ((16, 16, 100_000, 1), (32, 264)),
-        ((64, 64, 64, 128), (64, 1)),
+        ((65536, 3072, 768, 1), (128, 1), (128, 1)),
+        ((768, 768, 65536, 1), (128, 7), (128, 7)),
+        ((128, 128, 128, 1), (32, 1), (64, 1)),
+        ((16, 16, 100_000, 1), (32, 264), (64, 264)),
+        ((64, 64, 64, 128), (64, 1), (64, 1)),
+        ((1, 3072, 768, 1), (32, 2), (64, 3)),
     ],
 )
-def test_plans_fill_a_gpu(sizes, expected):
-    assert tiles.plan(*sizes, (128, 64, 32)) == expected
+def test_plans_fill_a_gpu(sizes, without, on_tensor_cores):
+    assert tiles.plan(*sizes, (128, 64, 32)) == without
+    assert tiles.plan(*sizes, tensor_core.SIDES) == on_tensor_cores

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from product_cases import RNG, bf16, check_epilogues, f16, f32, ordered, product, stored
+from product_cases import RNG, bf16, check_epilogues, f16, f32, product, stored
 from product_cases import check_on_tensor_cores as check
 from refusals import raises
+from simulated import ordered
 
 import minigrad
 from minigrad.cuda_kernels import simulated

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from product_cases import RNG, bf16, check_epilogues, f16, f32, ordered, product, stored
+from product_cases import RNG, bf16, check_epilogues, f16, f32, product, stored
 from product_cases import check_on_tensor_cores as check
+from refusals import raises
+from simulated import ordered
 
 import minigrad
 from minigrad.cuda_kernels import matmul, simulated
 from minigrad.cuda_kernels.platform import array, choices, memory
-from minigrad.cuda_kernels.products import choose, simt, tensor_core, tiles
+from minigrad.cuda_kernels.products import choose, simt, tensor_core
 from minigrad.cuda_kernels.products.record import BIAS, broadcast, problem
 from minigrad.cuda_kernels.ptx import ptx
 from minigrad.cuda_kernels.simulator import simulated_cuda, simulated_memory, simulator
@@ -112,17 +114,6 @@ def test_divided_sums_have_the_same_bits_at_each_run(
     assert launched[-1] == f"epilogue.sum_parts_{word}_float32"
 
 
-def test_plans_fill_the_card() -> None:
-    for M, N, K, count, expected in (
-        (65536, 3072, 768, 1, (128, 1)),
-        (768, 768, 65536, 1, (128, 7)),
-        (1024, 64, 1024, 96, (64, 1)),
-        (3, 5, 7, 1, (64, 1)),
-        (1, 3072, 768, 1, (64, 3)),
-    ):
-        assert tiles.plan(M, N, K, count, tensor_core.SIDES) == expected
-
-
 @pytest.mark.parametrize(
     ("dtype", "N", "splits"), [(bf16, 8, 1), (f16, 40, 1), (bf16, 6, 1), (f16, 8, 2), (bf16, 5, 2)]
 )
@@ -148,18 +139,15 @@ def test_tf32_rounds_to_10_bits() -> None:
 
 def test_errors() -> None:
     a, b = stored(draw(2, 3)), stored(draw(3, 4))
-    with pytest.raises(ValueError, match="expected .* same K"):
-        matmul.matmul(a, a)
-    with pytest.raises(ValueError, match="bias is .* expected"):
-        matmul.matmul(a, b, stored(draw(3)))
-    with pytest.raises(TypeError, match="got bfloat16 and float16 to bfloat16"):
-        multiply(a, stored(draw(3, 4, dtype=f16)))
-    with pytest.raises(TypeError, match="to float16"):
-        multiply(a, b, dtype=f16)
-    with pytest.raises(ValueError, match="residual is .* expected shape"):
-        matmul.matmul_residual(a, b, stored(draw(2, 3)))
-    with pytest.raises(ValueError, match="expected a C-contiguous array"):
-        matmul.add_matmul(stored(draw(4, 2)).T, a, b)
+    for error, words, call in (
+        (ValueError, "expected .* same K", lambda: matmul.matmul(a, a)),
+        (ValueError, "bias is .* expected", lambda: matmul.matmul(a, b, stored(draw(3)))),
+        (TypeError, "got bfloat16 and float16 to bfloat16", lambda: multiply(a, stored(draw(3, 4, dtype=f16)))),
+        (TypeError, "to float16", lambda: multiply(a, b, dtype=f16)),
+        (ValueError, "residual is .* expected shape", lambda: matmul.matmul_residual(a, b, stored(draw(2, 3)))),
+        (ValueError, "expected a C-contiguous array", lambda: matmul.add_matmul(stored(draw(4, 2)).T, a, b)),
+    ):
+        raises(error, words, call)
 
 
 def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
