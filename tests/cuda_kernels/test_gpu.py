@@ -281,17 +281,23 @@ def test_out_of_memory_is_survived():
     assert mg.ones(3, device="cuda").sum().item() == 3
 
 
+def library_on_gpu(name: str) -> Any:
+    """The library; the test is skipped where it is missing or has no CUDA."""
+    found = pytest.importorskip(name, reason=f"{name} is not installed: nothing to share memory with")
+    if name == "torch" and not found.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    if name == "jax" and not any(device.platform == "gpu" for device in found.devices()):
+        pytest.skip("this JAX has no CUDA")
+    return found
+
+
 SHAPES = [(), (3,), (2, 5), (0, 4)]
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch", "jax"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dlpack_both_ways(library, shape):
-    other = pytest.importorskip(library, reason=f"{library} is not installed: nothing to share memory with")
-    if library == "torch" and not other.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    if library == "jax" and not any(device.platform == "gpu" for device in other.devices()):
-        pytest.skip("this JAX has no CUDA")
+    other = library_on_gpu(library)
     host = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     x = mg.from_numpy(host.copy()).to("cuda")
     theirs = other.dlpack.from_dlpack(x) if library == "jax" else other.from_dlpack(x)
@@ -309,9 +315,7 @@ def test_dlpack_both_ways(library, shape):
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_cuda_array_interface(library, shape):
-    other = pytest.importorskip(library, reason=f"{library} is not installed: nothing to share memory with")
-    if library == "torch" and not other.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
+    other = library_on_gpu(library)
     host = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     x = array.from_host(host.T)
     theirs = other.asarray(x.T) if library == "cupy" else other.as_tensor(x.T, device="cuda")
