@@ -56,7 +56,7 @@ def forward(q: DeviceArray, k: DeviceArray, v: DeviceArray, options: Options) ->
     if _use_tiles(q, k):
         flash.forward(y, lse, q, k, v, settings)
     else:
-        arguments = (*settings, *_steps(q, k, v))
+        arguments = (*settings, *attention_rows.steps_of(q, k, v))
         attention_rows.FORWARD[q.dtype].launch(-(-lse.size // 32), y, lse, q, k, v, lse.size, *arguments, threads=32)
     return y.swapaxes(1, 2), lse
 
@@ -91,7 +91,7 @@ def backward(
     if _use_tiles(q, k):
         flash.backward((dq, dk, dv), delta, (dy, q, k, v, out, lse), settings)
     else:
-        arguments = (*settings, *_steps(dy, q, k, v, out))
+        arguments = (*settings, *attention_rows.steps_of(dy, q, k, v, out))
         queries, keys = attention_rows.QUERIES[q.dtype], attention_rows.KEYS[q.dtype]
         queries.launch(-(-lse.size // 32), dq, delta, dy, q, k, v, out, lse, lse.size, *arguments, threads=32)
         arguments, rows = arguments[:-3], B * H * Tk
@@ -139,10 +139,6 @@ def _single(x: DeviceArray) -> DeviceArray:
 def _rows(x: DeviceArray) -> DeviceArray:
     """x (B, heads, T, D) with contiguous rows."""
     return x if x.steps[-1] == 1 or x.shape[-1] <= 1 else copy(x)
-
-
-def _steps(*operands: DeviceArray) -> list[int]:
-    return [step for x in operands for step in x.steps[:3]]
 
 
 def _settings(q: DeviceArray, k: DeviceArray, options: Options) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..platform.array import DeviceArray
 from ..platform.language import cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.philox import philox_block, unit_float32
@@ -25,6 +26,11 @@ def strides(count: int) -> tuple[str, ...]:
     return ("int64",) * (3 * count)
 
 
+def steps_of(*operands: DeviceArray) -> list[int]:
+    """These steps."""
+    return [step for x in operands for step in x.steps[:3]]
+
+
 @device_function
 def dropped(index: Any, threshold: Any, seed: Any, offset: Any) -> Any:
     """Whether dropout takes element ``index`` of the (B, H, Tq, Tk) probabilities: as ``fill_dropout`` of the CPU."""
@@ -33,6 +39,14 @@ def dropped(index: Any, threshold: Any, seed: Any, offset: Any) -> Any:
     lane = np.int32(place & THREE)
     word = a if lane == 0 else b if lane == 1 else c if lane == 2 else d
     return unit_float32(np.uint32(word)) < threshold
+
+
+@device_function
+def place_of(row: Any, T: Any, heads: Any) -> Any:
+    """The batch, head and position of a row."""
+    outer = row // T
+    b = outer // heads
+    return b, outer - b * heads, row - outer * T
 
 
 @device_function
@@ -57,10 +71,7 @@ def _forward(real: Any) -> Kernel:
         """y (B, Tq, Hq, D) and lse (n,), n = B Hq Tq rows."""
         row = np.int64(cuda.grid(1))
         if row < n:
-            head = row // Tq
-            i = row - head * Tq
-            b = head // Hq
-            h = head - b * Hq
+            b, h, i = place_of(row, Tq, Hq)
             kv = h // (Hq // H)
             query = b * q_b + h * q_h + i * q_t
             key, value = b * k_b + kv * k_h, b * v_b + kv * v_h
@@ -105,10 +116,7 @@ def _queries(real: Any) -> Kernel:
         """dq (B, Tq, Hq, D), and delta (n,) = sum over D of dy y."""
         row = np.int64(cuda.grid(1))
         if row < n:
-            head = row // Tq
-            i = row - head * Tq
-            b = head // Hq
-            h = head - b * Hq
+            b, h, i = place_of(row, Tq, Hq)
             kv = h // (Hq // H)
             query, gradient = b * q_b + h * q_h + i * q_t, b * dy_b + h * dy_h + i * dy_t
             key, value = b * k_b + kv * k_h, b * v_b + kv * v_h
@@ -144,10 +152,7 @@ def _keys(real: Any) -> Kernel:
         """dk and dv (B, Tk, H, D), n = B H Tk rows, each the sum over the queries of its head group."""
         row = np.int64(cuda.grid(1))
         if row < n:
-            head = row // Tk
-            j = row - head * Tk
-            b = head // H
-            kv = head - b * H
+            b, kv, j = place_of(row, Tk, H)
             group = Hq // H
             key, value = b * k_b + kv * k_h + j * k_t, b * v_b + kv * v_h + j * v_t
             place = ((b * Tk + j) * H + kv) * D

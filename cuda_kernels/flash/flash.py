@@ -18,7 +18,7 @@ from ..platform import libcuda
 from ..platform.array import DeviceArray
 from ..platform.language import SIMULATED, cuda, math
 from ..platform.launch import Kernel, kernel
-from .attention_rows import SIZES, strides
+from .attention_rows import SIZES, steps_of, strides
 from .flash_tiles import THREADS, FlashTiles, row_max, row_sum
 
 LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
@@ -306,10 +306,6 @@ def _in_units(f: FlashTiles, settings: tuple[Any, ...]) -> tuple[Any, ...]:
     return *rest, scale / f.unit, kept
 
 
-def _steps(*operands: DeviceArray) -> list[int]:
-    return [step for x in operands for step in x.steps[:3]]
-
-
 def forward(
     y: DeviceArray, lse: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, settings: tuple[Any, ...]
 ) -> None:
@@ -317,7 +313,7 @@ def forward(
     f, kernel_, _, _ = _choose(q)
     B, Hq, Tq, _ = q.shape
     tiles = -(-Tq // f.side)
-    arguments = (*_in_units(f, settings), *_steps(q, k, v), B * Hq, tiles, _wide(q, k, v))
+    arguments = (*_in_units(f, settings), *steps_of(q, k, v), B * Hq, tiles, _wide(q, k, v))
     kernel_.launch(B * Hq * tiles, y, lse, q, k, v, *arguments)
 
 
@@ -332,6 +328,6 @@ def backward(grads: Arrays, delta: DeviceArray, inputs: Arrays, settings: tuple[
     B, Hq, Tq, _ = q.shape
     H, Tk = k.shape[1:3]
     tiles, settings, wide = -(-Tq // f.side), _in_units(f, settings), _wide(dy, q, k, v)
-    steps = _steps(dy, q, k, v, y)
+    steps = steps_of(dy, q, k, v, y)
     queries.launch(B * Hq * tiles, dq, delta, dy, q, k, v, y, lse, *settings, *steps, B * Hq, tiles, wide)
     keys.launch(B * H * -(-Tk // f.side), dk, dv, dy, q, k, v, lse, delta, *settings, *steps[:-3], B * H, wide)

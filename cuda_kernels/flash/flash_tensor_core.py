@@ -30,6 +30,7 @@ from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..ptx.fragments import adder
+from .attention_rows import steps_of
 
 LARGEST = 128  # head size
 SIDE = 64  # queries, and keys, of a tile
@@ -264,11 +265,10 @@ def forward(
     lse = empty((B, Hq, Tq), np.float32, q.device)
     q, k, v = (aligned(x) for x in (q, k, v))
     tiles = -(-Tq // SIDE)
-    steps = [step for x in (q, k, v) for step in x.steps[:3]]
     run = FORWARD[q.dtype.name, 64 if D <= 64 else 128]
     exponent = float(scale) / python_math.log(2)
     sizes = Hq, H, Tq, Tk, D, int(causal)
-    run.launch(B * Hq * tiles, y, lse, q, k, v, *sizes, exponent, *steps, B * Hq, tiles)
+    run.launch(B * Hq * tiles, y, lse, q, k, v, *sizes, exponent, *steps_of(q, k, v), B * Hq, tiles)
     return y.swapaxes(1, 2), lse
 
 

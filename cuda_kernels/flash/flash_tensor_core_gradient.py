@@ -32,6 +32,7 @@ from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..rowwise.collective import warp_sum
+from .attention_rows import steps_of
 from .flash_tensor_core import SIDE, THREADS, aligned, products, tile_functions
 
 f32: type[np.float32] = np.float32
@@ -252,12 +253,13 @@ def backward(
     delta = empty((B, Hq, Tq), np.float32, q.device)
     dy, q, k, v, out = (aligned(x) for x in (dy, q, k, v, out))
     n = B * Hq * Tq
-    DELTA[word].launch(-(-n // 4), delta, dy, out, Hq, Tq, D, n, *dy.steps[:3], *out.steps[:3])
+    DELTA[word].launch(-(-n // 4), delta, dy, out, Hq, Tq, D, n, *steps_of(dy, out))
     sizes = Hq, H, Tq, Tk, D, int(causal), float(scale) / python_math.log(2), float(scale)
-    tiles = -(-Tq // SIDE)
-    steps = [step for x in (q, dy, k, v) for step in x.steps[:3]]
-    QUERIES[kind].launch(B * Hq * tiles, dq, dq, q, dy, k, v, lse, delta, *sizes, *steps, B * Hq, tiles)
-    tiles = -(-Tk // SIDE)
-    steps = [step for x in (k, v, q, dy) for step in x.steps[:3]]
-    KEYS[kind].launch(B * H * tiles, dk, dv, k, v, q, dy, lse, delta, *sizes, *steps, B * H, tiles)
+    for kernels, grads, operands, heads, rows in (
+        (QUERIES, (dq, dq), (q, dy, k, v), B * Hq, Tq),
+        (KEYS, (dk, dv), (k, v, q, dy), B * H, Tk),
+    ):
+        tiles = -(-rows // SIDE)
+        settings = *sizes, *steps_of(*operands), heads, tiles
+        kernels[kind].launch(heads * tiles, *grads, *operands, lse, delta, *settings)
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..platform.language import FULL_WARP, cuda, device_function, math
 from ..ptx import ptx
-from ..ptx.fours import fours
+from ..ptx.fours import fours, load_inside
 from .attention_rows import dropped
 
 THREADS = 256
@@ -76,12 +76,7 @@ class FlashTiles:
                     if wide:
                         values = load_constant4(x, place)
                     else:
-                        values = (
-                            x[place],
-                            x[place + 1] if c + 1 < D else zero,
-                            x[place + 2] if c + 2 < D else zero,
-                            x[place + 3] if c + 3 < D else zero,
-                        )
+                        values = load_inside(x, place, 1, D - c, zero)
                 store4(shared, base + row * pitch + c, values)
 
         @device_function

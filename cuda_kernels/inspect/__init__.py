@@ -35,7 +35,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..platform import compiler, libcuda
+from ..platform import compiler, libcuda, memory
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
 
@@ -172,7 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m minigrad.cuda_kernels.inspect", description=__doc__.split("\n\n")[1]
     )
     parser.add_argument("kernels", nargs="*", help="words of kernel names, or Python files (default: all kernels)")
-    parser.add_argument("--arch", nargs="+", metavar="sm_NN", help="architectures (default: sm_80 sm_90)")
+    parser.add_argument(
+        "--arch", nargs="+", type=_capability, metavar="sm_NN", help="architectures (default: sm_80 sm_90)"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
     parser.add_argument("--lazy", "--later", action="store_true", help="also kernels that are made when first used")
     parser.add_argument("--sass", action="store_true", help="count each instruction too")
@@ -180,12 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if SIMULATED:
         parser.error("NUMBA_ENABLE_CUDASIM is set: the simulator compiles nothing; unset it")
-    capabilities, names = [], options.arch or (_devices() if options.warm else []) or ["sm_80", "sm_90"]
-    for arch in names:
-        match = re.fullmatch(r"sm_(\d+)(\d)", arch)
-        if match is None:
-            parser.error(f"--arch {arch}: expected a name like sm_80")
-        capabilities.append((int(match.group(1)), int(match.group(2))))
+    capabilities = options.arch or (_devices() if options.warm else []) or [(8, 0), (9, 0)]
     if importlib.util.find_spec("numba_cuda") is None:
         parser.error('numba_cuda is not installed: pip install "minigrad-cuda[inspect]"')
     files = [word for word in options.kernels if word.endswith(".py")]
@@ -205,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (capability == k.capability if k.only else capability >= k.capability)
     ]
     if not work:
-        parser.error(f"none of these kernels is for {' or '.join(names)}")
+        parser.error(f"none of these kernels is for {' or '.join('sm_{}{}'.format(*c) for c in capabilities)}")
     broken = 0
     does = _kept if options.warm else functools.partial(_described, sass=options.sass)
     with _pool(min(options.jobs, len(work)), options.lazy, files) as pool:
@@ -228,14 +225,20 @@ def _pool(jobs: int, lazy: bool, files: Sequence[str]) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, context, initializer=load_all, initargs=(lazy, files))
 
 
-def _devices() -> list[str]:
-    """The architectures of this machine's GPUs; none without a driver."""
+def _capability(arch: str) -> tuple[int, int]:
+    match = re.fullmatch(r"sm_(\d+)(\d)", arch)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{arch}: expected a name like sm_80")
+    return int(match.group(1)), int(match.group(2))
+
+
+def _devices() -> list[tuple[int, int]]:
+    """The compute capabilities of this machine's GPUs; none without a driver."""
     try:
         count = libcuda.driver().devices
     except OSError:
         return []
-    numbers = (libcuda.COMPUTE_MAJOR, libcuda.COMPUTE_MINOR)
-    return sorted({"sm_{}{}".format(*(libcuda.device_attribute(n, i) for n in numbers)) for i in range(count)})
+    return sorted({memory.capability(i) for i in range(count)})
 
 
 def _kept(work: tuple[str, tuple[int, int]]) -> tuple[str, int]:

@@ -320,11 +320,7 @@ def from_host(x: np.ndarray, device: int | None = None, wait: bool = True) -> De
     """A copy of a NumPy array on a device. Without ``wait``, from pinned memory, the copy is part of the stream."""
     host = np.ascontiguousarray(x).reshape(np.shape(x))
     y = empty(host.shape, host.dtype, device)
-    wait = wait or not memory.is_pinned(host)
-    with memory.on_device(y.device):
-        memory.copy_in(y.pointer, host, wait)
-        if not wait:
-            memory.keep_until_copied(host)
+    _copy_in(y, host, wait)
     return y
 
 
@@ -333,7 +329,12 @@ def upload(x: DeviceArray, host: np.ndarray) -> None:
     host = np.ascontiguousarray(host)
     if host.shape != x.shape or host.dtype != x.dtype or not x.contiguous:
         raise ValueError(f"upload takes arrays of one shape and dtype, got {x} and {host.dtype} {host.shape}")
-    wait = not memory.is_pinned(host)
+    _copy_in(x, host, wait=False)
+
+
+def _copy_in(x: DeviceArray, host: np.ndarray, wait: bool) -> None:
+    """Without ``wait``, from pinned memory, as part of the stream."""
+    wait = wait or not memory.is_pinned(host)
     with memory.on_device(x.device):
         memory.copy_in(x.pointer, host, wait)
         if not wait:

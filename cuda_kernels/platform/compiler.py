@@ -163,7 +163,8 @@ def to_cubin(kernel: Declaration, capability: tuple[int, int]) -> bytes:
     found = _read(cubin)
     if found is None:
         found = assemble(to_ptx(kernel, capability), architecture(kernel, capability))
-        _write(cubin, found)
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
+            replace_file(cubin, hashlib.sha256(found).digest() + found)
     return found
 
 
@@ -219,13 +220,15 @@ def cache_folder() -> Path:
         root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "minigrad")
     folder = Path(root) / "cuda"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = folder.stat()
-    if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise PermissionError(
-            f"{folder} is owned or writable by somebody else, who could plant machine code in it; "
-            "set MINIGRAD_CACHE_DIR to a private folder"
-        )
+    refuse_others(folder, ", who could plant machine code in it; set MINIGRAD_CACHE_DIR to a private folder")
     return folder
+
+
+def refuse_others(path: Path, words: str) -> None:
+    """Raise PermissionError, which ends with ``words``, if another user could have written a file or folder."""
+    info = path.stat()
+    if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise PermissionError(f"{path} is owned or writable by somebody else{words}")
 
 
 def _digest(kernel: Declaration, capability: tuple[int, int]) -> str:
@@ -281,10 +284,9 @@ def _read(path: Path) -> bytes | None:
     return content[32:] if hashlib.sha256(content[32:]).digest() == content[:32] else None
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Put the file into the cache, whole or not at all; a cache that cannot be written costs time only."""
-    with contextlib.suppress(OSError):
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(content).digest() + content)
-        os.replace(name, path)
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file of the cache, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(name, path)

@@ -161,46 +161,34 @@ class Kernel(compiler.Declaration):
         return function
 
     def _simulate(self, grid: tuple[int, int, int], threads: tuple[int, int, int], args: tuple[Any, ...]) -> None:
-        values: list[Any] = []
+        kept: list[Any] = []  # numbers, and addresses for pointers: what a graph keeps on a GPU
         for word, a in zip(self.signature, args, strict=True):
             if isinstance(a, DeviceArray):
-                values.append(simulated_memory.pointer(a.memory.bytes, a.pointer, signatures.storage(word)))
+                kept.append(a.pointer)
             elif isinstance(a, TensorMap):
-                values.append(a)
+                kept.append(a)
             else:
                 try:
                     struct.pack(signatures.packing((word,)), a)  # raises where a GPU's launch would
                 except struct.error:
                     raise self._misfit(args) from None
-                values.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
+                kept.append(int(a) if word.startswith("int") else np.dtype(word).type(a))
+        call = self._call(args, grid)
         if math.prod(threads) > math.prod(self.threads) or threads[2] > 64 or max(grid[1:]) > 65535 or grid[0] >= 2**31:
-            raise simulated_memory.SimulationError(
-                f"{self._call(args, grid)} with blocks of {threads}: a GPU refuses that"
-            )
-        graph = recording.current()
-        if graph is not None:  # which keeps addresses, as on a GPU, and no memory
-            kept = [v.first if isinstance(v, simulated_memory.Pointer) else v for v in values]
-            graph.add(self._simulate_again, grid, threads, kept, self._call(args, grid))
-            return
-        if DEBUG >= 2:
+            raise simulated_memory.SimulationError(f"{call} with blocks of {threads}: a GPU refuses that")
+        if DEBUG >= 2 and recording.current() is None:
             print(f"minigrad: {self.name} grid {grid} in the simulator", file=sys.stderr)
-        self._run_simulated(grid, threads, values, self._call(args, grid))
+        recording.simulate(self._run_simulated, grid, threads, kept, call)
 
-    def _simulate_again(
+    def _run_simulated(
         self, grid: tuple[int, int, int], threads: tuple[int, int, int], kept: list[Any], call: str
     ) -> None:
-        """A launch that a graph recorded: ``kept`` are numbers, and addresses for pointers."""
         values = [
             simulated_memory.pointer(memory.simulated_bytes(value), value, signatures.storage(word))
             if word.endswith("*")
             else value
             for word, value in zip(self.signature, kept, strict=True)
         ]
-        self._run_simulated(grid, threads, values, call)
-
-    def _run_simulated(
-        self, grid: tuple[int, int, int], threads: tuple[int, int, int], values: list[Any], call: str
-    ) -> None:
         try:
             simulator.run(self.function, grid, threads, self.shared_bytes, tuple(values))
         except simulated_memory.SimulationError as error:

@@ -370,60 +370,46 @@ def keep_until_copied(host: np.ndarray) -> None:
 
 def copy_in(target: int, source: np.ndarray, wait: bool = True) -> None:
     """Copy a contiguous NumPy array's bytes to a device address; without ``wait`` as part of the stream."""
-    if not source.nbytes:
-        return
-    recording.refuse(*recording.WRITE)
-    if SIMULATED:
-        ctypes.memmove(target, source.ctypes.data, source.nbytes)
-        return
-    runtime = cupy.cuda.runtime
-    runtime.memcpyAsync(target, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice, current_stream())
-    if wait:
-        runtime.streamSynchronize(current_stream())
+    if source.nbytes:
+        recording.refuse(*recording.WRITE)
+        _copy_host(target, source.ctypes.data, source.nbytes, "memcpyHostToDevice", wait)
 
 
 def copy_out(target: np.ndarray, source: int, wait: bool = True) -> None:
     """Copy bytes from a device address into a contiguous NumPy array."""
-    if not target.nbytes:
-        return
-    recording.refuse(*recording.READ)
+    if target.nbytes:
+        recording.refuse(*recording.READ)
+        _copy_host(target.ctypes.data, source, target.nbytes, "memcpyDeviceToHost", wait)
+
+
+def _copy_host(target: int, source: int, nbytes: int, kind: str, wait: bool) -> None:
     if SIMULATED:
-        ctypes.memmove(target.ctypes.data, source, target.nbytes)
+        ctypes.memmove(target, source, nbytes)
         return
     runtime = cupy.cuda.runtime
-    runtime.memcpyAsync(target.ctypes.data, source, target.nbytes, runtime.memcpyDeviceToHost, current_stream())
+    runtime.memcpyAsync(target, source, nbytes, getattr(runtime, kind), current_stream())
     if wait:
         runtime.streamSynchronize(current_stream())
 
 
 def copy_across(target: int, source: int, nbytes: int) -> None:
     """Copy bytes between device addresses, of one device or of two, as part of the stream."""
-    if not nbytes:
-        return
-    if SIMULATED:
-        if (graph := recording.current()) is not None:
-            graph.add(_simulated_copy, target, source, nbytes)
-        else:
-            ctypes.memmove(target, source, nbytes)
-        return
-    cupy.cuda.runtime.memcpyAsync(target, source, nbytes, cupy.cuda.runtime.memcpyDefault, current_stream())
+    if SIMULATED and nbytes:
+        recording.simulate(_simulated_copy, target, source, nbytes)
+    elif nbytes:
+        cupy.cuda.runtime.memcpyAsync(target, source, nbytes, cupy.cuda.runtime.memcpyDefault, current_stream())
 
 
 def clear(target: int, nbytes: int) -> None:
     """Fill device memory with zero bytes, as part of the stream."""
-    if not nbytes:
-        return
-    if SIMULATED:
-        if (graph := recording.current()) is not None:
-            graph.add(_simulated_clear, target, nbytes)
-        else:
-            ctypes.memset(target, 0, nbytes)
-        return
-    cupy.cuda.runtime.memsetAsync(target, 0, nbytes, current_stream())
+    if SIMULATED and nbytes:
+        recording.simulate(_simulated_clear, target, nbytes)
+    elif nbytes:
+        cupy.cuda.runtime.memsetAsync(target, 0, nbytes, current_stream())
 
 
 def _simulated_copy(target: int, source: int, nbytes: int) -> None:
-    """A copy that was recorded, of memory that must still exist."""
+    """A copy, perhaps recorded before, of memory that must still exist."""
     _within(source, nbytes)
     _within(target, nbytes)
     ctypes.memmove(target, source, nbytes)

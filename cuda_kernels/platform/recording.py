@@ -36,6 +36,14 @@ def begin(graph: Any) -> Any:
     return before
 
 
+def simulate(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function of the simulator's: now, or, during capture, in each launch of the graph."""
+    if _thread.graph is None:
+        function(*arguments)
+    else:
+        _thread.graph.add(function, *arguments)
+
+
 def refuse(what: str, remedy: str) -> None:
     """Raise CaptureError during capture; who captures knows how to say it (``Graph.explain``)."""
     if _thread.graph is not None:

@@ -24,9 +24,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import stat
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -124,12 +121,8 @@ def card(device: int) -> str:
 def path() -> Path:
     """The file. Raises PermissionError if somebody else could have written it."""
     file = compiler.cache_folder() / "products.json"
-    if file.exists() and hasattr(os, "getuid"):
-        info = file.stat()
-        if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(
-                f"{file} is owned or writable by somebody else; delete it, or set MINIGRAD_CACHE_DIR to another folder"
-            )
+    if file.exists():
+        compiler.refuse_others(file, "; delete it, or set MINIGRAD_CACHE_DIR to another folder")
     return file
 
 
@@ -156,10 +149,7 @@ def write(device: int, measured: Table) -> Path:
         found = {}  # it is replaced
     found[card(device)] = {**found.get(card(device), {}), **measured}
     file = path()
-    handle, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as new:
-        json.dump(found, new, indent=1, sort_keys=True)
-    os.replace(name, file)
+    compiler.replace_file(file, json.dumps(found, indent=1, sort_keys=True).encode())
     _table.cache_clear()
     return file
 

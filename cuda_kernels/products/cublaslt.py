@@ -330,14 +330,13 @@ def _run(p: Problem, epilogue: int, tf32: bool) -> bool:
         if not plan.supported:
             return False
         stream = memory.current_stream()
-        settings = adds, addresses, workspace(y.device, stream).pointer, stream
-        graph = recording.current()
-        if SIMULATED and graph is not None:
-            graph.add(_start, call, plan, *settings)
-            return True
+        settings = call, plan, adds, addresses, workspace(y.device, stream).pointer, stream
         started = time.perf_counter_ns()
-        _start(call, plan, *settings)
-        if launch.DEBUG >= 2 and graph is None:
+        if SIMULATED:
+            recording.simulate(_start, *settings)
+        else:
+            _start(*settings)
+        if launch.DEBUG >= 2 and recording.current() is None:
             _report(call, started)
     return True
 

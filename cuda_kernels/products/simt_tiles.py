@@ -14,6 +14,7 @@ import numpy as np
 from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
+from ..ptx.fours import load_inside
 from .epilogue import gelu_of
 from .record import ADD, BIAS
 from .tiles import KINDS, TILE_WORDS, WORDS, start, tile_at
@@ -49,13 +50,7 @@ def _operand(real: Any, side: int, vector: bool, along: bool) -> tuple[Any, Any,
             if count > 0:
                 return ptx.load_constant4(x, place)
             return zero, zero, zero, zero
-        step = k_step if k_first else o_step
-        return (
-            x[place] if count > 0 else zero,
-            x[place + step] if count > 1 else zero,
-            x[place + 2 * step] if count > 2 else zero,
-            x[place + 3 * step] if count > 3 else zero,
-        )
+        return load_inside(x, place, k_step if k_first else o_step, count, zero)
 
     @device_function
     def write(tile, base, o, k, values, k_first):
@@ -120,7 +115,8 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
                     sums[i * T + j] += bias[column + lane]
 
     @device_function
-    def add(sums, residual, place, N, rows, columns):
+    def exchange(sums, y, place, N, rows, columns, adds):
+        """sums += y if ``adds``, else y = sums."""
         for i in range(T):
             row = i // width * 16 * width + i % width
             if row < rows:
@@ -128,18 +124,10 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
                 for j in range(T):
                     lane = j // width * 16 * width + j % width
                     if lane < columns:
-                        sums[i * T + j] += residual[first + lane]
-
-    @device_function
-    def store(sums, y, place, N, rows, columns):
-        for i in range(T):
-            row = i // width * 16 * width + i % width
-            if row < rows:
-                first = place + row * N
-                for j in range(T):
-                    lane = j // width * 16 * width + j % width
-                    if lane < columns:
-                        y[first + lane] = sums[i * T + j]
+                        if adds:
+                            sums[i * T + j] += y[first + lane]
+                        else:
+                            y[first + lane] = sums[i * T + j]
 
     @kernel(
         *(f"{np.dtype(real).name}*",) * 5,
@@ -209,12 +197,12 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
         if epilogue & BIAS:
             add_bias(sums, bias, column, columns_left)
         if epilogue & ADD:
-            add(sums, other, place, N64, rows_left, columns_left)
+            exchange(sums, other, place, N64, rows_left, columns_left, True)
         if with_gelu:
-            store(sums, other, place, N64, rows_left, columns_left)
+            exchange(sums, other, place, N64, rows_left, columns_left, False)
             for i in range(accumulators):
                 sums[i] = gelu(sums[i])
-        store(sums, y, place, N64, rows_left, columns_left)
+        exchange(sums, y, place, N64, rows_left, columns_left, False)
 
     return tiled
 

@@ -34,6 +34,17 @@ def _store(p: Any, i: Any, values: Any) -> None:
     ptx.store2(p, i + 2, (values[2], values[3]))
 
 
+@device_function
+def load_inside(p: Any, i: Any, step: Any, count: Any, zero: Any) -> Any:
+    """4 elements, each ``step`` from the one before: the first ``count`` of them, and zeros."""
+    return (
+        p[i] if count > 0 else zero,
+        p[i + step] if count > 1 else zero,
+        p[i + 2 * step] if count > 2 else zero,
+        p[i + 3 * step] if count > 3 else zero,
+    )
+
+
 def fours(itemsize: int) -> Fours:
     """Those for elements of ``itemsize`` bytes."""
     if itemsize < 8:

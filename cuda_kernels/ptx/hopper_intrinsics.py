@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .ptx_intrinsics import F32, I32, assembly, element_pointer, instruction, statement
+from .ptx_intrinsics import F32, I32, KINDS, assembly, element_pointer, instruction, statement
 
 mbarrier_init: Any = statement("mbarrier.init.shared::cta.b64 [$0], $1;", "address count", "rr")
 mbarrier_expect: Any = statement("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "address nbytes", "rr")
@@ -29,14 +29,12 @@ tma_load: Any = statement(
 
 # Products of a warpgroup ----------------------------------------------------------------------------------------------
 
-_TYPES = {"bfloat16": "bf16", "float16": "f16"}
-
 
 @functools.cache
 def wgmma(dtype: str, columns: int, kinds: str) -> Any:
     """The function (sums, a, b) -> sums of a shape."""
     count = columns // 2
-    kind, registers = _TYPES[dtype], ", ".join(f"${i}" for i in range(count))
+    kind, registers = KINDS[dtype], ", ".join(f"${i}" for i in range(count))
     transposed = ", ".join("0" if along == "k" else "1" for along in kinds)
     multiply = assembly(
         f"{{ .reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "

@@ -60,7 +60,7 @@ class Barrier:
         arriving = sum(data.nbytes for _, _, data in self.copies)
         if self.phase & 1 == parity and not self.pending and arriving == self.nbytes:
             for array, offset, data in self.copies:
-                array.end_bulk_copy(offset, data)
+                array.end_copy(offset, data, bulk=True)
             self.copies.clear()
             self.phase, self.pending, self.nbytes = self.phase + 1, self.count, 0
         return self.phase & 1 != parity
@@ -190,7 +190,7 @@ def tma_load(address: Any, source: Any, x: Any, y: Any, z: Any, barrier: Any) ->
                 raise SimulationError(
                     f"TMA copies to shared address {int(address):#x}, where a wgmma of warp {warp} may still read"
                 )
-    array.begin_bulk_copy(offset, len(data))
+    array.begin_copy(offset, len(data), bulk=True)
     target.copies.append((array, offset, data))
 
 

@@ -1,19 +1,20 @@
 """What Numba has no name for: 128-bit loads and stores, and the bits of half floats.
 
 Each function here is an LLVM fragment or a PTX instruction for the GPU (``ptx_intrinsics.py``) with a twin of the same
-name and meaning in Python for the simulator (``ptx_twins.py``):
+name and meaning in Python for the simulator (``ptx_twins.py``). Both make those that differ in a number or a dtype, and
+these have their names here:
 
-* ``load2(p, i)``, ``load4``, ``load8``, ``load16``: n consecutive elements from ``p[i]`` on, a tuple, by one
+* ``load2(p, i)``, ``load4``, ``load8``: n consecutive elements from ``p[i]`` on, a tuple, by one
   instruction; n times the element's size is at most 16 bytes, and the address is a multiple of it. ``p`` is a pointer
   or a 1-D shared array. ``load_constant2`` to ``16``: for global memory that nothing writes during the kernel (a faster
   path).
-* ``store2(p, i, values)`` to ``store16``.
+* ``store2(p, i, values)`` to ``store8``.
 * ``pointer_float32(address)``, ``_float64``, ``_uint16``, ``_uint64``: an int64 from a table of addresses as a pointer
   to global memory.
 * ``float16_to_float(bits)``, ``bfloat16_to_float(bits)``: uint16 bits to float32.
 * ``float_to_float16(x)``, ``float_to_bfloat16(x)``: float32 to uint16 bits, to nearest even; NaN stays NaN.
 * ``float_as_int(x)``, ``int_as_float(i)``: the bits of a float32 as int32, and back.
-* ``exp2_approx(x)``, ``tanh_approx(x)``: float32, one instruction of the special function unit (2 ulp; 2^-11 relative).
+* ``exp2_approx(x)``: 2^x of float32, one instruction of the special function unit (2 ulp).
 * ``atomic_max(p, i, x)``, ``atomic_min``: on signed integers of global memory, where any order gives the same result.
 
 For tensor cores, from compute capability 8.0 on; what a warp does all its 32 lanes must call:
@@ -21,8 +22,8 @@ For tensor cores, from compute capability 8.0 on; what a warp does all its 32 la
 * ``shared_address(array, i)``: int32, the address of an element of a 1-D shared array; others are bytes away from it.
 * ``cp_async(address, p, i, nbytes)``: begin to copy 16 bytes from ``p[i]`` to a shared address, both multiples of 16;
   only the first ``nbytes`` are read, the rest become 0. Of 0 bytes ``p`` alone must be such a multiple.
-  ``cp_async_commit()`` makes a group of what the thread began since the last one; ``cp_async_wait0()``, ``1``, ``2``
-  wait for all groups but the last 0, 1, 2. Then the thread sees its copies, and after a barrier the others do.
+  ``cp_async_commit()`` makes a group of what the thread began since the last one; ``cp_async_wait0()``, ``1`` wait
+  for all groups but the last 0, 1. Then the thread sees its copies, and after a barrier the others do.
 * ``ldmatrix(address)``: four matrices of 8 rows of 16 bytes, at the addresses that lanes 0 to 7 (8 to 15, ...) bring.
   Lane l gets 4 uint32: word l % 4 of row l // 4 of each. ``ldmatrix_transposed``: of matrices of 8 x 8 uint16, the
   values in rows 2 (l % 4) and 2 (l % 4) + 1 of column l // 4.
@@ -37,11 +38,37 @@ For tensor cores, from compute capability 8.0 on; what a warp does all its 32 la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..platform.language import SIMULATED
 
 if TYPE_CHECKING or SIMULATED:
+    from . import ptx_twins as made
     from .ptx_twins import *
 else:
+    from . import ptx_intrinsics as made
     from .ptx_intrinsics import *
+
+load2: Any = made.loader(2)
+load4: Any = made.loader(4)
+load8: Any = made.loader(8)
+load_constant2: Any = made.loader(2, constant=True)
+load_constant4: Any = made.loader(4, constant=True)
+load_constant8: Any = made.loader(8, constant=True)
+load_constant16: Any = made.loader(16, constant=True)
+store2: Any = made.storer(2)
+store4: Any = made.storer(4)
+store8: Any = made.storer(8)
+pointer_float32: Any = made.pointer("float32")
+pointer_float64: Any = made.pointer("float64")
+pointer_uint16: Any = made.pointer("uint16")
+pointer_uint64: Any = made.pointer("uint64")
+atomic_max: Any = made.atomic("max")
+atomic_min: Any = made.atomic("min")
+cp_async_wait0: Any = made.waiter(0)
+cp_async_wait1: Any = made.waiter(1)
+mma_bfloat16: Any = made.mma("bfloat16")
+mma_float16: Any = made.mma("float16")
+mma_tf32: Any = made.mma("tf32")
+pack_bfloat16: Any = made.packer("bfloat16")
+pack_float16: Any = made.packer("float16")

@@ -18,6 +18,7 @@ from numba.cuda.np import arrayobj  # noqa: F401  # registers arrays with the CU
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 GLOBAL = 1  # LLVM's address space
+KINDS = {"bfloat16": "bf16", "float16": "f16", "tf32": "tf32"}  # what PTX calls the dtypes
 
 Generate = Callable[[Any, Any, Any, Any], Any]  # (context, builder, the arguments' types, their values) -> the result
 
@@ -71,7 +72,9 @@ def _as_vector(context: Any, builder: Any, dtype: Any, n: int, element: Any) -> 
     return builder.bitcast(element, ir.PointerType(vector, space)), vector, packed
 
 
-def _loader(n: int, constant: bool) -> Any:
+def loader(n: int, constant: bool = False) -> Any:
+    """``load`` of n elements; ``constant``: of global memory that nothing writes during the kernel."""
+
     def generate(context, builder, kinds, values):
         dtype = kinds[0].dtype
         element = element_pointer(context, builder, kinds[0], values[0], kinds[1], values[1])
@@ -89,7 +92,9 @@ def _loader(n: int, constant: bool) -> Any:
     return instruction("p i", lambda p, i: types.UniTuple(p.dtype, n), generate)
 
 
-def _storer(n: int) -> Any:
+def storer(n: int) -> Any:
+    """``store`` of n elements."""
+
     def generate(context, builder, kinds, values):
         dtype = kinds[0].dtype
         element = element_pointer(context, builder, kinds[0], values[0], kinds[1], values[1])
@@ -111,21 +116,10 @@ def _storer(n: int) -> Any:
     return instruction("p i values", types.void, generate)
 
 
-load2: Any = _loader(2, False)
-load4: Any = _loader(4, False)
-load8: Any = _loader(8, False)
-load16: Any = _loader(16, False)
-load_constant2: Any = _loader(2, True)
-load_constant4: Any = _loader(4, True)
-load_constant8: Any = _loader(8, True)
-load_constant16: Any = _loader(16, True)
-store2: Any = _storer(2)
-store4: Any = _storer(4)
-store8: Any = _storer(8)
-store16: Any = _storer(16)
+def pointer(word: str) -> Any:
+    """An address as a pointer to elements of this dtype."""
+    dtype = getattr(types, word)
 
-
-def _pointer(dtype: Any) -> Any:
     def generate(context, builder, kinds, values):
         element = context.get_data_type(dtype)
         number = context.cast(builder, values[0], kinds[0], types.int64)
@@ -133,12 +127,6 @@ def _pointer(dtype: Any) -> Any:
         return builder.addrspacecast(there, ir.PointerType(element))  # LLVM still knows which space it is
 
     return instruction("address", types.CPointer(dtype), generate)
-
-
-pointer_float32: Any = _pointer(types.float32)
-pointer_float64: Any = _pointer(types.float64)
-pointer_uint16: Any = _pointer(types.uint16)
-pointer_uint64: Any = _pointer(types.uint64)
 
 
 @conversion(types.float32, types.uint16)
@@ -186,7 +174,7 @@ def int_as_float(builder: Any, value: Any) -> Any:
     return builder.bitcast(value, F32)
 
 
-def _atomic(operation: str) -> Any:
+def atomic(operation: str) -> Any:
     """An atomic read-modify-write of an element of signed integers in global memory."""
 
     def generate(context, builder, kinds, values):
@@ -195,10 +183,6 @@ def _atomic(operation: str) -> Any:
         return builder.atomic_rmw(operation, element, value, "monotonic")
 
     return instruction("p i x", lambda p, i, x: p.dtype, generate)
-
-
-atomic_max: Any = _atomic("max")
-atomic_min: Any = _atomic("min")
 
 
 # PTX ------------------------------------------------------------------------------------------------------------------
@@ -246,7 +230,6 @@ def statement(text: str, parameters: str = "", registers: str = "") -> Any:
 
 
 exp2_approx: Any = instruction("x", types.float32, assembly("ex2.approx.ftz.f32 $0, $1;", "f", "f", memory=False))
-tanh_approx: Any = instruction("x", types.float32, assembly("tanh.approx.f32 $0, $1;", "f", "f", memory=False))
 
 
 # Tensor cores ---------------------------------------------------------------------------------------------------------
@@ -282,29 +265,27 @@ def _cp_async(context: Any, builder: Any, kinds: Any, values: Any) -> None:
 
 cp_async: Any = instruction("address p i nbytes", types.void, _cp_async)
 cp_async_commit: Any = statement("cp.async.commit_group;")
-cp_async_wait0: Any = statement("cp.async.wait_group 0;")
-cp_async_wait1: Any = statement("cp.async.wait_group 1;")
-cp_async_wait2: Any = statement("cp.async.wait_group 2;")
 
 
-def _mma(shape: str, dtype: str) -> Any:
+def waiter(groups: int) -> Any:
+    """Wait for all groups but the last ``groups``."""
+    return statement(f"cp.async.wait_group {groups};")
+
+
+def mma(dtype: str) -> Any:
+    """c + a b for operands of this dtype."""
+    kind, depth = KINDS[dtype], 8 if dtype == "tf32" else 16
     text = (
-        f"mma.sync.aligned.{shape}.row.col.f32.{dtype}.{dtype}.f32 "
+        f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     )
     return instruction("a b c", types.UniTuple(types.float32, 4), assembly(text, "ffff", "rrrrrrffff", memory=False))
 
 
-mma_bfloat16: Any = _mma("m16n8k16", "bf16")
-mma_float16: Any = _mma("m16n8k16", "f16")
-mma_tf32: Any = _mma("m16n8k8", "tf32")
-
-
-def _packed(dtype: str) -> Any:
+def packer(dtype: str) -> Any:
     """Two float32 to one register; the instruction names the upper half first."""
-    return instruction("low high", types.uint32, assembly(f"cvt.rn.{dtype}x2.f32 $0, $2, $1;", "r", "ff", memory=False))
+    text = f"cvt.rn.{KINDS[dtype]}x2.f32 $0, $2, $1;"
+    return instruction("low high", types.uint32, assembly(text, "r", "ff", memory=False))
 
 
-pack_bfloat16: Any = _packed("bf16")
-pack_float16: Any = _packed("f16")
 round_tf32: Any = instruction("x", types.uint32, assembly("cvt.rna.tf32.f32 $0, $1;", "r", "f", memory=False))

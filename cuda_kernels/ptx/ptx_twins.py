@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from ..simulator.simulated_memory import WARP, Pointer, SharedArray, SimulationE
 from ..simulator.tensor_core_sums import add_products
 
 
-def _loader(n: int) -> Callable[[Any, Any], tuple[Any, ...]]:
+def loader(n: int, constant: bool = False) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """``load`` of n elements."""
+
     def load(p: Any, i: Any) -> tuple[Any, ...]:
         _check_alignment(p, i, n)
         return tuple([p[i + k] for k in range(n)])
@@ -22,7 +25,9 @@ def _loader(n: int) -> Callable[[Any, Any], tuple[Any, ...]]:
     return load
 
 
-def _storer(n: int) -> Callable[[Any, Any, tuple[Any, ...]], None]:
+def storer(n: int) -> Callable[[Any, Any, tuple[Any, ...]], None]:
+    """``store`` of n elements."""
+
     def store(p: Any, i: Any, values: tuple[Any, ...]) -> None:
         if len(values) != n:
             raise SimulationError(f"store{n} got {len(values)} values")
@@ -45,31 +50,9 @@ def _check_alignment(p: Any, i: Any, n: int) -> None:
         raise SimulationError(f"a vector access of {width} bytes at element {i}, address {address:#x}: not aligned")
 
 
-Loader = Callable[[Any, Any], tuple[Any, ...]]
-Storer = Callable[[Any, Any, tuple[Any, ...]], None]
-load2: Loader = _loader(2)
-load4: Loader = _loader(4)
-load8: Loader = _loader(8)
-load16: Loader = _loader(16)
-load_constant2: Loader = load2
-load_constant4: Loader = load4
-load_constant8: Loader = load8
-load_constant16: Loader = load16
-store2: Storer = _storer(2)
-store4: Storer = _storer(4)
-store8: Storer = _storer(8)
-store16: Storer = _storer(16)
-
-
-def _pointer(dtype: Any) -> Callable[[Any], Pointer]:
-    """``address`` as a pointer to ``dtype``."""
-    return lambda address: simulated_memory.pointer(memory.simulated_bytes(int(address)), int(address), dtype)
-
-
-pointer_float32: Callable[[Any], Pointer] = _pointer(np.float32)
-pointer_float64: Callable[[Any], Pointer] = _pointer(np.float64)
-pointer_uint16: Callable[[Any], Pointer] = _pointer(np.uint16)
-pointer_uint64: Callable[[Any], Pointer] = _pointer(np.uint64)
+def pointer(word: str) -> Callable[[Any], Pointer]:
+    """An address as a pointer to elements of this dtype."""
+    return lambda address: simulated_memory.pointer(memory.simulated_bytes(int(address)), int(address), word)
 
 
 def float16_to_float(bits: Any) -> np.float32:
@@ -107,13 +90,9 @@ def exp2_approx(x: Any) -> np.float32:
     return np.exp2(np.float32(x))
 
 
-def tanh_approx(x: Any) -> np.float32:
-    """tanh(x)."""
-    return np.tanh(np.float32(x))
-
-
-def _atomic(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """p[i] = choose(p[i], x); what p[i] was."""
+def atomic(word: str) -> Callable[[Any, Any, Any], Any]:
+    """p[i] = max (min) of p[i] and x; what p[i] was."""
+    choose = {"max": max, "min": min}[word]
 
     def run(p: Any, i: Any, x: Any) -> Any:
         before = p[i]
@@ -121,10 +100,6 @@ def _atomic(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]
         return before
 
     return run
-
-
-atomic_max: Callable[[Any, Any, Any], Any] = _atomic(max)
-atomic_min: Callable[[Any, Any, Any], Any] = _atomic(min)
 
 
 # Tensor cores ---------------------------------------------------------------------------------------------------------
@@ -185,17 +160,10 @@ def cp_async_commit() -> None:
     simulator.commit_copies()
 
 
-def _waiter(groups: int) -> Callable[[], None]:
-    def wait() -> None:
-        simulator.wait_for_copies(groups)
+def waiter(groups: int) -> Callable[[], None]:
+    """Wait for all groups but the last ``groups``."""
+    return functools.partial(simulator.wait_for_copies, groups)
 
-    return wait
-
-
-Waiter = Callable[[], None]
-cp_async_wait0: Waiter = _waiter(0)
-cp_async_wait1: Waiter = _waiter(1)
-cp_async_wait2: Waiter = _waiter(2)
 
 _ROW, _PAIR = np.arange(32) // 4, np.arange(32) % 4
 
@@ -211,8 +179,10 @@ def _matrices(fragments: np.ndarray, depth: int, dtype: Any) -> np.ndarray:
     return found.reshape(-1, 8, depth // 2)
 
 
-def _mma(name: str, depth: int, dtype: Any) -> Callable[[Any, Any, Any], tuple[np.float32, ...]]:
+def mma(word: str) -> Callable[[Any, Any, Any], tuple[np.float32, ...]]:
     """d = a b + c for a (16, depth), b (depth, 8), c and d (16, 8) that lie in the registers of a warp."""
+    name, depth = f"mma_{word}", 8 if word == "tf32" else 16
+    dtype = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "tf32": np.float32}[word]
 
     def product(lanes: dict[int, Any]) -> np.ndarray:
         a = _matrices(np.array([lanes[lane][0] for lane in range(32)], np.uint32), depth, dtype)
@@ -224,7 +194,7 @@ def _mma(name: str, depth: int, dtype: Any) -> Callable[[Any, Any, Any], tuple[n
         columns = np.concatenate([b[0], b[1]], 1)
         return add_products(c, rows, columns)[places]
 
-    def mma(a: Any, b: Any, c: Any) -> tuple[np.float32, ...]:
+    def multiply(a: Any, b: Any, c: Any) -> tuple[np.float32, ...]:
         if (len(a), len(b), len(c)) != (4, 2, 4):
             raise SimulationError(f"{name} of {len(a)}, {len(b)} and {len(c)} registers; expected 4, 2 and 4")
         lanes, lane = simulator.collective(name, (a, b, c))
@@ -232,23 +202,13 @@ def _mma(name: str, depth: int, dtype: Any) -> Callable[[Any, Any, Any], tuple[n
             lanes[WARP] = product(lanes)
         return tuple(lanes[WARP][lane])
 
-    return mma
+    return multiply
 
 
-Mma = Callable[[Any, Any, Any], tuple[np.float32, ...]]
-mma_bfloat16: Mma = _mma("mma_bfloat16", 16, ml_dtypes.bfloat16)
-mma_float16: Mma = _mma("mma_float16", 16, np.float16)
-mma_tf32: Mma = _mma("mma_tf32", 8, np.float32)
-
-
-def pack_bfloat16(low: Any, high: Any) -> np.uint32:
-    """Two float32 rounded to bfloat16, in a register."""
-    return np.uint32(float_to_bfloat16(high)) << np.uint32(16) | np.uint32(float_to_bfloat16(low))
-
-
-def pack_float16(low: Any, high: Any) -> np.uint32:
-    """Two float32 rounded to float16, in a register."""
-    return np.uint32(float_to_float16(high)) << np.uint32(16) | np.uint32(float_to_float16(low))
+def packer(word: str) -> Callable[[Any, Any], np.uint32]:
+    """Two float32 rounded to this dtype, in a register."""
+    rounded = {"bfloat16": float_to_bfloat16, "float16": float_to_float16}[word]
+    return lambda low, high: np.uint32(rounded(high)) << np.uint32(16) | np.uint32(rounded(low))
 
 
 def round_tf32(x: Any) -> np.uint32:

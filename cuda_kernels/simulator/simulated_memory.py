@@ -170,36 +170,28 @@ class SharedArray:
             self._touch(place)
         return self.values.view(np.uint8)[offset : offset + n]
 
-    def begin_copy(self, offset: int, n: int) -> None:
-        """From here to ``end_copy`` these bytes have no value."""
+    def begin_copy(self, offset: int, n: int, bulk: bool = False) -> None:
+        """From here to ``end_copy`` these bytes have no value.
+
+        ``bulk``: by a unit that no thread waits for; a barrier in memory counts its bytes.
+        """
         now = self._block.stamp
         for place in self.places(offset, n):
-            self._check(self._writers[place], place, "copies to")
-            self._check(self._readers[place], place, "copies to")
-            self._writers[place] = now
+            if not bulk:
+                self._check(self._writers[place], place, "copies to")
+                self._check(self._readers[place], place, "copies to")
+                self._writers[place] = now
+            elif place in self._copied_by:
+                raise SimulationError(f"shared element {place} is copied to while another copy to it is on its way")
             self._copied_by[place] = now.thread
         self.values.view(np.uint8)[offset : offset + n] = POISON
 
-    def end_copy(self, offset: int, data: np.ndarray) -> None:
-        """The bytes arrive, for the thread that waited; others need a barrier after."""
+    def end_copy(self, offset: int, data: np.ndarray, bulk: bool = False) -> None:
+        """The bytes arrive, for the thread that waited; others need a barrier after. Those of ``bulk``: for all."""
         for place in self.places(offset, len(data)):
             del self._copied_by[place]
-            self._writers[place] = self._block.stamp
-        self.values.view(np.uint8)[offset : offset + len(data)] = data
-
-    def begin_bulk_copy(self, offset: int, n: int) -> None:
-        """``begin_copy`` by a unit that no thread waits for: a barrier in memory counts its bytes."""
-        places = self.places(offset, n)
-        for i in places:
-            if i in self._copied_by:
-                raise SimulationError(f"shared element {i} is copied to while another copy to it is on its way")
-        self._copied_by.update(dict.fromkeys(places, self._block.stamp.thread))
-        self.values.view(np.uint8)[offset : offset + n] = POISON
-
-    def end_bulk_copy(self, offset: int, data: np.ndarray) -> None:
-        """The bytes arrive."""
-        for i in self.places(offset, len(data)):
-            del self._copied_by[i]
+            if not bulk:
+                self._writers[place] = self._block.stamp
         self.values.view(np.uint8)[offset : offset + len(data)] = data
 
     def gather(self, offsets: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +22,18 @@ class NoDevice(pytest.Module):
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     usable, _ = importlib.import_module("minigrad.cuda_kernels").availability()
     return None if usable or module_path.name in WITHOUT_DEVICE else NoDevice.from_parent(parent, path=module_path)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that ran."""
+    names: list[str] = []
+    kernel = importlib.import_module("minigrad.cuda_kernels.platform.launch").Kernel
+    original = kernel.launch
+
+    def record(self: Any, *args: Any, **settings: Any) -> None:
+        names.append(self.name)
+        original(self, *args, **settings)
+
+    monkeypatch.setattr(kernel, "launch", record)
+    return names

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from product_cases import RNG, bf16, check_epilogues, f16, f32, f64, product, stored
 
 import minigrad as mg
 from minigrad.cuda_kernels import matmul, simulated
@@ -27,8 +27,6 @@ pytestmark = pytest.mark.skipif(
     not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator, whose memory it is"
 )
 
-RNG = np.random.default_rng(0)
-bf16, f16, f32, f64 = ml_dtypes.bfloat16, np.float16, np.float32, np.float64
 TOLERANCE = {bf16: 2**-8, f16: 2**-11, f32: 1e-6, f64: 1e-13}
 
 
@@ -76,17 +74,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
         assert not made.problems and made.alive == 0
 
 
-def stored(x: np.ndarray, layout: str) -> Any:
-    """x on the device, with contiguous rows or columns, within wider ones, or with neither."""
-    if layout == "columns":
-        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
-    if layout == "wide":
-        return array.from_host(np.concatenate([x, x[..., :3]], -1))[..., : x.shape[-1]]
-    if layout == "neither":
-        return array.from_host(np.repeat(x, 2, -1))[..., ::2]
-    return array.from_host(x)
-
-
 LAYOUTS = list(itertools.product(("rows", "columns", "wide", "neither"), repeat=2))
 
 
@@ -94,7 +81,7 @@ LAYOUTS = list(itertools.product(("rows", "columns", "wide", "neither"), repeat=
 def test_layouts(layout_a: str, layout_b: str, fake: FakeCublasLt) -> None:
     for M, N, K in ((5, 7, 3), (1, 6, 4), (4, 1, 5), (3, 2, 1), (1, 1, 1)):
         a, b = draw(M, K), draw(K, N)
-        check(matmul.matmul(stored(a, layout_a), stored(b, layout_b)), a.astype("f8") @ b)
+        check(matmul.matmul(stored(a, layout_a), stored(b, layout_b)), product(a, b))
     assert len(fake.calls) == 5
 
 
@@ -102,25 +89,7 @@ def test_layouts(layout_a: str, layout_b: str, fake: FakeCublasLt) -> None:
 def test_epilogues(dtype: Any, fake: FakeCublasLt) -> None:
     """Fused where the library has it; in a pass of our own elsewhere (6 columns; GELU of float32)."""
     for N in (8, 6):
-        a, b, bias, other = (
-            draw(3, 4, dtype=dtype),
-            draw(4, N, dtype=dtype),
-            draw(N, dtype=dtype),
-            draw(3, N, dtype=dtype),
-        )
-        raw_a, raw_b, raw_bias, raw_other = map(array.from_host, (a, b, bias, other))
-        h = a.astype("f8") @ b.astype("f8")
-        wide = other.astype("f8")
-        check(matmul.matmul(raw_a, raw_b, raw_bias), h + bias.astype("f8"))
-        y, before = matmul.matmul_gelu(raw_a, raw_b, raw_bias)
-        check(before, h + bias.astype("f8"))
-        check(y, gelu.forward(h + bias.astype("f8"), "tanh"))
-        check(matmul.matmul_gelu(raw_a, raw_b)[0], gelu.forward(h, "tanh"))
-        check(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), gelu.backward(h, wide, "tanh"))
-        check(matmul.matmul_residual(raw_a, raw_b, raw_other), h + wide)
-        check(matmul.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + bias.astype("f8") + wide)
-        matmul.add_matmul(raw_other, raw_a, raw_b)
-        check(raw_other, h + wide)
+        check_epilogues(check, *(draw(*shape, dtype=dtype) for shape in ((3, 4), (4, N), (N,), (3, N))))
         fused = [(call["epilogue"], call["beta"]) for call in fake.calls]
         fake.calls.clear()
         half = dtype in (bf16, f16) and N == 8
@@ -134,7 +103,7 @@ def test_halves_into_float32(fake: FakeCublasLt) -> None:
     a, b, y = draw(3, 40, dtype=bf16), draw(40, 8, dtype=bf16), draw(3, 8)
     total = array.from_host(y)
     matmul.add_matmul(total, array.from_host(a), array.from_host(b))
-    check(total, a.astype("f8") @ b.astype("f8") + y)
+    check(total, product(a, b) + y)
 
 
 def test_batches(fake: FakeCublasLt) -> None:
@@ -149,11 +118,11 @@ def test_batches(fake: FakeCublasLt) -> None:
         fake.calls.clear()
         a, b = draw(*shape_a), draw(*shape_b)
         for layout in ("rows", "columns"):
-            check(matmul.matmul(stored(a, "rows"), stored(b, layout)), np.matmul(a.astype("f8"), b))
+            check(matmul.matmul(stored(a, "rows"), stored(b, layout)), product(a, b))
         assert len(fake.calls) == 2 * calls
     a, b, bias = draw(2, 3, 4, dtype=bf16), draw(2, 4, 8, dtype=bf16), draw(8, dtype=bf16)
     y, before = matmul.matmul_gelu(*map(array.from_host, (a, b, bias)))
-    h = np.matmul(a.astype("f8"), b.astype("f8")) + bias.astype("f8")
+    h = product(a, b) + bias.astype("f8")
     check(before, h)
     check(y, gelu.forward(h, "tanh"))
     assert fake.calls[-1] == {"shape": (2, 8, 3), "epilogue": 164, "beta": 0.0, "compute": 68}
@@ -162,10 +131,10 @@ def test_batches(fake: FakeCublasLt) -> None:
 def test_precision(fake: FakeCublasLt) -> None:
     a, b = draw(6, 40), draw(40, 8)
     raw = stored(a, "rows"), stored(b, "columns")
-    check(matmul.matmul(*raw), a.astype("f8") @ b)
+    check(matmul.matmul(*raw), product(a, b))
     mg.set_float32_matmul_precision("high")
     try:
-        error = np.abs(array.to_host(matmul.matmul(*raw)) - a.astype("f8") @ b)
+        error = np.abs(array.to_host(matmul.matmul(*raw)) - product(a, b))
     finally:
         mg.set_float32_matmul_precision("highest")
     assert error.max() > 1e-4 and (error <= (2**-10 + 2**-20) * (np.abs(a) @ np.abs(b))).all()

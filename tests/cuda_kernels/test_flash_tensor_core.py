@@ -7,29 +7,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import ordered
 
 import minigrad
 from minigrad.cuda_kernels import attention
-from minigrad.cuda_kernels.platform import array, launch, memory
-from minigrad.cuda_kernels.simulator import simulator
+from minigrad.cuda_kernels.platform import array, memory
 from minigrad.ops.attention import Options
 from minigrad.plain_kernels import attention as plain
 
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that ran."""
-    names: list[str] = []
-    original = launch.Kernel.launch
-
-    def record(self: Any, *args: Any, **settings: Any) -> None:
-        names.append(self.name)
-        original(self, *args, **settings)
-
-    monkeypatch.setattr(launch.Kernel, "launch", record)
-    return names
 
 
 @pytest.mark.parametrize(
@@ -53,11 +39,8 @@ def test_forward(
         qkv = array.from_host(np.stack(rows, 2))
         raw = [qkv[:, :, i] for i in range(3)]
     scale = D**-0.5
-    simulator.order(1)
-    try:
+    with ordered(1):
         y, lse = attention.forward(*(x.swapaxes(1, 2) for x in raw), Options(causal, scale))
-    finally:
-        simulator.order(None)
     expected, expected_lse = plain.forward(*(x.swapaxes(1, 2).astype("f8") for x in rows), Options(causal, scale))
     tolerance = 2**-7 if dtype is ml_dtypes.bfloat16 else 2**-10
     np.testing.assert_allclose(array.to_host(y).astype("f8"), expected, atol=tolerance)

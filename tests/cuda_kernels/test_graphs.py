@@ -12,7 +12,7 @@ import pytest
 from harness import host
 
 import minigrad as mg
-from minigrad import nn
+from minigrad import nn, optim
 from minigrad.cuda_kernels import cross_entropy, simulated
 from minigrad.cuda_kernels.platform import graphs
 from minigrad.cuda_kernels.platform.recording import CaptureError
@@ -20,21 +20,6 @@ from minigrad.cuda_kernels.platform.upload import Upload
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
 from minigrad.nn import functional as F
-from minigrad.optim import (
-    EMA,
-    SGD,
-    AdaGrad,
-    Adam,
-    AdamW,
-    CosineAnnealing,
-    GradScaler,
-    Lamb,
-    LossScaleStrategy,
-    Muon,
-    NonFiniteGradientError,
-    Optimizer,
-    clip_grad_norm,
-)
 
 cuda = mg.cuda
 GENERATOR = mg.random.default_generator
@@ -95,14 +80,14 @@ def test_random_draws_go_on_with_each_replay_and_with_those_between() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
-        (AdamW, {}),
-        (Adam, {"weight_decay": 0.1}),
-        (SGD, {"momentum": 0.9, "nesterov": True}),
-        (AdaGrad, {"lr_decay": 0.1}),
-        (Lamb, {}),
+        (optim.AdamW, {}),
+        (optim.Adam, {"weight_decay": 0.1}),
+        (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        (optim.AdaGrad, {"lr_decay": 0.1}),
+        (optim.Lamb, {}),
     ],
 )
-def test_a_graph_of_a_step_is_the_step_bit_for_bit(optimizer: type[Optimizer], options: dict[str, Any]) -> None:
+def test_a_graph_of_a_step_is_the_step_bit_for_bit(optimizer: type[optim.Optimizer], options: dict[str, Any]) -> None:
     def run(graphed: bool) -> tuple[list[np.ndarray], list[float], Any]:
         model = mlp()
         opt = optimizer(model.named_parameters(), lr=0.1, **options)
@@ -126,7 +111,7 @@ def test_a_graph_of_a_step_is_the_step_bit_for_bit(optimizer: type[Optimizer], o
 
 def test_an_optimizer_whose_scalars_would_be_those_of_the_capture_refuses() -> None:
     p = nn.Parameter(on_gpu(drawn(4, 4)))
-    optimizer, graph = Muon([p]), cuda.Graph()
+    optimizer, graph = optim.Muon([p]), cuda.Graph()
     with pytest.raises(RuntimeError, match=r"Muon.step during capture: .*use AdamW"), graph.capture():
         optimizer.step((p * p).sum().backward())
 
@@ -160,8 +145,8 @@ FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
     ("multinomial", "call it before the capture, or after the launch", lambda x, i: x.softmax(0).multinomial(1)),
     ("manual_seed", "do it before a launch", lambda x, i: mg.manual_seed(3)),
     ("load_state_dict", "do it before a launch", lambda x, i: GENERATOR.load_state_dict({"seed": 1, "offset": 0})),
-    ("clip_grad_norm", "use clip_grad_norm_async", lambda x, i: clip_grad_norm(leaf(x).square().backward(), 1.0)),
-    ("unscale_grads", "AmpTrainer.capture", lambda x, i: GradScaler().unscale_grads(leaf(x).square().backward())),
+    ("clip_grad_norm", "use clip_grad_norm_async", lambda x, i: optim.clip_grad_norm(leaf(x).square().backward(), 1.0)),
+    ("unscale_grads", "AmpTrainer.capture", lambda x, i: optim.GradScaler().unscale_grads(leaf(x).square().backward())),
 ]
 
 
@@ -236,7 +221,7 @@ def test_what_takes_the_place_of_them_is_captured(function: Callable[..., mg.Ten
 def test_a_moving_average_with_warmup_goes_on_with_each_replay() -> None:
     def run(captured: bool) -> tuple[int, list[bytes]]:
         model = mlp()
-        ema = EMA(model, decay=0.9, warmup=True)
+        ema = optim.EMA(model, decay=0.9, warmup=True)
         graph = cuda.Graph()
         if captured:
             with graph.capture():
@@ -437,7 +422,7 @@ def train_gpt(captured: bool, count: int) -> Run:
     config = GPT2Config(block_size=2, vocab_size=4, n_layer=1, n_head=1, n_embd=4, dropout=0.2)
     model = GPT2(config).to(device="cuda")
     settings = TrainingConfig(max_grad_norm=0.5, grad_accum_steps=count)
-    trainer = SimpleTrainer(settings, schedule=CosineAnnealing(1e-2, 1e-3, 2, 10))
+    trainer = SimpleTrainer(settings, schedule=optim.CosineAnnealing(1e-2, 1e-3, 2, 10))
     step, found = trainer.capture(model.loss, model.named_parameters()), []
     for i in range(4):
         shape = (count, 2, 2) if count > 1 else (2, 2)
@@ -469,17 +454,27 @@ def linear_trainer(**settings: Any) -> tuple[nn.Module, SimpleTrainer, Callable[
     return model, trainer, lambda x: model(x).pow(2).mean()
 
 
+def stepper(
+    captured: bool, trainer: SimpleTrainer, model: nn.Module, loss_of: Callable[..., mg.Tensor], **options: Any
+) -> Callable[..., Any]:
+    """The captured step, or the same by hand."""
+    if captured:
+        return trainer.capture(loss_of, model.named_parameters(), **options)
+
+    def eager(x: mg.Tensor) -> Any:
+        loss = loss_of(x)
+        scaled = trainer.scale_loss(loss) if isinstance(trainer, AmpTrainer) else loss
+        return trainer.step(model.named_parameters(), scaled.backward(), loss.item())
+
+    return eager
+
+
 def test_new_shapes_are_captured_anew_and_the_oldest_graphs_go() -> None:
     def run(max_graphs: int | None) -> list[np.ndarray]:
         model, trainer, loss_of = linear_trainer()
-        step = trainer.capture(loss_of, model.named_parameters(), max_graphs=max_graphs or 8)
+        step: Any = stepper(max_graphs is not None, trainer, model, loss_of, max_graphs=max_graphs)
         for i, n in enumerate((2, 3, 2, 3, 2, 3, 1, 2)):
-            x = on_gpu(drawn(n, 4, seed=i))
-            if max_graphs:
-                step(x)
-            else:
-                loss = loss_of(x)
-                trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            step(on_gpu(drawn(n, 4, seed=i)))
         if max_graphs:
             step.settle()
             assert step.graphs == min(2, max_graphs)
@@ -492,14 +487,11 @@ def test_new_shapes_are_captured_anew_and_the_oldest_graphs_go() -> None:
 def test_activations_that_are_computed_again_are_so_in_each_launch() -> None:
     def run(captured: bool) -> list[np.ndarray]:
         model, trainer, _ = linear_trainer()
-        step = trainer.capture(lambda x: mg.checkpoint(model, x).pow(2).mean(), model.named_parameters())
+        step = stepper(captured, trainer, model, lambda x: mg.checkpoint(model, x).pow(2).mean())
         for i in range(3):
-            x = on_gpu(drawn(2, 4, seed=i))
+            done = step(on_gpu(drawn(2, 4, seed=i)))
             if captured:
-                step(x).result()
-            else:
-                loss = mg.checkpoint(model, x).pow(2).mean()
-                trainer.step(model.named_parameters(), loss.backward(), loss.item())
+                done.result()
         return weights(model)
 
     assert same_bits(run(False), run(True))
@@ -511,11 +503,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one() -> None:
     saved: Any = None
     for i in range(6):
         if i == 3:
-            saved = (
-                trainer.state_dict(model.named_parameters()),
-                weights(model),
-                GENERATOR.state_dict(),
-            )
+            saved = trainer.state_dict(model.named_parameters()), weights(model), GENERATOR.state_dict()
         step(on_gpu(drawn(2, 4, seed=i)))
     step.settle()
     final = weights(model)
@@ -547,7 +535,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_stops_those_after_it(kind
         step(x, on_gpu(one)).result()
     before = weights(model)
     pending = [step(x, on_gpu(b)) for b in (bad, one)]
-    expected = NonFiniteLossError if kind == "loss" else NonFiniteGradientError
+    expected = NonFiniteLossError if kind == "loss" else optim.NonFiniteGradientError
     with pytest.raises(expected, match="step 4"):
         pending[0].result()
     with pytest.raises(RuntimeError, match="left out, because step 4 failed"):
@@ -572,17 +560,13 @@ def test_an_error_that_nobody_asked_for_is_raised_by_a_later_step() -> None:
 def test_scaled_gradients_that_overflow_are_left_out_on_the_device() -> None:
     def run(captured: bool) -> tuple[Any, ...]:
         model = mlp(p=0.0)
-        scale = LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
+        scale = optim.LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
         trainer = AmpTrainer(TrainingConfig(learning_rate=0.1), MixedPrecisionConfig(loss_scale=scale))
+        step = stepper(captured, trainer, model, lambda x: model(x).pow(2).mean())
         found = []
-        trained = trainer.capture(lambda x: model(x).pow(2).mean(), model.named_parameters())
         for i in range(6):
-            x = on_gpu(drawn(2, 4, seed=i) * (1.0, 1.0, 100.0, 1.0, 1.0, 1.0)[i])
-            if captured:
-                found.append(trained(x).result())
-            else:
-                loss = model(x).pow(2).mean()
-                found.append(trainer.step(model.named_parameters(), trainer.scale_loss(loss).backward(), loss.item()))
+            done = step(on_gpu(drawn(2, 4, seed=i) * (1.0, 1.0, 100.0, 1.0, 1.0, 1.0)[i]))
+            found.append(done.result() if captured else done)
         return found, weights(model), trainer.skipped_steps, trainer.loss_scale, trainer.optimizer.timestep
 
     eager, captured = run(False), run(True)

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run
 
 from minigrad import cuda_kernels
 
@@ -18,19 +19,11 @@ from minigrad.cuda_kernels.platform import array
 from minigrad.cuda_kernels.platform.language import cuda
 from minigrad.cuda_kernels.platform.tensor_map import TensorMap
 from minigrad.cuda_kernels.ptx import hopper_ptx, hopper_twins, ptx
-from minigrad.cuda_kernels.simulator import simulated_memory, simulator
 from minigrad.cuda_kernels.simulator.simulated_memory import SimulationError
 
 RNG = np.random.default_rng(0)
 bf16 = ml_dtypes.bfloat16
-
-
-def run(function: Any, *args: Any, threads: int = 128) -> None:
-    simulator.run(function, (1, 1, 1), (threads, 1, 1), 64 << 10, args)
-
-
-def pointer(x: np.ndarray) -> Any:
-    return simulated_memory.pointer(x.view(np.uint8).reshape(-1), x.ctypes.data, x.dtype)
+SHARED = 64 << 10  # bytes
 
 
 def map_of(x: Any, rows: int, depth: int = 1) -> TensorMap:
@@ -126,7 +119,7 @@ def copied(
             y[0] = memory[(ring - ptx.shared_address(memory, 0)) // 8]
 
     y = np.zeros(1, np.uint64)
-    run(copy, pointer(y), map_of(x, 8))
+    run(copy, y, map_of(x, 8), threads=128, shared=SHARED)
     return y.view(bf16)
 
 
@@ -180,7 +173,7 @@ def test_phases_alternate() -> None:
                 hopper_ptx.mbarrier_arrive(other)
 
     y = np.zeros(5, np.int64)
-    run(pass_on, pointer(y), threads=64)
+    run(pass_on, y)
     np.testing.assert_array_equal(y, [0, 10, 20, 30, 40])
 
 
@@ -281,7 +274,7 @@ def product(
             y[t * (columns // 2) + i] = sums[i]
 
     y = np.zeros((128, columns // 2), np.float32)
-    run(compute, pointer(y), *maps)
+    run(compute, y, *maps, threads=128, shared=SHARED)
     return y, a.astype("f8") @ b.astype("f8")
 
 
@@ -324,4 +317,4 @@ def test_the_threads_of_a_warpgroup_agree() -> None:
             hopper_ptx.wgmma("bfloat16", 64, "kk")(sums[t], 0, 0)
 
     with pytest.raises(SimulationError, match="cannot go on: .* 64 have ended, .* wgmma 64kk"):
-        run(half, pointer(np.zeros(1)))
+        run(half, np.zeros(1), threads=128)

@@ -22,10 +22,20 @@ def needs_the_tools() -> None:
         pytest.skip(f'{" and ".join(missing)} not installed: pip install "minigrad-cuda[inspect]"')
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python without the simulator, which cannot compile."""
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+def python(*arguments: str, typed: str = "", simulator: str = "0") -> subprocess.CompletedProcess[str]:
+    """Run Python, without the simulator, which cannot compile, on what is ``typed``."""
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": simulator}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, env=environment, check=False)
+
+
+def script(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run this source, which must succeed."""
+    file = folder / "script.py"
+    file.write_text(textwrap.dedent(source))
+    done = python(str(file))
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -64,11 +74,7 @@ TOO_NEW = """
 
 
 def test_an_assembler_that_is_too_old_says_what_to_install(tmp_path: Path) -> None:
-    script = tmp_path / "too_new.py"
-    script.write_text(textwrap.dedent(TOO_NEW))
-    done = python(str(script))
-    assert done.returncode == 0, done.stderr
-    *_, real, _, cuda12, _, without_wheels, nothing = done.stdout.splitlines()
+    *_, real, _, cuda12, _, without_wheels, nothing = script(TOO_NEW, tmp_path).stdout.splitlines()
     assert "is older than NVVM, which wrote PTX 99.0 (installed: nvidia-nvvm " in real
     assert re.search(r'nvidia-nvjitlink [\d.]+\): pip install --upgrade "nvidia-nvjitlink>=1\d\.\d+,<1\d"', real)
     assert cuda12 == (
@@ -153,11 +159,7 @@ BAD = """
 
 
 def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
-    script = tmp_path / "bad.py"
-    script.write_text(textwrap.dedent(BAD))
-    done = python(str(script))
-    assert done.returncode == 0, done.stderr
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    found = dict(line.split(" ", 1) for line in script(BAD, tmp_path).stdout.splitlines())
     assert "registers, 4 are stated" in found["many_registers"]
     assert "bytes of local memory" in found["local_memory"]
     assert "float64 instructions" in found["float64_arithmetic"]
@@ -175,9 +177,7 @@ def test_arguments() -> None:
     assert done.returncode == 2 and "none of these kernels is for sm_80" in done.stderr
     done = inspect("--arch", "hopper")
     assert done.returncode == 2 and "expected a name like sm_80" in done.stderr
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
-    command = [sys.executable, "-m", "minigrad.cuda_kernels.inspect"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = python("-m", "minigrad.cuda_kernels.inspect", simulator="1")
     assert done.returncode == 2 and "the simulator compiles nothing" in done.stderr
 
 
@@ -218,14 +218,10 @@ REFUSED = """
 """
 
 
-def test_machine_code_is_made_without_a_driver_and_kept(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    environment["MINIGRAD_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-c", textwrap.dedent(MACHINE_CODE)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+def test_machine_code_is_made_without_a_driver_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
+    done = script(MACHINE_CODE, tmp_path)
     assert len(list(tmp_path.glob("cuda/*.cubin"))) == 2
     newer = re.sub(r"\.version .*", ".version 99.0", done.stdout)
-    command = [sys.executable, "-c", textwrap.dedent(REFUSED)]
-    done = subprocess.run(command, input=newer, capture_output=True, text=True, env=environment, check=False)
+    done = python("-c", textwrap.dedent(REFUSED), typed=newer)
     assert "assembling for sm_90: " in done.stdout and "Unsupported .version 99.0" in done.stdout, done.stderr

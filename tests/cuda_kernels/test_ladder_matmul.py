@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulated import ordered
 
 from minigrad.cuda_kernels.ladders import ladder_matmul
 from minigrad.cuda_kernels.platform import array
-from minigrad.cuda_kernels.simulator import simulator
 
 
 @pytest.mark.parametrize("step", ladder_matmul.STEPS)
 def test_a_step_is_the_product(step):
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((19, 20)).astype("f4"), rng.standard_normal((20, 24)).astype("f4")
-    simulator.order(1)
-    try:
+    with ordered(1):
         y = ladder_matmul.multiply(step, array.from_host(a), array.from_host(b))
-    finally:
-        simulator.order(None)
     np.testing.assert_allclose(array.to_host(y), a.astype("f8") @ b, rtol=1e-5, atol=1e-5)

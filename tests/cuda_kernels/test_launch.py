@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad import cuda_kernels
 
@@ -44,18 +45,24 @@ def test_a_kernel_runs() -> None:
 
 def test_arguments_that_do_not_fit() -> None:
     x, y = array.zeros(4, np.float32), array.zeros(4, np.float64)
-    for arguments in [(x, y, 4, 1.0), (x, x, 4), (x, x, 4, 1.0, 2), (x, 4, 4, 1.0), (x, x, x, 1.0)]:
-        with pytest.raises(TypeError, match=r"kernel test_launch.scale\(float32\*, float32\*, int64, float32\) was"):
-            scale.launch(1, *arguments)
-    with pytest.raises(TypeError, match=r"was launched with \(float32\*, float32\*, 4.5, 1.0\)"):
-        scale.launch(1, x, x, 4.5, 1.0)
-    with pytest.raises(TypeError, match=r"\(ndarray, float32\*, 4, 1.0\); a pointer takes a DeviceArray"):
-        scale.launch(1, np.zeros(4, np.float32), x, 4, 1.0)
-    with pytest.raises(TypeError, match="a grid or block of 1.5"):
-        scale.launch(1.5, x, x, 4, 1.0)  # type: ignore[arg-type]
-    for start in (lambda: scale(x, x, 4, 1.0), lambda: scale[1, 64](x, x, 4, 1.0)):  # type: ignore[func-returns-value]
-        with pytest.raises(TypeError, match=r"is started with .launch\(grid, \*arguments\)"):
-            start()
+    signature = r"kernel test_launch.scale\(float32\*, float32\*, int64, float32\) was"
+    other = np.zeros(4, np.float32)
+    for words, arguments in (
+        *[
+            (signature, wrong)
+            for wrong in [(x, y, 4, 1.0), (x, x, 4), (x, x, 4, 1.0, 2), (x, 4, 4, 1.0), (x, x, x, 1.0)]
+        ],
+        (r"was launched with \(float32\*, float32\*, 4.5, 1.0\)", (x, x, 4.5, 1.0)),
+        (r"\(ndarray, float32\*, 4, 1.0\); a pointer takes a DeviceArray", (other, x, 4, 1.0)),
+    ):
+        raises(TypeError, words, lambda arguments=arguments: scale.launch(1, *arguments))
+    started = r"is started with .launch\(grid, \*arguments\)"
+    for words, start in (
+        ("a grid or block of 1.5", lambda: scale.launch(1.5, x, x, 4, 1.0)),  # type: ignore[arg-type]
+        (started, lambda: scale(x, x, 4, 1.0)),  # type: ignore[func-returns-value]
+        (started, lambda: scale[1, 64](x, x, 4, 1.0)),  # type: ignore[func-returns-value]
+    ):
+        raises(TypeError, words, start)
 
 
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="test_gpu.py tests what the driver refuses")

@@ -7,57 +7,40 @@ from pathlib import Path
 import house
 import numpy as np
 import pytest
+from product_cases import check_epilogues, product, stored
+from simulated import ordered
 
 from minigrad.cuda_kernels import matmul
 from minigrad.cuda_kernels.platform import array, choices, launch, memory
-from minigrad.cuda_kernels.products import hopper, simt, tiles
-from minigrad.cuda_kernels.simulator import simulator
+from minigrad.cuda_kernels.products import hopper, simt, tensor_core, tiles
 from minigrad.dtypes import as_dtype
-from minigrad.plain_kernels import gelu
 
 RNG = np.random.default_rng(0)
-TOLERANCE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-13}
+LAYOUTS = {"k": "rows", "o": "columns", "-": "neither", "odd": "odd"}  # by along what kernels read the left operand
+TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float64): 1e-13}
 
 
 def draw(*shape, dtype="f4"):
     return RNG.standard_normal(shape).astype(dtype)
 
 
-def stored(x, layout):
-    """x on the device: "k" with contiguous rows, "o" with columns, "-" with neither, "odd" at an odd place."""
-    if layout == "o":
-        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
-    if layout == "-":
-        wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
-        wide[..., ::2] = x
-        return array.from_host(wide)[..., ::2]
-    if layout == "odd":
-        return array.from_host(np.concatenate([x[:, :1], x], 1))[:, 1:]
-    return array.from_host(x)
-
-
 @pytest.fixture
-def launched(monkeypatch):
+def launched(launched, monkeypatch):
     """The names of the kernels that ran; every product is too large for the small kernel."""
-    names = []
-    original = launch.Kernel.launch
-
-    def record(self, *args, **settings):
-        names.append(self.name.partition(".")[2])
-        original(self, *args, **settings)
-
-    monkeypatch.setattr(launch.Kernel, "launch", record)
     monkeypatch.setattr(simt, "SMALL", 0)
-    return names
+    return launched
 
 
 def use_tiles(monkeypatch, T, splits=1):
     monkeypatch.setattr(simt, "plan", lambda *_: (16 * T, splits))
 
 
+def check_value(y, expected):
+    np.testing.assert_allclose(array.to_host(y), expected, rtol=TOLERANCE[y.dtype], atol=TOLERANCE[y.dtype])
+
+
 def check(y, a, b, bias=0):
-    expected = np.matmul(a.astype("f8"), b.astype("f8")) + bias
-    np.testing.assert_allclose(array.to_host(y), expected, rtol=TOLERANCE[y.dtype], atol=10 * TOLERANCE[y.dtype])
+    check_value(y, product(a, b) + bias)
 
 
 @pytest.mark.parametrize(
@@ -68,24 +51,22 @@ def test_large_tiles_in_all_layouts(layout_a, layout_b, seed, launched, monkeypa
     """The wide kernels read a and b along k or along rows and columns; what they cannot read the plain kernel does."""
     use_tiles(monkeypatch, 8)
     a, b, bias = draw(132, 12), draw(12, 76), draw(76)
-    simulator.order(seed)
-    try:
-        y = matmul.matmul(stored(a, layout_a), stored(b, layout_b), array.from_host(bias))
-    finally:
-        simulator.order(None)
+    with ordered(seed):
+        y = matmul.matmul(stored(a, LAYOUTS[layout_a]), stored(b, LAYOUTS[layout_b]), array.from_host(bias))
     check(y, a, b, bias)
     kinds = {"odd": None, "-": "k"}.get(layout_a, layout_a), "ok"[layout_b == "o"]
-    assert launched[-1] == ("tiled_float32_128" if kinds[0] is None else f"tiled_float32_128_{''.join(kinds)}")
+    name = "simt_tiles.tiled_float32_128"
+    assert launched[-1] == (name if kinds[0] is None else f"{name}_{''.join(kinds)}")
 
 
 @pytest.mark.parametrize(("dtype", "T"), [("f4", 8), ("f4", 4), ("f4", 2), ("f8", 4), ("f8", 2)])
 def test_tiles_of_odd_sizes_and_batches(dtype, T, launched, monkeypatch):
     use_tiles(monkeypatch, T)
     a, b = draw(16 * T + 3, 9, dtype=dtype), draw(9, 5, dtype=dtype)
-    check(matmul.matmul(stored(a, "o"), stored(b, "k")), a, b)
+    check(matmul.matmul(stored(a, "columns"), stored(b)), a, b)
     a, b = draw(2, 1, 5, 3, dtype=dtype), draw(2, 3, 16 * T + 1, dtype=dtype)
-    check(matmul.matmul(stored(a, "k"), stored(b, "o")), a, b)
-    assert {name.rpartition("_")[0] for name in launched if "tiled" in name} == {f"tiled_{a.dtype}"}
+    check(matmul.matmul(stored(a), stored(b, "columns")), a, b)
+    assert {name.rpartition("_")[0] for name in launched if "tiled" in name} == {f"simt_tiles.tiled_{a.dtype}"}
 
 
 def test_rows_that_end_within_a_vector_are_read_one_by_one(launched, monkeypatch):
@@ -93,7 +74,7 @@ def test_rows_that_end_within_a_vector_are_read_one_by_one(launched, monkeypatch
     a, b = draw(5, 8), draw(6, 8)
     y = matmul.matmul(array.from_host(a)[:, :7], array.from_host(b)[:, :7].T)
     check(y, a[:, :7], b[:, :7].T)
-    assert launched == ["tiled_float32_128"]
+    assert launched == ["simt_tiles.tiled_float32_128"]
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -101,15 +82,12 @@ def test_divided_sums(dtype, launched, monkeypatch):
     """The gradient of a weight: the sums are divided, with the same bits at each run."""
     use_tiles(monkeypatch, 2, 3)
     a, b, bias = draw(150, 6, dtype=dtype), draw(150, 5, dtype=dtype), draw(5, dtype=dtype)
-    device = stored(a, "k").T, stored(b, "k"), array.from_host(bias)
+    device = stored(a).T, stored(b), array.from_host(bias)
     y = matmul.matmul(*device)
     check(y, a.T, b, bias)
-    assert launched[-1] == f"sum_parts_{y.dtype}"
-    simulator.order(3)
-    try:
+    assert launched[-1] == f"epilogue.sum_parts_{y.dtype}"
+    with ordered(3):
         np.testing.assert_array_equal(array.to_host(matmul.matmul(*device)), array.to_host(y))
-    finally:
-        simulator.order(None)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +97,8 @@ def test_few_rows(dtype, K, name, launched):
     """Decoding: a row or two times the rows of a weight."""
     for M, N in ((1, 5), (2, 3), (5, 1)):
         a, b, bias = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype), draw(N, dtype=dtype)
-        check(matmul.matmul(stored(a, "k"), stored(b, "o"), array.from_host(bias)), a, b, bias)
-        assert launched[-1] == name
+        check(matmul.matmul(stored(a), stored(b, "columns"), array.from_host(bias)), a, b, bias)
+        assert launched[-1] == f"simt.{name}"
 
 
 @pytest.mark.parametrize(
@@ -134,20 +112,8 @@ def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
     else:
         use_tiles(monkeypatch, T, splits)
     M, K, N = sizes
-    a, b, bias, start = draw(M, K) / 4, draw(K, N), draw(N), draw(M, N)
-    device = stored(a, "k"), stored(b, "o")
-    y, before = matmul.matmul_gelu(*device, array.from_host(bias))
-    check(before, a, b, bias)
-    np.testing.assert_allclose(array.to_host(y), gelu.forward(a @ b + bias, "tanh"), rtol=1e-5, atol=1e-5)
-    assert ("tiled_float32_128_kk_gelu" in launched) == (sizes == (9, 8, 33))
-    total = array.from_host(start)
-    matmul.add_matmul(total, *device)
-    check(total, a, b, start)
-    check(matmul.matmul_residual(*device, array.from_host(start), array.from_host(bias)), a, b, bias + start)
-    wide = start.astype("f8")
-    slope = gelu.backward(1.0, wide, "tanh")
-    found = array.to_host(matmul.matmul_gelu_slope(*device, array.from_host(start)))
-    np.testing.assert_allclose(found, a.astype("f8") @ b * slope, rtol=1e-4, atol=1e-4)
+    check_epilogues(check_value, draw(M, K) / 4, draw(K, N), draw(N), draw(M, N), ("rows", "columns"))
+    assert ("simt_tiles.tiled_float32_128_kk_gelu" in launched) == (sizes == (9, 8, 33))
 
 
 def test_epilogues_refuse_what_they_cannot_do(monkeypatch):
@@ -218,14 +184,16 @@ def test_more_elements_than_a_launch_takes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
+    ("sizes", "without", "on_tensor_cores"),
     [
-        ((65536, 3072, 768, 1), (128, 1)),
-        ((768, 768, 65536, 1), (128, 7)),
-        ((128, 128, 128, 1), (32, 1)),
-        ((16, 16, 100_000, 1), (32, 264)),
-        ((64, 64, 64, 128), (64, 1)),
+        ((65536, 3072, 768, 1), (128, 1), (128, 1)),
+        ((768, 768, 65536, 1), (128, 7), (128, 7)),
+        ((128, 128, 128, 1), (32, 1), (64, 1)),
+        ((16, 16, 100_000, 1), (32, 264), (64, 264)),
+        ((64, 64, 64, 128), (64, 1), (64, 1)),
+        ((1, 3072, 768, 1), (32, 2), (64, 3)),
     ],
 )
-def test_plans_fill_a_gpu(sizes, expected):
-    assert tiles.plan(*sizes, (128, 64, 32)) == expected
+def test_plans_fill_a_gpu(sizes, without, on_tensor_cores):
+    assert tiles.plan(*sizes, (128, 64, 32)) == without
+    assert tiles.plan(*sizes, tensor_core.SIDES) == on_tensor_cores

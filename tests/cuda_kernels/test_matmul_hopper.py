@@ -4,36 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from product_cases import RNG, bf16, check_epilogues, f16, f32, product, stored
+from product_cases import check_on_tensor_cores as check
 from refusals import raises
+from simulated import ordered
 
 import minigrad
 from minigrad.cuda_kernels import simulated
 from minigrad.cuda_kernels.platform import array, choices, launch, memory, tensor_map
 from minigrad.cuda_kernels.products import hopper
-from minigrad.cuda_kernels.products.record import ADD, BIAS, GELU, SLOPE, problem
+from minigrad.cuda_kernels.products.record import ADD, problem
 from minigrad.cuda_kernels.ptx import hopper_ptx, hopper_twins
-from minigrad.cuda_kernels.simulator import simulated_memory, simulator
-from minigrad.plain_kernels import gelu
+from minigrad.cuda_kernels.simulator import simulated_memory
 
 if memory.capability(0) != (9, 0):
     pytest.skip("compute capability 9.0 has TMA and wgmma, no other has both", allow_module_level=True)
 
-RNG = np.random.default_rng(0)
-bf16, f16, f32 = ml_dtypes.bfloat16, np.float16, np.float32
-
 
 def draw(*shape: int, dtype: Any = bf16) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
-
-
-def stored(x: np.ndarray, kind: str) -> Any:
-    """x on the device, whose last dimension's elements are neighbours ("rows"), or those of the one before it."""
-    if kind == "columns":
-        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
-    return array.from_host(x)
 
 
 def padded(n: int) -> int:
@@ -47,16 +38,6 @@ def aligned(x: np.ndarray, kind: str) -> Any:
     room = np.full((*x.shape[:-1], padded(x.shape[-1])), np.nan, x.dtype)
     room[..., : x.shape[-1]] = x
     return array.from_host(room)[..., : x.shape[-1]]
-
-
-def check(y: Any, expected: np.ndarray) -> None:
-    tolerance = {bf16: 2**-8, f16: 2**-11, f32: 1e-6}[y.dtype.type]
-    found = array.to_host(y).astype("f8")
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=4e-6 * np.abs(expected).max(initial=1))
-
-
-def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.matmul(a.astype("f8"), b.astype("f8"))
 
 
 def compute(p: Any) -> None:
@@ -77,20 +58,6 @@ def use(monkeypatch: pytest.MonkeyPatch, columns: int, splits: int = 1) -> None:
     monkeypatch.setattr(hopper, "plan", lambda *_: (columns, splits))
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that ran."""
-    names: list[str] = []
-    original = launch.Kernel.launch
-
-    def record(self: Any, *args: Any, **settings: Any) -> None:
-        names.append(self.name.partition(".")[2])
-        original(self, *args, **settings)
-
-    monkeypatch.setattr(launch.Kernel, "launch", record)
-    return names
-
-
 @pytest.mark.parametrize("dtype", [bf16, f32])
 @pytest.mark.parametrize("layouts", ["kk", "ko", "ok", "oo"])
 def test_layouts(layouts: str, dtype: Any, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +67,9 @@ def test_layouts(layouts: str, dtype: Any, launched: list[str], monkeypatch: pyt
     a_kind, b_kind = layouts
     left = stored(a, "rows" if a_kind == "k" else "columns")
     right = stored(b, "columns" if b_kind == "k" else "rows")
-    simulator.order(1)
-    try:
+    with ordered(1):
         check(multiply(left, right, dtype), product(a, b))
-    finally:
-        simulator.order(None)
-    assert launched == [f"tiles_bfloat16_{np.dtype(dtype).name}_256_{layouts}"]
+    assert launched == [f"hopper.tiles_bfloat16_{np.dtype(dtype).name}_256_{layouts}"]
 
 
 @pytest.mark.parametrize(
@@ -130,11 +94,8 @@ def test_the_ring_turns(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, columns)
     monkeypatch.setattr(hopper, "multiprocessors", lambda _: 1)
     a, b = draw(136, 64 * 5 + 8), draw(8, 64 * 5 + 8)
-    simulator.order(2)
-    try:
-        check(multiply(stored(a, "rows"), stored(b, "rows").swapaxes(-1, -2)), product(a, b.T))
-    finally:
-        simulator.order(None)
+    with ordered(2):
+        check(multiply(stored(a), stored(b).swapaxes(-1, -2)), product(a, b.T))
 
 
 def test_batches() -> None:
@@ -157,34 +118,20 @@ def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkey
     totals = []
     for order in (None, 3):
         total = array.from_host(before)
-        simulator.order(order)
-        try:
-            left, right = stored(dy, "rows").swapaxes(-1, -2), stored(x, "rows")
-            compute(problem(total, left, right, other=total, epilogue=ADD))
-        finally:
-            simulator.order(None)
+        with ordered(order):
+            compute(problem(total, stored(dy).swapaxes(-1, -2), stored(x), other=total, epilogue=ADD))
         totals.append(array.to_host(total))
         check(total, before + product(dy.T, x))
     np.testing.assert_array_equal(*totals)
-    assert launched[:2] == ["tiles_bfloat16_float32_128_oo", "sum_parts_bfloat16_float32"]
+    assert launched[:2] == ["hopper.tiles_bfloat16_float32_128_oo", "epilogue.sum_parts_bfloat16_float32"]
 
 
 @pytest.mark.parametrize(("dtype", "N", "splits"), [(bf16, 40, 1), (f16, 5, 1), (bf16, 8, 2)])
-def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epilogues(dtype: Any, N: int, splits: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 128, splits)
-    K = 72
-    a, b, bias, other = draw(9, K, dtype=dtype), draw(K, N, dtype=dtype), draw(N, dtype=dtype), draw(9, N, dtype=dtype)
-    left, right = stored(a, "rows"), stored(b, "columns")
-    raw_bias, raw_other, before = array.from_host(bias), array.from_host(other), array.empty((9, N), dtype, 0)
-    h, wide = product(a, b) + bias.astype("f8"), other.astype("f8")
-    y = multiply(left, right, dtype, bias=raw_bias, other=before, epilogue=BIAS | GELU)
-    check(before, h)
-    check(y, gelu.forward(h, "tanh"))
-    check(multiply(left, right, dtype, bias=raw_bias, other=raw_other, epilogue=BIAS | ADD), h + wide)
-    slope = gelu.backward(1.0, wide, "tanh")
-    check(multiply(left, right, dtype, other=raw_other, epilogue=SLOPE), product(a, b) * slope)
-    compute(problem(raw_other, left, right, other=raw_other, epilogue=ADD))
-    check(raw_other, product(a, b) + wide)
+    monkeypatch.setattr(choices, "_gemm", "hopper")
+    check_epilogues(check, *(draw(*s, dtype=dtype) for s in ((9, 72), (72, N), (N,), (9, N))), ("rows", "columns"))
+    assert {name.partition("_")[0] for name in launched} <= {"hopper.tiles", "epilogue.sum"}
 
 
 def test_values_of_the_ends() -> None:
@@ -225,7 +172,7 @@ def test_the_engine_of_operations(launched: list[str], monkeypatch: pytest.Monke
     """set_gemm("hopper"): what TMA cannot read is multiplied by the other kernels."""
     monkeypatch.setattr(choices, "_gemm", None)
     minigrad.cuda.set_gemm("hopper")
-    for K, kernel in ((16, "tiles_bfloat16_bfloat16_128_kk"), (15, "tiles_bfloat16_bfloat16_64_kk")):
+    for K, kernel in ((16, "hopper.tiles_bfloat16_bfloat16_128_kk"), (15, "tensor_core.tiles_bfloat16_bfloat16_64_kk")):
         x, weight = draw(3, K), draw(8, K)
         tensors = (minigrad.tensor(a, device="cuda", dtype=minigrad.bfloat16) for a in (x, weight))
         y = minigrad.nn.functional.linear(*tensors)

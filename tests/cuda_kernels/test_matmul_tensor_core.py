@@ -5,41 +5,25 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from product_cases import RNG, bf16, check_epilogues, f16, f32, product, stored
+from product_cases import check_on_tensor_cores as check
+from refusals import raises
+from simulated import ordered
 
 import minigrad
 from minigrad.cuda_kernels import matmul, simulated
-from minigrad.cuda_kernels.platform import array, choices, launch, memory
-from minigrad.cuda_kernels.products import choose, simt, tensor_core, tiles
+from minigrad.cuda_kernels.platform import array, choices, memory
+from minigrad.cuda_kernels.products import choose, simt, tensor_core
 from minigrad.cuda_kernels.products.record import BIAS, broadcast, problem
 from minigrad.cuda_kernels.ptx import ptx
 from minigrad.cuda_kernels.simulator import simulated_cuda, simulated_memory, simulator
-from minigrad.plain_kernels import gelu
-
-RNG = np.random.default_rng(0)
-bf16, f16, f32 = ml_dtypes.bfloat16, np.float16, np.float32
 
 
 def draw(*shape: int, dtype: Any = bf16) -> np.ndarray:
     """Normal numbers; float32 ones have 8 bits, which tf32 keeps."""
     return RNG.standard_normal(shape).astype(bf16 if dtype is f32 else dtype).astype(dtype)
-
-
-def stored(x: np.ndarray, layout: str = "rows") -> Any:
-    """x on the device, with contiguous rows, contiguous columns, or neither."""
-    if layout == "columns":
-        return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
-    if layout == "neither":
-        return array.from_host(np.repeat(x, 2, -1))[..., ::2]
-    return array.from_host(x)
-
-
-def check(y: Any, expected: np.ndarray) -> None:
-    tolerance = {bf16: 2**-8, f16: 2**-11, f32: 1e-6}[y.dtype.type]
-    found = array.to_host(y).astype("f8")
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=4e-6 * np.abs(expected).max(initial=1))
 
 
 def multiply(a: Any, b: Any, bias: Any = None, dtype: Any = None) -> Any:
@@ -50,24 +34,6 @@ def multiply(a: Any, b: Any, bias: Any = None, dtype: Any = None) -> Any:
         for part in choose.parts(problem(y, a, b, bias, epilogue=0 if bias is None else BIAS), 2):
             tensor_core.multiply(part)
     return y
-
-
-def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.matmul(a.astype("f8"), b.astype("f8"))
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that ran."""
-    names: list[str] = []
-    original = launch.Kernel.launch
-
-    def record(self: Any, *args: Any, **settings: Any) -> None:
-        names.append(self.name.partition(".")[2])
-        original(self, *args, **settings)
-
-    monkeypatch.setattr(launch.Kernel, "launch", record)
-    return names
 
 
 def use(monkeypatch: pytest.MonkeyPatch, side: int, splits: int = 1) -> None:
@@ -88,14 +54,11 @@ def test_layouts(
     """Operands of any transposition are read where they are; tiles reach over the edges; all warps have work."""
     use(monkeypatch, side)
     a, b = draw(side // 2 + 16, 72, dtype=dtype), draw(72, side + 8, dtype=dtype)
-    simulator.order(1)
-    try:
+    with ordered(1):
         y = multiply(stored(a, layout_a), stored(b, layout_b), dtype=out)
-    finally:
-        simulator.order(None)
     check(y, product(a, b))
     kinds = {"rows": "k", "columns": "o"}[layout_a] + {"rows": "o", "columns": "k"}[layout_b]
-    assert launched == [f"tiles_{np.dtype(dtype).name}_{np.dtype(out).name}_{side}_{kinds}"]
+    assert launched == [f"tensor_core.tiles_{np.dtype(dtype).name}_{np.dtype(out).name}_{side}_{kinds}"]
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32])
@@ -138,12 +101,9 @@ def test_divided_sums_have_the_same_bits_at_each_run(
     dy, x, bias = draw(150, 8, dtype=dtype), draw(150, 6, dtype=dtype), draw(6, dtype=dtype)
     y = multiply(stored(dy).T, stored(x), stored(bias))
     check(y, product(dy.T, x) + bias.astype("f8"))
-    assert launched[-2:] == [f"tiles_{word}_float32_64_oo", f"sum_parts_{word}_{word}"]
-    simulator.order(3)
-    try:
+    assert launched[-2:] == [f"tensor_core.tiles_{word}_float32_64_oo", f"epilogue.sum_parts_{word}_{word}"]
+    with ordered(3):
         again = multiply(stored(dy).T, stored(x), stored(bias))
-    finally:
-        simulator.order(None)
     np.testing.assert_array_equal(array.to_host(again), array.to_host(y))
     before = RNG.standard_normal((8, 6)).astype(f32)
     total = array.from_host(before)
@@ -151,18 +111,7 @@ def test_divided_sums_have_the_same_bits_at_each_run(
     monkeypatch.setattr(simt, "SMALL", 0)
     matmul.add_matmul(total, stored(dy).T, stored(x))
     check(total, before + product(dy.T, x))
-    assert launched[-1] == f"sum_parts_{word}_float32"
-
-
-def test_plans_fill_the_card() -> None:
-    for M, N, K, count, expected in (
-        (65536, 3072, 768, 1, (128, 1)),
-        (768, 768, 65536, 1, (128, 7)),
-        (1024, 64, 1024, 96, (64, 1)),
-        (3, 5, 7, 1, (64, 1)),
-        (1, 3072, 768, 1, (64, 3)),
-    ):
-        assert tiles.plan(M, N, K, count, tensor_core.SIDES) == expected
+    assert launched[-1] == f"epilogue.sum_parts_{word}_float32"
 
 
 @pytest.mark.parametrize(
@@ -171,18 +120,7 @@ def test_plans_fill_the_card() -> None:
 def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 64, splits)
     K = 72 if splits > 1 else 24
-    a, b, bias, other = draw(9, K, dtype=dtype), draw(K, N, dtype=dtype), draw(N, dtype=dtype), draw(9, N, dtype=dtype)
-    raw_a, raw_b, raw_bias, raw_other = map(stored, (a, b, bias, other))
-    h = product(a, b) + bias.astype("f8")
-    y, before = matmul.matmul_gelu(raw_a, raw_b, raw_bias)
-    check(before, h)
-    check(y, gelu.forward(h, "tanh"))
-    check(matmul.matmul_residual(raw_a, raw_b, raw_other, raw_bias), h + other.astype("f8"))
-    wide = other.astype("f8")
-    slope = gelu.backward(1.0, wide, "tanh")
-    check(matmul.matmul_gelu_slope(raw_a, raw_b, raw_other), product(a, b) * slope)
-    matmul.add_matmul(raw_other, raw_a, raw_b)
-    check(raw_other, product(a, b) + wide)
+    check_epilogues(check, *(draw(*shape, dtype=dtype) for shape in ((9, K), (K, N), (N,), (9, N))))
 
 
 def test_values_of_the_ends() -> None:
@@ -201,18 +139,15 @@ def test_tf32_rounds_to_10_bits() -> None:
 
 def test_errors() -> None:
     a, b = stored(draw(2, 3)), stored(draw(3, 4))
-    with pytest.raises(ValueError, match="expected .* same K"):
-        matmul.matmul(a, a)
-    with pytest.raises(ValueError, match="bias is .* expected"):
-        matmul.matmul(a, b, stored(draw(3)))
-    with pytest.raises(TypeError, match="got bfloat16 and float16 to bfloat16"):
-        multiply(a, stored(draw(3, 4, dtype=f16)))
-    with pytest.raises(TypeError, match="to float16"):
-        multiply(a, b, dtype=f16)
-    with pytest.raises(ValueError, match="residual is .* expected shape"):
-        matmul.matmul_residual(a, b, stored(draw(2, 3)))
-    with pytest.raises(ValueError, match="expected a C-contiguous array"):
-        matmul.add_matmul(stored(draw(4, 2)).T, a, b)
+    for error, words, call in (
+        (ValueError, "expected .* same K", lambda: matmul.matmul(a, a)),
+        (ValueError, "bias is .* expected", lambda: matmul.matmul(a, b, stored(draw(3)))),
+        (TypeError, "got bfloat16 and float16 to bfloat16", lambda: multiply(a, stored(draw(3, 4, dtype=f16)))),
+        (TypeError, "to float16", lambda: multiply(a, b, dtype=f16)),
+        (ValueError, "residual is .* expected shape", lambda: matmul.matmul_residual(a, b, stored(draw(2, 3)))),
+        (ValueError, "expected a C-contiguous array", lambda: matmul.add_matmul(stored(draw(4, 2)).T, a, b)),
+    ):
+        raises(error, words, call)
 
 
 def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +183,7 @@ def test_operations_on_halves(
         assert found.dtype == dtype
         error = np.abs(found.numpy(force=True).astype("f8") - expected).max()
         assert error <= tolerance * np.abs(expected).max()
-    assert any(name.startswith("tiles_") for name in launched) is (capability >= (8, 0))
+    assert any(name.startswith("tensor_core.tiles_") for name in launched) is (capability >= (8, 0))
 
 
 # What only the simulator can see --------------------------------------------------------------------------------------
@@ -292,7 +227,7 @@ def test_no_bank_conflicts(dtype: Any, layout: str, side: int, monkeypatch: pyte
 @pytest.mark.parametrize("broken", ["wait", "barrier"])
 def test_without_a_wait_or_a_barrier_it_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken == "wait":
-        monkeypatch.setattr(ptx, "cp_async_wait1", ptx.cp_async_wait2)
+        monkeypatch.setattr(ptx, "cp_async_wait1", lambda: None)
     else:
         monkeypatch.setattr(type(simulated_cuda.cuda), "syncthreads", staticmethod(lambda: None))
     with pytest.raises(simulated_memory.SimulationError, match="has waited for its asynchronous copy|race: thread"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 from minigrad import cuda_kernels
 
@@ -17,14 +18,8 @@ if not cuda_kernels.simulated():
 from minigrad.cuda_kernels.platform.language import FULL_WARP, cuda
 from minigrad.cuda_kernels.ptx import ptx
 from minigrad.cuda_kernels.rowwise.collective import block_max, block_sum, warp_max, warp_sum
-from minigrad.cuda_kernels.simulator import simulated_memory, simulator
+from minigrad.cuda_kernels.simulator import simulator
 from minigrad.cuda_kernels.simulator.simulated_memory import SimulationError
-
-
-def run(function: Any, *arrays: np.ndarray, grid: Any = (1, 1, 1), threads: Any = (64, 1, 1), shared: int = 0) -> None:
-    """Run ``function`` on pointers to NumPy arrays."""
-    pointers = [simulated_memory.pointer(x.reshape(-1).view(np.uint8), x.ctypes.data, x.dtype) for x in arrays]
-    simulator.run(function, grid, threads, shared, tuple(pointers))
 
 
 @pytest.fixture(params=[None, 1, 2], autouse=True)
@@ -134,13 +129,13 @@ def test_sums_and_maxima_of_warps_and_blocks() -> None:
 
     x = np.random.default_rng(0).integers(-50, 50, 96).astype(np.float32)
     y = np.full((4, 96), np.nan, np.float32)
-    run(total, x, y, threads=(96, 1, 1))
+    run(total, x, y, threads=96)
     by_warp = x.reshape(3, 32)
     np.testing.assert_array_equal(y[0].reshape(3, 32), np.broadcast_to(by_warp.sum(1, keepdims=True), (3, 32)))
     np.testing.assert_array_equal(y[1].reshape(3, 32), np.broadcast_to(by_warp.max(1, keepdims=True), (3, 32)))
     assert set(y[2]) == {x.sum()} and set(y[3]) == {x.max()}
     x[70] = np.nan
-    run(total, x, y, threads=(96, 1, 1))
+    run(total, x, y, threads=96)
     assert np.isnan(y[3]).all() and np.isnan(y[2]).all() and not np.isnan(y[1, :64]).any()
 
 
@@ -245,7 +240,7 @@ def test_kernels_of_several_host_threads_take_turns() -> None:
     def work(blocks: int) -> list[np.ndarray]:
         results = [np.zeros(32 * blocks, np.float32) for _ in range(3)]
         for y in results:
-            run(places, y, grid=(blocks, 1, 1), threads=(32, 1, 1))
+            run(places, y, grid=(blocks, 1, 1), threads=32)
         return results
 
     interval = sys.getswitchinterval()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad.cuda_kernels.platform import launch, memory
+from minigrad.cuda_kernels.platform import memory
 from minigrad.cuda_kernels.products import simt
 
 RNG = np.random.default_rng(0)
@@ -20,20 +20,12 @@ def draw(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the kernels that ran, with "high"; every product is too large for the small kernel."""
-    names: list[str] = []
-    original = launch.Kernel.launch
-
-    def record(self: Any, *args: Any, **settings: Any) -> None:
-        names.append(self.name)
-        original(self, *args, **settings)
-
-    monkeypatch.setattr(launch.Kernel, "launch", record)
+@pytest.fixture(autouse=True)
+def high(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Precision "high"; every product is too large for the small kernel."""
     monkeypatch.setattr(simt, "SMALL", 0)
     mg.set_float32_matmul_precision("high")
-    yield names
+    yield
     mg.set_float32_matmul_precision("highest")
 
 
@@ -84,7 +76,7 @@ def test_linear_einsum_and_batches(launched: list[str]) -> None:
     assert not any(name.startswith(("simt.", "simt_tiles.")) for name in launched)
 
 
-def test_what_stays_float32(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stays_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, small products, older cards, and everything with "highest"."""
     a, b = draw(8, 32), draw(32, 8)
     x, y = mg.tensor(a, device="cuda"), mg.tensor(b, device="cuda")
