@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,6 +81,13 @@ class _Source(threading.local):
 _source = _Source()
 
 
+def _of_current(name: str) -> property:
+    """The attribute of the generator that the default one stands for."""
+    return property(
+        lambda self: getattr(self.current(), name), lambda self, value: setattr(self.current(), name, value)
+    )
+
+
 class _DefaultGenerator(Generator):
     """The default generator: one that all threads share, but within ``drawing_from`` the calling thread's own."""
 
@@ -91,28 +98,8 @@ class _DefaultGenerator(Generator):
         """The generator that it stands for in the calling thread."""
         return self._shared if _source.default is None else _source.default
 
-    @property
-    def seed(self) -> int:  # type: ignore[override]  # one is read and written as the other
-        """The seed."""
-        return self.current().seed
-
-    @property
-    def offset(self) -> int:  # type: ignore[override]
-        """Draws made so far."""
-        return self.current().offset
-
-    def manual_seed(self, seed: int) -> Generator:
-        """Start again from ``seed``; returns the generator."""
-        self.current().manual_seed(seed)
-        return self
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where ``state_dict`` was taken."""
-        self.current().load_state_dict(state)
-
-    def advance(self, draws: int) -> None:
-        """Count draws that were made elsewhere, by a launch of a CUDA graph."""
-        self.current().advance(draws)
+    if not TYPE_CHECKING:
+        seed, offset, _lock = map(_of_current, ("seed", "offset", "_lock"))
 
     def _draw(self) -> tuple[int, int]:
         return self.current()._draw()
@@ -123,14 +110,22 @@ Draws = list[tuple[Generator, tuple[int, int]]]
 
 
 @contextlib.contextmanager
-def drawing_by(draw: Callable[[Generator], tuple[int, int]], refuse: Callable[[str, str], None]) -> Iterator[None]:
-    """Within, ``draw(generator)`` is what the calling thread's generators give, and a call that sets the state of one
-    is told to ``refuse``: why, and what to do instead."""
-    outer, _source.draw, _source.refuse = _source.draw, draw, refuse
+def _source_with(**values: Any) -> Iterator[None]:
+    """Within, the calling thread's source has these values."""
+    outer = {name: getattr(_source, name) for name in values}
+    vars(_source).update(values)
     try:
         yield
     finally:
-        _source.draw, _source.refuse = outer, None
+        vars(_source).update(outer)
+
+
+def drawing_by(
+    draw: Callable[[Generator], tuple[int, int]], refuse: Callable[[str, str], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Within, ``draw(generator)`` is what the calling thread's generators give, and a call that sets the state of one
+    is told to ``refuse``: why, and what to do instead."""
+    return _source_with(draw=draw, refuse=refuse)
 
 
 @contextlib.contextmanager
@@ -143,11 +138,8 @@ def recording(draws: Draws) -> Iterator[None]:
         draws.append((generator, found))
         return found
 
-    _source.draw = draw
-    try:
+    with _source_with(draw=draw):
         yield
-    finally:
-        _source.draw = outer
 
 
 @contextlib.contextmanager
@@ -156,7 +148,7 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
 
     RuntimeError for a draw that was not recorded at this place.
     """
-    outer, left = _source.draw, iter(draws)
+    left = iter(draws)
 
     def draw(generator: Generator) -> tuple[int, int]:
         expected, found = next(left, (None, (None, None)))
@@ -164,26 +156,17 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
             raise bad_state("a random draw was made that was not made the first time")
         return found[0], found[1]
 
-    _source.draw = draw
-    try:
+    with _source_with(draw=draw):
         yield left
-    finally:
-        _source.draw = outer
 
 
-@contextlib.contextmanager
-def drawing_from(generator: Generator) -> Iterator[None]:
+def drawing_from(generator: Generator) -> contextlib.AbstractContextManager[None]:
     """Let ``generator`` stand for the default generator in the calling thread, whatever other threads draw.
 
     So each of several threads that compute at once has random numbers of its own, the same in every run.
     ``manual_seed`` then seeds ``generator``, and the default generator's state is that of ``generator``.
     """
-    outer = _source.default
-    _source.default = generator.current() if isinstance(generator, _DefaultGenerator) else generator
-    try:
-        yield
-    finally:
-        _source.default = outer
+    return _source_with(default=generator.current() if isinstance(generator, _DefaultGenerator) else generator)
 
 
 def generators_for(n: int) -> list[Generator]:

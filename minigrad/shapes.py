@@ -26,10 +26,7 @@ def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
 
 def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
     """The dimensions to reduce, sorted; all for None. ``axis`` is NumPy's name of ``dim``."""
-    if axis is not None:
-        if dim is not None:
-            raise bad_type("pass dim or axis (NumPy's name for it), not both")
-        dim = axis
+    dim = _either(dim, axis)
     if dim is None or (isinstance(dim, Iterable) and not tuple(dim)):
         return tuple(range(ndim))
     dims = [normalize_dim(d, ndim) for d in (dim if isinstance(dim, Iterable) else (dim,))]
@@ -48,11 +45,14 @@ def some_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
 
 def one_dim(dim: int | None, axis: int | None, ndim: int) -> int | None:
     """One dimension from ``dim`` or ``axis``, or None if neither is given."""
-    if axis is not None:
-        if dim is not None:
-            raise bad_type("pass dim or axis (NumPy's name for it), not both")
-        dim = axis
+    dim = _either(dim, axis)
     return None if dim is None else normalize_dim(dim, ndim)
+
+
+def _either(dim: Any, axis: Any) -> Any:
+    if dim is not None and axis is not None:
+        raise bad_type("pass dim or axis (NumPy's name for it), not both")
+    return dim if axis is None else axis
 
 
 def shape_argument(args: tuple[Any, ...]) -> tuple[int, ...]:

@@ -82,7 +82,9 @@ def called(function: ast.FunctionDef) -> set[str]:
 def backward_functions(tree: ast.Module) -> list[str]:
     """The backward methods of a file of operations, and what they call of it besides ``forward``."""
     known = functions(tree)
-    chosen = [name for name in known if name.rpartition(".")[2] in ("backward", "backward_into")]
+    # Of a function of one number the decorated derivative stands alone.
+    derivatives = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    chosen = [name for name in known if name.rpartition(".")[2] in ("backward", "backward_into")] + derivatives
     for name in chosen:  # grows
         needed = called(known[name])
         chosen += [n for n in known if n.rpartition(".")[2] in needed and n not in chosen and "forward" not in n]

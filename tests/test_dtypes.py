@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import dtypes
@@ -72,15 +73,13 @@ def test_the_default_dtype_is_that_of_numbers(float64_by_default: None) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "int64"])
 def test_a_default_dtype_that_cannot_be(dtype: str) -> None:
-    with pytest.raises(ValueError, match="expected float32 or float64"):
-        mg.set_default_dtype(dtype)
+    raises(ValueError, "expected float32 or float64", lambda: mg.set_default_dtype(dtype))
     assert mg.default_dtype() == mg.float32
 
 
 def test_no_values_no_dtype() -> None:
     assert dtypes.as_dtype(float) == mg.float32
-    with pytest.raises(TypeError, match="unsupported dtype None"):
-        dtypes.as_dtype(None)
+    raises(TypeError, "unsupported dtype None", lambda: dtypes.as_dtype(None))
 
 
 def test_bfloat16_promotes_as_in_pytorch() -> None:

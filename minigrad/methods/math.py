@@ -356,13 +356,9 @@ class MathMethods:
         if min is None and max is None:
             raise bad_value("clamp: expected min, max or both")
         low, high = (None if bound is None else self._operand(bound) for bound in (min, max))
-        if isinstance(low, TensorCore) or isinstance(high, TensorCore):
-            given = [self, *(bound for bound in (low, high) if bound is not None)]
-            dtype = dtypes.result_dtype([getattr(x, "data", x) for x in given])
-            low, high = (x._cast(dtype) if isinstance(x, TensorCore) else x for x in (low, high))
-            return elementwise.ClampTensor.apply(self._cast(dtype), low, high)
-        x = self._cast(dtypes.result_dtype([self.data, *(bound for bound in (low, high) if bound is not None)]))
-        return elementwise.Clamp.apply(x, low=low, high=high)
+        dtype = dtypes.result_dtype([getattr(x, "data", x) for x in (self, low, high) if x is not None])
+        low, high = (x._cast(dtype) if isinstance(x, TensorCore) else x for x in (low, high))
+        return elementwise.Clamp.apply(self._cast(dtype), low, high)
 
     def clamp_min(self: Tensor, min: Operand) -> Tensor:
         """Values limited from below."""

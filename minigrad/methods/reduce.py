@@ -52,8 +52,7 @@ class ReduceMethods:
         """Mean over ``dim`` (default all), cast to ``dtype`` first; floating tensors only."""
         if dtype is not None:
             return self.to(dtype).mean(dim, keepdim, axis=axis, keepdims=keepdims)
-        if not self.is_floating_point():
-            raise bad_type(f"mean of {self.dtype} values is no integer; convert with .float() first")
+        _floating("mean", self)
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         return reduce.Mean.apply(self, axes=axes, keepdim=keepdim or keepdims)
 
@@ -94,8 +93,7 @@ class ReduceMethods:
         self: Tensor, op: type[reduce.Var], dim: Dim, unbiased: bool, keepdim: bool, correction: float | None, axis: Dim
     ) -> Tensor:
         name = op.__name__.lower()
-        if not self.is_floating_point():
-            raise bad_type(f"{name} of {self.dtype} values is no integer; convert with .float() first")
+        _floating(name, self)
         if isinstance(dim, bool):
             unbiased, dim = dim, None
         if correction is None:
@@ -116,8 +114,7 @@ class ReduceMethods:
         """(sum |x|^p)^(1/p) over ``dim`` (default all); for infinite p the largest (smallest) |x|, for p = 0 the number
         of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
         """
-        if not self.is_floating_point():
-            raise bad_type(f"norm of {self.dtype} values is no integer; convert with .float() first")
+        _floating("norm", self)
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         keep = keepdim or keepdims
         if isinstance(p, str) and p != "fro":
@@ -287,8 +284,7 @@ class ReduceMethods:
         The gradient is that of ``logsumexp``: NaN for an infinite argument.
         """
         x, y = self.maximum(other), self.minimum(other)
-        if not x.is_floating_point():
-            raise bad_type(f"logaddexp of {x.dtype} values is no integer; convert with .float() first")
+        _floating("logaddexp", x)
         shape = (1, *x.shape)
         return movement.Cat.apply(x.reshape(shape), y.reshape(shape), axis=0).logsumexp(0)
 
@@ -299,6 +295,11 @@ class ReduceMethods:
     def log_softmax(self: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
         """log(softmax(self)) along ``dim``, computed without overflow."""
         return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
+
+
+def _floating(name: str, x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise bad_type(f"{name} of {x.dtype} values is no integer; convert with .float() first")
 
 
 def _cumulative(op: type[reduce.CumSum | reduce.CumProd], x: Tensor, dim: int, dtype: Any) -> Tensor:

@@ -85,7 +85,7 @@ def mish(x: Tensor) -> Tensor:
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x limited to [min_val, max_val], with gradient 0 at the limits too."""
-    return activation.Hardtanh.apply(floating("hardtanh", x), low=min_val, high=max_val)
+    return activation.Hardtanh.apply(floating("hardtanh", x), min_val, max_val)
 
 
 def relu6(x: Tensor) -> Tensor:

@@ -85,10 +85,9 @@ class Hardtanh(Clamp):
     __slots__ = ()
 
     def backward(self, dy: Any) -> Any:
-        (x,) = self.saved
-        low, high = self.bounds
+        x, low, high = self.saved
         c = self.kernels.comparison
-        return self.kernels.elementwise.select(c.logical_and(c.gt(x, low), c.lt(x, high)), dy)
+        return self.kernels.elementwise.select(c.logical_and(c.gt(x, low), c.lt(x, high)), dy), None, None
 
 
 class Hardswish(FloatFunction):

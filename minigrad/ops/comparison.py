@@ -17,9 +17,22 @@ class Comparison(Function):
     differentiable = False
 
 
-def _comparison(name: str, formula: str, forward: Callable[..., Any]) -> type[Comparison]:
+class Bitwise(Function):
+    """Integer or bool inputs are cast to their common dtype, which is the result's; on bool it is logic."""
+
+    __slots__ = ()
+    promotes = True
+    differentiable = False
+
+
+def _comparison(name: str, formula: str, forward: Callable[..., Any], kind: type[Function] = Comparison) -> type[Any]:
     """The class of a comparison, whose ``forward`` is one call of a kernel."""
-    return type(name, (Comparison,), {"__module__": __name__, "__slots__": (), "__doc__": formula, "forward": forward})
+    return type(name, (kind,), {"__module__": __name__, "__slots__": (), "__doc__": formula, "forward": forward})
+
+
+def _bitwise(name: str, formula: str, forward: Callable[..., Any]) -> type[Bitwise]:
+    """The same of an operation on bits."""
+    return _comparison(name, formula, forward, Bitwise)
 
 
 Eq = _comparison("Eq", "x == y.", lambda op, x, y: op.kernels.comparison.eq(x, y))
@@ -38,64 +51,19 @@ IsNan = _comparison("IsNan", "x is NaN.", lambda op, x: op.kernels.comparison.is
 IsInf = _comparison("IsInf", "x is +inf or -inf.", lambda op, x: op.kernels.comparison.isinf(x))
 IsFinite = _comparison("IsFinite", "x is neither NaN nor infinite.", lambda op, x: op.kernels.comparison.isfinite(x))
 
-
-class Bitwise(Function):
-    """Integer or bool inputs are cast to their common dtype, which is the result's; on bool it is logic."""
-
-    __slots__ = ()
-    promotes = True
-    differentiable = False
-
-
-class BitwiseAnd(Bitwise):
-    """x & y, bit by bit."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.bitwise_and(x, y)
-
-
-class BitwiseOr(Bitwise):
-    """x | y, bit by bit."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.bitwise_or(x, y)
-
-
-class BitwiseXor(Bitwise):
-    """x ^ y, bit by bit."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.bitwise_xor(x, y)
-
-
-class LeftShift(Bitwise):
-    """x << y, that is x 2^y without the bits that leave the dtype."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.left_shift(x, y)
-
-
-class RightShift(Bitwise):
-    """x >> y, that is floor(x / 2^y)."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.comparison.right_shift(x, y)
-
-
-class BitwiseNot(Bitwise):
-    """~x, bit by bit: -x - 1 for a signed integer, not x for bool."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        return self.kernels.comparison.bitwise_not(x)
+BitwiseAnd = _bitwise("BitwiseAnd", "x & y, bit by bit.", lambda op, x, y: op.kernels.comparison.bitwise_and(x, y))
+BitwiseOr = _bitwise("BitwiseOr", "x | y, bit by bit.", lambda op, x, y: op.kernels.comparison.bitwise_or(x, y))
+BitwiseXor = _bitwise("BitwiseXor", "x ^ y, bit by bit.", lambda op, x, y: op.kernels.comparison.bitwise_xor(x, y))
+BitwiseNot = _bitwise(
+    "BitwiseNot",
+    "~x, bit by bit: -x - 1 for a signed integer, not x for bool.",
+    lambda op, x: op.kernels.comparison.bitwise_not(x),
+)
+LeftShift = _bitwise(
+    "LeftShift",
+    "x << y, that is x 2^y without the bits that leave the dtype.",
+    lambda op, x, y: op.kernels.comparison.left_shift(x, y),
+)
+RightShift = _bitwise(
+    "RightShift", "x >> y, that is floor(x / 2^y).", lambda op, x, y: op.kernels.comparison.right_shift(x, y)
+)

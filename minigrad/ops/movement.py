@@ -73,49 +73,49 @@ class Cat(Function):
         return tuple(self.kernels.movement.split(dy, self.sizes, self.axis))
 
 
-class Flip(Function):
+class _OfGradient(Function):
+    """dx is of dy what y is of x: ``moved``, with the same options."""
+
+    __slots__ = ("options",)
+    widens = False
+    options: dict[str, Any]
+
+    def forward(self, x: Any, **options: Any) -> Any:
+        self.options = options
+        return self.moved(x, **options)
+
+    def backward(self, dy: Any) -> Any:
+        return self.moved(dy, **self.options)
+
+    def moved(self, x: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+class Flip(_OfGradient):
     """y = x with the order along the axes reversed;  dx = dy reversed."""
 
-    __slots__ = ("axes",)
-    widens = False
-    axes: tuple[int, ...]
+    __slots__ = ()
 
-    def forward(self, x: Any, *, axes: tuple[int, ...]) -> Any:
-        self.axes = axes
+    def moved(self, x: Any, *, axes: tuple[int, ...]) -> Any:  # type: ignore[override]  # the options of this one
         return self.kernels.movement.flip(x, axes)
 
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.movement.flip(dy, self.axes)
 
-
-class Tril(Function):
+class Tril(_OfGradient):
     """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
 
-    __slots__ = ("diagonal",)
-    widens = False
-    diagonal: int
+    __slots__ = ()
 
-    def forward(self, x: Any, *, diagonal: int) -> Any:
-        self.diagonal = diagonal
+    def moved(self, x: Any, *, diagonal: int) -> Any:  # type: ignore[override]
         return self.kernels.movement.tril(x, diagonal)
 
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.movement.tril(dy, self.diagonal)
 
-
-class Triu(Function):
+class Triu(_OfGradient):
     """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
 
-    __slots__ = ("diagonal",)
-    widens = False
-    diagonal: int
+    __slots__ = ()
 
-    def forward(self, x: Any, *, diagonal: int) -> Any:
-        self.diagonal = diagonal
+    def moved(self, x: Any, *, diagonal: int) -> Any:  # type: ignore[override]
         return self.kernels.movement.triu(x, diagonal)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.movement.triu(dy, self.diagonal)
 
 
 class Roll(Function):

@@ -67,16 +67,22 @@ class Mean(Reduction):
         return self.kernels.reduce.mean(x, axes, keepdim)
 
     def backward(self, dy: Any) -> Any:
-        count = 1
-        for axis in self.axes:
-            count *= self.shape[axis]
+        count = math.prod(self.shape[axis] for axis in self.axes)
         return self.spread(self.kernels.elementwise.div(dy, count) if count else dy)
 
 
-class _Extremum(Reduction):
-    """dy is divided evenly among the positions that attain the extremum."""
+class AMax(Reduction):
+    """y = largest value over the axes;  dx = dy / (number of ties) where x = y."""
 
     __slots__ = ()
+    largest: ClassVar[bool] = True
+
+    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
+        self.remember(axes, x)
+        k = self.kernels.reduce
+        y = (k.max if self.largest else k.min)(x, axes, keepdim)
+        self.saved = (x, y)
+        return y
 
     def backward(self, dy: Any) -> Any:
         x, y = self.saved
@@ -86,32 +92,15 @@ class _Extremum(Reduction):
         return k.elementwise.mul(k.elementwise.div(self.spread(dy), ties), attained)  # y = NaN has no ties: dx is NaN
 
 
-class AMax(_Extremum):
-    """y = largest value over the axes;  dx = dy / (number of ties) where x = y."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.remember(axes, x)
-        y = self.kernels.reduce.max(x, axes, keepdim)
-        self.saved = (x, y)
-        return y
-
-
-class AMin(_Extremum):
+class AMin(AMax):
     """y = smallest value over the axes;  dx = dy / (number of ties) where x = y."""
 
     __slots__ = ()
-
-    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.remember(axes, x)
-        y = self.kernels.reduce.min(x, axes, keepdim)
-        self.saved = (x, y)
-        return y
+    largest = False
 
 
-class _WholeExtremum(_Extremum):
-    """Of all values; if it is NaN, dy is divided evenly among the NaNs (while AMax and AMin have NaN everywhere)."""
+class Max(AMax):
+    """y = the largest value;  dx = dy / (number of ties) where x = y or both are NaN (AMax has NaN everywhere)."""
 
     __slots__ = ()
 
@@ -123,19 +112,14 @@ class _WholeExtremum(_Extremum):
         return k.elementwise.select(attained, k.elementwise.div(self.spread(dy), ties))
 
 
-class Max(_WholeExtremum, AMax):
-    """y = the largest value;  dx = dy / (number of ties) where x = y."""
+class Min(Max):
+    """y = the smallest value;  dx = dy / (number of ties) where x = y or both are NaN."""
 
     __slots__ = ()
+    largest = False
 
 
-class Min(_WholeExtremum, AMin):
-    """y = the smallest value;  dx = dy / (number of ties) where x = y."""
-
-    __slots__ = ()
-
-
-class Median(_WholeExtremum):
+class Median(Max):
     """y = the value in the middle, of an even number the lower one;  dx = dy / (number of ties) where x = y.
 
     NaN if there is one, and of no values.
@@ -155,44 +139,38 @@ class ArgMax(Function):
 
     __slots__ = ()
     differentiable = False
+    largest: ClassVar[bool] = True
 
     def forward(self, x: Any, *, axis: int | None, keepdim: bool) -> Any:
-        return self.kernels.reduce.argmax(x, axis, keepdim)
+        k = self.kernels.reduce
+        return (k.argmax if self.largest else k.argmin)(x, axis, keepdim)
 
 
-class ArgMin(Function):
+class ArgMin(ArgMax):
     """Index of the first smallest value; no gradient."""
 
     __slots__ = ()
-    differentiable = False
-
-    def forward(self, x: Any, *, axis: int | None, keepdim: bool) -> Any:
-        return self.kernels.reduce.argmin(x, axis, keepdim)
-
-
-def _truth(kernels: Any, y: Any, x: Any) -> Any:
-    """bool, but uint8 for uint8, as in PyTorch, where that was the dtype of masks."""
-    return kernels.elementwise.cast(y, x.dtype) if x.dtype.kind == "u" else y
+    largest = False
 
 
 class AnyOf(Function):
-    """Whether any value over the axes is true; no gradient."""
+    """Whether any value over the axes is true; no gradient. bool, but uint8 for uint8, which PyTorch had as masks."""
 
     __slots__ = ()
     differentiable = False
+    every: ClassVar[bool] = False
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        return _truth(self.kernels, self.kernels.reduce.any(x, axes, keepdim), x)
+        k = self.kernels.reduce
+        y = (k.all if self.every else k.any)(x, axes, keepdim)
+        return self.kernels.elementwise.cast(y, x.dtype) if x.dtype.kind == "u" else y
 
 
-class AllOf(Function):
+class AllOf(AnyOf):
     """Whether all values over the axes are true; no gradient."""
 
     __slots__ = ()
-    differentiable = False
-
-    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        return _truth(self.kernels, self.kernels.reduce.all(x, axes, keepdim), x)
+    every = True
 
 
 class Var(Reduction):
@@ -203,10 +181,7 @@ class Var(Reduction):
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         self.remember(axes, x)
-        count = 1
-        for axis in axes:
-            count *= x.shape[axis]
-        self.divisor = max(count - correction, 0)
+        self.divisor = max(math.prod(x.shape[axis] for axis in axes) - correction, 0)
         k = self.kernels
         centred = k.elementwise.sub(x, k.reduce.mean(x, axes, True))
         self.saved = (centred,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .elementwise import Arithmetic, FloatFunction
+from .elementwise import Arithmetic, FloatFunction, of_x
 
 
 class Sinh(FloatFunction):
@@ -35,51 +35,44 @@ class Cosh(FloatFunction):
         return self.kernels.elementwise.mul(dy, self.kernels.trigonometry.sinh(self.saved[0]))
 
 
-class Asin(FloatFunction):
+@of_x(lambda kernels, x: kernels.trigonometry.asin(x), autocast="float32")
+def Asin(k: Any, x: Any, dy: Any) -> Any:
     """sin(y) = x;  dx = dy / sqrt((1 - x) (1 + x))."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.asin(x)
-
-    def backward(self, dy: Any) -> Any:
-        return _over_root(self.kernels, dy, self.saved[0])
+    return _over_root(k, x, dy)
 
 
-class Acos(FloatFunction):
+@of_x(lambda kernels, x: kernels.trigonometry.acos(x), autocast="float32")
+def Acos(k: Any, x: Any, dy: Any) -> Any:
     """cos(y) = x;  dx = -dy / sqrt((1 - x) (1 + x))."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.acos(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.neg(_over_root(self.kernels, dy, self.saved[0]))
+    return k.neg(_over_root(k, x, dy))
 
 
-def _over_root(kernels: Any, dy: Any, x: Any) -> Any:
-    k = kernels.elementwise
+def _over_root(k: Any, x: Any, dy: Any) -> Any:
     return k.mul(dy, k.rsqrt(k.mul(k.sub(1, x), k.add(x, 1))))
 
 
-class Atan(FloatFunction):
+@of_x(lambda kernels, x: kernels.trigonometry.atan(x))
+def Atan(k: Any, x: Any, dy: Any) -> Any:
     """tan(y) = x;  dx = dy / (1 + x^2)."""
+    return k.div(dy, k.add(k.square(x), 1))
 
-    __slots__ = ()
 
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.atan(x)
+@of_x(lambda kernels, x: kernels.trigonometry.asinh(x))
+def Asinh(k: Any, x: Any, dy: Any) -> Any:
+    """sinh(y) = x;  dx = dy / sqrt(x^2 + 1)."""
+    return k.mul(dy, k.rsqrt(k.add(k.square(x), 1)))
 
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.div(dy, k.add(k.square(self.saved[0]), 1))
+
+@of_x(lambda kernels, x: kernels.trigonometry.acosh(x))
+def Acosh(k: Any, x: Any, dy: Any) -> Any:
+    """cosh(y) = x;  dx = dy / sqrt((x - 1) (x + 1))."""
+    return k.mul(dy, k.rsqrt(k.add(k.mul(k.sub(x, 1), k.add(x, 1)), 0)))  # + 0, because -0 has the root -inf
+
+
+@of_x(lambda kernels, x: kernels.trigonometry.atanh(x))
+def Atanh(k: Any, x: Any, dy: Any) -> Any:
+    """tanh(y) = x;  dx = dy / ((1 - x) (1 + x))."""
+    return k.div(dy, k.mul(k.sub(1, x), k.add(x, 1)))
 
 
 class Atan2(Arithmetic):
@@ -98,47 +91,3 @@ class Atan2(Arithmetic):
         square = k.add(k.square(x), k.square(y))
         inverse = k.select(self.kernels.comparison.ne(square, 0), k.reciprocal(square))
         return k.mul(k.mul(dz, y), inverse), k.neg(k.mul(k.mul(dz, x), inverse))
-
-
-class Asinh(FloatFunction):
-    """sinh(y) = x;  dx = dy / sqrt(x^2 + 1)."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.asinh(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(dy, k.rsqrt(k.add(k.square(self.saved[0]), 1)))
-
-
-class Acosh(FloatFunction):
-    """cosh(y) = x;  dx = dy / sqrt((x - 1) (x + 1))."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.acosh(x)
-
-    def backward(self, dy: Any) -> Any:
-        (x,) = self.saved
-        k = self.kernels.elementwise
-        return k.mul(dy, k.rsqrt(k.add(k.mul(k.sub(x, 1), k.add(x, 1)), 0)))  # + 0, because -0 has the root -inf
-
-
-class Atanh(FloatFunction):
-    """tanh(y) = x;  dx = dy / ((1 - x) (1 + x))."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.atanh(x)
-
-    def backward(self, dy: Any) -> Any:
-        (x,) = self.saved
-        k = self.kernels.elementwise
-        return k.div(dy, k.mul(k.sub(1, x), k.add(x, 1)))

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad import cpu_kernels, plain_kernels
 
@@ -229,5 +230,4 @@ def test_draws_outside_of_their_range_are_refused(kernels):
     ):
         with pytest.raises(ValueError, match=error):
             run()
-    with pytest.raises(TypeError, match="int64"):
-        kernels.random.normal(1, "int64", 0, 0)
+    raises(TypeError, "int64", lambda: kernels.random.normal(1, "int64", 0, 0))

@@ -90,26 +90,6 @@ class NanToNum(Function):
 
 
 class Clamp(Function):
-    """y = min(max(x, low), high);  dx = dy where low <= x <= high."""
-
-    __slots__ = ("bounds",)
-    bounds: tuple[float | None, float | None]
-
-    def forward(self, x: Any, *, low: float | None, high: float | None) -> Any:
-        self.bounds = (low, high)
-        self.saved = (x,)
-        return self.kernels.elementwise.clamp(x, low, high)
-
-    def backward(self, dy: Any) -> Any:
-        (x,) = self.saved
-        low, high = self.bounds
-        select, c = self.kernels.elementwise.select, self.kernels.comparison
-        if low is not None:
-            dy = select(c.ge(x, low), dy)
-        return select(c.le(x, high), dy) if high is not None else dy
-
-
-class ClampTensor(Function):
     """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be a number, or None.
 
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
@@ -124,13 +104,14 @@ class ClampTensor(Function):
     def backward(self, dz: Any) -> Any:
         x, low, high = self.saved
         select, c = self.kernels.elementwise.select, self.kernels.comparison
-        dx = dlow = dhigh = dz
+        dx, dlow, dhigh = dz, None, None
         if low is not None:
             dx = select(c.ge(x, low), dx)
-            dlow = select(c.lt(x, low), dlow)
         if high is not None:
             dx = select(c.le(x, high), dx)
-            dhigh = select(c.gt(x, high) if low is None else c.logical_or(c.gt(x, high), c.gt(low, high)), dhigh)
-            if low is not None:
-                dlow = select(c.lt(low, high), dlow)
-        return dx, dlow if self.needs[1] else None, dhigh if self.needs[2] else None
+        if self.needs[1]:
+            dlow = select(c.lt(x, low), dz)
+            dlow = dlow if high is None else select(c.lt(low, high), dlow)
+        if self.needs[2]:
+            dhigh = select(c.gt(x, high) if low is None else c.logical_or(c.gt(x, high), c.gt(low, high)), dz)
+        return dx, dlow, dhigh

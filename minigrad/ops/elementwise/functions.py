@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ...autograd import Function
@@ -16,246 +17,135 @@ class FloatFunction(Function):
     floats = True
 
 
-class Reciprocal(FloatFunction):
+Expression = Callable[..., Any]  # of kernels and arrays
+
+
+def of_x(value: Expression, autocast: str | None = None) -> Callable[[Expression], type[FloatFunction]]:
+    """Makes dx = derivative(k, x, dy), of the elementwise kernels k, the class of y = value(kernels, x); it keeps x."""
+
+    def forward(self: FloatFunction, x: Any) -> Any:
+        self.saved = (x,)
+        return value(self.kernels, x)
+
+    return lambda derivative: _function(derivative, forward, autocast)
+
+
+def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], type[FloatFunction]]:
+    """The same for dx = derivative(k, y, dy); it keeps y."""
+
+    def forward(self: FloatFunction, x: Any) -> Any:
+        y = value(self.kernels, x)
+        self.saved = (y,)
+        return y
+
+    return lambda derivative: _function(derivative, forward, autocast)
+
+
+def _function(derivative: Expression, forward: Expression, autocast: str | None) -> type[FloatFunction]:
+    """The class, of the derivative's name, docstring and module."""
+
+    def backward(self: FloatFunction, dy: Any) -> Any:
+        return derivative(self.kernels.elementwise, self.saved[0], dy)
+
+    members = {"forward": forward, "backward": backward, "autocast": autocast, "__slots__": ()}
+    about = {"__doc__": derivative.__doc__, "__module__": derivative.__module__}
+    return type(derivative.__name__, (FloatFunction,), members | about)
+
+
+@of_y(lambda kernels, x: kernels.elementwise.reciprocal(x), autocast="float32")
+def Reciprocal(k: Any, y: Any, dy: Any) -> Any:
     """y = 1/x;  dx = -y^2 dy."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.reciprocal(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.neg(k.mul(dy, k.square(self.saved[0])))
+    return k.neg(k.mul(dy, k.square(y)))
 
 
-class Exp(FloatFunction):
+@of_y(lambda kernels, x: kernels.elementwise.exp(x), autocast="float32")
+def Exp(k: Any, y: Any, dy: Any) -> Any:
     """y = e^x;  dx = y dy."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.exp(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, self.saved[0])
+    return k.mul(dy, y)
 
 
-class Exp2(FloatFunction):
+@of_y(lambda kernels, x: kernels.elementwise.exp2(x))
+def Exp2(k: Any, y: Any, dy: Any) -> Any:
     """y = 2^x;  dx = log(2) y dy."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.exp2(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(k.mul(dy, self.saved[0]), math.log(2))
+    return k.mul(k.mul(dy, y), math.log(2))
 
 
-class Log(FloatFunction):
-    """y = log(x);  dx = dy / x."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.log(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.div(dy, self.saved[0])
-
-
-class Log2(FloatFunction):
-    """y = log(x) / log(2);  dx = dy / (x log(2))."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.log2(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.div(dy, k.mul(self.saved[0], math.log(2)))
-
-
-class Log10(FloatFunction):
-    """y = log(x) / log(10);  dx = dy / (x log(10))."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.log10(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.div(dy, k.mul(self.saved[0], math.log(10)))
-
-
-class Log1p(FloatFunction):
-    """y = log(1 + x), exact for small x;  dx = dy / (1 + x)."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.log1p(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.div(dy, k.add(self.saved[0], 1))
-
-
-class Expm1(FloatFunction):
+@of_y(lambda kernels, x: kernels.elementwise.expm1(x), autocast="float32")
+def Expm1(k: Any, y: Any, dy: Any) -> Any:
     """y = e^x - 1, exact for small x;  dx = (y + 1) dy."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.expm1(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(dy, k.add(self.saved[0], 1))
+    return k.mul(dy, k.add(y, 1))
 
 
-class Sqrt(FloatFunction):
+@of_x(lambda kernels, x: kernels.elementwise.log(x), autocast="float32")
+def Log(k: Any, x: Any, dy: Any) -> Any:
+    """y = log(x);  dx = dy / x."""
+    return k.div(dy, x)
+
+
+@of_x(lambda kernels, x: kernels.elementwise.log2(x), autocast="float32")
+def Log2(k: Any, x: Any, dy: Any) -> Any:
+    """y = log(x) / log(2);  dx = dy / (x log(2))."""
+    return k.div(dy, k.mul(x, math.log(2)))
+
+
+@of_x(lambda kernels, x: kernels.elementwise.log10(x), autocast="float32")
+def Log10(k: Any, x: Any, dy: Any) -> Any:
+    """y = log(x) / log(10);  dx = dy / (x log(10))."""
+    return k.div(dy, k.mul(x, math.log(10)))
+
+
+@of_x(lambda kernels, x: kernels.elementwise.log1p(x), autocast="float32")
+def Log1p(k: Any, x: Any, dy: Any) -> Any:
+    """y = log(1 + x), exact for small x;  dx = dy / (1 + x)."""
+    return k.div(dy, k.add(x, 1))
+
+
+@of_y(lambda kernels, x: kernels.elementwise.sqrt(x))
+def Sqrt(k: Any, y: Any, dy: Any) -> Any:
     """y = sqrt(x);  dx = dy / (2 y)."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.sqrt(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.div(dy, k.mul(self.saved[0], 2))
+    return k.div(dy, k.mul(y, 2))
 
 
-class Rsqrt(FloatFunction):
+@of_y(lambda kernels, x: kernels.elementwise.rsqrt(x), autocast="float32")
+def Rsqrt(k: Any, y: Any, dy: Any) -> Any:
     """y = 1 / sqrt(x);  dx = -y^3 dy / 2."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.rsqrt(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        (y,) = self.saved
-        k = self.kernels.elementwise
-        return k.mul(k.mul(dy, k.mul(k.square(y), y)), -0.5)
+    return k.mul(k.mul(dy, k.mul(k.square(y), y)), -0.5)
 
 
-class Sin(FloatFunction):
+@of_x(lambda kernels, x: kernels.elementwise.sin(x))
+def Sin(k: Any, x: Any, dy: Any) -> Any:
     """y = sin(x);  dx = cos(x) dy."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.sin(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(dy, k.cos(self.saved[0]))
+    return k.mul(dy, k.cos(x))
 
 
-class Cos(FloatFunction):
+@of_x(lambda kernels, x: kernels.elementwise.cos(x))
+def Cos(k: Any, x: Any, dy: Any) -> Any:
     """y = cos(x);  dx = -sin(x) dy."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.cos(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.neg(k.mul(dy, k.sin(self.saved[0])))
+    return k.neg(k.mul(dy, k.sin(x)))
 
 
-class Tan(FloatFunction):
+@of_y(lambda kernels, x: kernels.elementwise.tan(x), autocast="float32")
+def Tan(k: Any, y: Any, dy: Any) -> Any:
     """y = tan(x);  dx = (1 + y^2) dy."""
-
-    __slots__ = ()
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.tan(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(dy, k.add(k.square(self.saved[0]), 1))
+    return k.mul(dy, k.add(k.square(y), 1))
 
 
-class Erf(FloatFunction):
+@of_x(lambda kernels, x: kernels.elementwise.erf(x))
+def Erf(k: Any, x: Any, dy: Any) -> Any:
     """y = 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x;  dx = 2 / sqrt(pi) e^(-x^2) dy."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.erf(x)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(dy, k.mul(k.exp(k.neg(k.square(self.saved[0]))), 2 / math.sqrt(math.pi)))
+    return k.mul(dy, k.mul(k.exp(k.neg(k.square(x))), 2 / math.sqrt(math.pi)))
 
 
-class Tanh(FloatFunction):
+@of_y(lambda kernels, x: kernels.elementwise.tanh(x))
+def Tanh(k: Any, y: Any, dy: Any) -> Any:
     """y = tanh(x);  dx = (1 - y^2) dy."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.tanh(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(dy, k.sub(1, k.square(self.saved[0])))
+    return k.mul(dy, k.sub(1, k.square(y)))
 
 
-class Sigmoid(FloatFunction):
+@of_y(lambda kernels, x: kernels.elementwise.sigmoid(x))
+def Sigmoid(k: Any, y: Any, dy: Any) -> Any:
     """y = 1 / (1 + e^-x);  dx = y (1 - y) dy."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.sigmoid(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        (y,) = self.saved
-        k = self.kernels.elementwise
-        return k.mul(dy, k.mul(y, k.sub(1, y)))
+    return k.mul(dy, k.mul(y, k.sub(1, y)))
 
 
 class Silu(FloatFunction):
@@ -301,50 +191,19 @@ class StepFunction(Function):
         return zeros_like(self.kernels, dy)
 
 
-class Sign(StepFunction):
-    """y = -1, 0 or 1, the sign of x;  dx = 0."""
+def _step(name: str, formula: str, value: Expression) -> type[StepFunction]:
+    """The class of y = value(k, x), of the elementwise kernels k."""
 
-    __slots__ = ()
+    def forward(self: StepFunction, x: Any) -> Any:
+        refuse_bool(name.lower(), x)
+        return value(self.kernels.elementwise, x)
 
-    def forward(self, x: Any) -> Any:
-        return self.kernels.elementwise.sign(x)
-
-
-class Floor(StepFunction):
-    """y = the largest integer <= x;  dx = 0."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        refuse_bool("floor", x)
-        return self.kernels.elementwise.floor(x)
+    members = {"__doc__": f"{formula}  dx = 0.", "__module__": __name__, "__slots__": (), "forward": forward}
+    return type(name, (StepFunction,), members)
 
 
-class Ceil(StepFunction):
-    """y = the smallest integer >= x;  dx = 0."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        refuse_bool("ceil", x)
-        return self.kernels.elementwise.ceil(x)
-
-
-class Round(StepFunction):
-    """y = the nearest integer, halves to even;  dx = 0."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        refuse_bool("round", x)
-        return self.kernels.elementwise.round(x)
-
-
-class Trunc(StepFunction):
-    """y = x without its fraction;  dx = 0."""
-
-    __slots__ = ()
-
-    def forward(self, x: Any) -> Any:
-        refuse_bool("trunc", x)
-        return self.kernels.elementwise.trunc(x)
+Sign = _step("Sign", "y = -1, 0 or 1, the sign of x;", lambda k, x: k.sign(x))
+Floor = _step("Floor", "y = the largest integer <= x;", lambda k, x: k.floor(x))
+Ceil = _step("Ceil", "y = the smallest integer >= x;", lambda k, x: k.ceil(x))
+Round = _step("Round", "y = the nearest integer, halves to even;", lambda k, x: k.round(x))
+Trunc = _step("Trunc", "y = x without its fraction;", lambda k, x: k.trunc(x))
