@@ -23,10 +23,9 @@ from .elementwise import elementwise
 from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import NO_BIAS
 from .reduce import reduce
-from .toolbox import threads
 from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
 from .toolbox.register_tile import TILE_BYTES
-from .toolbox.task_pool import call_at, step_of, task_kernel
+from .toolbox.threads import call_at, get_num_threads, step_of, task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 _fused_rows = cross_entropy._fused_rows
@@ -121,7 +120,7 @@ def _in_two_steps(
     ``of_loss`` is the gradient of each row's loss.
     """
     (N, C), M, dtype = x.shape, len(weight), x.dtype
-    count = threads.get_num_threads()
+    count = get_num_threads()
     if N * M * C * 3 < PARALLEL_WORK or N // count <= THIN_ROWS:
         count = 1
     grid = _PAIRS[1] if count == 1 else grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)

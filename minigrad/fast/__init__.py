@@ -9,9 +9,7 @@ from ..models.llama import LlamaBlock
 from ..plans import PLANS
 from .add_norm import AddNorm, AddNormAcrossBlocks
 from .decode import Decode
-from .embeddings import Embeddings
-from .sums import FusedFeedForward, SumsInProducts
-from .whole_block import WholeBlock
+from .gpt2 import Embeddings, FusedFeedForward, SumsInProducts, WholeBlock
 
 PLANS.update(
     {

@@ -16,7 +16,7 @@ from refusals import raises
 import minigrad as mg
 from minigrad import nn
 from minigrad.cpu_kernels.stages import transformer_block as kernel
-from minigrad.fast.whole_block import TransformerBlock
+from minigrad.fast.gpt2 import TransformerBlock
 
 from harness import torch  # isort: skip
 

@@ -32,12 +32,12 @@ import numpy as np
 from .. import attention, layer_norm, linear
 from ..linear import _PAIRS, _product_rows, _weight_gradient
 from ..matmul import FLOATS, NO_BIAS
-from ..toolbox import bfloat16_product, threads
+from ..toolbox import bfloat16_product
 from ..toolbox.jit import inline, kernel
 from ..toolbox.product_epilogue import ADD
 from ..toolbox.product_loops import THIN_ROWS, grid_of
 from ..toolbox.register_tile import TILE_BYTES
-from ..toolbox.task_pool import call_at, step_of, task_kernel
+from ..toolbox.threads import call_at, get_num_threads, step_of, task_kernel
 
 _norm, _norm_gradient, _add_chunks = layer_norm._forward_rows, layer_norm._backward_rows, layer_norm._add_chunks
 _attend, _attend_gradient = attention._forward.kernel, attention._backward.kernel
@@ -278,7 +278,7 @@ def reasons(x: np.ndarray, weights: Sequence[Any], heads: int) -> Iterator[str]:
         yield "x is not a contiguous (B, T, C)"
         return
     (B, T, C), inner = x.shape, w.shape[0]
-    if why := _why_not(B, T, C, heads, inner, threads.get_num_threads()):
+    if why := _why_not(B, T, C, heads, inner, get_num_threads()):
         yield why
     shapes = (C,), (C,), (3 * C, C), (3 * C,), (C, C), (C,), (C,), (C,), (inner, C), (inner,), (C, inner), (C,)
     for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True)):
@@ -344,7 +344,7 @@ def forward(
     (B, T, C), dtype = x.shape, x.dtype
     norm_1, bias_1, wqkv, bqkv, wo, bo, norm_2, bias_2, w, b, v, c = weights
     heads, eps, causal, approximate, scale = options
-    N, inner, count = B * T, w.shape[0], min(B, threads.get_num_threads())
+    N, inner, count = B * T, w.shape[0], min(B, get_num_threads())
     chunk = min(-(-CHUNK_ROWS // T), -(-B // count))
     places = B if keep else count * chunk
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
@@ -379,7 +379,7 @@ def backward(
     (B, T, C), dtype, empty = x.shape, x.dtype, np.empty
     heads, _, causal, approximate, scale = options
     N, inner = B * T, len(weights[4])
-    plan = _plan(B, T, C, inner, dtype.itemsize, min(B, threads.get_num_threads()))
+    plan = _plan(B, T, C, inner, dtype.itemsize, min(B, get_num_threads()))
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     dy = (dy if dy.flags.carray else np.array(dy, order="C")).reshape(N, C)
     _, _, _, of_wqkv, of_bqkv, of_wo, of_bo, _, _, of_w, of_b, of_v, of_c = needs

@@ -47,7 +47,7 @@ from .register_tile import (
     round_up,
     transpose_registers,
 )
-from .task_pool import task_kernel
+from .threads import task_kernel
 
 AVAILABLE = VECTOR_BYTES == 64 and cpu_has("avx512bf16")
 LANES = 16  # pairs in a vector
@@ -258,9 +258,7 @@ def multiply_cells(
             advance(pointer(y), batch * rows * columns + i * y_row + j), y_row,
             height, width, depth, pointer(packed_a), pointer(packed_b), pointer(small),
         )  # fmt: skip
-    keep_alive(small)
-    keep_alive(packed_a)
-    keep_alive(packed_b)
+    keep_alive((small, packed_a, packed_b))
 
 
 # ---------------------------------------------------------------- the choice

@@ -150,13 +150,13 @@ def aligned_empty(count: int, like: np.ndarray) -> np.ndarray:
 
 
 @intrinsic
-def keep_alive(_: Any, array: Any) -> Any:
-    """Use ``array`` once more: Numba frees an array after its last use, and does not see the uses of its pointers."""
+def keep_alive(_: Any, arrays: Any) -> Any:
+    """Use a tuple of arrays once more: Numba frees an array after its last use, and does not see those of pointers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.get_dummy_value()
 
-    return types.void(array), generate
+    return types.void(arrays), generate
 
 
 @intrinsic

@@ -117,17 +117,13 @@ def _maxnum(typing_context: Any, a: Any, b: Any) -> Any:
 maxnum: Any = intrinsic(_maxnum)
 
 
-def _by_precision(float32: Callable[..., Any], float64: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The overload resolver that picks an implementation by the type of the one argument ``x``."""
+def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any] | None = None) -> None:
+    """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the argument x; ``fn`` itself without."""
 
     def choose(x: Any) -> Callable[..., Any] | None:
-        if x == types.float32:
-            return float32
-        if x == types.float64:
-            return float64
-        return None
+        return {types.float32: float32, types.float64: float64 or fn}.get(x)
 
-    return choose
+    overload(fn, jit_options=_OPTIONS)(choose)
 
 
 def exp_fast(x: float) -> float:
@@ -150,7 +146,7 @@ def _exp_float64(x: Any) -> Any:
     return math.exp(x)
 
 
-overload(exp_fast, jit_options=_OPTIONS)(_by_precision(_exp_float32, _exp_float64))
+_in_kernels(exp_fast, _exp_float32, _exp_float64)
 
 
 def exp_nonpositive(x: float) -> float:
@@ -167,7 +163,7 @@ def _exp_nonpositive_float32(x: Any) -> Any:
     return p * _power_of_two(rounded)
 
 
-overload(exp_nonpositive, jit_options=_OPTIONS)(_by_precision(_exp_nonpositive_float32, _exp_float64))
+_in_kernels(exp_nonpositive, _exp_nonpositive_float32, _exp_float64)
 
 
 def exp2_fast(x: float) -> float:
@@ -188,7 +184,7 @@ def _exp2_float64(x: Any) -> Any:
     return np.exp2(x)
 
 
-overload(exp2_fast, jit_options=_OPTIONS)(_by_precision(_exp2_float32, _exp2_float64))
+_in_kernels(exp2_fast, _exp2_float32, _exp2_float64)
 
 
 def sigmoid_fast(x: float) -> float:
@@ -204,7 +200,7 @@ def _sigmoid_float64(x: Any) -> Any:
     return 1.0 / (1.0 + math.exp(-x))
 
 
-overload(sigmoid_fast, jit_options=_OPTIONS)(_by_precision(_sigmoid_float32, _sigmoid_float64))
+_in_kernels(sigmoid_fast, _sigmoid_float32, _sigmoid_float64)
 
 
 def tanh_fast(x: float) -> float:
@@ -228,11 +224,7 @@ def _tanh_float32(x: Any) -> Any:
     return near_zero if magnitude < TANH_SMALL else tail
 
 
-def _tanh_float64(x: Any) -> Any:
-    return math.tanh(x)
-
-
-overload(tanh_fast, jit_options=_OPTIONS)(_by_precision(_tanh_float32, _tanh_float64))
+_in_kernels(tanh_fast, _tanh_float32)
 
 
 def erf_fast(x: float) -> float:
@@ -264,11 +256,7 @@ def _erf_float32(x: Any) -> Any:
     return near_zero if magnitude < ONE else tail
 
 
-def _erf_float64(x: Any) -> Any:
-    return math.erf(x)
-
-
-overload(erf_fast, jit_options=_OPTIONS)(_by_precision(_erf_float32, _erf_float64))
+_in_kernels(erf_fast, _erf_float32)
 
 
 def normal_cdf(x: float, gaussian: float) -> float:
