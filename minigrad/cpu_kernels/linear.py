@@ -131,8 +131,12 @@ PRODUCTS = StageKernel(
 
 
 @inline
-def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, epilogue, none, no_bias, pairs):
-    """y = a @ b or a @ b^T with bias and epilogue, as one task."""
+def _product_rows(products, a, b, transposed, bias, has_bias, y, other, extra, epilogue):
+    """y = a @ b or a @ b^T with bias and epilogue, as one task.
+
+    ``products``: the address of `_products`, an empty matrix and vector for what it is not given, and `_PAIRS`.
+    """
+    address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
         (0, 1, a, b, transposed, bias, has_bias, y, other, extra, epilogue, pairs[1], none, none, no_bias, False, False,
@@ -141,8 +145,9 @@ def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, ep
 
 
 @inline
-def _weight_gradient(address, task, tasks, dy, x, dweight, dbias, has_bias, longest, grid, none, no_bias, pairs):
+def _weight_gradient(products, task, tasks, dy, x, dweight, dbias, has_bias, longest, grid):
     """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
+    address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
         (task, tasks, dy, none, False, no_bias, False, none, none, none, 0, pairs[0], x, dweight, dbias, has_bias,

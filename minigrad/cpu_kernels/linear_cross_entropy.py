@@ -37,21 +37,20 @@ def _steps(
     none, no_bias, no_weights, pairs,
 ):  # fmt: skip
     product, fused = addresses
+    products = product, none, no_bias, pairs
     step, task = step_of(task)
     failed, N = 0, x.shape[0]
     if step == 0:
         r, t = task * N // tasks, (task + 1) * N // tasks
         z = dlogits[r:t]
-        failed += _product_rows(product, x[r:t], weight, True, no_bias, False, z, z, z, 0, none, no_bias, pairs)
+        failed += _product_rows(products, x[r:t], weight, True, no_bias, False, z, z, z, 0)
         failed += call_at(
             fused, _fused_rows, (dlosses[r:t], z, targets[r:t], ignore_index, 0.0, no_weights, losses[r:t], lse[r:t])
         )
         rows = dx[r:t]
-        failed += _product_rows(product, z, weight, False, no_bias, False, rows, rows, rows, 0, none, no_bias, pairs)
+        failed += _product_rows(products, z, weight, False, no_bias, False, rows, rows, rows, 0)
     else:
-        failed += _weight_gradient(
-            product, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid, none, no_bias, pairs
-        )
+        failed += _weight_gradient(products, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid)
     if failed:
         raise MemoryError("no memory for the kernel's workspace")
 
