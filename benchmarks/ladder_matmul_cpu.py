@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from minigrad.cpu_kernels.toolbox.jit import kernel, parallel_kernel
+from minigrad.cpu_kernels.toolbox.jit import kernel
 from minigrad.cpu_kernels.toolbox.register_tile import (
     TILE_BYTES,
     TILE_ROWS,
@@ -37,6 +37,7 @@ from minigrad.cpu_kernels.toolbox.register_tile import (
     pointer,
     tile_columns,
 )
+from minigrad.cpu_kernels.toolbox.threads import parallel_kernel
 
 DEPTH, COLUMNS = 512, 256  # of the block of b that stays in L2: 512 KiB
 ROWS = 8 * TILE_ROWS  # of y, in each task of the last step
@@ -119,7 +120,7 @@ def tile(a, b, y):
                     y_tile = advance(pointer(y), i * columns + j + s)
                     strip = advance(pointer(strips), s * depth)
                     multiply_tile(depth, a_rows, inner, 1, strip, y_tile, columns, y_tile, columns)
-    keep_alive(strips)
+    keep_alive((strips,))
 
 
 @parallel_kernel

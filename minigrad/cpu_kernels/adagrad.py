@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
-from .toolbox.task_pool import task_kernel
+from .toolbox.threads import task_kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from .elementwise import elementwise
 from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
-from .toolbox.task_pool import task_kernel
+from .toolbox.threads import task_kernel
 
 __all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
 

@@ -29,7 +29,6 @@ from numba.core import types
 
 from ..plain_kernels import attention as plain
 from .random import fill_dropout
-from .toolbox import threads
 from .toolbox.jit import inline, kernel
 from .toolbox.register_tile import (
     CACHE_LINE,
@@ -50,7 +49,7 @@ from .toolbox.register_tile import (
     tile_columns,
     whole_vectors,
 )
-from .toolbox.task_pool import StageKernel, task_kernel
+from .toolbox.threads import StageKernel, get_num_threads, task_kernel
 from .toolbox.vector_math import exp_nonpositive
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
@@ -276,12 +275,7 @@ def _forward(
                             row_sums = advance(pointer(sums), (e - i_block) * width)
                             for c in range(D):
                                 y[c] = row_sums[c] * inverse
-    keep_alive(k_panels)
-    keep_alive(v_panels)
-    keep_alive(scores)
-    keep_alive(sums)
-    keep_alive(last)
-    keep_alive(zeros)
+    keep_alive((k_panels, v_panels, scores, sums, last, zeros))
 
 
 @task_kernel
@@ -426,19 +420,8 @@ def _backward(
         dv_sums[summed * width :] = 0
         _write_rows(Tk, pointer(dk_sums), width, D, real_scale, dk_rows, dk_row_step)
         _write_rows(Tk, pointer(dv_sums), width, D, one, dv_rows, dk_row_step)
-    keep_alive(kt_panels)
-    keep_alive(vt_panels)
-    keep_alive(k_panels)
-    keep_alive(q_panels)
-    keep_alive(dy_panels)
-    keep_alive(p)
-    keep_alive(ds)
-    keep_alive(dq_sums)
-    keep_alive(dk_sums)
-    keep_alive(dv_sums)
-    keep_alive(last_q)
-    keep_alive(last_dy)
-    keep_alive(zeros)
+    keep_alive((kt_panels, vt_panels, k_panels, q_panels, dy_panels, last_q, last_dy))
+    keep_alive((p, ds, dq_sums, dk_sums, dv_sums, zeros))
 
 
 # ---------------------------------------------------------------- launchers
@@ -511,7 +494,7 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tu
             causal, *_ = options
             lse[...] = np.log(np.minimum(np.arange(Tq) + 1, Tk) if causal else Tk)
         return out.swapaxes(1, 2), lse
-    thread_count = threads.get_num_threads()
+    thread_count = get_num_threads()
     units = Hq // H * -(-Tq // QUERY_BLOCK)
     splits = max(1, min(units, FORWARD_CELLS * thread_count // (B * H)))
     (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
@@ -597,6 +580,6 @@ def _launch_backward(
     (q, q_strides), (k, k_strides), (v, v_strides) = operands
     (dy, dy_strides), (out, out_strides) = _operand(dy), _operand(out)
     _backward.launch(
-        q.dtype, min(threads.get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
+        q.dtype, min(get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
         dy_strides, q_strides, k_strides, v_strides, out_strides, sizes, *row_steps, *options,
     )  # fmt: skip

@@ -25,8 +25,7 @@ from .embedding import _within
 from .softmax import SUM_BLOCK, row_max
 from .toolbox.jit import kernel
 from .toolbox.register_tile import whole_vectors
-from .toolbox.task_pool import StageKernel, call_at, task_kernel
-from .toolbox.threads import get_num_threads, tasks_of_rows
+from .toolbox.threads import StageKernel, call_at, get_num_threads, task_kernel, tasks_of_rows
 from .toolbox.vector_math import exp_nonpositive
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task

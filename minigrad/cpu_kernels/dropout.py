@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .random import CHUNK, fill_dropout, state
-from .toolbox.task_pool import task_kernel, tasks_of
+from .toolbox.threads import task_kernel, tasks_of
 
 
 @task_kernel

@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..plain_kernels.arrays import is_half
-from .toolbox import threads
 from .toolbox.jit import kernel
-from .toolbox.task_pool import task_kernel, tasks_of
+from .toolbox.threads import get_num_threads, task_kernel, tasks_of, tasks_of_rows
 
 TASK_ELEMENTS = 16384  # forward: rows of about this many elements are one task
 COLUMNS = 16  # backward: columns are split at multiples of this, one cache line of float32
@@ -25,6 +24,15 @@ def _gather(task, tasks, weight, indices, y):
         source, target = weight[indices[i]], y[i]
         for j in range(source.shape[0]):
             target[j] = source[j]
+
+
+@task_kernel
+def _gather_and_add(task, tasks, weight, indices, positions, y):
+    n = indices.shape[0]
+    for i in range(task * n // tasks, (task + 1) * n // tasks):
+        source, place, target = weight[indices[i]], positions[i % positions.shape[0]], y[i]
+        for j in range(source.shape[0]):
+            target[j] = source[j] + place[j]
 
 
 @task_kernel
@@ -68,8 +76,22 @@ def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
     y = np.empty((*indices.shape, C), weight.dtype)
     flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(indices.size, C)
     weight = np.ascontiguousarray(weight)
-    _gather.launch(weight.dtype, threads.tasks_of_rows(indices.size, C, TASK_ELEMENTS), weight, flat, rows_y)
+    _gather.launch(weight.dtype, tasks_of_rows(indices.size, C, TASK_ELEMENTS), weight, flat, rows_y)
     return y.view(dtype) if C else y
+
+
+def forward_at_positions(weight: np.ndarray, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """weight (V, C) and positions (T, C) of float32 or float64, indices (B, T) int64 (checked) -> (B, T, C):
+    y[b, t] = weight[indices[b, t]] + positions[t]. The gradient of positions is a sum over b.
+    """
+    (B, T), C = indices.shape, weight.shape[1]
+    y = np.empty((B, T, C), weight.dtype)
+    weight, positions = np.ascontiguousarray(weight), np.ascontiguousarray(positions)
+    flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(B * T, C)
+    _gather_and_add.launch(
+        (weight.dtype, positions.dtype), tasks_of_rows(B * T, C, TASK_ELEMENTS), weight, flat, positions, rows_y
+    )
+    return y
 
 
 def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:
@@ -90,6 +112,6 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
         return
     C = dweight.shape[1]
     flat, rows_dy = np.ascontiguousarray(indices).reshape(-1), np.ascontiguousarray(dy).reshape(indices.size, C)
-    share = C if dy.size <= TASK_ELEMENTS else -(-C // threads.get_num_threads())
+    share = C if dy.size <= TASK_ELEMENTS else -(-C // get_num_threads())
     columns = max(-(-share // COLUMNS), 1) * COLUMNS
     _scatter_add.launch((dy.dtype, dweight.dtype), tasks_of(C, columns), rows_dy, flat, dweight, columns)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE, NORMAL_DENSITY
-from .toolbox.task_pool import TaskKernel, task_kernel, tasks_of
+from .toolbox.threads import TaskKernel, task_kernel, tasks_of
 from .toolbox.vector_math import GELU_EXPONENT, exp2_fast, exp_nonpositive, normal_cdf
 
 CHUNK = 16384  # elements of one task

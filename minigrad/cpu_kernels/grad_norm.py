@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .toolbox.jit import kernel
-from .toolbox.pointers import addresses_of, elements_at
-from .toolbox.task_pool import TaskKernel, task_kernel
+from .toolbox.multi_tensor import addresses_of, elements_at
+from .toolbox.threads import TaskKernel, task_kernel
 
 CHUNK = 32768  # elements of one partial sum
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from .toolbox.jit import inline, kernel
 from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
-from .toolbox.task_pool import task_kernel
+from .toolbox.threads import task_kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 

@@ -19,10 +19,9 @@ import math
 import numpy as np
 from numba.core import types
 
-from .toolbox import threads
 from .toolbox.jit import kernel
 from .toolbox.register_tile import whole_vectors
-from .toolbox.task_pool import StageKernel, call_at, task_kernel
+from .toolbox.threads import StageKernel, call_at, get_num_threads, task_kernel
 
 TASK_ELEMENTS = 16384  # fewer are one task
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sums of dweight and dbias
@@ -137,7 +136,7 @@ def forward(
     if x.size <= TASK_ELEMENTS:
         _forward_rows(x, weight, bias, float(eps), y, mean, rstd)
     else:
-        tasks = min(N, threads.get_num_threads())
+        tasks = min(N, get_num_threads())
         _forward.launch(dtype, tasks, FORWARD_ROWS.address(dtype), x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
@@ -155,7 +154,7 @@ def backward(
         return dx, dweight, dbias
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     partial = empty((2, -(-N // rows), C), dtype)
-    tasks = 1 if x.size <= TASK_ELEMENTS else threads.get_num_threads()
+    tasks = 1 if x.size <= TASK_ELEMENTS else get_num_threads()
     _backward.launch(
         dtype, tasks, GRADIENT_ROWS.address(dtype), dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
     )

@@ -21,7 +21,7 @@ from numba.core import types
 from . import gelu
 from .matmul import FLOATS, NO_BIAS, matmul
 from .reduce import reduce
-from .toolbox import bfloat16_product, threads
+from .toolbox import bfloat16_product
 from .toolbox.jit import inline
 from .toolbox.product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
 from .toolbox.product_loops import (
@@ -48,7 +48,7 @@ from .toolbox.register_tile import (
     round_up,
     tile_columns,
 )
-from .toolbox.task_pool import StageKernel, call_at, task_kernel
+from .toolbox.threads import StageKernel, call_at, get_num_threads, task_kernel
 
 HALVED_ROWS = 128  # with fewer the tiles' results are as many as their terms
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
@@ -113,9 +113,7 @@ def _products(
                     accumulate and product == 1, finish, other_cell, extra_cell,
                     advance(pointer(sums), i if with_sums else 0), with_sums and column_part == 0,
                 )  # fmt: skip
-    keep_alive(small)
-    keep_alive(packed_a)
-    keep_alive(packed_b)
+    keep_alive((small, packed_a, packed_b))
 
 
 # Within other kernels, at the ``address`` of this one.
@@ -133,8 +131,12 @@ PRODUCTS = StageKernel(
 
 
 @inline
-def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, epilogue, none, no_bias, pairs):
-    """y = a @ b or a @ b^T with bias and epilogue, as one task."""
+def _product_rows(products, a, b, transposed, bias, has_bias, y, other, extra, epilogue):
+    """y = a @ b or a @ b^T with bias and epilogue, as one task.
+
+    ``products``: the address of `_products`, an empty matrix and vector for what it is not given, and `_PAIRS`.
+    """
+    address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
         (0, 1, a, b, transposed, bias, has_bias, y, other, extra, epilogue, pairs[1], none, none, no_bias, False, False,
@@ -143,8 +145,9 @@ def _product_rows(address, a, b, transposed, bias, has_bias, y, other, extra, ep
 
 
 @inline
-def _weight_gradient(address, task, tasks, dy, x, dweight, dbias, has_bias, longest, grid, none, no_bias, pairs):
+def _weight_gradient(products, task, tasks, dy, x, dweight, dbias, has_bias, longest, grid):
     """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
+    address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
         (task, tasks, dy, none, False, no_bias, False, none, none, none, 0, pairs[0], x, dweight, dbias, has_bias,
@@ -173,7 +176,7 @@ def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> 
     """The grid of a product and the number of tasks, if ``work`` multiply-adds are to be done in one launch."""
     if work < (PARALLEL_WORK_THIN if rows <= THIN_ROWS else PARALLEL_WORK):
         return (1, 1), 1
-    count = threads.get_num_threads()
+    count = get_num_threads()
     return grid_of(1, rows, columns, TILE_BYTES // itemsize, count), count
 
 

@@ -23,10 +23,9 @@ from .elementwise import elementwise
 from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import NO_BIAS
 from .reduce import reduce
-from .toolbox import threads
 from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
 from .toolbox.register_tile import TILE_BYTES
-from .toolbox.task_pool import call_at, step_of, task_kernel
+from .toolbox.threads import call_at, get_num_threads, step_of, task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 _fused_rows = cross_entropy._fused_rows
@@ -38,21 +37,20 @@ def _steps(
     none, no_bias, no_weights, pairs,
 ):  # fmt: skip
     product, fused = addresses
+    products = product, none, no_bias, pairs
     step, task = step_of(task)
     failed, N = 0, x.shape[0]
     if step == 0:
         r, t = task * N // tasks, (task + 1) * N // tasks
         z = dlogits[r:t]
-        failed += _product_rows(product, x[r:t], weight, True, no_bias, False, z, z, z, 0, none, no_bias, pairs)
+        failed += _product_rows(products, x[r:t], weight, True, no_bias, False, z, z, z, 0)
         failed += call_at(
             fused, _fused_rows, (dlosses[r:t], z, targets[r:t], ignore_index, 0.0, no_weights, losses[r:t], lse[r:t])
         )
         rows = dx[r:t]
-        failed += _product_rows(product, z, weight, False, no_bias, False, rows, rows, rows, 0, none, no_bias, pairs)
+        failed += _product_rows(products, z, weight, False, no_bias, False, rows, rows, rows, 0)
     else:
-        failed += _weight_gradient(
-            product, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid, none, no_bias, pairs
-        )
+        failed += _weight_gradient(products, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid)
     if failed:
         raise MemoryError("no memory for the kernel's workspace")
 
@@ -121,7 +119,7 @@ def _in_two_steps(
     ``of_loss`` is the gradient of each row's loss.
     """
     (N, C), M, dtype = x.shape, len(weight), x.dtype
-    count = threads.get_num_threads()
+    count = get_num_threads()
     if N * M * C * 3 < PARALLEL_WORK or N // count <= THIN_ROWS:
         count = 1
     grid = _PAIRS[1] if count == 1 else grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)

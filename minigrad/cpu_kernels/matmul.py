@@ -12,7 +12,7 @@ import numpy as np
 
 from ..plain_kernels import matmul as plain
 from ..plain_kernels.transformer import check_shapes
-from .toolbox import bfloat16_product, threads
+from .toolbox import bfloat16_product
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
@@ -38,7 +38,7 @@ from .toolbox.register_tile import (
     round_up,
     tile_columns,
 )
-from .toolbox.task_pool import task_kernel
+from .toolbox.threads import get_num_threads, task_kernel
 
 
 @task_kernel
@@ -80,9 +80,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
                 a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row,
                 height, width, depth, longest, packed_a, packed_b, small, False, 0, y_cell, y_cell, y_cell, False,
             )  # fmt: skip
-    keep_alive(small)
-    keep_alive(packed_a)
-    keep_alive(packed_b)
+    keep_alive((small, packed_a, packed_b))
 
 
 # ---------------------------------------------------------------- launchers
@@ -154,7 +152,7 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype.char]
     grid, tasks = (1, 1), 1
     if batch * rows * columns * depth >= (PARALLEL_WORK_THIN if thin else PARALLEL_WORK):
-        thread_count = threads.get_num_threads()
+        thread_count = get_num_threads()
         grid = grid_of(batch, rows, columns, TILE_BYTES // item, thread_count)
         tasks = min(thread_count, batch * grid[0] * grid[1])
     arguments = (

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..plain_kernels import random as plain
 from .toolbox.jit import OPTIONS, kernel
-from .toolbox.task_pool import TaskKernel, task_kernel, tasks_of
+from .toolbox.threads import TaskKernel, task_kernel, tasks_of
 
 CHUNK = 16384  # elements of one task; a multiple of 4, so that tasks start on blocks
 

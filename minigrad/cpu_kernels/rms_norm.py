@@ -16,8 +16,7 @@ import math
 
 import numpy as np
 
-from .toolbox import threads
-from .toolbox.task_pool import task_kernel
+from .toolbox.threads import get_num_threads, task_kernel
 
 TASK_ELEMENTS = 16384  # less is not worth another thread
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sum of dweight
@@ -65,7 +64,7 @@ def _backward(task, tasks, dy, x, weight, rstd, dx, partial_dweight, rows):
 def forward(x: np.ndarray, weight: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
     y, rstd = np.empty(x.shape, x.dtype), np.empty(x.shape[0], x.dtype)
-    tasks = threads.get_num_threads() if x.size > TASK_ELEMENTS else 1
+    tasks = get_num_threads() if x.size > TASK_ELEMENTS else 1
     _forward.launch(x.dtype, tasks, np.ascontiguousarray(x), np.ascontiguousarray(weight), float(eps), y, rstd)
     return y, rstd
 
@@ -75,7 +74,7 @@ def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray
     N, C = x.shape
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     dx, partial = np.empty((N, C), x.dtype), np.empty((-(-N // rows), C), x.dtype)
-    tasks = min(threads.get_num_threads(), len(partial)) if x.size > TASK_ELEMENTS else 1
+    tasks = min(get_num_threads(), len(partial)) if x.size > TASK_ELEMENTS else 1
     dy, x, weight = (np.ascontiguousarray(a) for a in (dy, x, weight))
     _backward.launch(x.dtype, tasks, dy, x, weight, rstd, dx, partial, rows)
     return dx, partial.sum(axis=0)  # rows are added in order: NumPy's pairwise order is for the last axis

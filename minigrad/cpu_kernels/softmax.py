@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from .toolbox import threads
 from .toolbox.jit import kernel
 from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
-from .toolbox.task_pool import TaskKernel, task_kernel
+from .toolbox.threads import TaskKernel, get_num_threads, task_kernel, tasks_of_rows
 from .toolbox.vector_math import exp_nonpositive, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
@@ -168,10 +167,10 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
     arrays = [np.ascontiguousarray(x).reshape(-1, C, inner) for x in (*inputs, out)]
     key = tuple(x.dtype for x in arrays)
     if inner > 1:
-        columns.launch(key, threads.get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
+        columns.launch(key, get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
         return out
     N = out.size // C
-    rows.launch(key, threads.tasks_of_rows(N, C, TASK_ELEMENTS), *[x.reshape(N, C) for x in arrays], log)
+    rows.launch(key, tasks_of_rows(N, C, TASK_ELEMENTS), *[x.reshape(N, C) for x in arrays], log)
     return out
 
 

@@ -10,9 +10,7 @@ from ..modes import FAST_IS_OFF
 from ..plans import PLANS
 from .add_norm import AddNorm, AddNormAcrossBlocks
 from .decode import Decode
-from .embeddings import Embeddings
-from .sums import FusedFeedForward, SumsInProducts
-from .whole_block import WholeBlock
+from .gpt2 import Embeddings, FusedFeedForward, SumsInProducts, WholeBlock
 
 if not FAST_IS_OFF:
     PLANS.update(

@@ -20,7 +20,7 @@ from ..ops.layer_norm import LayerNorm
 from ..ops.rms_norm import RMSNorm
 from ..plans import Plan
 from ..tensor import Tensor
-from .parts import CHANGED
+from .gpt2 import CHANGED
 
 # The norm before the attention, the attention, the norm before the MLP, the MLP.
 _PARTS: dict[type[nn.Module], tuple[str, str, str, str]] = {

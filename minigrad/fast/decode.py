@@ -21,7 +21,7 @@ from ..modes import is_autocast_enabled
 from ..nn.module import unmodified
 from ..plans import Plan
 from ..tensor import Tensor
-from .parts import CHANGED, arrays
+from .gpt2 import CHANGED, arrays
 
 _data = attrgetter("data")
 _values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values

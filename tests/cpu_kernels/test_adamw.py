@@ -59,20 +59,6 @@ def test_cutting_a_parameter_in_pieces_changes_no_bit(cuts: list[int], seed: int
         np.testing.assert_array_equal(a[0], np.concatenate(b))
 
 
-def test_does_not_depend_on_the_number_of_threads() -> None:
-    results = []
-    before = threads.get_num_threads()
-    try:
-        for n in {1, before}:
-            threads.set_num_threads(n)
-            p, g, m, v = make(SHAPES, np.float32)
-            adamw.step(adamw.Table(p, m, v), g, np.array([row(1)] * len(p)))
-            results.append([x.tobytes() for x in (*p, *m, *v)])
-    finally:
-        threads.set_num_threads(before)
-    assert results[0] == results[-1]
-
-
 def test_no_parameters_and_read_only_gradients() -> None:
     adamw.step(adamw.Table([], [], []), [], np.empty((0, len(adamw.SCALARS))))
     p, g, m, v = make([(3,)], np.float32)

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigrad.cpu_kernels import attention
-from minigrad.cpu_kernels.toolbox import threads
 from minigrad.cpu_kernels.toolbox.jit import kernel
 from minigrad.cpu_kernels.toolbox.register_tile import pointer, row_maximum, tile_columns
 from minigrad.ops.attention import Options
@@ -156,22 +155,6 @@ def test_infinity_and_nan(dtype):
     y, _ = attention.forward(q, k, v, Options(True, 1.0))
     assert np.isnan(y[0, 0, 300:]).all()
     np.testing.assert_allclose(y[0, 0, :300], 1, rtol=TOLERANCE[dtype])
-
-
-@pytest.mark.skipif(threads.get_num_threads() < 2, reason="one core: there is nothing to compare")
-@pytest.mark.parametrize(("B", "H", "Hkv", "T"), [(3, 2, 2, 50), (1, 4, 2, 300), (1, 1, 1, 700)])
-@pytest.mark.parametrize("p", [0.0, 0.2])
-def test_bits_do_not_depend_on_the_number_of_threads(B, H, Hkv, T, p):
-    arguments = operands(B, H, Hkv, T, T, 24, np.float32)
-    count = threads.get_num_threads()
-    parallel = run(*arguments, True, 0.2, p)
-    threads.set_num_threads(1)
-    try:
-        serial = run(*arguments, True, 0.2, p)
-    finally:
-        threads.set_num_threads(count)
-    for actual, expected in zip(parallel, serial):
-        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])

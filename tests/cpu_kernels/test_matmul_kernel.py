@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minigrad.cpu_kernels import linear
 from minigrad.cpu_kernels.matmul import matmul
-from minigrad.cpu_kernels.toolbox import product_loops, register_tile, threads
+from minigrad.cpu_kernels.toolbox import product_loops, register_tile
 
 DTYPES = [np.float32, np.float64]
 RNG = np.random.default_rng(0)
@@ -132,24 +132,6 @@ def test_heads_are_views(dtype):
     frozen = q.copy()
     frozen.flags.writeable = False
     np.testing.assert_array_equal(matmul(frozen, k.swapaxes(-1, -2)), matmul(q, k.swapaxes(-1, -2)))
-
-
-@pytest.mark.skipif(threads.get_num_threads() < 2, reason="one core: there is nothing to compare")
-@pytest.mark.parametrize(
-    ("a_shape", "b_shape"),
-    [((300, 700), (700, 333)), ((1, 900), (900, 700)), ((700, 900), (900, 2)), ((5, 60, 70), (5, 70, 80))],
-)
-def test_bits_do_not_depend_on_the_number_of_threads(a_shape, b_shape):
-    a, b = RNG.normal(size=a_shape).astype(np.float32), RNG.normal(size=b_shape).astype(np.float32)
-    count = threads.get_num_threads()
-    for b_layout in (b, transposed(b)):
-        parallel = matmul(a, b_layout)
-        threads.set_num_threads(1)
-        try:
-            serial = matmul(a, b_layout)
-        finally:
-            threads.set_num_threads(count)
-        np.testing.assert_array_equal(parallel, serial)
 
 
 def test_bits_of_a_row_do_not_depend_on_its_neighbours():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from minigrad.cpu_kernels import random
-from minigrad.cpu_kernels.toolbox import threads
 from minigrad.cpu_kernels.toolbox.jit import kernel
 from minigrad.plain_kernels.random import philox4x32
 
@@ -63,25 +62,6 @@ def test_a_shorter_draw_is_a_prefix(n):
         np.testing.assert_array_equal(random.uniform(n, dtype, 3, 4), random.uniform(LARGE, dtype, 3, 4)[:n])
         np.testing.assert_array_equal(random.normal(n, dtype, 3, 4), random.normal(LARGE, dtype, 3, 4)[:n])
     np.testing.assert_array_equal(random.integers(0, 9, n, 3, 4), random.integers(0, 9, LARGE, 3, 4)[:n])
-
-
-def test_same_numbers_for_every_thread_count():
-    def draws():
-        return (
-            random.philox_bits(LARGE, 3, 4),
-            random.uniform(LARGE, np.float32, 3, 4),
-            random.normal(LARGE, np.float32, 3, 4),
-            random.integers(-5, 5, LARGE, 3, 4),
-            random.permutation(LARGE, 3, 4),
-        )
-
-    before, several = threads.get_num_threads(), draws()
-    try:
-        threads.set_num_threads(1)
-        for one, many in zip(draws(), several, strict=True):
-            np.testing.assert_array_equal(one, many)
-    finally:
-        threads.set_num_threads(before)
 
 
 def test_uniform_is_the_upper_bits():

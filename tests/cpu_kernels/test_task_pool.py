@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels.toolbox.task_pool import task_kernel
+from minigrad.cpu_kernels.toolbox.threads import task_kernel
 
 
 @task_kernel

@@ -53,6 +53,11 @@ def batch_of_products(k, a, b):
 
 @case((1, 900), (900, 700))
 def thin_product(k, a, b):
+    return k.matmul.matmul(a, b), k.matmul.matmul(a, np.asfortranarray(b)), k.matmul.matmul(b.T, a.T)
+
+
+@case((300, 700), (700, 333))
+def product_of_several_blocks(k, a, b):
     return k.matmul.matmul(a, b), k.matmul.matmul(a, np.asfortranarray(b))
 
 
@@ -73,6 +78,14 @@ def cross_entropy_in_one_pass(k, dlosses, x, targets):
 def attention(k, q, keys, v, dy):
     y, lse = k.attention.forward(q, keys, v, ATTENTION)
     return y, *k.attention.backward(dy, q, keys, v, y, lse, ATTENTION)
+
+
+@case((1, 4, 300, 24), (1, 2, 300, 24), (1, 2, 300, 24), (1, 4, 300, 24))
+def attention_with_dropout(k, q, keys, v, dy):
+    """Few heads, so that tasks share the queries of one."""
+    options = (True, 0.2, 0.2, 7, 0)
+    y, lse = k.attention.forward(q, keys, v, options)
+    return y, *k.attention.backward(dy, q, keys, v, y, lse, options)
 
 
 @case((N, C), (C,), (C,), (N, C))
@@ -177,6 +190,13 @@ def sums(k, x):
 @case((N, C), (N, C))
 def dropout(k, x, dy):
     return k.dropout.forward(x, 0.25, 7, 0), k.dropout.backward(dy, 0.25, 7, 0)
+
+
+@case()
+def random_draws(k):
+    n, draw = 3 * 16384 + 5, k.random
+    whole = draw.integers(-5, 5, n, 3, 4), draw.permutation(n, 3, 4), draw.philox_bits(n, 3, 4) >> 8
+    return draw.uniform(n, np.float32, 3, 4), draw.normal(n, np.float32, 3, 4), *(x.astype(np.float32) for x in whole)
 
 
 def denormals(*shape: int) -> np.ndarray:

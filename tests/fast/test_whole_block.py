@@ -16,7 +16,8 @@ from refusals import raises
 import minigrad as mg
 from minigrad import nn
 from minigrad.cpu_kernels.stages import transformer_block as kernel
-from minigrad.fast.whole_block import TransformerBlock
+from minigrad.fast.gpt2 import TransformerBlock
+from minigrad.plain_kernels import attention, layer_norm, linear
 
 from harness import torch  # isort: skip
 
@@ -69,36 +70,21 @@ def as_one(y: mg.Tensor) -> bool:
 # The harness ----------------------------------------------------------------------------------------------------------
 
 
-def attention(qkv: np.ndarray, heads: int, causal: bool) -> np.ndarray:
-    B, T, C = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    q, k, v = qkv.reshape(B, T, 3, heads, C // heads).transpose(2, 0, 3, 1, 4)
-    scores = q @ k.swapaxes(2, 3) / math.sqrt(C // heads)
-    if causal:
-        scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    return (p / p.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(B, T, C)
-
-
-def gelu(x: np.ndarray, approximate: str) -> np.ndarray:
-    if approximate == "tanh":
-        return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-    return x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
-
-
-def norm(x: np.ndarray, weight: np.ndarray, bias: Any) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS) * weight + bias
-
-
 def block_op(name: str, heads: int, causal: bool, approximate: str, bias: bool) -> Op:
     def all_of(given: tuple[Any, ...], missing: Any) -> list[Any]:
         """Twelve weights and biases, of which the given ones may be the weights alone."""
         return list(given) if bias else [z for weight in given for z in (weight, missing)]
 
     def reference(x: np.ndarray, *given: np.ndarray) -> np.ndarray:
-        n1, b1, wqkv, bqkv, wo, bo, n2, b2, w, b, v, c = all_of(given, 0.0)
-        x = x + attention(norm(x, n1, b1) @ wqkv.T + bqkv, heads, causal) @ wo.T + bo
-        return x + gelu(norm(x, n2, b2) @ w.T + b, approximate) @ v.T + c
+        n1, b1, wqkv, bqkv, wo, bo, n2, b2, w, b, v, c = all_of(given, None)
+        B, T, C = x.shape
+        rows = x.reshape(-1, C)
+        qkv = linear.forward(layer_norm.forward(rows, n1, b1, EPS)[0], wqkv, bqkv).reshape(B, T, 3, heads, -1)
+        options = causal, math.sqrt(heads / C), 0.0, 0, 0
+        y, _ = attention.forward(*(qkv[:, :, i].swapaxes(1, 2) for i in range(3)), options)
+        rows = linear.forward(y.swapaxes(1, 2).reshape(-1, C), wo, bo, rows)
+        activation, _ = linear.forward_gelu(layer_norm.forward(rows, n2, b2, EPS)[0], w, b, approximate)
+        return linear.forward(activation, v, c, rows).reshape(x.shape)
 
     def run_torch(x: Any, *given: Any) -> Any:
         f, (B, T, C) = torch.nn.functional, x.shape
@@ -517,20 +503,16 @@ def test_hooks_of_the_block_itself_do_not_divide_it():
     assert len(seen) == 1
 
 
-def random_bits_of_dropout(block: nn.Block, where: str) -> None:
-    if where == "attention":
-        block.attn.dropout = 0.5
-    else:
-        owner, name = owner_of(block, where)
-        getattr(owner, name).p = 0.5
-
-
 @pytest.mark.parametrize("where", ["attention", "attn.resid_dropout", "mlp.dropout"])
 def test_what_drops_in_training_is_one_operation_in_evaluation(where):
     block = drawn(8, 2)
     x = input_for(block, 2, 8)
     plain = results(block, x)
-    random_bits_of_dropout(block, where)
+    if where == "attention":
+        block.attn.dropout = 0.5
+    else:
+        owner, name = owner_of(block, where)
+        getattr(owner, name).p = 0.5
     assert not as_one(block(x))
     assert np.abs(host(block(x)) - plain[0]).max() > 1e-3
     block.eval()

@@ -29,11 +29,10 @@ import numba
 import numpy as np
 
 from ...plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE
-from ..toolbox import threads
 from ..toolbox.jit import inline, kernel
-from ..toolbox.pointers import address_of, pointer_at
+from ..toolbox.multi_tensor import address_of, pointer_at
 from ..toolbox.register_tile import advance, bound, not_inlined, pointer
-from ..toolbox.task_pool import BoundKernel, step_of, task_kernel
+from ..toolbox.threads import BoundKernel, get_num_threads, step_of, task_kernel
 from ..toolbox.vector_math import exp_fast, maxnum, normal_cdf, sigmoid_fast
 
 SMALLEST = -87.0  # beside the largest exponential, 1, smaller ones than e^-87 are nothing; they would be subnormal
@@ -365,7 +364,7 @@ class DecodePlan:
 
     def run(self) -> None:
         """All steps, with the position, the logits and the tokens that are in ``state``."""
-        count = threads.get_num_threads()
+        count = get_num_threads()
         tasks = self._tasks.get(count)
         if tasks is None:
             each = np.where(self._work >= PARALLEL_WORK, count, 1)

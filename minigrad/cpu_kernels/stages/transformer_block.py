@@ -32,12 +32,12 @@ import numpy as np
 from .. import attention, layer_norm, linear
 from ..linear import _PAIRS, _product_rows, _weight_gradient
 from ..matmul import FLOATS, NO_BIAS
-from ..toolbox import bfloat16_product, threads
+from ..toolbox import bfloat16_product
 from ..toolbox.jit import inline, kernel
 from ..toolbox.product_epilogue import ADD
 from ..toolbox.product_loops import THIN_ROWS, grid_of
 from ..toolbox.register_tile import TILE_BYTES
-from ..toolbox.task_pool import call_at, step_of, task_kernel
+from ..toolbox.threads import call_at, get_num_threads, step_of, task_kernel
 
 _norm, _norm_gradient, _add_chunks = layer_norm._forward_rows, layer_norm._backward_rows, layer_norm._add_chunks
 _attend, _attend_gradient = attention._forward.kernel, attention._backward.kernel
@@ -94,6 +94,7 @@ def _forward(
     case, each task's chunk.
     """
     norm, product, attend = addresses
+    products = product, none, no_bias, pairs
     B, T, H, chunk, places = sizes
     epilogue, causal, scale, no_seed = options
     C, failed = x.shape[1], 0
@@ -105,9 +106,7 @@ def _forward(
         i, j, r, t = first * T, (first + count) * T, here * T, (here + count) * T
         failed += call_at(norm, _norm, (x[i:j], norm_1, bias_1, eps[0], n1[r:t], stats[0][r:t], stats[1][r:t]))
         rows = qkv[r:t]
-        failed += _product_rows(
-            product, n1[r:t], wqkv, True, bqkv, has_bias[0], rows, rows, rows, 0, none, no_bias, pairs
-        )
+        failed += _product_rows(products, n1[r:t], wqkv, True, bqkv, has_bias[0], rows, rows, rows, 0)
         q = rows.reshape(count * T * 3 * C)
         steps = (T * 3 * C, D, 3 * C)
         failed += call_at(
@@ -116,15 +115,11 @@ def _forward(
              steps, H, T, causal, scale, 0.0, no_seed, no_seed, 1),
         )  # fmt: skip
         rows = x2[r:t]
-        failed += _product_rows(
-            product, a[r:t], wo, True, bo, has_bias[1], rows, x[i:j], rows, ADD, none, no_bias, pairs
-        )
+        failed += _product_rows(products, a[r:t], wo, True, bo, has_bias[1], rows, x[i:j], rows, ADD)
         failed += call_at(norm, _norm, (rows, norm_2, bias_2, eps[1], n2[r:t], stats[2][r:t], stats[3][r:t]))
         act = g[task * chunk * T : (task * chunk + count) * T]
-        failed += _product_rows(
-            product, n2[r:t], w, True, b, has_bias[2], act, h[r:t], act, epilogue, none, no_bias, pairs
-        )
-        failed += _product_rows(product, act, v, True, c, has_bias[3], y[i:j], rows, rows, ADD, none, no_bias, pairs)
+        failed += _product_rows(products, n2[r:t], w, True, b, has_bias[2], act, h[r:t], act, epilogue)
+        failed += _product_rows(products, act, v, True, c, has_bias[3], y[i:j], rows, rows, ADD)
     if failed:
         raise MemoryError("no memory for the kernel's workspace")
 
@@ -142,6 +137,7 @@ def _backward(
     weights reads; a place for each task's dn1; and the second half's gradients.
     """
     product, attend, norm, add_chunks = addresses
+    products = product, none, no_bias, pairs
     B, T, H, chunk, chunk_rows, weights_step, sums_step = sizes
     epilogue, causal, scale, no_seed = options
     (N, C), I, failed = x.shape, w.shape[0], 0
@@ -159,11 +155,9 @@ def _backward(
         for first in range(task * B // tasks, end, chunk):
             count = min(chunk, end - first)
             r, t = first * T, (first + count) * T
-            failed += _product_rows(
-                product, dy[r:t], v, False, no_bias, False, dh[r:t], h[r:t], g[r:t], epilogue, none, no_bias, pairs
-            )
+            failed += _product_rows(products, dy[r:t], v, False, no_bias, False, dh[r:t], h[r:t], g[r:t], epilogue)
             dn, rows = dx[r:t], dx2[r:t]
-            failed += _product_rows(product, dh[r:t], w, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
+            failed += _product_rows(products, dh[r:t], w, False, no_bias, False, dn, dn, dn, 0)
             for i in range(r, t, chunk_rows):
                 j = min(t, i + chunk_rows)
                 failed += call_at(
@@ -172,7 +166,7 @@ def _backward(
                      partial[1, 1, i // chunk_rows]),
                 )  # fmt: skip
             _add(dy[r:t], rows)
-            failed += _product_rows(product, rows, wo, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs)
+            failed += _product_rows(products, rows, wo, False, no_bias, False, dn, dn, dn, 0)
             q, dq = qkv[r:t].reshape(count * T * 3 * C), dqkv[r:t].reshape(count * T * 3 * C)
             of_qkv, of_y = (T * 3 * C, D, 3 * C), (T * C, D, C)
             failed += call_at(
@@ -182,9 +176,7 @@ def _backward(
                  (1, count, T, H, D, T, H), 3 * C, 3 * C, causal, scale, 0.0, no_seed, no_seed),
             )  # fmt: skip
             dn = dn1[task * chunk * T * C : (task * chunk + count) * T * C].reshape((count * T, C))
-            failed += _product_rows(
-                product, dqkv[r:t], wqkv, False, no_bias, False, dn, dn, dn, 0, none, no_bias, pairs
-            )
+            failed += _product_rows(products, dqkv[r:t], wqkv, False, no_bias, False, dn, dn, dn, 0)
             for i in range(r, t, chunk_rows):
                 j = min(t, i + chunk_rows)
                 failed += call_at(
@@ -208,10 +200,7 @@ def _backward(
                 if half == 1:
                     seconds, bias_seconds = _second_half(rest, C, I)
                     total, bias_total = seconds[m], bias_seconds[m]
-                failed += _weight_gradient(
-                    product, part, parts, gradients[m][r:t], inputs[m][r:t], total, bias_total, wanted[4 + m],
-                    longest[m], grids[m], none, no_bias, pairs,
-                )  # fmt: skip
+                failed += _weight_gradient(products, part, parts, gradients[m][r:t], inputs[m][r:t], total, bias_total, wanted[4 + m], longest[m], grids[m])
     if step == sums_step:
         if task == 0:
             failed += call_at(add_chunks, _add_chunks, (partial[0], dnorm_1, dbias_1))
@@ -278,7 +267,7 @@ def reasons(x: np.ndarray, weights: Sequence[Any], heads: int) -> Iterator[str]:
         yield "x is not a contiguous (B, T, C)"
         return
     (B, T, C), inner = x.shape, w.shape[0]
-    if why := _why_not(B, T, C, heads, inner, threads.get_num_threads()):
+    if why := _why_not(B, T, C, heads, inner, get_num_threads()):
         yield why
     shapes = (C,), (C,), (3 * C, C), (3 * C,), (C, C), (C,), (C,), (C,), (inner, C), (inner,), (C, inner), (C,)
     for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True)):
@@ -344,7 +333,7 @@ def forward(
     (B, T, C), dtype = x.shape, x.dtype
     norm_1, bias_1, wqkv, bqkv, wo, bo, norm_2, bias_2, w, b, v, c = weights
     heads, eps, causal, approximate, scale = options
-    N, inner, count = B * T, w.shape[0], min(B, threads.get_num_threads())
+    N, inner, count = B * T, w.shape[0], min(B, get_num_threads())
     chunk = min(-(-CHUNK_ROWS // T), -(-B // count))
     places = B if keep else count * chunk
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
@@ -379,7 +368,7 @@ def backward(
     (B, T, C), dtype, empty = x.shape, x.dtype, np.empty
     heads, _, causal, approximate, scale = options
     N, inner = B * T, len(weights[4])
-    plan = _plan(B, T, C, inner, dtype.itemsize, min(B, threads.get_num_threads()))
+    plan = _plan(B, T, C, inner, dtype.itemsize, min(B, get_num_threads()))
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     dy = (dy if dy.flags.carray else np.array(dy, order="C")).reshape(N, C)
     _, _, _, of_wqkv, of_bqkv, of_wo, of_bo, _, _, of_w, of_b, of_v, of_c = needs

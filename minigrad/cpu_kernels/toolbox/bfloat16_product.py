@@ -41,13 +41,14 @@ from .register_tile import (
     aligned_empty,
     bound,
     cpu_has,
+    emit_tile,
     keep_alive,
     not_inlined,
     pointer,
     round_up,
     transpose_registers,
 )
-from .task_pool import task_kernel
+from .threads import task_kernel
 
 AVAILABLE = VECTOR_BYTES == 64 and cpu_has("avx512bf16")
 LANES = 16  # pairs in a vector
@@ -109,7 +110,7 @@ def _round_columns(_: Any, x: Any, x_column: Any, y: Any) -> Any:
 
 @intrinsic
 def _multiply_tile(_: Any, pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any) -> Any:
-    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < PANEL, k < 2 pairs; pairs > 0.
+    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < PANEL, k < 2 pairs.
 
     ``b`` is a panel, ``a`` the first of TILE_ROWS columns of one. ``y`` and ``start`` are as in ``multiply_tile``.
     """
@@ -117,44 +118,15 @@ def _multiply_tile(_: Any, pairs: Any, a: Any, b: Any, start: Any, start_row: An
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pairs, a, b, start, start_row, y, y_row = arguments
         vectors = Vectors(builder, context, types.float32)
-        rows, columns = range(TILE_ROWS), range(TILE_VECTORS)
         function_type = ir.FunctionType(vectors.type, [vectors.type, _PAIRS, _PAIRS])
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         multiply_add = cgutils.get_or_insert_function(builder.module, function_type, name)
 
-        before = builder.block
-        loop = builder.append_basic_block("bfloat16.loop")
-        done = builder.append_basic_block("bfloat16.done")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        p = builder.phi(INT64)
-        a_p, b_p = builder.phi(a.type), builder.phi(b.type)
-        sums = [[builder.phi(vectors.type) for _ in columns] for _ in rows]
-        b_vectors = [builder.bitcast(vectors.load(b_p, INT64(c * LANES)), _PAIRS) for c in columns]
-        totals = []
-        for r in rows:
-            a_value = builder.bitcast(vectors.broadcast(a_p, INT64(r)), _PAIRS)
-            totals.append([builder.call(multiply_add, [sums[r][c], a_value, b_vectors[c]]) for c in columns])
-        next_p = builder.add(p, INT64(1))
-        for phi, first, following in (
-            (p, INT64(0), next_p),
-            (a_p, a, builder.gep(a_p, [INT64(PANEL)])),
-            (b_p, b, builder.gep(b_p, [INT64(PANEL)])),
-        ):
-            phi.add_incoming(first, before)
-            phi.add_incoming(following, loop)
-        for r in rows:
-            for c in columns:
-                sums[r][c].add_incoming(vectors.zero(), before)
-                sums[r][c].add_incoming(totals[r][c], loop)
-        builder.cbranch(builder.icmp_signed("<", next_p, pairs), loop, done)
+        def add(total: Any, a_value: Any, b_vector: Any) -> Any:
+            return builder.call(multiply_add, [total, *(builder.bitcast(x, _PAIRS) for x in (a_value, b_vector))])
 
-        builder.position_at_end(done)
-        for r in rows:
-            for c in columns:
-                first = vectors.load(start, builder.add(builder.mul(start_row, INT64(r)), INT64(c * LANES)))
-                target = builder.add(builder.mul(y_row, INT64(r)), INT64(c * LANES))
-                vectors.store(builder.fadd(first, totals[r][c]), y, target)
+        a_offsets = [INT64(r) for r in range(TILE_ROWS)]
+        emit_tile(vectors, pairs, (a, a_offsets, INT64(PANEL)), b, add, (start, start_row), (y, y_row))
         return context.get_dummy_value()
 
     return types.void(types.int64, a, b, start, types.int64, y, types.int64), generate
@@ -258,9 +230,7 @@ def multiply_cells(
             advance(pointer(y), batch * rows * columns + i * y_row + j), y_row,
             height, width, depth, pointer(packed_a), pointer(packed_b), pointer(small),
         )  # fmt: skip
-    keep_alive(small)
-    keep_alive(packed_a)
-    keep_alive(packed_b)
+    keep_alive((small, packed_a, packed_b))
 
 
 # ---------------------------------------------------------------- the choice

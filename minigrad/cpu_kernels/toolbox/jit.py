@@ -1,5 +1,4 @@
-"""How the CPU kernels are compiled: the decorators ``kernel``, ``parallel_kernel`` and ``inline``, and their disk
-cache.
+"""How the CPU kernels are compiled: the decorators ``kernel`` and ``inline``, and their disk cache.
 
 Numba's own cache has three weaknesses for a library: a kernel is not recompiled when a function that it inlines changes
 in another file, it is written beside the source (often read-only), and it is pickle, so a damaged file raises in
@@ -21,7 +20,6 @@ import pickle
 import shutil
 import stat
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,8 +32,6 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.types import unliteral
-
-from . import threads
 
 # IEEE semantics for NaN and infinities are kept (no ``nnan``, no ``ninf``): -inf is a legal attention mask and a NaN
 # must reach the loss. Reassociation and contraction are what let LLVM vectorise sums and use FMA.
@@ -219,7 +215,7 @@ def _numba_cache_directory() -> Iterator[None]:
         numba.config.CACHE_DIR = previous
 
 
-def _compile(fn: Callable[..., Any], **options: Any) -> Any:
+def compiled(fn: Callable[..., Any], **options: Any) -> Any:
     dispatcher = numba.njit(**OPTIONS, **options, pipeline_class=KernelCompiler)(fn)
     if numba.config.DISABLE_JIT:
         return dispatcher
@@ -237,27 +233,7 @@ def _compile(fn: Callable[..., Any], **options: Any) -> Any:
 
 def kernel(fn: Callable[..., Any]) -> Any:
     """Compile a serial kernel, cached on disk; may be called from Python and from other kernels."""
-    return _compile(fn)
-
-
-def parallel_kernel(fn: Callable[..., Any]) -> Any:
-    """Compile a kernel whose ``numba.prange`` loops run on the one thread pool (see ``threads.py``).
-
-    Compile time is mostly that of the parallel transformation: for a kernel of the library ``task_pool.task_kernel`` is
-    the way. Call it from Python only.
-    """
-    dispatcher = _compile(fn, parallel=True)
-    if threads.LAYER != "workqueue":
-        return dispatcher
-
-    def locked(*args: Any) -> Any:
-        with _workqueue_lock:  # numba's workqueue layer aborts the process on concurrent launches
-            return dispatcher(*args)
-
-    return locked
-
-
-_workqueue_lock = threading.Lock()
+    return compiled(fn)
 
 
 def inline(fn: Callable[..., Any]) -> Any:

@@ -13,20 +13,56 @@ The multi-tensor launch by pointer table is NVIDIA Apex's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from ...plain_kernels import optimizers as plain
-from . import threads
 from .jit import inline
-from .pointers import addresses_of, elements_at
-from .task_pool import TaskKernel
+from .threads import TaskKernel, get_num_threads
 
 RUN = 16384  # elements: the four arrays of AdamW's run fill a quarter of a 1 MiB L2 cache
 
 PARAM, GRAD, STATE = 0, 1, 2
 """Columns of ``Table.addresses``; the states' columns begin at STATE."""
+
+
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+
+
+def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:
+    """The addresses of the arrays' memory. The caller keeps the arrays alive."""
+    arrays = list(arrays)
+    try:
+        return [*map(ctypes.addressof, map(_first_byte, arrays))]  # five times faster than the array interface
+    except (TypeError, ValueError):  # one is read-only, or without elements
+        return [int(array.__array_interface__["data"][0]) for array in arrays]
+
+
+def address_of(array: np.ndarray) -> int:
+    """The address of an array's memory. The caller keeps the array alive."""
+    return addresses_of((array,))[0]
+
+
+@intrinsic
+def pointer_at(_: Any, address: Any, like: Any) -> Any:
+    """In a kernel: ``address`` as a pointer to elements of the dtype of the array ``like``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(address, like), generate
+
+
+@inline
+def elements_at(address: int, n: int, like: np.ndarray) -> np.ndarray:
+    """In a kernel: the ``n`` elements from ``address`` on, as an array of the dtype of ``like``."""
+    return carray(pointer_at(address, like), (n,))
 
 
 @inline
@@ -83,7 +119,7 @@ def _cut(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends, total = runs[:, 2].cumsum(), int(sizes.sum())
     wanted = -(-total // RUN)
     if wanted > 1:  # each thread gets as many tasks, which are about equally large
-        wanted = -(-wanted // threads.get_num_threads()) * threads.get_num_threads()
+        wanted = -(-wanted // get_num_threads()) * get_num_threads()
     tasks = np.searchsorted(ends - runs[:, 2] / 2, np.linspace(0, total, wanted + 1))
     tasks[-1] = len(runs)
     return runs, tasks

@@ -28,6 +28,7 @@ combination anew. All strides count elements.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -150,13 +151,13 @@ def aligned_empty(count: int, like: np.ndarray) -> np.ndarray:
 
 
 @intrinsic
-def keep_alive(_: Any, array: Any) -> Any:
-    """Use ``array`` once more: Numba frees an array after its last use, and does not see the uses of its pointers."""
+def keep_alive(_: Any, arrays: Any) -> Any:
+    """Use a tuple of arrays once more: Numba frees an array after its last use, and does not see those of pointers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.get_dummy_value()
 
-    return types.void(array), generate
+    return types.void(arrays), generate
 
 
 @intrinsic
@@ -230,6 +231,57 @@ def _opaque(builder: Any, value: Any) -> Any:
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=r,0", [value], False)
 
 
+def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[..., Any], start: Any, y: Any) -> None:
+    """The loop of a tile: y = start + the sums over ``steps`` of what ``add(sum, value of a, vector of b)`` makes of them.
+
+    ``left`` is a, the offsets of its rows, and how far a step goes; b is a panel. ``start`` and ``y`` are pairs, a
+    pointer and how far its rows are apart.
+    """
+    builder, (a, a_offsets, a_step) = vectors.builder, left
+    rows, columns = range(TILE_ROWS), [INT64(c * vectors.lanes) for c in range(TILE_VECTORS)]
+
+    def address(row: int, row_step: Any, column: Any) -> Any:
+        return builder.add(builder.mul(row_step, INT64(row)), column)
+
+    def phis() -> list[list[Any]]:
+        return [[builder.phi(vectors.type) for _ in columns] for _ in rows]
+
+    before = builder.block
+    loop = builder.append_basic_block("tile.loop")
+    done = builder.append_basic_block("tile.done")
+    builder.cbranch(builder.icmp_signed(">", steps, INT64(0)), loop, done)
+
+    builder.position_at_end(loop)
+    k, a_k, b_k = (builder.phi(kind) for kind in (INT64, a.type, b.type))
+    sums = phis()
+    b_vectors = [vectors.load(b_k, column) for column in columns]
+    next_sums = []
+    for r in rows:
+        a_value = vectors.broadcast(a_k, a_offsets[r])
+        next_sums.append([add(total, a_value, b_vector) for total, b_vector in zip(sums[r], b_vectors)])
+    next_k = builder.add(k, INT64(1))
+    for phi, first, following in (
+        (k, INT64(0), next_k),
+        (a_k, a, builder.gep(a_k, [a_step])),
+        (b_k, b, builder.gep(b_k, [INT64(TILE_VECTORS * vectors.lanes)])),
+    ):
+        phi.add_incoming(first, before)
+        phi.add_incoming(following, loop)
+    builder.cbranch(builder.icmp_signed("<", next_k, steps), loop, done)
+
+    builder.position_at_end(done)
+    totals = phis()
+    for r in rows:
+        for c, column in enumerate(columns):
+            for phi in (sums[r][c], totals[r][c]):
+                phi.add_incoming(vectors.zero(), before)
+                phi.add_incoming(next_sums[r][c], loop)
+    for r in rows:
+        for c, column in enumerate(columns):
+            first = vectors.load(start[0], address(r, start[1], column))
+            vectors.store(builder.fadd(first, totals[r][c]), y[0], address(r, y[1], column))
+
+
 @intrinsic
 def multiply_tile(
     _: Any, depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any
@@ -247,50 +299,12 @@ def multiply_tile(
         depth, a, a_row, a_column, b, start, start_row, y, y_row = arguments
         vectors = Vectors(builder, context, signature.args[1].dtype)
         multiply_add = vectors.multiply_add()
-        rows, columns = range(TILE_ROWS), range(TILE_VECTORS)
-        a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in rows[1:])]
+        a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
 
-        before = builder.block
-        loop = builder.append_basic_block("tile.loop")
-        done = builder.append_basic_block("tile.done")
-        builder.cbranch(builder.icmp_signed(">", depth, INT64(0)), loop, done)
+        def add(total: Any, a_value: Any, b_vector: Any) -> Any:
+            return builder.call(multiply_add, [a_value, b_vector, total])
 
-        builder.position_at_end(loop)
-        k = builder.phi(INT64)
-        a_k = builder.phi(a.type)
-        b_k = builder.phi(b.type)
-        sums = [[builder.phi(vectors.type) for _ in columns] for _ in rows]
-        b_vectors = [vectors.load(b_k, INT64(c * vectors.lanes)) for c in columns]
-        next_sums = []
-        for r in rows:
-            a_value = vectors.broadcast(a_k, a_offsets[r])
-            next_sums.append([builder.call(multiply_add, [a_value, b_vectors[c], sums[r][c]]) for c in columns])
-        next_k = builder.add(k, INT64(1))
-        for phi, first, following in (
-            (k, INT64(0), next_k),
-            (a_k, a, builder.gep(a_k, [a_column])),
-            (b_k, b, builder.gep(b_k, [INT64(TILE_VECTORS * vectors.lanes)])),
-        ):
-            phi.add_incoming(first, before)
-            phi.add_incoming(following, loop)
-        for r in rows:
-            for c in columns:
-                sums[r][c].add_incoming(vectors.zero(), before)
-                sums[r][c].add_incoming(next_sums[r][c], loop)
-        builder.cbranch(builder.icmp_signed("<", next_k, depth), loop, done)
-
-        builder.position_at_end(done)
-        totals = [[builder.phi(vectors.type) for _ in columns] for _ in rows]
-        for r in rows:
-            for c in columns:
-                totals[r][c].add_incoming(vectors.zero(), before)
-                totals[r][c].add_incoming(next_sums[r][c], loop)
-        for r in rows:
-            for c in columns:
-                offset = INT64(c * vectors.lanes)
-                first = vectors.load(start, builder.add(builder.mul(start_row, INT64(r)), offset))
-                total = builder.fadd(first, totals[r][c])
-                vectors.store(total, y, builder.add(builder.mul(y_row, INT64(r)), offset))
+        emit_tile(vectors, depth, (a, a_offsets, a_column), b, add, (start, start_row), (y, y_row))
         return context.get_dummy_value()
 
     return signature, generate

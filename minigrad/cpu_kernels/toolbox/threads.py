@@ -1,4 +1,4 @@
-"""The one thread pool of the CPU backend.
+"""The one thread pool of the CPU backend, and ``task_kernel``: a serial kernel that is run as several tasks on it.
 
 All parallel work runs on Numba's pool. A second pool (OpenBLAS under ``np.matmul``) spins after each call and starves
 the first: on two cores the naive combination is ten times slower than one pool, which is why float products are our
@@ -6,6 +6,19 @@ own.
 
 The layer is chosen here, before Numba starts it: TBB when it is installed (``pip install tbb``; it behaves best beside
 other load), else OpenMP, else Numba's workqueue (30 times the launch cost). ``NUMBA_THREADING_LAYER`` overrides.
+
+Numba compiles a ``prange`` loop through four nested wrappers, and links and optimises everything that the loop calls
+anew in each of them: most of the compile time of a large kernel. Here one ``prange`` loop, compiled once for the whole
+library, calls any kernel through a pointer, and the kernel itself is compiled once, as serial code:
+
+    @task_kernel
+    def _scale(task, tasks, x, factor):                       # handles its share of the work: part `task` of `tasks`
+        for i in range(task * len(x) // tasks, (task + 1) * len(x) // tasks):
+            x[i] *= factor
+
+    _scale.launch(x.dtype, 4, x, 2.0)
+
+The arguments travel in a *frame*, a block of memory that holds the kernel's address and the arguments' values.
 """
 
 from __future__ import annotations
@@ -15,10 +28,28 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any
 
 import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
+
+from .jit import compiled, inline, kernel
+
+FRAME_BYTES = 4096
+STEP_SHIFT = 32
+INT64: Any = ir.IntType(64)
+# int64 entry(frame, task, tasks): 1 if the kernel failed
+ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
+
+
+# ---------------------------------------------------------------- the pool
 
 _MODULES = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
@@ -87,3 +118,260 @@ def set_num_threads(n: int) -> None:
             "set the environment variable NUMBA_NUM_THREADS before the start for more"
         )
     numba.set_num_threads(n)
+
+
+def parallel_kernel(fn: Callable[..., Any]) -> Any:
+    """Compile a kernel whose ``numba.prange`` loops run on the one thread pool.
+
+    Compile time is mostly that of the parallel transformation: for a kernel of the library ``task_kernel`` is
+    the way. Call it from Python only.
+    """
+    dispatcher = compiled(fn, parallel=True)
+    if LAYER != "workqueue":
+        return dispatcher
+
+    def locked(*args: Any) -> Any:
+        with _workqueue_lock:  # numba's workqueue layer aborts the process on concurrent launches
+            return dispatcher(*args)
+
+    return locked
+
+
+_workqueue_lock = threading.Lock()
+
+
+# ---------------------------------------------------------------- tasks
+
+
+@intrinsic
+def _fill_frame(_: Any, frame: Any, address: Any, arguments: Any) -> Any:
+    """Store the kernel's address and arguments in the frame; returns the address of their entry function.
+
+    Arrays are stored as borrowed memory, without the reference count of this call: the caller keeps them alive.
+    """
+    if not isinstance(arguments, types.BaseTuple):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        frame_array, address, packed = values
+        frame_type = ir.LiteralStructType([INT64, packed.type])
+        if context.get_abi_sizeof(frame_type) > FRAME_BYTES:
+            raise ValueError(f"the arguments of a task kernel need more than {FRAME_BYTES} bytes")
+        borrowed = []
+        for type_, value in zip(arguments.types, cgutils.unpack_tuple(builder, packed), strict=True):
+            if isinstance(type_, types.Array):
+                array = context.make_array(type_)(context, builder, value)
+                array.meminfo = cgutils.get_null_value(array.meminfo.type)
+                array.parent = cgutils.get_null_value(array.parent.type)
+                value = array._getvalue()
+            borrowed.append(value)
+        target = builder.bitcast(context.make_array(frame)(context, builder, frame_array).data, frame_type.as_pointer())
+        content = cgutils.pack_array if isinstance(packed.type, ir.ArrayType) else cgutils.pack_struct
+        builder.store(address, cgutils.gep_inbounds(builder, target, 0, 0))
+        builder.store(content(builder, borrowed), cgutils.gep_inbounds(builder, target, 0, 1))
+        entry = _emit_entry(context, builder.module, frame_type, arguments.types)
+        return builder.ptrtoint(entry, INT64)
+
+    return types.int64(frame, types.int64, arguments), generate
+
+
+def _emit_entry(context: Any, module: Any, frame_type: Any, argument_types: Any) -> Any:
+    """A function that unpacks a frame and calls the kernel as Numba does: int f f(result*, exception**, *arguments)."""
+    entry = ir.Function(module, ENTRY_TYPE, module.get_unique_name("minigrad.task.entry"))
+    entry.linkage = "internal"
+    builder = ir.IRBuilder(entry.append_basic_block())
+    frame, task, tasks = entry.args
+    source = builder.inttoptr(frame, frame_type.as_pointer())
+    address, packed = (builder.load(cgutils.gep_inbounds(builder, source, 0, i)) for i in range(2))
+    parameter_types = (types.int64, types.int64, *argument_types)
+    values = (task, tasks, *cgutils.unpack_tuple(builder, packed))
+    status = _emit_call(context, builder, address, parameter_types, values)
+    builder.ret(builder.zext(cgutils.is_not_null(builder, status), INT64))
+    return entry
+
+
+def _emit_call(context: Any, builder: Any, address: Any, parameter_types: Any, values: Any) -> Any:
+    """Call the machine code of a kernel; the status, 0 unless it failed."""
+    convention = context.call_conv
+    kernel_type = convention.get_function_type(types.none, parameter_types)
+    result, exception = (cgutils.alloca_once(builder, pointer.pointee) for pointer in kernel_type.args[:2])
+    flat = convention._get_arg_packer(parameter_types).as_arguments(builder, values)
+    return builder.call(builder.inttoptr(address, kernel_type.as_pointer()), [result, exception, *flat])
+
+
+def _passed_as(argument: Any) -> Any:
+    """The type as which a kernel knows an argument that is a constant, a tuple with some, or a read-only array."""
+    if isinstance(argument, types.BaseTuple):
+        return types.BaseTuple.from_types(tuple(map(_passed_as, argument.types)))
+    if isinstance(argument, types.Array):
+        return types.Array(argument.dtype, argument.ndim, argument.layout)
+    return types.unliteral(argument)
+
+
+@intrinsic
+def call_at(_: Any, address: Any, callee: Any, arguments: Any) -> Any:
+    """In a kernel: call another one, ``callee``, at its ``compiled_address`` for these arguments' types. 1: it failed.
+
+    A plain call would link and optimise a copy of it anew: compile time, and perhaps other bits.
+    """
+    given = tuple(map(_passed_as, arguments.types))
+    if given not in callee.dispatcher.overloads:
+        raise TypingError(f"{callee.dispatcher.__name__} was not compiled for {given}")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        cast = [
+            value if isinstance(after, types.Array) else context.cast(builder, value, before, after)
+            for value, before, after in zip(cgutils.unpack_tuple(builder, values[2]), arguments.types, given)
+        ]
+        status = _emit_call(context, builder, values[0], given, cast)
+        return builder.zext(cgutils.is_not_null(builder, status), INT64)
+
+    return types.int64(types.int64, callee, arguments), generate
+
+
+@kernel
+def _prepare(frame, address, arguments):
+    return _fill_frame(frame, address, arguments)
+
+
+@intrinsic
+def _enter(_: Any, entry: Any, frame: Any, task: Any, tasks: Any) -> Any:
+    """Call an entry function."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.call(builder.inttoptr(values[0], ENTRY_TYPE.as_pointer()), values[1:])
+
+    return types.int64(*[types.int64] * 4), generate
+
+
+@parallel_kernel
+def _run(entry, frame, tasks):
+    failures = 0
+    address = frame.ctypes.data
+    for task in numba.prange(tasks):
+        failures += _enter(entry, address, np.int64(task), tasks)
+    return failures
+
+
+@kernel
+def _run_serially(entry, frame, tasks):
+    failures = 0
+    for step in range(len(tasks)):
+        failures += _enter(entry, frame.ctypes.data, step << STEP_SHIFT, 1)
+    return failures
+
+
+@parallel_kernel
+def _run_steps(entry, frame, tasks):
+    failures = 0
+    address = frame.ctypes.data
+    for step in range(len(tasks)):
+        count, first = tasks[step], step << STEP_SHIFT
+        if count == 1:
+            failures += _enter(entry, address, first, 1)
+        else:
+            for task in numba.prange(count):
+                failures += _enter(entry, address, first + task, count)
+    return failures
+
+
+class BoundKernel:
+    """A task kernel with its arguments, for work of several steps, each of which waits for the one before.
+
+    Its first argument is ``task`` + 2^32 ``step`` (see `step_of`).
+    """
+
+    def __init__(self, name: str, address: int, arguments: tuple[Any, ...]) -> None:
+        self._name, self._arguments = name, arguments  # the frame borrows the arguments' memory
+        self._frame = np.empty(FRAME_BYTES, np.uint8)
+        self._entry = _prepare(self._frame, address, arguments)
+
+    def run(self, tasks: np.ndarray, parallel: bool) -> None:
+        """Run step i as ``tasks[i]`` (int64) tasks, in order, in one call; those of one task in the calling thread.
+
+        ``parallel``: whether any step has more than one.
+        """
+        run = _run_steps if parallel else _run_serially
+        if run(self._entry, self._frame, tasks):
+            raise MemoryError(f"{self._name}: no memory for the kernel's workspace")
+
+
+@inline
+def step_of(task: int) -> tuple[int, int]:
+    """The step and the task within it of a bound kernel's first argument."""
+    return task >> STEP_SHIFT, task & ((1 << STEP_SHIFT) - 1)
+
+
+class TaskKernel:
+    """A kernel ``fn(task, tasks, *arguments)``; what it writes must not depend on how many tasks share the work."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.kernel: Any = kernel(fn)
+        self._addresses: dict[Hashable, int] = {}
+        self.__doc__ = fn.__doc__
+
+    def launch(self, key: Hashable, tasks: int, *arguments: Any) -> None:
+        """Run ``tasks`` tasks on the pool; a single one in the calling thread.
+
+        ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types.
+        """
+        if tasks == 1:
+            self.kernel(0, 1, *arguments)
+            return
+        frame = np.empty(FRAME_BYTES, np.uint8)
+        entry = _prepare(frame, self.address(key, arguments), arguments)
+        if _run(entry, frame, tasks):
+            raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
+
+    def bind(self, key: Hashable, *arguments: Any) -> BoundKernel:
+        """The kernel with arguments that stay, for `BoundKernel.run`."""
+        return BoundKernel(self.kernel.__name__, self.address(key, arguments), arguments)
+
+    def address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
+        """Where the machine code for arguments of these types is."""
+        address = self._addresses.get(key)
+        if address is None:
+            address = self._addresses[key] = self._compile(arguments)
+        return address
+
+    def _compile(self, arguments: tuple[Any, ...]) -> int:
+        return compiled_address(self.kernel, types.int64, types.int64, *map(numba.typeof, arguments))
+
+
+def tasks_of(elements: int, chunk: int) -> int:
+    """How many tasks of ``chunk`` elements, the last of perhaps fewer, there are; 1 if there is nothing to do."""
+    return -(-elements // chunk) or 1
+
+
+def compiled_address(kernel: Any, *argument_types: Any) -> int:
+    """Where the machine code of a kernel for arguments of these Numba types is."""
+    kernel.compile(argument_types)
+    compiled = kernel.overloads[argument_types]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+class StageKernel:
+    """A kernel that others call by ``call_at``: it knows its signature, so that they only ask for its address.
+
+    All call this one machine code: a copy that is linked into another kernel is optimised anew, and may round
+    otherwise. ``signature`` gives the Numba types of the arguments; its argument ``array(n)`` is the type of a
+    contiguous array of n dimensions.
+    """
+
+    def __init__(self, kernel: Any, signature: Callable[[Callable[[int], Any]], tuple[Any, ...]]) -> None:
+        self._kernel, self._signature = kernel, signature
+        self._addresses: dict[np.dtype[Any], int] = {}
+
+    def address(self, dtype: np.dtype[Any]) -> int:
+        """Where the machine code for arrays of this dtype is."""
+        address = self._addresses.get(dtype)
+        if address is None:
+            element = numba.from_dtype(dtype)
+            signature = self._signature(lambda n: types.Array(element, n, "C"))
+            address = self._addresses[dtype] = compiled_address(self._kernel, *signature)
+        return address
+
+
+def task_kernel(fn: Callable[..., Any]) -> TaskKernel:
+    """Compile ``fn(task, tasks, *arguments)`` so that ``fn.launch(key, tasks, *arguments)`` runs it in parallel."""
+    return TaskKernel(fn)

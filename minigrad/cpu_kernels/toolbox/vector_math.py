@@ -117,17 +117,13 @@ def _maxnum(typing_context: Any, a: Any, b: Any) -> Any:
 maxnum: Any = intrinsic(_maxnum)
 
 
-def _by_precision(float32: Callable[..., Any], float64: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The overload resolver that picks an implementation by the type of the one argument ``x``."""
+def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any] | None = None) -> None:
+    """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the argument x; ``fn`` itself without."""
 
-    def choose(x: Any) -> Callable[..., Any] | None:
-        if x == types.float32:
-            return float32
-        if x == types.float64:
-            return float64
-        return None
+    def choose(x: float) -> Callable[..., Any] | None:
+        return {types.float32: float32, types.float64: float64 or fn}.get(x)
 
-    return choose
+    overload(fn, jit_options=_OPTIONS)(choose)
 
 
 def exp_fast(x: float) -> float:
@@ -135,7 +131,7 @@ def exp_fast(x: float) -> float:
     return math.exp(x) if x < 709.782712893384 or x != x else math.inf
 
 
-def _exp_float32(x: Any) -> Any:
+def _exp_float32(x: float) -> Any:
     # Written as "limit if beyond it else x", so that NaN fails both comparisons and passes through.
     x = EXP_MAX if x > EXP_MAX else x
     x = EXP_MIN if x < EXP_MIN else x
@@ -146,11 +142,11 @@ def _exp_float32(x: Any) -> Any:
     return _scale_by_power_of_two(p, rounded)
 
 
-def _exp_float64(x: Any) -> Any:
+def _exp_float64(x: float) -> Any:
     return math.exp(x)
 
 
-overload(exp_fast, jit_options=_OPTIONS)(_by_precision(_exp_float32, _exp_float64))
+_in_kernels(exp_fast, _exp_float32, _exp_float64)
 
 
 def exp_nonpositive(x: float) -> float:
@@ -158,7 +154,7 @@ def exp_nonpositive(x: float) -> float:
     return exp_fast(x)
 
 
-def _exp_nonpositive_float32(x: Any) -> Any:
+def _exp_nonpositive_float32(x: float) -> Any:
     x = ONE_FACTOR_MIN if x < ONE_FACTOR_MIN else x
     rounded = x * LOG2_E + BIASED_MAGIC
     n = rounded - BIASED_MAGIC
@@ -167,7 +163,7 @@ def _exp_nonpositive_float32(x: Any) -> Any:
     return p * _power_of_two(rounded)
 
 
-overload(exp_nonpositive, jit_options=_OPTIONS)(_by_precision(_exp_nonpositive_float32, _exp_float64))
+_in_kernels(exp_nonpositive, _exp_nonpositive_float32)
 
 
 def exp2_fast(x: float) -> float:
@@ -175,7 +171,7 @@ def exp2_fast(x: float) -> float:
     return 2.0**x if x < 1024.0 or x != x else math.inf
 
 
-def _exp2_float32(x: Any) -> Any:
+def _exp2_float32(x: float) -> Any:
     x = EXP2_MAX if x > EXP2_MAX else x
     x = EXP2_MIN if x < EXP2_MIN else x
     rounded = x + BIASED_MAGIC
@@ -184,11 +180,11 @@ def _exp2_float32(x: Any) -> Any:
     return p * _power_of_two(rounded)
 
 
-def _exp2_float64(x: Any) -> Any:
+def _exp2_float64(x: float) -> Any:
     return np.exp2(x)
 
 
-overload(exp2_fast, jit_options=_OPTIONS)(_by_precision(_exp2_float32, _exp2_float64))
+_in_kernels(exp2_fast, _exp2_float32, _exp2_float64)
 
 
 def sigmoid_fast(x: float) -> float:
@@ -196,15 +192,11 @@ def sigmoid_fast(x: float) -> float:
     return 1.0 / (1.0 + exp_fast(-x))
 
 
-def _sigmoid_float32(x: Any) -> Any:
+def _sigmoid_float32(x: float) -> Any:
     return ONE / (ONE + exp2_fast(-LOG2_E * x))
 
 
-def _sigmoid_float64(x: Any) -> Any:
-    return 1.0 / (1.0 + math.exp(-x))
-
-
-overload(sigmoid_fast, jit_options=_OPTIONS)(_by_precision(_sigmoid_float32, _sigmoid_float64))
+_in_kernels(sigmoid_fast, _sigmoid_float32)
 
 
 def tanh_fast(x: float) -> float:
@@ -219,7 +211,7 @@ T4, T3, T2, T1, T0 = _float32(
 )
 
 
-def _tanh_float32(x: Any) -> Any:
+def _tanh_float32(x: float) -> Any:
     magnitude = abs(x)
     s = x * x
     near_zero = ((((T4 * s + T3) * s + T2) * s + T1) * s + T0) * s * x + x
@@ -228,11 +220,7 @@ def _tanh_float32(x: Any) -> Any:
     return near_zero if magnitude < TANH_SMALL else tail
 
 
-def _tanh_float64(x: Any) -> Any:
-    return math.tanh(x)
-
-
-overload(tanh_fast, jit_options=_OPTIONS)(_by_precision(_tanh_float32, _tanh_float64))
+_in_kernels(tanh_fast, _tanh_float32)
 
 
 def erf_fast(x: float) -> float:
@@ -253,7 +241,7 @@ Q6, Q5, Q4, Q3, Q2, Q1, Q0 = _float32(
 )  # fmt: skip
 
 
-def _erf_float32(x: Any) -> Any:
+def _erf_float32(x: float) -> Any:
     magnitude = abs(x)
     magnitude = ERF_MAX if magnitude > ERF_MAX else magnitude
     s = magnitude * magnitude
@@ -264,11 +252,7 @@ def _erf_float32(x: Any) -> Any:
     return near_zero if magnitude < ONE else tail
 
 
-def _erf_float64(x: Any) -> Any:
-    return math.erf(x)
-
-
-overload(erf_fast, jit_options=_OPTIONS)(_by_precision(_erf_float32, _erf_float64))
+_in_kernels(erf_fast, _erf_float32)
 
 
 def normal_cdf(x: float, gaussian: float) -> float:
