@@ -92,7 +92,7 @@ class PartOfModelTrainer(ABC):
         self._device = next((p.device for _, p in self._named), self._communicator.device)
         self._step = config.new_step(type(self).__name__, self._named, schedule)
         layers = [module for module in model.modules() if isinstance(module, SplitModule)]
-        parts = [getattr(layer, name) for layer in layers for name in layer.split]
+        parts = [getattr(layer, name) for layer in layers for name, dim in layer.split.items() if dim is not None]
         self._split = {part.id for part in parts if part is not None}
         first = not layers or layers[0].communicator.rank == 0
         self._step.updater = PartOfModelUpdater(whole, lambda p: first or p.id in self._split)

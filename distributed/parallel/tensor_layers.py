@@ -26,29 +26,52 @@ from .tensor_ops import CopyToRanks, GatherFromRanks, SplitToRanks, SumOverRanks
 
 
 class SplitModule(Module):
-    """A layer of which each rank has a part. ``split`` names the parameters that are parts; the others are whole."""
+    """A layer of which each rank has a part.
 
-    split: ClassVar[tuple[str, ...]] = ("weight",)
+    ``split`` has for each parameter the dimension that is cut into parts, None for one that every rank has whole;
+    ``size`` is what the whole parameters measure along it.
+    """
+
+    split: ClassVar[dict[str, int | None]]
+    size: int
     communicator: Communicator
 
-    def _begin(self, communicator: Communicator, whole: Module) -> None:
+    def _begin(self, communicator: Communicator, whole: Any) -> None:
         """Take this rank's part of rank 0's new layer of the full size."""
-        self.communicator = communicator
+        self.communicator, self._shape = communicator, whole.weight.shape
+        self.size = self._shape[self.split["weight"] or 0]
         for p in whole.to(device=communicator.device).parameters():
             communicator.broadcast(p)
         self.take(whole)
 
     def take(self, whole: Any) -> None:
-        """Make this rank's part of a layer of the full size its own."""
-        raise NotImplementedError
+        """Make this rank's part of ``whole``, a layer of the full size, its own."""
+        if whole.weight.shape != self._shape:
+            raise bad_value(f"a layer with a weight of shape {whole.weight.shape}, expected {self._shape}")
+        begin, end = part_of(self.size, self.communicator)
+        for name, dim in self.split.items():
+            p: Parameter | None = getattr(whole, name)
+            if p is not None:
+                part = p.detach() if dim is None else p.detach().narrow(dim, begin, end - begin)
+                p = Parameter(part.clone())
+            setattr(self, name, p)
+
+    def whole(self) -> dict[str, Tensor]:
+        """The parameters of all ranks, of the full size, on each of them: a collective."""
+        found = {}
+        for name, dim in self.split.items():
+            p: Parameter | None = getattr(self, name)
+            if p is not None:
+                found[name] = p.detach().clone() if dim is None else self._gathered(p.detach(), dim)
+        return found
+
+    def _gathered(self, part: Tensor, dim: int) -> Tensor:
+        columns = all_gather_columns(self.communicator, part.transpose(dim, -1).data, self.size)
+        return Tensor.wrap(columns, part.device).transpose(dim, -1).contiguous()
 
     def extra_repr(self) -> str:
         """Whose part it is."""
         return f"part {self.communicator.rank} of {self.communicator.world_size}"
-
-    def _gathered(self, part: Tensor, n: int) -> Tensor:
-        """All ranks' columns."""
-        return Tensor.wrap(all_gather_columns(self.communicator, part.data, n), part.device)
 
 
 class _ParallelLinear(SplitModule):
@@ -62,19 +85,6 @@ class _ParallelLinear(SplitModule):
         self.in_features, self.out_features = in_features, out_features
         self._begin(communicator, Linear(in_features, out_features, bias, dtype=dtype))
 
-    def take(self, whole: Linear) -> None:
-        """Make this rank's part of the weights of ``whole``, a layer of the full size, its own."""
-        wanted = (self.out_features, self.in_features)
-        if whole.weight.shape != wanted:
-            raise bad_value(f"a layer with a weight of shape {whole.weight.shape}, expected {wanted}")
-        weight, bias = self._parts(whole.weight.detach(), None if whole.bias is None else whole.bias.detach())
-        self.weight = Parameter(weight.clone())
-        self.bias = None if bias is None else Parameter(bias.clone())
-
-    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """This rank's parts of the whole weight (out, in) and bias (out,)."""
-        raise NotImplementedError
-
     def extra_repr(self) -> str:
         """Sizes, and whose part it is."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"
@@ -85,7 +95,7 @@ class ColumnParallelLinear(_ParallelLinear):
     of that, (..., out_r). Weight (out_r, in), bias (out_r,). Begins as a Linear of rank 0's; ``take`` sets others.
     """
 
-    split: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    split: ClassVar[dict[str, int | None]] = {"weight": 0, "bias": 0}
 
     def __init__(
         self,
@@ -107,23 +117,14 @@ class ColumnParallelLinear(_ParallelLinear):
             return y
         return GatherFromRanks.apply(y, n=self.out_features, communicator=self.communicator)
 
-    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        begin, end = part_of(self.out_features, self.communicator)
-        return weight[begin:end], None if bias is None else bias[begin:end]
-
-    def whole(self) -> dict[str, Tensor]:
-        """The weight (out, in) and bias (out,) of all ranks, on each of them: a collective."""
-        found = {"weight": self._gathered(self.weight.T, self.out_features).T.contiguous()}
-        if self.bias is not None:
-            found["bias"] = self._gathered(self.bias, self.out_features)
-        return found
-
 
 class RowParallelLinear(_ParallelLinear):
     """y = x W^T + b with the inputs split: x (..., in), or with ``input_is_parallel`` this rank's part of it,
     (..., in_r), -> (..., out). Weight (out, in_r), bias (out,) whole on every rank. Begins as a Linear of rank 0's;
     ``take`` sets others.
     """
+
+    split: ClassVar[dict[str, int | None]] = {"weight": 1, "bias": None}
 
     def __init__(
         self,
@@ -145,22 +146,12 @@ class RowParallelLinear(_ParallelLinear):
         y = SumOverRanks.apply(F.linear(x, self.weight), communicator=self.communicator)
         return y if self.bias is None else y + self.bias  # once, after the sum
 
-    def _parts(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        begin, end = part_of(self.in_features, self.communicator)
-        return weight[:, begin:end], bias
-
-    def whole(self) -> dict[str, Tensor]:
-        """The weight (out, in) and bias (out,) of all ranks, on each of them: a collective."""
-        found = {"weight": self._gathered(self.weight, self.in_features)}
-        if self.bias is not None:
-            found["bias"] = self.bias.detach().clone()
-        return found
-
 
 class VocabParallelEmbedding(SplitModule):
     """A table of vectors of which each rank has some rows: integer indices of any shape -> (*shape, embedding_dim).
     Weight (num_r, embedding_dim). Begins as an Embedding of rank 0's; ``take`` sets others."""
 
+    split: ClassVar[dict[str, int | None]] = {"weight": 0}
     num_embeddings: int
     embedding_dim: int
     weight: Parameter
@@ -171,14 +162,6 @@ class VocabParallelEmbedding(SplitModule):
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self._begin(communicator, Embedding(num_embeddings, embedding_dim, dtype=dtype))
-
-    def take(self, whole: Embedding) -> None:
-        """Make this rank's rows of ``whole``, a table of the full size, its own."""
-        wanted = (self.num_embeddings, self.embedding_dim)
-        if whole.weight.shape != wanted:
-            raise bad_value(f"a table of shape {whole.weight.shape}, expected {wanted}")
-        begin, end = part_of(self.num_embeddings, self.communicator)
-        self.weight = Parameter(whole.weight.detach()[begin:end].clone())
 
     def forward(self, indices: Tensor) -> Tensor:
         """Indices -> their vectors. IndexError, on all ranks, for one that is out of range."""
@@ -196,10 +179,6 @@ class VocabParallelEmbedding(SplitModule):
             w = self.weight
             y = Tensor.wrap(w.device.kernels.zeros((*indices.shape, self.embedding_dim), w.dtype), w.device)
         return SumOverRanks.apply(y, communicator=self.communicator)
-
-    def whole(self) -> dict[str, Tensor]:
-        """The weight (num_embeddings, embedding_dim) of all ranks, on each of them: a collective."""
-        return {"weight": self._gathered(self.weight.T, self.num_embeddings).T.contiguous()}
 
     def extra_repr(self) -> str:
         """Sizes, and whose part it is."""

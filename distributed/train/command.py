@@ -53,9 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="the settings")
-    parser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
-    parser.add_argument("--rank", type=int, metavar="R", help="this process's number, from 0")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where ranks on GPUs meet")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--dry-run", action="store_true", help="check everything, and train nothing")
     for flag, key in FLAGS.items():
@@ -64,13 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = {key: value for key in FLAGS.values() if (value := getattr(options, key)) is not None}
         settings = read_settings(options.config, {**given, **read_overrides(rest)})
-        config = resolve(
-            settings.training.distributed,
-            discover_place(),
-            world_size=options.world_size,
-            rank=options.rank,
-            coordinator=options.coordinator,
-        )
+        config = resolve(settings.training.distributed, discover_place())
         with config.connect(timeout=settings.training.timeout) as comm:
             run = Run(comm, settings, options.resume, options.dry_run)
             try:

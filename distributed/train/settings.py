@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from minigrad.data import BytePairTokenizer, CharTokenizer
 from minigrad.dtypes import bfloat16, float16
+from minigrad.errors import check_int, check_option
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing
 
@@ -51,16 +53,12 @@ class ModelSection:
 
     def build(self, vocab_size: int, seq_len: int) -> CausalLM:
         """A new model, with weights from the default generator."""
+        sizes = {key: n for key, n in dataclasses.asdict(self).items() if key != "family" and n is not None}
         if self.family == "gpt2":
-            channels = (self.n_head, self.n_embd, self.dropout)
-            sizes = (vocab_size, seq_len, self.n_layer, *channels)
-            again = self.checkpoint_blocks
-            return GPT2(GPT2Config(*sizes, tied=self.tied, n_inner=self.n_inner, checkpoint_blocks=again))
-        heads = (self.n_head, self.n_head if self.n_kv_head is None else self.n_kv_head)
-        inner = 4 * self.n_embd if self.n_inner is None else self.n_inner
-        shape = (seq_len, self.n_layer, *heads, self.n_embd, inner)
-        again = self.checkpoint_blocks
-        return Llama(LlamaConfig(vocab_size, *shape, dropout=self.dropout, tied=self.tied, checkpoint_blocks=again))
+            return GPT2(GPT2Config(vocab_size, seq_len, **sizes))
+        return Llama(
+            LlamaConfig(vocab_size, seq_len, **{"n_kv_head": self.n_head, "n_inner": 4 * self.n_embd, **sizes})
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +82,10 @@ class DataSection:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSection:
-    """``training.distributed``: the fields of DistributedTrainConfig. ``rank`` is better left to a launcher."""
+    """``training.distributed``: the fields of DistributedTrainConfig. ``rank`` is better left to a launcher, which may
+    say ``world_size``, too."""
 
-    world_size: int
+    world_size: int | None = None
     rank: int | None = None
     local_rank: int | None = None
     role: str | None = None
@@ -169,6 +168,9 @@ FLAGS = {
     "--save-every": "training.save_interval",
     "--log-every": "training.log_interval",
     "--seed": "training.seed",
+    "--world-size": "training.distributed.world_size",
+    "--rank": "training.distributed.rank",
+    "--coordinator": "training.distributed.coordinator_addr",
 }
 # entrenar's names in the file, and ours.
 OTHER_NAMES = {
@@ -179,6 +181,12 @@ OTHER_NAMES = {
     "training.gradient_checkpointing": "model.checkpoint_blocks",
     **{f"optimizer.{name}": f"training.{name}" for name in ("lr", "beta1", "beta2", "weight_decay")},
 }
+# What entrenar's files may say, and what is so anyway.
+ALWAYS = {"optimizer": {}, "optimizer.name": "adamw", "training.deterministic": True}
+LEAST = {
+    "seed": 0, "max_steps": 1, "epochs": 1, "batch_size": 1, "seq_len": 1, "accumulation_steps": 1, "warmup_steps": 0,
+    "log_interval": 1, "save_interval": 1, "keep": 1,
+}  # fmt: skip
 
 
 def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
@@ -212,10 +220,11 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
             seen = set()
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
-                if not isinstance(key, str):
-                    raise SettingsError(f"{path}, line {key_node.start_mark.line + 1}: the key {key!r} is no text")
+                line = f"{path}, line {key_node.start_mark.line + 1}"
+                if not isinstance(key, str) or "." in key:
+                    raise SettingsError(f"{line}: the key {key!r} is no text without a dot")
                 if key in seen:
-                    raise SettingsError(f"{path}, line {key_node.start_mark.line + 1}: {key} is given twice")
+                    raise SettingsError(f"{line}: {key} is given twice")
                 seen.add(key)
             return dict(super().construct_mapping(node, deep))
 
@@ -233,25 +242,19 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
     return settings
 
 
-def resolve(
-    section: DistributedSection | None,
-    place: Place,
-    *,
-    world_size: int | None = None,
-    rank: int | None = None,
-    coordinator: str | None = None,
-) -> DistributedTrainConfig:
-    """This process's place: from the flags, else from the file, else from what launched it.
+def resolve(section: DistributedSection | None, place: Place) -> DistributedTrainConfig:
+    """This process's place: from the settings, else from what launched it.
 
     Raises SettingsError for a place that makes no sense, and for one that a launcher contradicts.
     """
-    given = {} if section is None else dataclasses.asdict(section)
-    for name, value in (("world_size", world_size), ("rank", rank), ("coordinator_addr", coordinator)):
-        given[name] = given.get(name) if value is None else value
+    alone = place.source == "single"
+    given = dataclasses.asdict(section or DistributedSection())
     if given["world_size"] is None:
+        if section is not None and alone:
+            raise SettingsError("training.distributed needs world_size: nothing launched this process")
         given["world_size"] = place.world_size
     if given["rank"] is None:
-        if place.source == "single" and given["world_size"] != 1 and given.get("backend") == "cuda":
+        if alone and given["world_size"] != 1 and given["backend"] == "cuda":
             raise SettingsError(f"which of the {given['world_size']} ranks is this? Nothing launched it: pass --rank")
         given["rank"] = place.rank
     try:
@@ -273,38 +276,40 @@ def _plain(yaml: Any, text: str) -> Any:
 
 def _overridden(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The file's keys under this module's names, and over them those of the command line."""
-    content = {key: dict(part) if isinstance(part, dict) else part for key, part in content.items()}
-    lengths = {"training.max_steps", "training.epochs"}  # one given here outweighs the other there
+    named = dict(_by_name(content, ""))
     for other, name in OTHER_NAMES.items():
-        section, key = other.split(".")
-        if isinstance(content.get(section), dict) and key in content[section]:
-            if _has(content, name):
+        if other in named:
+            if name in named:
                 raise SettingsError(f"{other} and {name} are the same: give one")
-            _put(content, name, content[section].pop(key))
-    if content.get("optimizer") in ({}, {"name": "adamw"}):
-        del content["optimizer"]
-    if isinstance(content.get("training"), dict) and content["training"].get("deterministic") is True:
-        del content["training"]["deterministic"]  # it always is
-    named = {OTHER_NAMES.get(key, key): value for key, value in overrides.items()}
-    if lengths & named.keys() and isinstance(content.get("training"), dict):
-        content["training"] = {k: v for k, v in content["training"].items() if f"training.{k}" not in lengths}
+            named[name] = named.pop(other)
+    named = {name: value for name, value in named.items() if name not in ALWAYS or value != ALWAYS[name]}
+    given = {OTHER_NAMES.get(name, name): value for name, value in overrides.items()}
+    lengths = {"training.max_steps", "training.epochs"}  # one given here outweighs the other there
+    if lengths & given.keys():
+        named = {name: value for name, value in named.items() if name not in lengths}
+    return _in_sections({**named, **given})
+
+
+def _by_name(content: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    """The values within sections, by dotted name."""
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _by_name(value, f"{where}{key}.")
+        else:
+            yield where + key, value
+
+
+def _in_sections(named: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
     for name, value in named.items():
-        _put(content, name, value)
+        *sections, key = name.split(".")
+        part = content
+        for section in sections:
+            part = part.setdefault(section, {})
+            if not isinstance(part, dict):
+                raise SettingsError(f"{section} is {_show(part)}, expected keys and values, of which {name} is one")
+        part[key] = value
     return content
-
-
-def _has(content: dict[str, Any], name: str) -> bool:
-    section, _, key = name.partition(".")
-    return isinstance(content.get(section), dict) and key in content[section]
-
-
-def _put(content: dict[str, Any], name: str, value: Any) -> None:
-    *sections, key = name.split(".")
-    for section in sections:
-        content = content.setdefault(section, {})
-        if not isinstance(content, dict):
-            raise SettingsError(f"{section} is {_show(content)}, expected keys and values, of which {name} is one")
-    content[key] = value
 
 
 def _section(kind: type[Section], content: Any, where: str) -> Section:
@@ -320,13 +325,6 @@ def _section(kind: type[Section], content: Any, where: str) -> Section:
                 + (f"; did you mean {near[0]}?" if near else f"; the keys here are {', '.join(hints)}")
             )
     values = {key: _value(hints[key], value, f"{where}{'.' * bool(where)}{key}") for key, value in content.items()}
-    missing = [
-        field.name
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]  # all sections are dataclasses
-        if field.name not in values and field.default is field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise SettingsError(f"{where} needs {', '.join(missing)}")
     return kind(**values)
 
 
@@ -375,19 +373,8 @@ def _show(value: Any) -> str:
 def _check(settings: Settings) -> None:
     """Values that no part of the training would refuse more clearly."""
     t, m = settings.training, settings.model
-    for name, least in (
-        ("seed", 0), ("max_steps", 1), ("epochs", 1), ("batch_size", 1), ("seq_len", 1), ("accumulation_steps", 1),
-        ("warmup_steps", 0), ("log_interval", 1), ("save_interval", 1), ("keep", 1),
-    ):  # fmt: skip
-        value = getattr(t, name)
-        if value is not None and value < least:
-            raise SettingsError(f"training.{name} is {value}, expected at least {least}")
-    if not 0 < t.timeout < float("inf"):
-        raise SettingsError(f"training.timeout is {t.timeout}, expected seconds above 0")
     if (t.max_steps is None) == (t.epochs is None):
         raise SettingsError("training needs one of max_steps and epochs" + ("" if t.epochs is None else ", not both"))
-    if t.mixed_precision not in (None, "bf16", "fp16"):
-        raise SettingsError(f"training.mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
     if m.family not in ("gpt2", "llama"):
         raise SettingsError(f"model.family is {m.family!r}, expected gpt2 or llama")
     if m.family == "gpt2" and m.n_kv_head is not None:
@@ -395,6 +382,12 @@ def _check(settings: Settings) -> None:
             f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has as many as heads of queries: leave it out"
         )
     try:
+        for name, least in LEAST.items():
+            if getattr(t, name) is not None:
+                check_int(name, getattr(t, name), least)
+        check_option("mixed_precision", t.mixed_precision, (None, "bf16", "fp16"))
+        if not 0 < t.timeout < math.inf:
+            raise ValueError(f"timeout is {t.timeout}, expected seconds above 0")
         t.trainer_config()
         AdamW(lr=t.lr, betas=(t.beta1, t.beta2), weight_decay=t.weight_decay)
         t.schedule(1)

@@ -108,13 +108,13 @@ def test_should_launcher_defaults_are_entrenars():
         ("training: {1: 2}", "the key 1 is no text"),
         ("training: {}", "needs one of max_steps and epochs"),
         ("training: {max_steps: 1, epochs: 1}", "not both"),
-        ("training: {max_steps: 0}", "training.max_steps is 0, expected at least 1"),
-        ("training: {max_steps: 1, batch_size: 0}", "training.batch_size is 0"),
+        ("training: {max_steps: 0}", "training: max_steps is 0, expected an integer >= 1"),
+        ("training: {max_steps: 1, batch_size: 0}", "training: batch_size is 0"),
         ("training: {max_steps: 1, lr: -1}", "training: .*lr"),
         ("training: {max_steps: 1, beta2: 1.0}", "training: .*1.0"),
         ("training: {max_steps: 1, max_grad_norm: 0}", "training: max_grad_norm is 0"),
-        ("training: {max_steps: 1, timeout: .inf}", "training.timeout is inf"),
-        ("training: {max_steps: 1, distributed: {}}", "training.distributed needs world_size"),
+        ("training: {max_steps: 1, timeout: .inf}", "training: timeout is inf"),
+        ("training.lr: 1.0", "the key 'training.lr' is no text without a dot"),
         ("training: {max_steps: 1, distributed: {world_size: '2'}}", "distributed.world_size is '2', expected an int"),
         ("training: {max_steps: 1, distributed: {world: 2}}", "unknown key training.distributed.world; did you mean"),
         ("model: {family: bert}\ntraining: {max_steps: 1}", "model.family is 'bert'"),
@@ -142,37 +142,42 @@ def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
 # ---------------------------------------------------------------------- places
 
 
-def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in():
-    section = DistributedSection(world_size=4, rank=3, coordinator_addr="a:1", backend="cuda")
-    found = resolve(section, ALONE, world_size=2, rank=1, coordinator="b:2")
-    assert found == DistributedTrainConfig(2, 1, None, None, "b:2", "cuda")
+def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_path, monkeypatch):
+    path = write(tmp_path, distributed="{world_size: 4, rank: 3, coordinator_addr: 'a:1', backend: cuda}")
+    section = read_settings(path).training.distributed
     assert resolve(section, ALONE) == DistributedTrainConfig(4, 3, None, None, "a:1", "cuda")
-    assert resolve(None, SECOND) == DistributedTrainConfig(2, 1)
+    found = []
+    monkeypatch.setattr(DistributedTrainConfig, "connect", lambda config, **options: found.append(config) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train.main([str(path), "--world-size", "2", "--rank", "1", "--coordinator", "b:2"])
+    assert found == [DistributedTrainConfig(2, 1, None, None, "b:2", "cuda")]
+    assert resolve(None, SECOND) == resolve(DistributedSection(), SECOND) == DistributedTrainConfig(2, 1)
     assert resolve(DistributedSection(world_size=2), SECOND) == DistributedTrainConfig(2, 1)
     assert resolve(None, ALONE) == DistributedTrainConfig(1, 0)
 
 
 @pytest.mark.parametrize(
-    ("section", "place", "flags", "message"),
+    ("section", "place", "message"),
     [
-        (None, SECOND, {"world_size": 3}, "world_size is 3, but Open MPI says 2"),
-        (None, SECOND, {"rank": 0}, "rank is 0, but Open MPI says 1"),
-        (DistributedSection(2, local_rank=0), SECOND, {}, "local_rank is 0, but Open MPI says 1"),
-        (DistributedSection(2, role="coordinator"), SECOND, {}, "rank 1 is the worker"),
-        (DistributedSection(1), SECOND, {}, "rank is 1, expected an integer from 0 to 0"),
-        (DistributedSection(2), ALONE, {}, "nothing launched this process: start the ranks with .*launch -n 2"),
-        (None, ALONE, {"world_size": 2, "rank": 1}, "nothing launched this process"),
-        (DistributedSection(2, backend="cuda"), ALONE, {}, "which of the 2 ranks is this.*--rank"),
-        (None, SECOND, {"coordinator": "host:9000"}, "is for backend 'cuda'.*through MPI's launcher"),
-        (DistributedSection(2, backend="cuda"), SECOND, {"coordinator": "host"}, "expected HOST:PORT"),
-        (DistributedSection(2, backend="cuda"), SECOND, {"coordinator": "host:99999"}, "expected HOST:PORT"),
-        (None, ALONE, {"world_size": 0}, "world_size is 0"),
-        (DistributedSection(2, backend="wgpu"), SECOND, {}, "backend is 'wgpu'"),
+        (DistributedSection(3), SECOND, "world_size is 3, but Open MPI says 2"),
+        (DistributedSection(rank=0), SECOND, "rank is 0, but Open MPI says 1"),
+        (DistributedSection(2, local_rank=0), SECOND, "local_rank is 0, but Open MPI says 1"),
+        (DistributedSection(2, role="coordinator"), SECOND, "rank 1 is the worker"),
+        (DistributedSection(1), SECOND, "rank is 1, expected an integer from 0 to 0"),
+        (DistributedSection(), ALONE, "training.distributed needs world_size"),
+        (DistributedSection(2), ALONE, "nothing launched this process: start the ranks with .*launch -n 2"),
+        (DistributedSection(2, 1), ALONE, "nothing launched this process"),
+        (DistributedSection(2, backend="cuda"), ALONE, "which of the 2 ranks is this.*--rank"),
+        (DistributedSection(2, coordinator_addr="a:9"), SECOND, "is for backend 'cuda'.*through MPI's launcher"),
+        (DistributedSection(2, coordinator_addr="host", backend="cuda"), SECOND, "expected HOST:PORT"),
+        (DistributedSection(2, coordinator_addr="host:99999", backend="cuda"), SECOND, "expected HOST:PORT"),
+        (DistributedSection(0), ALONE, "world_size is 0"),
+        (DistributedSection(2, backend="wgpu"), SECOND, "backend is 'wgpu'"),
     ],
 )
-def test_must_config_contradictions_raise(section, place, flags, message):
+def test_must_config_contradictions_raise(section, place, message):
     with pytest.raises(SettingsError, match=message):
-        resolve(section, place, **flags)
+        resolve(section, place)
 
 
 def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
@@ -357,14 +362,7 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "minigrad.distributed.train",
-        str(write(tmp_path)),
-    ]
+    command = [sys.executable, "-W", "error", "-m", "minigrad.distributed.train", str(write(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "done: step 6; all 1 ranks hold the same weights, bit for bit"
