@@ -23,7 +23,7 @@ from minigrad.tensor import Tensor
 from ..comm.comm_errors import CommTimeoutError, PeerLostError
 from ..comm.communicator import Communicator
 from ..comm.communicator_group import CommunicatorGroup
-from ..comm.gather import all_gather_bytes
+from ..comm.gather import all_gather_rows
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import agree_on_settings
 from ..train.reducers import Buckets
@@ -48,9 +48,8 @@ class PartOfModelUpdater(Updater):
         """Clip to the norm over all ranks, and return it."""
         if self._communicator.world_size == 1:
             return super().clip(step, grads, max_norm, params)
-        mine = np.float64(grad_norm(grads, [p for p in params if self._owned(p)]))
-        parts = all_gather_bytes(self._communicator, mine.tobytes())
-        norms = [float(np.frombuffer(part, np.float64)[0]) for part in parts]
+        mine = grad_norm(grads, [p for p in params if self._owned(p)])
+        norms = all_gather_rows(self._communicator, np.array([mine]))[:, 0].tolist()
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
             bad = [f"{value} on rank {rank}" for rank, value in enumerate(norms) if not math.isfinite(value)]

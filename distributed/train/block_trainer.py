@@ -1,4 +1,8 @@
-"""BlockTrainer: a model trained block by block on several ranks, with its buffers, log and checkpoints."""
+"""BlockTrainer: a model trained block by block on several ranks, with its buffers, log and checkpoints.
+
+entrenar counts acknowledgements of a checkpoint without asking whose they are, and its "BLAKE3" is a 64-bit hash
+stretched. Here each rank's SHA-256 is gathered, and compared with what each rank has loaded.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,26 @@ from minigrad.dtypes import float64, is_floating
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
+from minigrad.serialization import Checkpoint, CheckpointError
 from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator
+from ..comm.gather import all_gather_json
 from ..comm.noop import NoOpCommunicator
+from ..comm.place import on_host
 from .block_buckets import BlockBuckets, BlockScaling, BlockUpdater
-from .block_checkpoint import load_model, save_model, saved_buffers
 from .blocks import BlockLayout
 from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, all_reduce_hook
+from .checkpoint import (
+    load_distributed_checkpoint,
+    random_state,
+    restore_random_state,
+    save_distributed_checkpoint,
+)
 from .config import TrainingConfig, TrainingMetrics
+from .grad_sync import digest_of
 from .precision import Scaled
 from .step_log import StepLog
 
@@ -66,7 +79,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
         self._device = next(model.parameters()).device  # a world of one has the model where it is
         self._buffers_before: dict[str, Any] = {}
         self._weight, self._unit = 0.0, 0.0
-        self.broadcast_params([*model.named_parameters(), *saved_buffers(model).items()])
+        self.broadcast_params(self._replicated())
 
     def use(self, loss_fn: Callable[..., Tensor] | None, scaler: GradScaler | None) -> None:
         """Compute this loss of a batch's tensors, and scale it by this scaler; None: ``model.loss``, and no scaling."""
@@ -120,12 +133,12 @@ class BlockTrainer(Scaled, BucketedTrainer):
 
         Raises ReplicaMismatchError on all ranks, naming the first tensor that differs and the ranks in the minority.
         """
-        self.assert_replicas_identical([*self.model.named_parameters(), *saved_buffers(self.model).items()])
+        self.assert_replicas_identical(self._replicated())
 
     def _begin(self) -> None:
         """Where a window begins, remember what a failure must bring back."""
         if self._step.accumulator.current_step == 0:
-            buffers = saved_buffers(self.model)
+            buffers = self._saved_buffers()
             self._buffers_before = {name: b.device.kernels.copy(b.data) for name, b in buffers.items()}
             self._weight = self._unit = 0.0
 
@@ -136,7 +149,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
             if metrics is not None:
                 self._average_buffers()
         except Exception as error:
-            for name, buffer in saved_buffers(self.model).items():
+            for name, buffer in self._saved_buffers().items():
                 buffer.device.kernels.elementwise.assign(buffer.data, self._buffers_before[name])
                 buffer.bump_version()
             scaled = self.scaler is not None and self.scaler.get_scale() > 1.0
@@ -154,7 +167,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
 
     @no_grad()
     def _average_buffers(self) -> None:
-        buffers = saved_buffers(self.model)
+        buffers = self._saved_buffers()
         if self.communicator.world_size == 1 or not buffers:
             return
         device = self.communicator.device
@@ -193,15 +206,20 @@ class BlockTrainer(Scaled, BucketedTrainer):
         arrays, meta = self.state_dict(self.model.named_parameters())  # refuses, on all ranks, within a window
         if not alone:
             self.verify_replicas()
+        comm = NoOpCommunicator() if alone else self.communicator
+        comm.barrier()
+        weights = self._weights()
         state = {
             "step": self.global_step,
             "trainer": meta,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "skipped_steps": self.skipped_steps,
             "extra": dict(extra or {}),
+            "random": random_state(comm),
+            "world_size": comm.world_size,
+            "weight_hashes": all_gather_json(comm, digest_of(weights)),
         }
-        comm = NoOpCommunicator() if alone else self.communicator
-        return save_model(comm, self.model, folder, arrays, state, keep)
+        return save_distributed_checkpoint(comm, folder, {"model": weights, "trainer": arrays}, state, keep)
 
     def load_checkpoint(self, folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
         """Go on bit for bit from the newest checkpoint, or that of ``step``; returns what was saved as ``extra``.
@@ -209,19 +227,42 @@ class BlockTrainer(Scaled, BucketedTrainer):
         A collective; rank 0 reads for all. Each rank compares the hash of what it then holds. Raises CheckpointError on
         all ranks for a checkpoint that is missing, damaged or of another model.
         """
-        state = load_model(self.communicator, self.model, folder, step, self._check_saved, self._take_over)
+        checkpoint, error = load_distributed_checkpoint(self.communicator, folder, step), ""
+        try:
+            self._take_over(checkpoint)
+        except (KeyError, TypeError, ValueError) as reason:
+            error = f"no {reason}" if isinstance(reason, KeyError) else str(reason)
+        for rank, text in enumerate(all_gather_json(self.communicator, error)):
+            if text:
+                raise CheckpointError(f"{checkpoint.path} does not fit rank {rank}: {text}", checkpoint.path)
         self._log.resume_after(self.global_step)
-        return dict(state["extra"])
+        return dict(checkpoint.state["extra"])
 
-    def _check_saved(self, state: Mapping[str, Any]) -> None:
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
         if (state["scaler"] is None) != (self.scaler is None):
             raise ValueError(f"it was saved {'without' if state['scaler'] is None else 'with'} a scaler")
-
-    def _take_over(self, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
-        self.load_state_dict(self.model.named_parameters(), arrays, state["trainer"])
+        self.model.load_state_dict(checkpoint.tensors["model"])
+        self.load_state_dict(self.model.named_parameters(), checkpoint.tensors["trainer"], state["trainer"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self._precision.skipped_steps = int(state["skipped_steps"])
+        restore_random_state(self.communicator, state["random"])
+        found, saved = digest_of(self._weights()), state["weight_hashes"][0]
+        if found != saved:
+            raise ValueError(f"the weights' hash is {found[:16]}..., the saved one {saved[:16]}...")
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        return {name: on_host(tensor) for name, tensor in self.model.state_dict().items()}
+
+    def _saved_buffers(self) -> dict[str, Tensor]:
+        """The buffers that the model's ``state_dict`` has, by name."""
+        saved = self.model.state_dict().keys()
+        return {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
+
+    def _replicated(self) -> list[tuple[str, Tensor]]:
+        """What has the same bits on all ranks."""
+        return [*self.model.named_parameters(), *self._saved_buffers().items()]
 
     def close(self) -> None:
         """Close the log. The communicator stays open: its owner closes it."""

@@ -376,30 +376,17 @@ class CapturedStep:
 
 
 class CapturedPass:
-    """A function of tensors that is captured at once: ``SimpleTrainer.capture_forward_pass`` and its sibling.
+    """A function of tensors that is captured at once: ``SimpleTrainer.capture_forward_pass`` and its sibling."""
 
-    ``after``: the pass whose outputs are the function's arguments, as they are; else its inputs are copied.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device, after: CapturedPass | None
-    ) -> None:
-        self._after = after
-        self._of_inputs = function
-        self._static: cuda_graph.Static | None = None
-        self.outputs: Any = None
-        if device.type == "cuda":
-            self._static = cuda_graph.Static(self._call, inputs, device)
-            self.outputs = self._static.outputs
-        self.device = device
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device) -> None:
+        self.device, self._function = device, function
+        self._static = cuda_graph.Static(function, inputs, device) if device.type == "cuda" else None
+        self.outputs: Any = None if self._static is None else self._static.outputs
 
     def __call__(self, *inputs: Any) -> Any:
         """Launch it, or on the CPU call the function."""
-        self.outputs = self._call(*inputs) if self._static is None else self._static(inputs)
+        self.outputs = self._function(*inputs) if self._static is None else self._static(inputs)
         return self.outputs
-
-    def _call(self, *inputs: Any) -> Any:
-        return self._of_inputs(*inputs) if self._after is None else self._of_inputs(self._after.outputs)
 
     def close(self) -> None:
         """Give the graph's memory back."""
@@ -469,7 +456,7 @@ class Capturing:
         """
         self._close_passes()
         device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
-        self._passes["forward"] = CapturedPass(function, inputs, device, None)
+        self._passes["forward"] = CapturedPass(function, inputs, device)
         return self._passes["forward"].outputs
 
     def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
@@ -477,7 +464,7 @@ class Capturing:
         ``lambda loss: loss.backward()``; returns what it returns.
         """
         forward = self._pass("forward", "capture_backward_pass")
-        self._passes["backward"] = CapturedPass(function, (), forward.device, forward)
+        self._passes["backward"] = CapturedPass(lambda: function(forward.outputs), (), forward.device)
         return self._passes["backward"].outputs
 
     def launch_forward_graph(self, *inputs: Tensor) -> Any:

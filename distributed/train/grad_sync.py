@@ -239,11 +239,11 @@ def exchange_window(communicator: Communicator, window: Window) -> list[Window]:
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """A hash of named arrays, whatever their order: names, shapes, dtypes and bits."""
-    out = hashlib.blake2b(digest_size=16)
-    for name in sorted(arrays):
-        out.update(f"{name} {arrays[name].shape} {arrays[name].dtype.name};".encode())
-        out.update(bytes_of(arrays[name]).data)
+    """SHA-256 of named arrays, whatever their order: names, dtypes, shapes and bits."""
+    out = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        out.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        out.update(bytes_of(array).data)
     return out.hexdigest()
 
 

@@ -159,7 +159,7 @@ def test_layers_begin_with_the_weights_of_one_whole_layer() -> None:
         assert all(array.dtype == np.float32 and array.std() > 0 for array in found)
         with pytest.raises(ValueError, match=r"a weight of shape \(5, 5\), expected \(5, 6\)"):
             layers[0].take(nn.Linear(5, 5))
-        with pytest.raises(ValueError, match=r"a table of shape \(6, 4\), expected \(5, 4\)"):
+        with pytest.raises(ValueError, match=r"a weight of shape \(6, 4\), expected \(5, 4\)"):
             layers[2].take(nn.Embedding(6, 4))
         return [array.tobytes() for array in found]
 
