@@ -16,9 +16,9 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from ..comm.noop import NoOpCommunicator
-from .bucketed_trainer import BucketedTrainer
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook
 from .config import TrainingConfig, check_kind
+from .distributed_trainer import BucketedTrainer
 from .params import Params, named_params
 from .precision import MixedPrecision, MixedPrecisionConfig, Scaled
 

@@ -29,7 +29,6 @@ from ..comm.noop import NoOpCommunicator
 from ..comm.place import on_host
 from .block_buckets import BlockBuckets, BlockScaling, BlockUpdater
 from .blocks import BlockLayout
-from .bucketed_trainer import BucketedTrainer
 from .buckets import CommHook, all_reduce_hook
 from .checkpoint import (
     load_distributed_checkpoint,
@@ -38,6 +37,7 @@ from .checkpoint import (
     save_distributed_checkpoint,
 )
 from .config import TrainingConfig, TrainingMetrics
+from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
 from .precision import Scaled
 from .step_log import StepLog

@@ -1,5 +1,5 @@
-"""DistributedTrainer: a Step on several ranks, each with its own share of every batch (boostr's
-``DistributedTrainer``).
+"""DistributedTrainer: a Step on several ranks, each with its own share of every batch; BucketedTrainer: the all-reduce
+runs while backward still computes (boostr's ``DistributedTrainer`` and ``BucketedTrainer``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import numpy as np
 from minigrad.grad_store import GradStore
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
+from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .grad_sync import assert_replicas_identical, broadcast_params
 from .params import Params
-from .reducers import Buckets, OneRank
+from .reducers import Buckets, OneRank, Overlapped
 from .simple_trainer import SimpleTrainer
 
 
@@ -127,3 +128,24 @@ class DistributedTrainer(SimpleTrainer):
                 "each rank has its own; save after a step that returned metrics, or call flush first"
             )
         return super().state_dict(params)
+
+
+class BucketedTrainer(DistributedTrainer):
+    """A DistributedTrainer that calls ``backward`` itself, so that it can send a bucket as soon as it is full.
+
+    ::
+
+        metrics = trainer.backward_and_step(model.loss(x, y), model.named_parameters())
+
+    ``step`` with gradients that are already there works as well, without the overlap.
+    """
+
+    _reducer = Overlapped
+
+    def backward_and_step(self, loss: Tensor, params: Params, weight: float = 1.0) -> TrainingMetrics | None:
+        """``loss.backward()`` and ``step`` in one; arguments, result and errors are those of ``step``.
+
+        In the last micro-batch of a window the gradients are sent while backward still computes.
+        """
+        check_weight(weight)  # before anything is sent
+        return self._step.backward_and_take(params, loss, weight)

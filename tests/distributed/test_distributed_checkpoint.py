@@ -25,7 +25,7 @@ from minigrad.distributed import (
     run_threads,
     save_distributed_checkpoint,
 )
-from minigrad.distributed.train import async_checkpointer
+from minigrad.distributed.train import checkpoint as checkpoint_file
 from minigrad.optim import CosineAnnealing
 from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_written_beside_the_training(tmp_path, monkeypatch):
         assert may_write.wait(30)
         return save_checkpoint(*arguments)
 
-    monkeypatch.setattr(async_checkpointer, "save_checkpoint", slow)
+    monkeypatch.setattr(checkpoint_file, "save_checkpoint", slow)
     model = nn.Linear(2, 2)
     saved, state = model.weight.detach().numpy().copy(), {"step": 1, "notes": ["first"]}
     with AsyncCheckpointer() as checkpoints:
