@@ -72,15 +72,28 @@ def test_unequal_shards_count_by_their_samples(kind, sizes, accum):
     assert_same_run(run(kind, scenario), alone(scenario))
 
 
+def assert_as_exact_as_one_process(got: list[Record], scenario: Scenario) -> float:
+    """No fixed multiple of epsilon bounds AdamW: it divides gradients by their size, so a rounded tiny one may turn an
+    update round. What can be asked is that ranks are as near to exact numbers as one process is. Returns the bound.
+    """
+    exact = alone(in_float64(scenario))
+    bound = 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
+    assert distance(got, exact) <= bound
+    return bound
+
+
 @ALL_KINDS
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 0, 7)], ids=str)
 def test_float32_ranks_round_no_worse_than_one_process(kind, sizes):
-    # No fixed multiple of epsilon bounds AdamW: it divides gradients by their size, so a rounded tiny one may turn an
-    # update round. What can be asked is that ranks are as near to exact numbers as one process in float32 is.
     scenario = Scenario(shares(len(sizes), steps=8, sizes=sizes), dtype=np.float32, clip=1.0)
-    exact = alone(in_float64(scenario))
-    bound = 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
-    assert distance(run(kind, scenario), exact) <= bound < 1e-4
+    assert assert_as_exact_as_one_process(run(kind, scenario), scenario) < 1e-4
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
+    scenario = Scenario(shares(3, steps=4), dtype=dtype)
+    assert_as_exact_as_one_process(run(kind, scenario), scenario)  # run compares the ranks
 
 
 @pytest.mark.parametrize("kind", ["distributed", "bucketed"])
@@ -163,22 +176,12 @@ def test_tied_frozen_and_mixed_parameters(kind, bucket, change):
     records = run(kind, scenario, bucket)
     if scenario.mixed:
         assert {array.dtype.name for array in records[0].weights.values()} == {"float32", "float64"}
-        exact = alone(in_float64(scenario))
-        assert distance(records, exact) <= 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
+        assert_as_exact_as_one_process(records, scenario)
     else:
         assert_same_run(records, alone(scenario))
     for name in scenario.frozen:
         assert name not in records[-1].moments
         assert np.array_equal(records[-1].weights[name], dict(scenario.net().named_parameters())[name].data)
-
-
-@ALL_KINDS
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
-def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
-    scenario = Scenario(shares(3, steps=4), dtype=dtype)
-    records = run(kind, scenario)  # which compares the ranks
-    exact = alone(in_float64(scenario))
-    assert distance(records, exact) <= 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
 
 
 @pytest.mark.parametrize("kind", ["distributed", "bucketed"])
