@@ -23,14 +23,14 @@ from minigrad.tensor import Tensor
 from ..comm.comm_errors import CommTimeoutError, PeerLostError
 from ..comm.communicator import Communicator
 from ..comm.communicator_group import CommunicatorGroup
-from ..comm.gather import all_gather_rows
+from ..comm.gather import all_gather_json, all_gather_rows
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
-from ..train.grad_sync import agree_on_settings
+from ..train.grad_sync import agree_on_settings, mismatch
 from ..train.reducers import Buckets
 from ..train.step import Step, Updater
 from ..train.step_state import restore_step, save_step
-from ..train.train_kinds import Batch, StepStats, TrainerConfig
-from ..train.trainer_errors import TrainerError
+from ..train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays
+from ..train.trainer_errors import TrainerError, ZeroSamplesError
 from .tensor_layers import SplitModule
 
 
@@ -122,6 +122,31 @@ class PartOfModelTrainer(ABC):
         """The mean gradient of this rank's parameters, the mean loss, and what it is a mean over, the same on all ranks
         of a model.
         """
+
+    def _same_batch(
+        self, batch: Batch, facts: Callable[[np.ndarray, np.ndarray], dict[str, Any]]
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        """(features, labels) of the batch, and ``facts`` of them, which are the same on all ranks."""
+        problem: Exception | None = None
+        x = y = np.zeros(0)
+        try:
+            x, y = batch_arrays(batch)
+            mine = {"samples": len(x), **facts(x, y)}
+        except ZeroSamplesError:
+            mine = {"samples": 0}  # the ranks find out together, below
+        except (TypeError, ValueError, IndexError) as error:
+            problem, mine = error, {"problem": f"{type(error).__name__}: {error}"}
+        everyone = all_gather_json(self._communicator, mine)
+        if problem is not None:
+            raise problem
+        for rank, other in enumerate(everyone):
+            if other.get("samples") == 0:
+                raise ZeroSamplesError(f"trainer: zero samples on rank {rank}")
+            if other != mine:
+                there = other.get("problem", f"{other.get('samples')} samples")
+                text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other values"
+                raise mismatch(self._communicator, text, "step", [rank])
+        return x, y, mine
 
     def _check_weight(self, weight: float) -> None:
         """Raise ValueError for a batch without any weight, where no other replica can have some."""

@@ -26,14 +26,13 @@ from minigrad.tensor import Tensor
 from ..comm.calls import Work
 from ..comm.communicator import Communicator
 from ..comm.communicator_group import CommunicatorGroup
-from ..comm.gather import all_gather_bytes, all_gather_json
-from ..train.grad_sync import mean_over_ranks, mismatch
-from ..train.train_kinds import Batch, TrainerConfig, batch_arrays
+from ..comm.gather import all_gather_bytes
+from ..train.grad_sync import mean_over_ranks
+from ..train.train_kinds import Batch, TrainerConfig
 from ..train.trainer_errors import (
     FinalStageDroppedReplyError,
     NoStagesError,
     StageDroppedReplyError,
-    ZeroSamplesError,
 )
 from .part_of_model import PartOfModelTrainer
 
@@ -138,29 +137,12 @@ class PipelineParallelTrainer(PartOfModelTrainer):
 
     def _micro_batches(self, batch: Batch) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[float], float]:
         """The parts of the batch, what each counts in the mean, which the ranks agree on, and the whole weight."""
-        problem: Exception | None = None
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
-        mine: dict[str, object] = {"samples": 0}
-        try:
-            x, y = batch_arrays(batch)
-            size = self.config.batch_size_per_device
-            parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-            mine = {"samples": len(x), "weights": [self.config.loss.weight_of(labels) for _, labels in parts]}
-        except ZeroSamplesError:
-            pass  # the ranks find out together, below
-        except (TypeError, ValueError, IndexError) as error:
-            problem, mine = error, {"problem": f"{type(error).__name__}: {error}"}
-        everyone = all_gather_json(self._communicator, mine)
-        if problem is not None:
-            raise problem
-        for rank, other in enumerate(everyone):
-            if other.get("samples") == 0:
-                raise ZeroSamplesError(f"trainer: zero samples on rank {rank}")
-            if other != mine:
-                there = other.get("problem", f"{other.get('samples')} samples")
-                text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other labels"
-                raise mismatch(self._communicator, text, "step", [rank])
-        weights = everyone[-1]["weights"]
+        size, weight_of = self.config.batch_size_per_device, self.config.loss.weight_of
+        x, y, facts = self._same_batch(
+            batch, lambda x, y: {"weights": [weight_of(y[i : i + size]) for i in range(0, len(y), size)]}
+        )
+        parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+        weights = facts["weights"]
         self._check_weight(total := sum(weights))
         return parts, [weight / (total or 1.0) for weight in weights], total
 

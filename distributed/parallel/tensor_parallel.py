@@ -3,8 +3,6 @@ its shards were sums of numbers without weights or gradients)."""
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from minigrad.grad_store import GradStore
@@ -15,12 +13,10 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from ..comm.communicator_group import CommunicatorGroup
-from ..comm.gather import all_gather_bytes
-from ..comm.place import bytes_of
-from ..train.grad_sync import agree_on_params, compare_replicas, mismatch
+from ..train.grad_sync import agree_on_params, compare_replicas, digest_of
 from ..train.params import Named
-from ..train.train_kinds import Batch, TrainerConfig, batch_arrays, mean_gradient
-from ..train.trainer_errors import NoShardsError, ShardDroppedReplyError, ZeroSamplesError
+from ..train.train_kinds import Batch, TrainerConfig, mean_gradient
+from ..train.trainer_errors import NoShardsError, ShardDroppedReplyError
 from .part_of_model import PartOfModelTrainer
 from .tensor_layers import SplitModule, vocab_parallel_cross_entropy
 
@@ -79,7 +75,7 @@ class TensorParallelTrainer(PartOfModelTrainer):
         if self._whole is not None:
             compare_replicas(self._communicator, agree_on_params(self._communicator, self._whole))
             self._whole = None
-        x, y = self._same_batch(batch)
+        x, y, _ = self._same_batch(batch, lambda x, y: {"sha256": digest_of({"features": x, "labels": y})})
         self._check_weight(weight := self.config.loss.weight_of(y))
         seed = int(np.random.SeedSequence([self.seed, self.global_step]).generate_state(1, np.uint64)[0])
         size = self.config.batch_size_per_device
@@ -93,24 +89,3 @@ class TensorParallelTrainer(PartOfModelTrainer):
         weight = kind.class_weights(outputs)
         rows = outputs.reshape(y.numel(), outputs.shape[-1])
         return vocab_parallel_cross_entropy(rows, y.reshape(-1), self.split_classes, self._communicator, weight)
-
-    def _same_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """The batch as arrays, of which the ranks have compared hashes."""
-        problem: Exception | None = None
-        try:
-            x, y = batch_arrays(batch)
-            mine = hashlib.sha256(repr([(array.shape, array.dtype) for array in (x, y)]).encode())
-            for array in (x, y):
-                mine.update(bytes_of(array).data)
-            record = b"sha256 " + mine.digest()
-        except (ZeroSamplesError, TypeError, ValueError) as error:
-            problem, record = error, f"error {type(error).__name__}: {error}".encode()
-        everyone = all_gather_bytes(self._communicator, record)
-        if problem is not None:
-            raise problem
-        for rank, other in enumerate(everyone):
-            if other != record:
-                why = other.decode() if other.startswith(b"error ") else "its hash is another"
-                text = f"the ranks' batches differ: that of rank {rank} is not this one ({why})"
-                raise mismatch(self._communicator, text, "step", [rank])
-        return x, y

@@ -121,9 +121,7 @@ class AmpTrainer(Scaled, BucketedTrainer):
     def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """As DistributedTrainer's, with the scale, its count of good steps, and the steps left out."""
         arrays, meta = super().state_dict(params)
-        meta["scaler"] = None if self.scaler is None else self.scaler.state_dict()
-        meta["skipped_steps"] = self.skipped_steps
-        return arrays, meta
+        return arrays, {**meta, **self._scaling_state()}
 
     def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """As DistributedTrainer's. Raises ValueError if one of the two has a scaler and the other none."""

@@ -212,8 +212,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
         state = {
             "step": self.global_step,
             "trainer": meta,
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "skipped_steps": self.skipped_steps,
+            **self._scaling_state(),
             "extra": dict(extra or {}),
             "random": random_state(comm),
             "world_size": comm.world_size,

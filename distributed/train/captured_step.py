@@ -379,7 +379,8 @@ class CapturedPass:
     """A function of tensors that is captured at once: ``SimpleTrainer.capture_forward_pass`` and its sibling."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device) -> None:
-        self.device, self._function = device, function
+        self.device: Device = device
+        self._function = function
         self._static = cuda_graph.Static(function, inputs, device) if device.type == "cuda" else None
         self.outputs: Any = None if self._static is None else self._static.outputs
 

@@ -30,7 +30,7 @@ from minigrad.serialization import CheckpointError, list_checkpoints
 
 from ..comm.comm_errors import CollectiveMismatchError, CommError
 from ..comm.communicator import Communicator
-from ..comm.gather import all_gather_bytes
+from ..comm.gather import all_gather_json
 from ..comm.launchers import discover_place
 from .block_trainer import BlockTrainer
 from .config import NonFiniteLossError, TrainingMetrics
@@ -120,7 +120,7 @@ class Run:
         """Rank 0 looks, and all learn: a new run replaces nothing."""
         log = self.folder / "metrics.jsonl"
         found = self.comm.rank == 0 and (bool(list_checkpoints(self.folder)) or log.exists())
-        if all_gather_bytes(self.comm, b"+" if found else b"-")[0] == b"+" and not may_exist:
+        if all_gather_json(self.comm, found)[0] and not may_exist:
             raise SettingsError(
                 f"{self.folder} holds a run already: add --resume, choose another training.output_dir, or delete it"
             )

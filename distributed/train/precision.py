@@ -106,6 +106,10 @@ class Scaled:
         """Steps that were left out, because gradients overflowed."""
         return self._step.precision.skipped_steps
 
+    def _scaling_state(self) -> dict[str, Any]:
+        scaler = None if self.scaler is None else self.scaler.state_dict()
+        return {"scaler": scaler, "skipped_steps": self.skipped_steps}
+
 
 class MixedPrecision(LossScaling):
     """Loss scaling, master weights of one dtype, and the parameters that are used in that dtype all the same."""
