@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from in_threads import in_threads
-from ranks import requires_mpi, run_ranks
 from refusals import raises
 
 import minigrad
@@ -333,29 +331,3 @@ def test_refuses_states_and_arguments_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="loss_scale is 2.0"):
         MixedPrecisionConfig(loss_scale=2.0)  # type: ignore[arg-type]  # what is refused
     assert isinstance(trainer.communicator, NoOpCommunicator)
-
-
-OVERFLOW = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from minigrad.distributed import MpiCommunicator, all_gather_bytes
-from test_amp_trainer import HUGE, SMALL, feed, line
-from minigrad.optim import LossScaleStrategy
-
-comm = MpiCommunicator(timeout=30)
-net, trainer = line(LossScaleStrategy.dynamic(growth_interval=2), comm)
-made = [feed(trainer, net, HUGE if comm.rank == 1 and step == 1 else SMALL) is not None for step in range(4)]
-assert made == [True, False, True, True], made
-trainer.assert_replicas_identical(net.named_parameters())
-assert all_gather_bytes(comm, repr((trainer.loss_scale, trainer.skipped_steps)).encode()) == [b"(65536.0, 1)"] * 2
-comm.close()
-print("passed")
-"""
-
-
-@requires_mpi
-def test_an_overflow_on_one_process_is_one_on_all() -> None:
-    here = Path(__file__).parent
-    result = run_ranks(2, OVERFLOW, here, here.parent, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("passed") == 2

@@ -12,12 +12,15 @@ pytestmark = requires_mpi
 
 TRAINING = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/distributed"]
 import pytest
 from data_parallel import (
     KINDS, Scenario, Share, alone, assert_same_run, feed, make_trainer, shares, state_bits, train
 )
+from test_amp_trainer import HUGE, SMALL, line
+from test_amp_trainer import feed as feed_amp
 from minigrad.distributed import MpiCommunicator, NonFiniteLossError, all_gather_bytes
+from minigrad.optim import LossScaleStrategy
 
 comm = MpiCommunicator(timeout=30)
 W = comm.world_size
@@ -53,6 +56,13 @@ for kind in KINDS:
             assert state_bits(trainer, net) == before
         assert feed(trainer, net, net.loss(*batch)).step == step + 1
         trainer.assert_replicas_identical(net.named_parameters())
+
+# Scaled gradients that overflow on the last rank leave the step out on all of them.
+net, trainer = line(LossScaleStrategy.dynamic(growth_interval=2), comm)
+made = [feed_amp(trainer, net, HUGE if comm.rank == W - 1 and step == 1 else SMALL) is not None for step in range(4)]
+assert made == [True, False, True, True], made
+trainer.assert_replicas_identical(net.named_parameters())
+assert all_gather_bytes(comm, repr((trainer.loss_scale, trainer.skipped_steps)).encode()) == [b"(65536.0, 1)"] * W
 comm.close()
 print("passed")
 """
