@@ -64,9 +64,8 @@ def load_distributed_checkpoint(
         return {"arrays": arrays, "state": found.state, "path": str(found.path), "step": found.step}
 
     content = by_rank_0(communicator, load, "load", folder)
-    tensors: dict[str, dict[str, np.ndarray]] = {}
+    tensors: dict[str, dict[str, np.ndarray]] = {file: {} for file in content["arrays"]}
     for file, named in content["arrays"].items():
-        tensors[file] = {}
         for name, (shape, dtype) in named.items():
             array = np.empty(shape, _dtype(dtype)) if found is None else found.tensors[file][name]
             tensors[file][name] = _from_rank_0(communicator, array)

@@ -217,7 +217,3 @@ def _complain(error: Exception, code: int, rescued: str = "") -> int:
     text = str(error).partition("\n  at ")[0]  # without the line of this program, which is no news to its user
     print("error: " + " ".join((text + rescued).split()), file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,6 +26,7 @@ from ..comm.gather import all_gather_bytes, all_gather_json, all_gather_rows
 from ..comm.place import bytes_of, on_host
 from .buckets import DEFAULT_BUCKET_BYTES, GradientBucketManager
 from .params import Named, Params, named_params
+from .step import merged
 
 
 class ReplicaMismatchError(RuntimeError):
@@ -104,10 +105,9 @@ def agree_on_params(communicator: Communicator, params: Params) -> Named:
     lines = [
         json.dumps([name, list(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen"]) for name, p in named
     ]
-    names = [name for name, _ in named]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(f"two parameters have the name {twice[0]!r}; names must differ")
+    for name, count in Counter(name for name, _ in named).items():
+        if count > 1:
+            raise ValueError(f"two parameters have the name {name!r}; names must differ")
     mine = "\n".join(lines).encode()
     digests = all_gather_bytes(communicator, hashlib.sha256(mine).digest())
     if len(set(digests)) == 1:
@@ -186,11 +186,8 @@ def all_reduce_grads(
         if (grad := grads.remove(p)) is not None:
             # A tensor of its own for each: two parameters may have been given the same gradient.
             manager.mark_grad_ready(p.id, Tensor.wrap(grad.data, grad.device))
-    reduced = manager.wait_and_unflatten()
-    for i, (_, p) in enumerate(named):
-        if not any(window.present[i] for window in windows):
-            reduced.remove(p)
-    return reduced
+    absent = [p for i, (_, p) in enumerate(named) if not any(window.present[i] for window in windows)]
+    return merged(manager.wait_each(absent))
 
 
 # ------------------------------------------------------------------ windows
