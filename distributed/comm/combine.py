@@ -1,20 +1,20 @@
-"""What each collective writes where, and combining the arrays of several ranks in host memory.
+"""Combining the arrays of several ranks in host memory, for the engines that do it themselves.
 
-For the engines that do it themselves, one place decides the arithmetic: ranks are combined in order of rank, one after
-the other; float16 and bfloat16 are combined in float32 and rounded once; an average is the sum, divided; integers wrap
-as NumPy's do; MIN and MAX pass NaN on.
+One place decides the arithmetic: ranks are combined in order of rank, one after the other; float16 and bfloat16 are
+combined in float32 and rounded once; an average is the sum, divided; integers wrap as NumPy's do; MIN and MAX pass NaN
+on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minigrad.dtypes import is_floating
 
-from .calls import Call, CallKind, ReduceOp
+from .calls import ReduceOp
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -25,36 +25,6 @@ _UFUNCS: dict[ReduceOp, np.ufunc] = {
 }
 
 
-def units(call: Call, sent: Mapping[int, Any], received: Mapping[int, Any]) -> list[tuple[list[Any], list[Any]]]:
-    """An operation as pairs (sources, outs) of 1-D arrays: the sources combined go to each of the outs.
-
-    ``sent`` has the arrays that ranks contribute, by rank, ``received`` those that are to be written here; ``call`` is
-    any rank's.
-    """
-    kind = call.kind
-    src = {rank: array.reshape(-1) for rank, array in sorted(sent.items())}
-    dst = {rank: array.reshape(-1) for rank, array in sorted(received.items())}
-    if kind is CallKind.ALL_REDUCE or call.between_two:
-        return [([*src.values()], [*dst.values()])]
-    if kind is CallKind.BROADCAST:
-        outs = [out for rank, out in dst.items() if rank != call.peer]
-        return [([source], outs) for rank, source in src.items() if rank == call.peer and outs]
-    n = len(src)
-    if kind is CallKind.REDUCE_SCATTER:
-        return [([_part(x, to, n) for x in src.values()], [out]) for to, out in dst.items()]
-    if kind is CallKind.ALL_TO_ALL:
-        return [([_part(x, to, n)], [_part(out, by, n)]) for by, x in src.items() for to, out in dst.items()]
-    return [
-        ([x], [_part(out, by, n) for out in dst.values()]) for by, x in src.items()
-    ]  # all_gather, split; no barrier
-
-
-def _part(array: Any, number: int, count: int) -> Any:
-    """Part ``number`` of ``count`` equal ones."""
-    size = array.size // count
-    return array[number * size : (number + 1) * size]
-
-
 def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) -> None:
     """Write the combination of ``sources`` (one 1-D array per rank, in order of rank) into each of ``outs``.
 
@@ -62,13 +32,15 @@ def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) ->
     sources too. A single source is copied as it is; ``op`` may then be None.
     """
     result = outs[0]
-    with np.errstate(all="ignore"):  # an overflow is a value here, as on any other engine
-        if op is None or len(sources) == 1:
-            result[...] = sources[0]
-        elif is_floating(result.dtype) and result.dtype.itemsize == 2:
-            result[...] = _reduce(op, [s.astype(np.float32) for s in sources], np.empty(result.shape, np.float32))
-        else:
-            _reduce(op, sources, result)
+    if op is None or len(sources) == 1:
+        result[...] = sources[0]
+    else:
+        with np.errstate(all="ignore"):  # an overflow is a value here, as on any other engine
+            if is_floating(result.dtype) and result.dtype.itemsize == 2:
+                wide = [source.astype(np.float32) for source in sources]
+                result[...] = _reduce(op, wide, np.empty(result.shape, np.float32))
+            else:
+                _reduce(op, sources, result)
     for out in outs[1:]:
         out[...] = result
 

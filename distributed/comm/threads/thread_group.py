@@ -16,12 +16,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..calls import Call, CommStats, ReduceOp
-from ..combine import combine, units
+from ..calls import Call, CallKind, CommStats, ReduceOp
+from ..combine import combine
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
 from ..place import is_on_host
 from .device_combine import BLOCK_BYTES as DEVICE_BLOCK_BYTES
@@ -116,7 +116,7 @@ class _Operation:
         parts = self.parts.values()
         call = next(iter(parts)).call
         received = {part.seat.rank: part.call.recv for part in parts if part.call.recv is not None}
-        pairs = units(call, self.sends, received)
+        pairs = _units(call, self.sends, received)
         self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in pairs)
         self.ready = [part.ready for part in parts if part.ready is not None]
         self.tasks = deque(_blocks(call.op, pairs))
@@ -134,6 +134,36 @@ class _Operation:
 def words_of(call: Call) -> str:
     """A call and its number, as errors name it."""
     return f"{call} (operation {call.sequence})"
+
+
+def _units(call: Call, sent: Mapping[int, Any], received: Mapping[int, Any]) -> list[tuple[list[Any], list[Any]]]:
+    """An operation as pairs (sources, outs) of 1-D arrays: the sources combined go to each of the outs.
+
+    ``sent`` has the arrays that ranks contribute, by rank, ``received`` those that are to be written here; ``call`` is
+    any rank's.
+    """
+    kind = call.kind
+    src = {rank: sent[rank].reshape(-1) for rank in sorted(sent)}
+    dst = {rank: received[rank].reshape(-1) for rank in sorted(received)}
+    if kind is CallKind.ALL_REDUCE or call.between_two:
+        return [([*src.values()], [*dst.values()])]
+    if kind is CallKind.BROADCAST:
+        outs = [out for rank, out in dst.items() if rank != call.peer]
+        return [([source], outs) for rank, source in src.items() if rank == call.peer and outs]
+    n = len(src)
+    if kind is CallKind.REDUCE_SCATTER:
+        return [([_part(x, to, n) for x in src.values()], [out]) for to, out in dst.items()]
+    if kind is CallKind.ALL_TO_ALL:
+        return [([_part(x, to, n)], [_part(out, by, n)]) for by, x in src.items() for to, out in dst.items()]
+    return [
+        ([x], [_part(out, by, n) for out in dst.values()]) for by, x in src.items()
+    ]  # all_gather, split; no barrier
+
+
+def _part(array: Any, number: int, count: int) -> Any:
+    """Part ``number`` of ``count`` equal ones."""
+    size = array.size // count
+    return array[number * size : (number + 1) * size]
 
 
 def _blocks(op: ReduceOp | None, pairs: list[tuple[list[Any], list[Any]]]) -> Iterator[_Task]:
