@@ -289,6 +289,18 @@ def test_sync_waits_for_a_late_replica_until_that_is_stuck_and_who_waits_is_not(
     assert w.c.check() and list(w.c.failures) == [1]
 
 
+def test_an_average_that_has_begun_is_everyones_once_also_if_the_run_is_stopped():
+    w = World(plan(SYNC), [1.0, 1.0])
+    one_batch_each(w)
+    for rank in (0, 1):
+        w.c.batch_done(rank, 2, 0.0, 1.0)
+    assert w.c.next(0) == Wait("average")
+    assert isinstance(w.c.next(1), Average) and w.c.next(1) == Wait("average")
+    w.c.stop()
+    assert isinstance(w.c.next(0), Average)
+    assert w.c.next(0) == w.c.next(1) == Stop()
+
+
 def test_death_of_a_stuck_replica_is_noticed_after_the_deadline():
     w = World(plan(CADENCE, batch_timeout=60.0), [1.0, 1.0])
     one_batch_each(w)

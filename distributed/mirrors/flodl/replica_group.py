@@ -49,13 +49,14 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
     """Each model's parameters, and each one's buffers. Raises ValueError, naming replica and tensor, unless they fit
     those of the first, are on their devices, and are the replica's own.
     """
-    kinds = [[*model.named_parameters()] for model in models], [[*model.named_buffers()] for model in models]
-    for what, lists in zip(("parameters", "buffers"), kinds, strict=True):
+    params: list[Named] = [[*model.named_parameters()] for model in models]
+    buffers: list[Named] = [[*model.named_buffers()] for model in models]
+    for what, lists in (("parameters", params), ("buffers", buffers)):
         for rank, named in enumerate(lists):
             if len(named) != len(lists[0]):
                 raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}, expected {len(lists[0])}")
     owners: dict[int, int] = {}
-    for what, lists in zip(("parameter", "buffer"), kinds, strict=True):
+    for what, lists in (("parameter", params), ("buffer", buffers)):
         for rank, named in enumerate(lists):
             for (name, tensor), (first_name, first) in zip(named, lists[0], strict=True):
                 label = f"Ddp: {what} {name} of replica {rank}"
@@ -71,7 +72,7 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
                 ):
                     if here != there:
                         raise ValueError(f"{label} has {aspect} {here}, expected {there}")
-    return kinds
+    return params, buffers
 
 
 def close_all(communicators: Sequence[Communicator]) -> None:
