@@ -34,7 +34,7 @@ class ParamTable:
             raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
         self.dtype: np.dtype[Any] = np.dtype(params[0].dtype if params else np.float32)
         if self.dtype not in (np.float32, np.float64):
-            raise TypeError(f"the optimizer kernels update float32 or float64 parameters, not {self.dtype}")
+            raise TypeError(f"the CPU's optimizer kernels update float32 or float64 parameters, not {self.dtype}")
         self.arrays: tuple[list[np.ndarray], ...] = (list(params), *map(list, states))
         for i, arrays in enumerate(zip(*self.arrays, strict=True)):
             for array in arrays:
@@ -50,12 +50,14 @@ class ParamTable:
                     "expected as many of both, float32, and float16 or bfloat16"
                 )
 
-    def check(self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int) -> None:
-        """Raise ValueError or TypeError, naming the position, for arguments that do not fit the table.
+    def checked(self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int) -> Sequence[np.ndarray]:
+        """The gradients, in the dtype of the parameters.
 
         grads:   one array for each parameter: its dtype (that of the weights, if there are some), as many elements,
                  C-contiguous
         scalars: float64 (number of parameters, columns); a row is the same for all elements of a parameter
+
+        Raises ValueError or TypeError, naming the position.
         """
         params = self.arrays[0]
         if len(grads) != len(params) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
@@ -64,13 +66,9 @@ class ParamTable:
                 f"{len(params)} gradients and float64 scalars of shape ({len(params)}, {columns})"
             )
         pairs = [*zip(grads, params if self.weights is None else self.weights, strict=True)]
-        if False in [g.dtype == p.dtype and g.shape == p.shape and g.strides == p.strides for g, p in pairs]:
+        if False in [g.dtype == p.dtype and g.size == p.size and g.flags.c_contiguous for g, p in pairs]:
             for i, (g, p) in enumerate(pairs):
                 check_array(i, g, p.dtype, p.size)
-
-    def checked(self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int) -> Sequence[np.ndarray]:
-        """The gradients, in the dtype of the parameters; arguments and errors as ``check``."""
-        self.check(grads, scalars, columns)
         return grads if self.weights is None else [g.astype(np.float32) for g in grads]
 
     def rows(
@@ -91,7 +89,7 @@ def check_array(i: int, array: np.ndarray, dtype: np.dtype[Any], size: int) -> N
     if array.size != size:
         raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
     if not array.flags.c_contiguous:
-        raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; contiguous() makes it so")
+        raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; np.ascontiguousarray makes it so")
 
 
 class sgd:
