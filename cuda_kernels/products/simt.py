@@ -37,20 +37,17 @@ def multiply(p: Problem) -> None:
         half = p.y.shape[0] // 2
         multiply(p.part(slice(None, half)))
         multiply(p.part(slice(half, None)))
-    elif p.y.dtype not in DOT or is_small(p):
-        _multiply_elements(p, 1)
+        return
+    if p.y.dtype not in DOT or is_small(p):
+        lanes, kernel = 1, SMALL_KERNELS[p.y.dtype]
     elif is_thin(p) and p.sizes[2] >= 32 and p.a.steps[-1] == p.b.steps[-2] == 1:
-        _multiply_elements(p, 32)
+        wide = p.y.dtype == np.float32 and along(p.a, -1, 4) == along(p.b, -2, 4) == "k"
+        lanes, kernel = 32, WIDE_DOT if wide else DOT[p.y.dtype]
     else:
         _multiply_tiles(p)
-
-
-def _multiply_elements(p: Problem, lanes: int) -> None:
-    """By so many threads for each element of y."""
-    threads = min(128, -(-p.y.size * lanes // 32) * 32)
-    wide = lanes > 1 and p.y.dtype == np.float32 and along(p.a, -1, 4) == along(p.b, -2, 4) == "k"
-    kernel = WIDE_DOT if wide else DOT[p.y.dtype] if lanes > 1 else SMALL_KERNELS[p.y.dtype]
+        return
     y, bias, other, epilogue = whole(p)
+    threads = min(128, -(-y.size * lanes // 32) * 32)
     grid = -(-y.size * lanes // threads)
     kernel.launch(grid, y, p.a, p.b, bias, other, *p.words, epilogue, y.size, threads=threads)
 
