@@ -2,10 +2,7 @@
 
     OPS = [Op("exp", lambda x: x.exp(), np.exp, lambda x: x.exp())]
 
-    @pytest.mark.parametrize("check", CHECKS, ids=check_name)
-    @pytest.mark.parametrize("op", OPS, ids=str)
-    def test_op(op, check, device):
-        check(op, device)
+    test_op = every_check(OPS)
 
 The checks are the properties that every operation has: values against NumPy in float64, values, dtypes and gradients
 against PyTorch where it is installed, gradients against finite differences, any memory layout, any shape, any dtype.
@@ -460,3 +457,14 @@ CHECKS = (check_values, check_torch, check_gradients, check_layouts, check_shape
 def check_name(check: Callable[..., None]) -> str:
     """``check_values`` -> ``values``, for the names of tests."""
     return check.__name__.removeprefix("check_")
+
+
+def every_check(ops: Sequence[Op]) -> Callable[..., None]:
+    """The test of a file: each check on each operation, on each device."""
+
+    @pytest.mark.parametrize("check", CHECKS, ids=check_name)
+    @pytest.mark.parametrize("op", ops, ids=str)
+    def test_op(op: Op, check: Callable[[Op, str], None], device: str) -> None:
+        check(op, device)
+
+    return test_op

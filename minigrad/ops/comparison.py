@@ -25,12 +25,14 @@ class Bitwise(Function):
     differentiable = False
 
 
-def _comparison(name: str, formula: str, forward: Callable[..., Any], kind: type[Function] = Comparison) -> type[Any]:
+def _comparison(
+    name: str, formula: str, forward: Callable[..., Any], kind: type[Function] = Comparison
+) -> type[Function]:
     """The class of a comparison, whose ``forward`` is one call of a kernel."""
     return type(name, (kind,), {"__module__": __name__, "__slots__": (), "__doc__": formula, "forward": forward})
 
 
-def _bitwise(name: str, formula: str, forward: Callable[..., Any]) -> type[Bitwise]:
+def _bitwise(name: str, formula: str, forward: Callable[..., Any]) -> type[Function]:
     """The same of an operation on bits."""
     return _comparison(name, formula, forward, Bitwise)
 

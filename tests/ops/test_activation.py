@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, dyadic, host, needs_torch, torch, unary
+from harness import Op, dyadic, every_check, host, needs_torch, torch, unary
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -80,10 +80,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def test_vectors_of_length_0_have_no_direction(device):

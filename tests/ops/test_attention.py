@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import CHECKS, NORMAL, Op, assert_close, booleans, check_name, host, simulated, torch
+from harness import NORMAL, Op, assert_close, booleans, every_check, host, simulated, torch
 from refusals import raises
 
 import minigrad as mg
@@ -106,10 +106,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def random_heads(device, B=2, H=2, Hkv=2, Tq=5, Tk=5, D=4, requires_grad=True, dtype="float64"):

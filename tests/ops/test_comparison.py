@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, binary, booleans, check_name, dyadic, host, integers, unary
+from harness import binary, booleans, dyadic, every_check, host, integers, unary
 
 import minigrad as mg
 
@@ -62,10 +62,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def test_comparison_with_numbers_promotes(device):

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, host, integers, needs_torch, torch, uniform
+from harness import Op, every_check, host, integers, needs_torch, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -110,10 +110,7 @@ def _nll(x, t, reduction, ignored):
     return losses.sum() / ((t != ignored).sum() if reduction == "mean" else 1)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 # Semantics ------------------------------------------------------------------------------------------------------------

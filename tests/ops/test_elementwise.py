@@ -7,14 +7,13 @@ import math
 import numpy as np
 import pytest
 from harness import (
-    CHECKS,
     POSITIVE,
     Op,
     assert_close,
     binary,
     booleans,
-    check_name,
     dyadic,
+    every_check,
     host,
     needs_torch,
     torch,
@@ -135,10 +134,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 # Dtypes ---------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import CHECKS, check_name, host, needs_torch, simulated, torch, unary, uniform
+from harness import every_check, host, needs_torch, simulated, torch, unary, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -33,10 +33,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 @needs_torch

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, host, needs_torch, uniform
+from harness import Op, every_check, host, needs_torch, uniform
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -96,10 +96,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def draw(device, *shapes, dtype=np.float64, seed=0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, host, integers, simulated, uniform
+from harness import Op, every_check, host, integers, simulated, uniform
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -34,10 +34,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-def test_op(check, op, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def draw(device, *shapes, dtype=np.float64, seed=0):

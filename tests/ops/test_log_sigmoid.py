@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, check_name, host, torch, unary, uniform
+from harness import every_check, host, torch, unary, uniform
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -20,10 +20,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def test_far_from_zero(device):

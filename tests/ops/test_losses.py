@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from harness import CHECKS, NORMAL, POSITIVE, Op, check_name, distinct, dyadic, host, needs_torch, torch, uniform
+from harness import NORMAL, POSITIVE, Op, distinct, dyadic, every_check, host, needs_torch, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -150,11 +150,8 @@ OPS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # PyTorch's, of kl_div
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+# The warning is PyTorch's, of kl_div.
+test_op = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")(every_check(OPS))
 
 
 def test_confident_logits(device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, host
+from harness import Op, every_check, host
 from refusals import raises
 
 import minigrad as mg
@@ -95,10 +95,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def test_a_transposed_factor_is_no_copy_but_the_same(device):

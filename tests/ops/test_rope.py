@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, NORMAL, Op, check_name, host, integers
+from harness import NORMAL, Op, every_check, host, integers
 from refusals import raises
 
 import minigrad as mg
@@ -46,10 +46,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

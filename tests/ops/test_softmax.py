@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, host, needs_torch, simulated, torch, uniform
+from harness import Op, every_check, host, needs_torch, simulated, torch, uniform
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -40,10 +40,7 @@ def along(name, reference):
 OPS = [*along("softmax", softmax), *along("log_softmax", lambda x, axis: np.log(softmax(x, axis)))]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 @needs_torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import CHECKS, binary, check_name, host, needs_torch, torch, unary, uniform
+from harness import binary, every_check, host, needs_torch, torch, unary, uniform
 
 import minigrad as mg
 
@@ -32,10 +32,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 @needs_torch
