@@ -200,7 +200,18 @@ def _backward(
                 if half == 1:
                     seconds, bias_seconds = _second_half(rest, C, I)
                     total, bias_total = seconds[m], bias_seconds[m]
-                failed += _weight_gradient(products, part, parts, gradients[m][r:t], inputs[m][r:t], total, bias_total, wanted[4 + m], longest[m], grids[m])
+                failed += _weight_gradient(
+                    products,
+                    part,
+                    parts,
+                    gradients[m][r:t],
+                    inputs[m][r:t],
+                    total,
+                    bias_total,
+                    wanted[4 + m],
+                    longest[m],
+                    grids[m],
+                )
     if step == sums_step:
         if task == 0:
             failed += call_at(add_chunks, _add_chunks, (partial[0], dnorm_1, dbias_1))

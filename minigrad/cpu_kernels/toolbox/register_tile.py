@@ -232,7 +232,7 @@ def _opaque(builder: Any, value: Any) -> Any:
 
 
 def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[..., Any], start: Any, y: Any) -> None:
-    """The loop of a tile: y = start + the sums over ``steps`` of what ``add(sum, value of a, vector of b)`` makes of them.
+    """The loop of a tile: y = start + the sums over ``steps``, by ``add(sum, value of a, vector of b)``.
 
     ``left`` is a, the offsets of its rows, and how far a step goes; b is a panel. ``start`` and ``y`` are pairs, a
     pointer and how far its rows are apart.
@@ -272,7 +272,7 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[...
     builder.position_at_end(done)
     totals = phis()
     for r in rows:
-        for c, column in enumerate(columns):
+        for c in range(TILE_VECTORS):
             for phi in (sums[r][c], totals[r][c]):
                 phi.add_incoming(vectors.zero(), before)
                 phi.add_incoming(next_sums[r][c], loop)

@@ -57,7 +57,7 @@ ROUND_MAGIC_BITS = 0x4B400000
 # With the exponent's bias in the sum its low bits are the exponent field of 2^n: all zeros, which is the number 0, for
 # n = -127, and all ones, infinity, for n = 128.
 BIASED_MAGIC = np.float32(12582912.0 + 127.0)
-ONE_FACTOR_MIN = np.float32(-88.0)
+ONE_FACTOR_MIN: Any = np.float32(-88.0)
 EXP2_MIN, EXP2_MAX = _float32(-127.0, 128.0)
 
 
@@ -230,7 +230,7 @@ def erf_fast(x: float) -> float:
 
 # Minimax fits (Lawson's iteration on Chebyshev nodes, this project's own):
 # erf(x) = x P(x^2) for |x| < 1, error 1.2e-9; erfc(x) = exp(-Q(x)) for 1 <= x <= 4, error 1.3e-9. Past 4 erf is 1.
-ERF_MAX = np.float32(4.0)
+ERF_MAX: Any = np.float32(4.0)
 P6, P5, P4, P3, P2, P1, P0 = _float32(
     7.889119297033e-05, -8.020841050893e-04, 5.189535208046e-03, -2.685444429517e-02,
     1.128360033036e-01, -3.761262595654e-01, 1.128379167096e00,
