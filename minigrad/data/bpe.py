@@ -1,68 +1,110 @@
-"""Byte-level byte-pair encoding, as GPT-2 and Llama 3 use it: any text becomes tokens, and comes back unchanged."""
+"""Byte-level byte-pair encoding, as GPT-2 and Llama 3 use it: any text becomes tokens, and comes back unchanged.
+
+The arithmetic is that of Hugging Face's `tokenizers`. Here are its files, checked and bounded, its errors as ours, and
+what that library leaves open: every byte is a token, and no text can pose as a special token unless it may.
+"""
 
 from __future__ import annotations
 
-import heapq
+import contextlib
+import json
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from . import bpe_files
-from .bpe_definition import AddedToken, Definition, token_table
-from .bpe_training import learn_merges
+from ..files import durable
+from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
 from .errors import DataError
-from .pretokenize import PATTERNS, compile_pattern, split
 from .tokenizer import Tokens, checked_ids, lone_surrogate
-from .tokenizer_json import from_json, to_json
 
-_CACHED_WORDS = 100_000
-_CACHED_LENGTH = 64  # characters; longer words seldom come twice
+Read = TypeVar("Read")
+
+MAX_BYTES = 64 << 20
+# Lists and objects, and commas: they bound the memory that a file can ask for. Llama 3's has 280,000 and 690,000.
+MAX_CONTAINERS, MAX_COMMAS = 1_000_000, 4_000_000
+# How words are cut: GPT-2's two spellings (which ByteLevel does by itself), and Llama 3's.
+GPT2 = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+)
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+PATTERNS: dict[str, dict[str, Any]] = {
+    "gpt2": BYTE_LEVEL,
+    "llama3": {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isolated", "invert": False},
+            {**BYTE_LEVEL, "use_regex": False},
+        ],
+    },
+}
+# GPT-2's table: printable Latin-1 bytes stand for themselves, the others for U+0100 and on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTES = {byte: byte for byte in _PRINTABLE} | {0x100 + i: byte for i, byte in enumerate(_OTHERS)}
 
 
 class BytePairTokenizer:
     """Words cut by a regular expression, their UTF-8 bytes merged pair by pair (Radford et al., 2019).
 
     All 256 bytes are tokens, so there is no unknown character, and ``decode(encode(text)) == text`` for every text.
-    (Where a file sets `add_prefix_space`, the text comes back with that space.) The tokens are those of Hugging Face's
-    `tokenizers` for the same file.
+    (Where a file sets `add_prefix_space`, the text comes back with that space.)
 
-    Make one with `train`, `from_file`, `from_pretrained`, `from_gpt2_files` or `from_dict`.
+    Make one with `train`, `from_file`, `from_pretrained`, `from_gpt2_files` or `from_dict`, or from a `Tokenizer` of
+    Hugging Face's `tokenizers`. Needs that library, the extra `bpe`.
 
     Args:
-        definition: vocabulary, merges and rules, checked here.
-
-    Attributes:
-        definition: as given; not to be changed.
+        tokenizer: a byte-level BPE. It is copied, without its truncation and padding.
 
     Raises:
-        DataError: the parts of the definition contradict each other.
+        DataError: it is no byte-level BPE, or its tokens have gaps.
+        ImportError: `tokenizers` is not installed.
     """
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
-        self._table = token_table(definition)
-        vocab = definition.vocab
-        self._byte_ids = [vocab[bytes([byte])] for byte in range(256)]
-        # (left, right) -> (rank, merged)
-        self._merges: dict[tuple[int, int], tuple[int, int]] = {
-            (vocab[left], vocab[right]): (rank, vocab[left + right])
-            for rank, (left, right) in enumerate(definition.merges)
-        }
-        added = {token.id for token in definition.added}
-        self._whole = {w: i for w, i in vocab.items() if i not in added} if definition.ignore_merges else {}
-        self._stages = [compile_pattern(pattern) for pattern in definition.stages]
-        self._added = {token.content: token.id for token in definition.added}
-        # The tokenizers library looks for those marked `normalized` in what the others leave.
-        passes = [[t.content for t in definition.added if t.normalized == later] for later in (False, True)]
-        self._added_patterns = [_any_of(contents) for contents in passes if contents]
-        self._template = tuple([self._added[name] for name in part] for part in (definition.prefix, definition.suffix))
-        self._cache: dict[str, list[int]] = {}
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._state = _made(json.loads(tokenizer.to_str()))
+        added = self._state["added_tokens"]
+        contents = {token["content"]: token["id"] for token in added}
+        model = self._state["model"]
+        table = {index: _bytes(token) for token, index in model["vocab"].items() if token not in contents}
+        if len(table) + len(contents.keys() & model["vocab"].keys()) < len(model["vocab"]):
+            raise DataError("two tokens of the vocabulary have one id")
+        table |= {index: content.encode() for content, index in contents.items()}
+        if lacking := set(range(256)) - {raw[0] for raw in table.values() if len(raw) == 1}:
+            raise DataError(f"the vocabulary lacks the byte 0x{min(lacking):02x}: it is not a byte-level one")
+        if missing := set(range(len(table))) - table.keys():
+            raise DataError(
+                f"{len(table):,} tokens must have the ids 0 to {len(table) - 1:,}: {min(missing):,} is missing"
+            )
+        self._table = [table[index] for index in range(len(table))]
+        merged = {"".join(merge) for merge in model["merges"]}
+        if posing := next((c for c in contents if c in model["vocab"] and (c in merged or len(c) == 1)), None):
+            raise DataError(f"the added token {show(posing)} is also what plain text is encoded to")
+        vocab = {token: index for token, index in model["vocab"].items() if token not in contents}
+        plain = {**self._state, "added_tokens": [], "post_processor": None, "model": {**model, "vocab": vocab}}
+        self._plain = _made(plain)[0]
+        self._check_template()
+
+    def _check_template(self) -> None:
+        with _library_errors("post_processor"):
+            plain, without, within = (
+                self._plain.encode("a").ids,
+                self._tokenizer.encode("a", add_special_tokens=False).ids,
+                self._tokenizer.encode("a").ids,
+            )
+        if without != plain:
+            raise DataError("post_processor: the text must stand in it once")
+        if max(within) >= len(self._table):
+            raise DataError("post_processor: it adds a token that does not exist")
 
     # ---- how to get one ----
 
@@ -91,27 +133,33 @@ class BytePairTokenizer:
                 f"vocab_size must be at least {256 + len(special_tokens)} (256 bytes and {len(special_tokens)} special "
                 f"tokens), got {vocab_size}"
             )
-        if not all(special_tokens):
-            raise DataError("a special token must not be empty")
-        pieces = _any_of(special_tokens).split(text)[::2] if special_tokens else [text]
-        words = Counter(split(pieces, [compile_pattern(PATTERNS[pattern])]))
-        counts = {_utf8(word, text): count for word, count in words.items()}
-        tokens, merges = learn_merges(counts, vocab_size - len(special_tokens))
-        vocab = {token: index for index, token in enumerate(tokens)}
-        added = [AddedToken(content, len(tokens) + index) for index, content in enumerate(special_tokens)]
-        return cls(Definition(vocab, merges, added, (PATTERNS[pattern],)))
+        if not all(special_tokens) or len(set(special_tokens)) < len(special_tokens):
+            raise DataError("a special token is empty, or comes twice")
+        for each in (text, *special_tokens):
+            _check_text(each)
+        library = _library()
+        size = vocab_size - len(special_tokens)
+        learning, _ = _made(_document({chr(code): i for i, code in enumerate(sorted(_BYTES))}, [], PATTERNS[pattern]))
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size,
+            min_frequency=2,
+            show_progress=False,
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        )
+        longest_first = sorted(special_tokens, key=len, reverse=True)
+        pieces = re.split("|".join(map(re.escape, longest_first)), text) if special_tokens else [text]
+        learning.train_from_iterator(pieces, trainer)
+        model = json.loads(learning.to_str())["model"]
+        return cls(_made(_document(model["vocab"], model["merges"], PATTERNS[pattern], special_tokens))[0])
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> BytePairTokenizer:
         """Read a ``tokenizer.json`` of Hugging Face's `tokenizers`, with a byte-level BPE model.
 
-        GPT-2, Llama 3, SmolLM2 and their like. What is not supported in a file (a normalizer, another pattern, other
-        pre-tokenizers than ByteLevel, Digits and Split, ...) is an error that names it.
-
         Raises:
             DataError: naming the file and the fault.
         """
-        return bpe_files.at_path(path, lambda: cls(from_json(bpe_files.read_json(Path(path)))))
+        return _at(path, lambda: cls(_made(_read_json(path))[0]))
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> BytePairTokenizer:
@@ -148,9 +196,19 @@ class BytePairTokenizer:
         Raises:
             DataError: naming the fault.
         """
-        document = bpe_files.at_path(vocab, lambda: bpe_files.read_json(Path(vocab)))
-        lines = bpe_files.at_path(merges, lambda: bpe_files.read_lines(Path(merges)))
-        return bpe_files.at_path(vocab, lambda: cls(bpe_files.from_gpt2(document, lines, special_tokens)))
+        found = _at(vocab, lambda: _read_json(vocab))
+        lines = _at(merges, lambda: _decoded(_read(merges))).splitlines()
+        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+
+        def made() -> BytePairTokenizer:
+            if not isinstance(found, dict):
+                raise DataError(f"a vocabulary is an object, found {show(found)}")
+            for token in special_tokens:
+                if token not in found:
+                    raise DataError(f"the special token {show(token)} is not in the vocabulary: name others, or none")
+            return cls(_made(_document(found, pairs, BYTE_LEVEL, special_tokens))[0])
+
+        return _at(vocab, made)
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> BytePairTokenizer:
@@ -161,13 +219,13 @@ class BytePairTokenizer:
         """
         if not isinstance(state, Mapping) or state.keys() != {"kind", "tokenizer"} or state["kind"] != "byte pairs":
             raise DataError("this is not the state of a byte-pair tokenizer")
-        return cls(from_json(state["tokenizer"]))
+        return cls(_made(state["tokenizer"])[0])
 
     # ---- where it goes ----
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `from_dict` makes an equal tokenizer; for checkpoints."""
-        return {"kind": "byte pairs", "tokenizer": to_json(self.definition)}
+        return {"kind": "byte pairs", "tokenizer": json.loads(self._tokenizer.to_str())}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``tokenizer.json`` that `from_file` and Hugging Face's `tokenizers` read; replaced at once, durably.
@@ -175,7 +233,7 @@ class BytePairTokenizer:
         Raises:
             OSError: the file cannot be written.
         """
-        bpe_files.write_json(Path(path), to_json(self.definition))
+        durable.replace_file(Path(path), [self._tokenizer.to_str().encode()])
 
     def save_gpt2_files(self, vocab: str | os.PathLike[str], merges: str | os.PathLike[str]) -> None:
         """Write ``vocab.json`` and ``merges.txt`` as GPT-2 has them. Give `from_gpt2_files` the special tokens again.
@@ -184,9 +242,14 @@ class BytePairTokenizer:
             DataError: this tokenizer has rules that these files cannot express; `save` keeps them.
             OSError: a file cannot be written.
         """
-        document, lines = bpe_files.to_gpt2(self.definition)
-        bpe_files.write_json(Path(vocab), document)
-        bpe_files.write_text(Path(merges), lines)
+        model, special = self._state["model"], self.special_tokens
+        ids = {**model["vocab"], **special}
+        if _made(_document(ids, model["merges"], BYTE_LEVEL, list(special)))[1] != self._state:
+            raise DataError("GPT-2's files cannot express this tokenizer's rules: save it as one file")
+        ordered = dict(sorted(ids.items(), key=lambda item: item[1]))
+        durable.replace_file(Path(vocab), [json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode()])
+        lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
+        durable.replace_file(Path(merges), ["\n".join(lines).encode()])
 
     # ---- text to tokens and back ----
 
@@ -198,7 +261,7 @@ class BytePairTokenizer:
     @property
     def special_tokens(self) -> dict[str, int]:
         """The special tokens and their ids."""
-        return {token.content: token.id for token in self.definition.added if token.special}
+        return {token["content"]: token["id"] for token in self._state["added_tokens"] if token["special"]}
 
     def encode(self, text: str, *, special_tokens: bool = True, template: bool = False) -> Tokens:
         """Token ids of `text`, int64 ``(N,)``.
@@ -208,24 +271,16 @@ class BytePairTokenizer:
             special_tokens: True: a special or added token that stands in the text becomes its one id. False: it is
                 text like any other, and no special id comes out; for text that you do not trust.
             template: put the tokens around the text that the file's post-processor asks for, such as Llama 3's
-                ``<|begin_of_text|>``.
+                ``<|begin_of_text|>``. Only with `special_tokens`.
 
         Raises:
-            DataError: the text holds a lone surrogate.
+            DataError: the text holds a lone surrogate, or `template` comes without `special_tokens`.
         """
-        ids: list[int] = []
-        prefix, suffix = self._template if template else ([], [])
-        ids += prefix
-        pieces: list[str | int] = [text]
-        for pattern in self._added_patterns if special_tokens else ():
-            pieces = [part for piece in pieces for part in self._find_added(pattern, piece)]
-        for piece in pieces:
-            if isinstance(piece, int):
-                ids.append(piece)
-            elif piece:
-                self._encode_words(piece, ids)
-        ids += suffix
-        return np.array(ids, dtype=np.int64)
+        if template and not special_tokens:
+            raise DataError("encode(template=True) adds special tokens: it goes with special_tokens=True")
+        _check_text(text)
+        chosen = self._tokenizer if special_tokens else self._plain
+        return np.array(chosen.encode(text, add_special_tokens=template).ids, dtype=np.int64)
 
     def decode_bytes(self, tokens: npt.ArrayLike | Sequence[int]) -> bytes:
         """The bytes of token ids of any shape; a token may end within a character.
@@ -243,77 +298,142 @@ class BytePairTokenizer:
         """
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")
 
-    def _find_added(self, pattern: re.Pattern[str], piece: str | int) -> list[str | int]:
-        """A piece of text cut into text and ids; an id stays as it is."""
-        if isinstance(piece, int):
-            return [piece]
-        # Of what `split` gives, even places hold text, odd ones what the pattern found.
-        return [self._added[part] if index % 2 else part for index, part in enumerate(pattern.split(piece))]
-
-    def _encode_words(self, text: str, ids: list[int]) -> None:
-        if self.definition.add_prefix_space and not text.startswith(" "):
-            text = " " + text
-        cache = self._cache
-        for word in split([text], self._stages):
-            known = cache.get(word)
-            if known is None:
-                raw = _utf8(word, text)
-                whole = self._whole.get(raw)
-                known = self._merge(raw) if whole is None else [whole]
-                if len(word) <= _CACHED_LENGTH:
-                    if len(cache) >= _CACHED_WORDS:
-                        cache.clear()
-                    cache[word] = known
-            ids += known
-
-    def _merge(self, word: bytes) -> list[int]:
-        """The tokens of a word: always the merge of the lowest rank first, of equal ones the leftmost. O(n log n)."""
-        symbols = [self._byte_ids[byte] for byte in word]
-        end = len(symbols)
-        after = list(range(1, end + 1))
-        before = list(range(-1, end - 1))
-        merges = self._merges
-        heap = []
-        for left in range(end - 1):
-            found = merges.get((symbols[left], symbols[left + 1]))
-            if found:
-                heap.append((found[0], left, found[1]))
-        heapq.heapify(heap)
-        while heap:
-            rank, left, merged = heapq.heappop(heap)
-            right = after[left]
-            # -1 marks a symbol that was merged into its left neighbour; no pair with it has a rank.
-            if right == end or merges.get((symbols[left], symbols[right])) != (rank, merged):
-                continue
-            symbols[left], symbols[right] = merged, -1
-            after[left] = after[right]
-            if after[left] < end:
-                before[after[left]] = left
-            for start in (before[left], left):
-                if start >= 0 and after[start] < end:
-                    found = merges.get((symbols[start], symbols[after[start]]))
-                    if found:
-                        heapq.heappush(heap, (found[0], start, found[1]))
-        return [symbol for symbol in symbols if symbol >= 0]
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BytePairTokenizer) and self.definition == other.definition
+        return isinstance(other, BytePairTokenizer) and self._state == other._state
 
     def __hash__(self) -> int:
-        return hash((self.vocab_size, tuple(self.definition.merges)))
+        return hash(tuple(self._table))
 
     def __repr__(self) -> str:
         return f"BytePairTokenizer(vocab_size={self.vocab_size})"
 
 
-def _any_of(contents: Iterable[str]) -> re.Pattern[str]:
-    """Leftmost, and of those the longest; one group, so that `split` keeps what it found."""
-    return re.compile("(" + "|".join(map(re.escape, sorted(contents, key=len, reverse=True))) + ")")
-
-
-def _utf8(word: str, text: str) -> bytes:
+def _library() -> Any:
     try:
-        return word.encode()
+        import tokenizers
+    except ImportError as error:
+        raise ImportError(
+            'BytePairTokenizer needs `tokenizers`; install the extra `bpe`: pip install "minigrad-cuda[bpe]"'
+        ) from error
+    return tokenizers
+
+
+def _made(document: Any) -> tuple[Any, dict[str, Any]]:
+    """A ``Tokenizer`` of the library, without truncation and padding, and what it saves. DataError for all else."""
+    _check_rules(document)
+    library = _library()
+    with _library_errors("not a tokenizer"):
+        made = library.Tokenizer.from_str(json.dumps(document))
+    made.no_truncation()
+    made.no_padding()
+    return made, json.loads(made.to_str())
+
+
+@contextlib.contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
+        raise DataError(f"{what}: {error}") from None
+
+
+def _check_rules(document: Any) -> None:
+    """Let no rule through that loses text, or that can run or grow without bound: a file may come from anywhere."""
+    _check_fields(document, "the file", normalizer=[None])
+    affixes = {"continuing_subword_prefix": [None, ""], "end_of_word_suffix": [None, ""]}
+    _check_fields(document.get("model"), "model", type=["BPE"], dropout=[None], byte_fallback=[False], **affixes)
+    _check_fields(document.get("decoder"), "decoder", type=["ByteLevel"])
+    added, vocab = document.get("added_tokens", []), document["model"].get("vocab")
+    if not isinstance(added, list) or not isinstance(vocab, dict):
+        raise DataError("added_tokens must be a list, and model.vocab an object")
+    for token in added:
+        _check_fields(token, "added_tokens", lstrip=[False], rstrip=[False], single_word=[False])
+    ids = [*vocab.items(), *((token.get("content"), token.get("id")) for token in added)]
+    for token, index in ids:  # the library counts up to the largest
+        if type(index) is not int or not 0 <= index < len(ids):
+            raise DataError(f"{show(token)} has the id {show(index)}; with {len(ids):,} tokens, no id is larger")
+    cut = document.get("pre_tokenizer")
+    in_steps = isinstance(cut, dict) and isinstance(cut.get("pretokenizers"), list)
+    *steps, last = cut["pretokenizers"] if in_steps and cut["pretokenizers"] else [cut]
+    _check_fields(last, "pre_tokenizer, at its end", type=["ByteLevel"], add_prefix_space=[False, not steps])
+    for step in steps:
+        _check_fields(step, "pre_tokenizer", type=["Split", "Digits"])
+        if step.get("type") != "Digits":
+            regexes = [{"Regex": regex} for regex in (LLAMA3, *GPT2)]
+            how = {"behavior": ["Removed"] if step.get("invert") else ["Isolated"]}
+            _check_fields(step, "pre_tokenizer 'Split'", pattern=regexes, **how)
+
+
+def _check_fields(value: Any, where: str, **allowed: list[Any]) -> None:
+    """DataError where a field of an object has none of the values allowed for it. A missing one has the first."""
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: {show(value)} is not supported, an object is expected")
+    for field, values in allowed.items():
+        if field in value and value[field] not in values:
+            raise DataError(f"{where}: {field} = {show(value[field])} is not supported, only {show(values[0])}")
+
+
+def _document(
+    vocab: Any, merges: Iterable[Any], pre_tokenizer: dict[str, Any], special_tokens: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The ``tokenizer.json`` of these parts. Special tokens that the vocabulary lacks get the ids behind it."""
+    ids = {token: vocab.get(token, len(vocab) + i) for i, token in enumerate(special_tokens)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": ids[token], "content": token, **flags} for token in sorted(ids, key=ids.__getitem__)]
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": BYTE_LEVEL,
+        "model": {"type": "BPE", "vocab": {**vocab, **ids}, "merges": [list(pair) for pair in merges]},
+    }
+
+
+def _bytes(token: str) -> bytes:
+    try:
+        return bytes([_BYTES[ord(character)] for character in token])
+    except KeyError:
+        raise DataError(f"model.vocab: {show(token)} is neither a byte-level token nor an added one") from None
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
     except UnicodeEncodeError as error:
-        surrogate = word[error.start]
-        raise lone_surrogate(surrogate, text.index(surrogate)) from None
+        raise lone_surrogate(text[error.start], error.start) from None
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _at(path: str | os.PathLike[str], read: Callable[[], Read]) -> Read:
+    """`read()`, its errors beginning with the path."""
+    try:
+        return read()
+    except DataError as error:
+        raise DataError(f"{os.fspath(path)}: {error}") from None
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return read_bytes(Path(path), MAX_BYTES)
+    except CheckpointError as error:
+        raise DataError(error.args[0].removeprefix(f"{path}: ")) from None
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 at byte {error.start:,}") from None
+
+
+def _read_json(path: str | os.PathLike[str]) -> Any:
+    """JSON of bounded size, without duplicate keys."""
+    raw = _read(path)
+    try:
+        return parse_json(raw, MAX_CONTAINERS, MAX_COMMAS)
+    except ValueError as error:
+        raise DataError(str(error)) from None
