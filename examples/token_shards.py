@@ -34,7 +34,9 @@ INDEX = "shards.json"
 SHARD_TOKENS = 100_000_000
 VAL_FRACTION = 0.05
 PIECE = 1 << 20  # characters that are tokenized at once
-TOKENIZER_HELP = "auto (tiktoken's gpt2 if it is installed, else bytes), gpt2, bytes, or a folder with tokenizer.json"
+TOKENIZER_HELP = (
+    "auto (tiktoken's gpt2 if it is installed, else bytes), gpt2, bytes, or a folder with tokenizer.json (extra bpe)"
+)
 CUT = re.compile(r"(?<=\S)\n")  # a text cut here has the tokens of both parts: GPT-2's words never span it
 
 

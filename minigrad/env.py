@@ -188,6 +188,7 @@ def extras() -> tuple[Status, ...]:
         found = dict(zip(_PROBES, executor.map(_probe, _PROBES, _PROBES.values()), strict=True))
     cuda = [found[name] for name in ("numba_cuda", "cupy", "NCCL")]
     return (
+        _extra("bpe", found["tokenizers"]),
         _cuda_extra(12, cuda),
         _cuda_extra(13, cuda),
         _extra("inspect", found["minigrad.cuda_kernels.inspect"]),
@@ -237,6 +238,7 @@ v = mpi4py.__version__ + ", " + MPI.Get_library_version().split(",")[0].strip()
 import pytest, greenlet, hypothesis, mypy, ruff
 v = f"{pytest.__version__}, hypothesis {hypothesis.__version__}"
 """,
+    "tokenizers": "import tokenizers; v = tokenizers.__version__",
     "torch": "import torch; v = torch.__version__",
 }
 """By the name of a package, code that imports it and assigns its version to ``v``."""

@@ -41,7 +41,7 @@ def test_report_names_what_is_there():
     rows = {line.split()[0] for line in report.stdout.splitlines() if line.startswith("  ")}
     assert rows >= {"minigrad", "Python", "numpy", "numba", "llvmlite", "safetensors", "features", "vectors", "layer"}
     assert rows >= {"count", "BLAS", "folder", "size", "cpu", "cuda"}
-    assert rows >= {"cuda12", "cuda13", "inspect", "mpi", "plot", "test", "torch"}
+    assert rows >= {"bpe", "cuda12", "cuda13", "inspect", "mpi", "plot", "test", "torch"}
 
 
 def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
