@@ -102,51 +102,76 @@ def _place(element: Any, M: Any, N: Any) -> Any:
     return matrix, np.int64(outer - matrix * np.uint32(M)), np.int64(element - outer * np.uint32(N))
 
 
-def _elements(dtype: Any, name: str, registers: int, lanes: int = 1, vector: bool = False) -> Kernel:
-    """So many lanes share a sum; with ``vector`` each reads 4 elements at once, which K and the steps allow."""
-    finish = steps_of(dtype)
-    logical = dtype is np.bool_
-    zero = np.uint8(0) if logical else dtype(0)
-    shares = lanes > 1
+def _dot(real: Any, vector: bool) -> Kernel:
+    """A warp's 32 lanes share a sum; with ``vector`` each reads 4 elements at once, which K and the steps allow."""
+    finish = steps_of(real)
     count = 4 if vector else 1
 
-    @kernel(*arrays(dtype), *WORDS, "uint32", threads=128, registers=registers, name=name, vector_loads=vector)
-    def elements(
+    @kernel(
+        *arrays(real),
+        *WORDS,
+        "uint32",
+        threads=128,
+        registers=48,
+        name=f"dot_{np.dtype(real).name}{'_wide' * vector}",
+        vector_loads=vector,
+    )
+    def dot(
         y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, n,
     ):  # fmt: skip
-        element = np.uint32(cuda.grid(1) // lanes)
+        element = np.uint32(cuda.grid(1) // 32)
+        if element < n:
+            matrix, row, column = _place(element, M, N)
+            a_start = start(matrix, inner, a_outer, a_inner) + row * a_row
+            b_start = start(matrix, inner, b_outer, b_inner) + column * b_column
+            s = real(0)
+            lane = cuda.threadIdx.x % 32
+            for k in range(lane * count, K, 32 * count):
+                if vector:
+                    p, q = ptx.load_constant4(a, a_start + k), ptx.load_constant4(b, b_start + k)
+                    s += p[0] * q[0] + p[1] * q[1] + (p[2] * q[2] + p[3] * q[3])
+                else:
+                    s += a[a_start + k * a_depth] * b[b_start + k * b_depth]
+            s = warp_sum(s)
+            if lane == 0:
+                y[element] = finish(s, np.int64(element), column, bias, other, epilogue)
+
+    return dot
+
+
+DOT = {np.dtype(real): _dot(real, False) for real in (np.float32, np.float64)}
+WIDE_DOT = _dot(np.float32, True)
+
+
+def _small(dtype: Any) -> Kernel:
+    finish = steps_of(dtype)
+    logical = dtype is np.bool_
+    zero = np.uint8(0) if logical else dtype(0)
+
+    @kernel(*arrays(dtype), *WORDS, "uint32", threads=128, registers=32, name=f"small_{np.dtype(dtype).name}")
+    def small(
+        y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
+        epilogue, n,
+    ):  # fmt: skip
+        element = np.uint32(cuda.grid(1))
         if element < n:
             matrix, row, column = _place(element, M, N)
             i = start(matrix, inner, a_outer, a_inner) + row * a_row
             j = start(matrix, inner, b_outer, b_inner) + column * b_column
             s = zero
-            lane = cuda.threadIdx.x % lanes
-            if shares and not vector:
-                i += lane * a_depth
-                j += lane * b_depth
-            for k in range(lane * count, K, lanes * count):
-                if vector:
-                    p, q = ptx.load_constant4(a, i + k), ptx.load_constant4(b, j + k)
-                    s += p[0] * q[0] + p[1] * q[1] + (p[2] * q[2] + p[3] * q[3])
+            for _ in range(K):
+                if logical:
+                    s |= a[i] & b[j]
                 else:
-                    if logical:
-                        s |= a[i] & b[j]
-                    else:
-                        s += a[i] * b[j]
-                    i += lanes * a_depth
-                    j += lanes * b_depth
-            if shares:
-                s = warp_sum(s)
-            if lane == 0:
-                y[element] = finish(s, np.int64(element), column, bias, other, epilogue)
+                    s += a[i] * b[j]
+                i += a_depth
+                j += b_depth
+            y[element] = finish(s, np.int64(element), column, bias, other, epilogue)
 
-    return elements
+    return small
 
 
-DOT = {np.dtype(real): _elements(real, f"dot_{np.dtype(real).name}", 48, 32) for real in (np.float32, np.float64)}
-WIDE_DOT = _elements(np.float32, "dot_float32_wide", 48, 32, True)
 SMALL_KERNELS = {
-    np.dtype(dtype): _elements(dtype, f"small_{np.dtype(dtype).name}", 34)
-    for dtype in (np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_)
+    np.dtype(dtype): _small(dtype) for dtype in (np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_)
 }
