@@ -37,6 +37,8 @@ from .step import Reducer, Step
 class OneRank(Reducer):
     """A world of one rank whose micro-batches have weights."""
 
+    unit: float = 1.0
+
     def __init__(self, communicator: Communicator, bucket_size_bytes: int, hook: CommHook) -> None:
         self.communicator: Communicator = communicator
         self.world_size: int = communicator.world_size
@@ -60,6 +62,8 @@ class OneRank(Reducer):
 
 class Buckets(OneRank):
     """Averages the gradients over the ranks in flat buffers, when the window is full."""
+
+    unit: float = 1.0
 
     def __init__(self, communicator: Communicator, bucket_size_bytes: int, hook: CommHook) -> None:
         super().__init__(communicator, bucket_size_bytes, hook)
