@@ -102,7 +102,7 @@ def run_cli(main: Callable[[], int]) -> NoReturn:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         code = main()
-    except (UsageError, DataError, CheckpointError) as error:
+    except (UsageError, DataError, CheckpointError, ModuleNotFoundError) as error:
         code = complain(error, 2)
     except RunError as error:
         code = complain(error, 1)

@@ -66,7 +66,7 @@ class BytePairTokenizer:
 
     Raises:
         DataError: it is no byte-level BPE, or its tokens have gaps.
-        ImportError: `tokenizers` is not installed.
+        ModuleNotFoundError: `tokenizers` is not installed.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -311,7 +311,7 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ImportError(
+        raise ModuleNotFoundError(
             'BytePairTokenizer needs `tokenizers`; install the extra `bpe`: pip install "minigrad-cuda[bpe]"'
         ) from error
     return tokenizers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -285,3 +286,8 @@ def test_any_other_value_is_refused_or_works(place, value):
     except DataError:
         return
     assert tokenizer.decode(tokenizer.encode("the cat é")).strip() == "the cat é"
+
+
+def test_without_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    raises(ModuleNotFoundError, "install the extra `bpe`", lambda: BytePairTokenizer.train("ab", 256))
