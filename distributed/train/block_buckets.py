@@ -19,7 +19,7 @@ from minigrad.optim import NonFiniteGradientError
 from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
-from .blocks import BlockGradientSet, BlockLayout
+from .blocks import BlockLayout, non_finite
 from .buckets import CommHook, GradientBucketManager
 from .grad_sync import Window
 from .params import Named
@@ -66,8 +66,7 @@ class BlockBuckets(Overlapped):
 
     def _inspect(self, grads: GradStore) -> None:
         """Note what is not finite in a block before it is sent: in the sum nobody can tell whose it was."""
-        found = BlockGradientSet("", {self._names[id]: grad for id, grad in grads.items()})
-        self._spoiled.update(found.non_finite())
+        self._spoiled.update(non_finite({self._names[id]: grad for id, grad in grads.items()}))
 
     def completed(self, window: Window, trained: list[Tensor]) -> Window:
         """With what is not finite."""
@@ -113,7 +112,7 @@ class BlockUpdater(Updater):
         try:
             return super().clip_and_update(step, named, [grads])
         except NonFiniteGradientError as error:
-            bad = {key for one in self._layout.sets(grads) for key in one.non_finite()}
+            bad = {*non_finite({key: grad for key, p in named if (grad := grads.get(p)) is not None})}
             rank = 0 if step.reducer.world_size == 1 else None
             refuse(self._layout, step, {rank: bad} if bad else {}, error.norm)
             raise

@@ -1,4 +1,4 @@
-"""A model's gradients block by block (entrenar's ``BlockGradientSet`` and ``PerBlockGradientAccumulator``).
+"""A model's gradients block by block.
 
 backward ->     block 2      block 1      block 0
 sent in order   [block 2] -> [block 1] -> [block 0] -> [head] -> [final norm] -> [embedding]
@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minigrad.autograd import no_grad
-from minigrad.creation import cat
-from minigrad.grad_store import GradStore
 from minigrad.nn import Module, ModuleList
 from minigrad.tensor import Tensor
 
@@ -69,93 +67,12 @@ class BlockLayout:
         """The groups' names, in order."""
         return [name for name, _ in self.groups]
 
-    def sets(self, grads: GradStore) -> list[BlockGradientSet]:
-        """The gradients of a store, which they share, by group; groups without any are left out."""
-        sets = [
-            BlockGradientSet(name, {key: grad for key, p in named if (grad := grads.get(p)) is not None})
-            for name, named in self.groups
-        ]
-        return [one for one in sets if one.components]
 
-
-class BlockGradientSet:
-    """The gradients of one block, by the parameters' names: ``components``. All methods work on the tensors' device.
-
-    entrenar's has nine components, those of a Llama block; this one has whatever parameters the block has.
-    """
-
-    def __init__(self, name: str, components: Mapping[str, Tensor]) -> None:
-        self.name = name
-        self.components: dict[str, Tensor] = dict(components)
-
-    @classmethod
-    def zeroed(cls, name: str, params: Named) -> BlockGradientSet:
-        """Zeros, one for each parameter."""
-        return cls(name, {key: Tensor.wrap(p.device.kernels.zeros(p.shape, p.dtype), p.device) for key, p in params})
-
-    @classmethod
-    def from_flat(cls, name: str, flat: Tensor, params: Named) -> BlockGradientSet:
-        """Views of ``flat`` (n,) with the parameters' shapes, in their order.
-
-        Raises ValueError unless it has as many elements as the parameters, and their dtype and device.
-        """
-        sizes = [p.numel() for _, p in params]
-        if flat.shape != (sum(sizes),):
-            raise ValueError(f"{name}: the flat gradients have shape {flat.shape}, expected {(sum(sizes),)}: {sizes}")
-        views, start = {}, 0
-        for (key, p), size in zip(params, sizes):
-            if (flat.dtype, flat.device) != (p.dtype, p.device):
-                raise ValueError(
-                    f"{name}: the flat gradients are {flat.dtype} on {flat.device}; parameter {key} is {p.dtype} on "
-                    f"{p.device}"
-                )
-            views[key] = Tensor.wrap(flat.data[start : start + size].reshape(p.shape), flat.device)
-            start += size
-        return cls(name, views)
-
-    @property
-    def component_sizes(self) -> list[int]:
-        """Elements of each component."""
-        return [grad.numel() for grad in self.components.values()]
-
-    @no_grad()
-    def flatten(self) -> Tensor:
-        """All components one after the other, (n,), copied. Raises ValueError where their dtypes differ."""
-        if len({grad.dtype for grad in self.components.values()}) != 1:
-            dtypes = {key: str(grad.dtype) for key, grad in self.components.items()}
-            raise ValueError(f"{self.name}: components of one dtype can be flattened, not {dtypes}")
-        return cat([grad.detach().reshape(-1) for grad in self.components.values()])
-
-    def accumulate(self, other: BlockGradientSet) -> None:
-        """Add another set of the same names, shapes and dtypes in place; ValueError for one that differs, before
-        anything is changed.
-        """
-        mine, theirs = (
-            {key: (grad.shape, str(grad.dtype), str(grad.device)) for key, grad in one.components.items()}
-            for one in (self, other)
-        )
-        if mine != theirs:
-            keys = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
-            raise ValueError(
-                f"{self.name}: {keys[0]} is {mine.get(keys[0])} here and {theirs.get(keys[0])} in what is to be added"
-            )
-        for key, grad in self.components.items():
-            grad.device.kernels.elementwise.add_into(grad.data, other.components[key].data)
-
-    def scale(self, factor: float) -> None:
-        """Multiply all components in place."""
-        for grad in self.components.values():
-            grad.device.kernels.grad_norm.scale_([grad.data], factor)
-
-    def non_finite(self) -> list[str]:
-        """The names of the components that hold an infinity or NaN. One pass over the set where there is none."""
-        if _finite(list(self.components.values())):
-            return []
-        return [key for key, grad in self.components.items() if not _finite([grad])]
-
-    def has_non_finite(self) -> bool:
-        """Whether any component holds an infinity or NaN."""
-        return bool(self.non_finite())
+def non_finite(grads: Mapping[str, Tensor]) -> list[str]:
+    """The names of the gradients that hold an infinity or NaN. One pass over them where there is none."""
+    if _finite(list(grads.values())):
+        return []
+    return [key for key, grad in grads.items() if not _finite([grad])]
 
 
 @no_grad()

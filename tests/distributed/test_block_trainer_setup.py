@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from block_trainer_nets import Net, contents
+from block_trainer_nets import Net, batch, contents
 
 from minigrad.distributed import (
     BlockDistributedTrainer,
@@ -51,6 +51,14 @@ def test_must_config_fits_the_communicator():
             BlockDistributedTrainer(Net(), NoOpCommunicator(), config=config)
     with pytest.raises(ValueError, match="log_every is 0"):
         BlockDistributedTrainer(Net(), NoOpCommunicator(), log_every=0)
+
+
+def test_a_trainer_knows_when_its_steps_are_made():
+    trainer = BlockDistributedTrainer(Net(), NoOpCommunicator(), max_steps=2)
+    reached = [(trainer.train_batch(*batch(0)), trainer.reached_max_steps)[1] for _ in range(2)]
+    assert reached == [False, True] and (trainer.rank, trainer.world_size) == (0, 1)
+    with pytest.raises(ValueError, match="max_steps is 0, expected an integer >= 1"):
+        BlockDistributedTrainer(Net(), NoOpCommunicator(), max_steps=0)
 
 
 def test_must_start_sync_gives_all_rank_0s_weights_and_buffers():

@@ -96,12 +96,28 @@ def test_builder_refuses_a_device_that_is_not_there():
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        *({name: -1} for name in ("batch_size", "num_epochs", "replicas", "prefetch", "anchor", "max_anchor", "seed")),
+        *({name: -1} for name in ("max_batch_diff", "max_overshoot", "checkpoint_every", "divergence_threshold")),
+        *({name: -1} for name in ("lr_scale_ratio", "snapshot_timeout", "batch_timeout", "max_grad_norm")),
+        {"devices": ["cpu"] * 3},
+        {"partition_ratios": [1]},
+        {"policy": SYNC, "progressive_dispatch": True},
+    ],
+)
+def test_builder_refuses_values_when_it_gets_them(options):
+    raises(ValueError, "", lambda: builder(**options))
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"epoch_fn": lambda epoch: None}, r"epoch_fn is .*, expected a function of \(epoch, replica\)"),
         ({"metrics_fn": 3}, r"metrics_fn is 3, expected a function of \(metrics\)"),
         ({"train_fn": lambda batch: None}, r"train_fn is .*, expected a function of \(model, batch\)"),
         ({"timeline": "file"}, "timeline is 'file', expected a Timeline"),
+        ({"resume": "file"}, "resume is 'file', expected a TrainedState"),
     ],
 )
 def test_builder_refuses_callbacks_when_it_gets_them(options, message):

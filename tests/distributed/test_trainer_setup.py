@@ -573,6 +573,28 @@ def test_arguments_that_do_not_fit_are_refused(call: Callable[[], Any], words: s
     raises(ValueError, words, lambda: call())
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_is_no_configuration_schedule_or_builder_is_refused(n: int) -> None:
+    for options, words in (
+        ({"schedule": 0.1}, "schedule is 0.1, expected an LrSchedule"),
+        ({"config": {}}, "config is {}, expected a DdpConfig"),
+        ({"builder": lambda: net()}, r"builder is .*, expected a function of \(device\)"),
+    ):
+        given = {"builder": lambda device: net(), "config": DdpConfig(), **options}
+        with pytest.raises(TypeError, match=words):
+            Trainer.setup_with(net(), optimizer=sgd, devices=["cpu"] * n, **given)
+
+
+def test_a_new_trainer_says_where_its_replicas_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup(2).close()
+    assert capsys.readouterr().err == "minigrad: 2 replicas on cpu, cpu\n"
+    monkeypatch.setattr(Trainer, "prints_summary", False)
+    setup(2).close()
+    assert capsys.readouterr() == ("", "")
+
+
 def test_setup_takes_a_module_and_setup_head_a_wrapper() -> None:
     with pytest.raises(TypeError, match="setup takes a Module, not str"):
         Trainer.setup("net", lambda device: net(), sgd)  # type: ignore[arg-type]

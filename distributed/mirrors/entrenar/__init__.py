@@ -1,1 +1,1 @@
-"""entrenar's interface: the block trainer and its accumulator. Nothing else imports it."""
+"""entrenar's interface: the block trainer. Nothing else imports it."""

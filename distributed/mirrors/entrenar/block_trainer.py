@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from minigrad.errors import check_int
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, Optimizer
 from minigrad.tensor import Tensor
@@ -16,7 +17,6 @@ from ...train.blocks import BlockLayout
 from ...train.buckets import CommHook, all_reduce_hook
 from ...train.config import TrainingConfig
 from ...train.step_log import StepLog
-from .block_accumulator import PerBlockGradientAccumulator
 
 LossFn = Callable[..., Tensor]
 
@@ -48,6 +48,7 @@ class BlockDistributedTrainer(BlockTrainer):
         log: rank 0 appends a JSON line to this file every ``log_every`` steps, with the global loss, the gradient norm,
             tokens (elements of the batch's last array) per second of all ranks, and the seconds of communication
             and those in which a rank waited for it, the largest of any rank, since the line before.
+        max_steps: what ``reached_max_steps`` compares with; None: never reached.
 
     Raises ValueError for a configuration that contradicts the communicator.
     """
@@ -66,6 +67,7 @@ class BlockDistributedTrainer(BlockTrainer):
         scaler: GradScaler | None = None,
         log: str | os.PathLike[str] | None = None,
         log_every: int = 1,
+        max_steps: int | None = None,
         hook: CommHook = all_reduce_hook,
     ) -> None:
         place = (communicator.rank, communicator.world_size)
@@ -80,10 +82,15 @@ class BlockDistributedTrainer(BlockTrainer):
         layout = BlockLayout.of(model, blocks)
         super().__init__(model, communicator, training, optimizer, schedule, layout=layout, log=log_of_steps, hook=hook)
         self.use(loss_fn, scaler)
-        self._step.accumulator = PerBlockGradientAccumulator(layout, self.config.grad_accum_steps)
+        self.max_steps: int | None = None if max_steps is None else check_int("max_steps", max_steps, 1)
         self.dist_config: DistributedTrainConfig = config
 
     @property
     def is_coordinator(self) -> bool:
         """Whether this is rank 0."""
         return self.dist_config.is_coordinator
+
+    @property
+    def reached_max_steps(self) -> bool:
+        """Whether ``max_steps`` steps have been made."""
+        return self.max_steps is not None and self.global_step >= self.max_steps

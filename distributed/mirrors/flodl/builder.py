@@ -143,7 +143,6 @@ class DdpBuilder:
     communicators: Sequence[Communicator] | None = None
 
     def __post_init__(self) -> None:
-        self._places: list[Device] = []
         self._policy: AveragingPolicy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
         self._backend: AverageBackend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
         self.policy, self.backend = self._policy, self._backend
@@ -156,6 +155,22 @@ class DdpBuilder:
             check_speed_hint("DdpBuilder: speed_hint", self.speed_hint)
         clamped_overhead("DdpBuilder: overhead_target", self.overhead_target)
         check_timeline("DdpBuilder: timeline", self.timeline)
+        for name, least in LEAST.items():
+            if getattr(self, name) is not None or name in ("replicas", "prefetch", "anchor", "max_anchor"):
+                check_int(f"DdpBuilder: {name}", getattr(self, name), least)
+        check_int("DdpBuilder: seed", self.seed, 0, 2**64 - 1)
+        check_float("DdpBuilder: lr_scale_ratio", self.lr_scale_ratio)
+        check_seconds("snapshot_timeout", self.snapshot_timeout)
+        check_seconds("batch_timeout", self.batch_timeout)
+        TrainingConfig(max_grad_norm=self.max_grad_norm)  # checks it
+        if self.divergence_threshold is not None:
+            DivergenceGuard(self.divergence_threshold)  # checks it
+        if (self.checkpoint_every is None) != (self.checkpoint_fn is None):
+            raise ValueError("DdpBuilder: checkpoint_every and checkpoint_fn go together, one of them is missing")
+        self._places: list[Device] = self._checked_devices()
+        self._progressive(self._policy is AveragingPolicy.SYNC)  # checks it and the ratios
+        if self.resume is not None and not isinstance(self.resume, TrainedState):
+            raise TypeError(f"DdpBuilder: resume is {self.resume!r}, expected a TrainedState")
 
     def run(self) -> DdpHandle:
         """Make the replicas and start them; with one replica, train to the end."""
@@ -182,13 +197,6 @@ class DdpBuilder:
             if getattr(self, name) is None:
                 raise ValueError(f"DdpBuilder: {name} is required")
         assert self.batch_size is not None and self.num_epochs is not None
-        for name, least in LEAST.items():
-            if getattr(self, name) is not None or name in ("replicas", "prefetch", "anchor", "max_anchor"):
-                check_int(f"DdpBuilder: {name}", getattr(self, name), least)
-        if (self.checkpoint_every is None) != (self.checkpoint_fn is None):
-            raise ValueError("DdpBuilder: checkpoint_every and checkpoint_fn go together, one of them is missing")
-        check_float("DdpBuilder: lr_scale_ratio", self.lr_scale_ratio)
-        self._places = self._checked_devices()
         world = len(self._places)
         samples, fetch = fetcher(self.dataset)
         order = EpochOrder(samples, self.batch_size, self.seed)
@@ -208,8 +216,8 @@ class DdpBuilder:
             partition_ratios=self.partition_ratios,
             max_batch_diff=self.max_batch_diff,
             checkpoint_every=self.checkpoint_every,
-            snapshot_timeout=check_seconds("snapshot_timeout", self.snapshot_timeout),
-            batch_timeout=check_seconds("batch_timeout", self.batch_timeout),
+            snapshot_timeout=self.snapshot_timeout,
+            batch_timeout=self.batch_timeout,
             device_indices=[place.index for place in self._places],
             **({} if self.resume is None else self._resumed(self.resume, order)),
         )

@@ -11,8 +11,9 @@ they were means.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
 from .ddp import DdpConfig
 from .el_che import ElChe
+from .options import check_function
 from .replica_set import LossFn, ReplicaJob, ReplicaSet
 from .replica_threads import TrainFn
 from .timeline import EventKind, NoTimeline, Timeline
@@ -83,6 +85,9 @@ class Trainer:
         el_che: how many batches each replica gets per step; None where every batch is divided.
     """
 
+    prints_summary: ClassVar[bool] = True
+    """Whether a new trainer prints one line to stderr that says where its replicas are."""
+
     def __init__(
         self,
         head: Any,
@@ -94,6 +99,7 @@ class Trainer:
         timeout: float,
     ) -> None:
         first = _graph(head)
+        _check_given(config, schedule, builder)
         places = [_device_of(first)] if devices is None else [Device(device) for device in devices]
         if not places:
             raise ValueError("devices is empty; name one device for each replica, or leave it out for one replica")
@@ -138,6 +144,8 @@ class Trainer:
                 self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
             )
             self._trainers = [*self._replicas.trainers]
+        if self.prints_summary:
+            print(f"minigrad: {n} replica{'s' * (n > 1)} on {', '.join(map(str, places))}", file=sys.stderr)
 
     @classmethod
     def setup(
@@ -323,6 +331,14 @@ def _config_for(devices: Sequence[str | Device] | None) -> DdpConfig:
     places = [Device(device) for device in devices or ()]
     alike = len(set(places)) < 2 or {place.type for place in places} != {"cuda"}
     return DdpConfig(max_anchor=0 if alike or len({cuda.get_device_name(place) for place in places}) < 2 else None)
+
+
+def _check_given(config: Any, schedule: Any, builder: Any) -> None:
+    if not isinstance(config, DdpConfig):
+        raise TypeError(f"config is {config!r}, expected a DdpConfig")
+    if not isinstance(schedule, LrSchedule | None):
+        raise TypeError(f"schedule is {schedule!r}, expected an LrSchedule")
+    check_function("builder", builder, "device")
 
 
 def _graph(head: Any) -> Module:
