@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -62,3 +63,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             usable, reason = False, "NUMBA_ENABLE_CUDASIM is set, and the simulator is no GPU"
         for item in [] if usable else marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """An error such as an illegal address leaves a process without CUDA: the tests after it need another process."""
+    memory = sys.modules.get("minigrad.cuda_kernels.platform.memory")
+    if not report.failed or memory is None or not importlib.import_module("minigrad.cuda_kernels").availability()[0]:
+        return
+    try:
+        memory.synchronize()
+    except Exception as error:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(1)  # pytest-xdist names the test and starts another
+        pytest.exit(f"this process cannot use CUDA any more ({error}): --deselect {report.nodeid} for the others", 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,3 +120,23 @@ def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_p
         with pytest.raises(SystemExit):
             first_light.main([*out, *options])
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path):
+    """Alone it ends and says why; pytest-xdist goes on in another one."""
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    (tmp_path / "test_lost.py").write_text(
+        "import minigrad\n"
+        "from minigrad.cuda_kernels.platform import memory\n"
+        "def lost():\n    raise RuntimeError('CUDA_ERROR_ILLEGAL_ADDRESS')\n"
+        "def test_a():\n    assert False, 'of no harm'\n"
+        "def test_b():\n    memory.synchronize = lost\n    lost()\n"
+        "def test_c():\n    memory.synchronize()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(processes), str(tmp_path)]
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    alone = "cannot use CUDA any more (CUDA_ERROR_ILLEGAL_ADDRESS): --deselect test_lost.py::test_b", "2 failed in"
+    replaced = "crashed while running 'test_lost.py::test_b'", " 1 passed"
+    assert done.returncode == 1 and all(words in done.stdout for words in (replaced if processes else alone))

@@ -264,7 +264,7 @@ def allocate_shared(shape: Any, dtype: Any, alignment: int | None, memory: Calla
     block = _now.block
     thread = block.current
     if thread.allocations == len(block.shared):
-        step = alignment or (16 if shape == 0 else np.dtype(dtype).itemsize)
+        step = alignment or np.dtype(dtype).itemsize
         start = (-(-block.shared_end // (2 * step)) * 2 + 1) * step  # no better aligned than the kernel asks for
         block.shared.append(SharedArray(memory(), start, block, (shape, dtype)))
         block.shared_end = block.shared[-1].end + GAP

@@ -34,20 +34,6 @@ def draw(*shape, dtype="f4"):
     return RNG.integers(-40, 40, shape).astype(dtype) / np.ones((), dtype)
 
 
-@pytest.fixture
-def launched(monkeypatch):
-    """The names of the kernels that ran, with their modes."""
-    names = []
-    original = launch.Kernel.launch
-
-    def record(self, grid, *args, **settings):
-        names.append(self.name)
-        original(self, grid, *args, **settings)
-
-    monkeypatch.setattr(launch.Kernel, "launch", record)
-    return names
-
-
 @pytest.fixture(params=[None, 3])
 def shuffled(request):
     """Threads by their numbers, and in another order."""
@@ -163,6 +149,26 @@ def test_casts(source, target):
     y = from_host(np.zeros((2, x.size), target))
     elementwise.assign(y, from_host(x))
     np.testing.assert_array_equal(to_host(y)[1].astype("f8"), expected.astype("f8"))
+
+
+LATER = [
+    (operation, words)
+    for operation in {**vars(comparison), **vars(elementwise)}.values()
+    if isinstance(operation, pointwise.Pointwise) and operation.name not in ("cast", "clamp", "nan_to_num")
+    for words in operation.lazy
+    if operation.module != "division" and " to " not in words
+]
+
+
+@pytest.mark.parametrize(("operation", "words"), LATER, ids=lambda x: getattr(x, "name", x))
+def test_kernels_that_are_made_later(operation, words, launched):
+    name, kinds = f"{operation.module}.{operation.name}_{words.replace(' ', '_')}", words.split() * operation.inputs
+    with np.errstate(all="ignore"):
+        x = np.meshgrid(*(SPECIAL.astype(minigrad.dtypes.as_dtype(kind)) for kind in kinds[: operation.inputs]))
+        expected = getattr(getattr(plain_kernels, operation.module), operation.name)(*x)
+    found = to_host(operation(*map(from_host, x)))
+    assert launched == [launch.LAZY_KERNELS[name]().name] and found.dtype == expected.dtype
+    np.testing.assert_allclose(found.astype("f8"), expected.astype("f8"), rtol=1e-15 if "64" in words else 2**-8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -315,13 +321,6 @@ def test_gelu_keeps_its_digits_where_it_is_tiny():
     x = np.array([-12, -9, -5, -3], np.float32)
     found = to_host(gelu.forward(from_host(x), "none"))
     np.testing.assert_allclose(found, [-2.1317784e-32, -1.0157279e-18, -1.4332578e-06, -0.0040496940], rtol=1e-5)
-
-
-def test_kernels_that_are_made_later_are_known():
-    assert "elementwise.add_float64" in launch.LAZY_KERNELS
-    made = launch.LAZY_KERNELS["elementwise.exp_float64"]()
-    assert made is launch.KERNELS["elementwise.exp_float64"]
-    assert elementwise.exp.variant((np.dtype("f8"),)).kernel is made
 
 
 def test_two_threads_may_need_a_kernel_at_once(monkeypatch):

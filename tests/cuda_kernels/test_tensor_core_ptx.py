@@ -173,18 +173,19 @@ def test_addresses_that_a_gpu_would_refuse() -> None:
 def test_shared_memory_is_aligned_as_declared() -> None:
     """Wide accesses of an array that is declared without them work by chance on a GPU."""
 
-    def load(alignment: int | None) -> Any:
+    def load(size: int, alignment: int | None) -> Any:
         def function(x: Any) -> None:
-            tile = cuda.shared.array(16, np.float32, alignment)
+            tile = cuda.shared.array(size, np.float32, alignment)
             ptx.store4(tile, 4, ptx.load4(x, 0))
 
         return function
 
     x = np.zeros(16, np.float32)
-    run(load(16), x, threads=1)
-    for alignment in (None, 8):
-        with pytest.raises(SimulationError, match="a vector access of 16 bytes .*: not aligned"):
-            run(load(alignment), x, threads=1)
+    for size in (16, 0):  # 0: of the size that the launch asks for
+        run(load(size, 16), x, threads=1, shared=64)
+        for alignment in (None, 8):
+            with pytest.raises(SimulationError, match="a vector access of 16 bytes .*: not aligned"):
+                run(load(size, alignment), x, threads=1, shared=64)
 
 
 def test_sums_that_cut_bits_off(monkeypatch: pytest.MonkeyPatch) -> None:
