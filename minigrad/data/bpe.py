@@ -66,7 +66,7 @@ class BytePairTokenizer:
 
     Raises:
         DataError: it is no byte-level BPE, or its tokens have gaps.
-        ImportError: `tokenizers` is not installed.
+        ModuleNotFoundError: `tokenizers` is not installed.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -310,8 +310,8 @@ class BytePairTokenizer:
 def _library() -> Any:
     try:
         import tokenizers
-    except ImportError as error:
-        raise ImportError(
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
             'BytePairTokenizer needs `tokenizers`; install the extra `bpe`: pip install "minigrad-cuda[bpe]"'
         ) from error
     return tokenizers
