@@ -67,10 +67,11 @@ def backward(
     """dy, x (N, C, S) -> dx (N, C, S), dweight (C,), dbias (C,); ``of_batch``: mean and rstd depend on x."""
     dy, x, weight, mean, rstd = (contiguous(a) for a in (dy, x, weight, mean, rstd))
     dbias, dweight = channel_sums.sums(True, dy, x, mean, rstd, 0, 1)
+    if not of_batch:
+        dx = elementwise.mul(elementwise.mul(dy, rstd.reshape(-1, 1)), weight.reshape(-1, 1))
+        return dx, dweight, dbias
     n = x.dtype.type(x.shape[0] * x.shape[2])
     channels = mean, rstd, elementwise.div(dweight, n), elementwise.div(dbias, n), elementwise.mul(rstd, weight)
     mean, rstd, slope, bias, scale = (a.reshape(-1, 1) for a in channels)
-    if not of_batch:
-        return elementwise.mul(elementwise.mul(dy, rstd), weight.reshape(-1, 1)), dweight, dbias
     dx = _BACKWARD(dy, x, mean, rstd, slope, bias, scale)
     return dx, dweight, dbias

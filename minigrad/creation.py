@@ -22,13 +22,14 @@ def _finish(array: Any, device: Device, requires_grad: bool) -> Tensor:
     return x.requires_grad_() if requires_grad else x
 
 
-def _of_numbers(make: Callable[[], np.ndarray], dtype: np.dtype[Any], device: str | Device) -> Tensor:
-    """``make()``, a new array that numbers alone decide, as a tensor."""
+def _of_numbers(make: Callable[[], np.ndarray], dtype: np.dtype[Any] | None, device: str | Device) -> Tensor:
+    """``make()``, a new array that numbers alone decide, as a tensor of this dtype; None: of the array's."""
     device = Device(device)
 
     def made() -> Tensor:
+        array = make()
         with np.errstate(over="ignore"):  # to infinity, as everywhere
-            return Tensor.wrap(device.kernels.from_host(make().astype(dtype, copy=False)), device)
+            return Tensor.wrap(device.kernels.from_host(array.astype(dtype or array.dtype, copy=False)), device)
 
     found: Tensor = constant(made)
     return found
@@ -155,11 +156,10 @@ def arange(
         start, end = 0, start
     if step == 0:
         raise bad_value("arange: step must not be 0")
-    if dtype is None:
-        floating = any(isinstance(v, float) for v in (start, end, step))
-        dtype = dtypes.default_dtype() if floating else dtypes.int64
-    else:
+    if dtype is not None:
         dtype = dtypes.as_dtype(dtype)
+    elif any(isinstance(v, float) for v in (start, end, step)):
+        dtype = dtypes.default_dtype()
     return _of_numbers(lambda: np.arange(start, end, step), dtype, device)
 
 

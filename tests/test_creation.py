@@ -145,6 +145,8 @@ def test_arange() -> None:
     x = mg.arange(0, 1, 0.25)
     assert x.tolist() == [0, 0.25, 0.5, 0.75] and x.dtype == np.float32 and mg.arange(3.0).dtype == np.float32
     assert mg.arange(3, dtype="float64").dtype == np.float64
+    for end, step in ((np.float32(1), np.float32(0.25)), (mg.tensor(1.0), 0.25), (np.float16(1), np.float16(0.25))):
+        assert mg.arange(0, end, step).tolist() == [0, 0.25, 0.5, 0.75]
     raises(ValueError, "step must not be 0", lambda: mg.arange(0, 3, 0))
 
 

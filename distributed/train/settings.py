@@ -305,7 +305,9 @@ def _in_sections(named: Mapping[str, Any]) -> dict[str, Any]:
         *sections, key = name.split(".")
         part = content
         for section in sections:
-            part = part.setdefault(section, {})
+            if part.get(section) is None:
+                part[section] = {}
+            part = part[section]
             if not isinstance(part, dict):
                 raise SettingsError(f"{section} is {_show(part)}, expected keys and values, of which {name} is one")
         part[key] = value

@@ -35,6 +35,7 @@ from minigrad.distributed import (
     TrainSample,
     ZeroSamplesError,
 )
+from minigrad.distributed.mirrors.atomr.replicas import Worker, compute_step
 from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
 
 SGD = OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
@@ -362,6 +363,14 @@ def test_dp_errors_steps_that_wait_for_a_dead_or_closed_replica_are_answered() -
         time.sleep(0.1)
         with pytest.raises(ReplicaDroppedReplyError, match="SystemExit" if ending == "exit" else "it was closed"):
             replica.make_step(good).result(timeout=10)
+
+
+def test_dp_errors_closing_twice_waits_once() -> None:
+    worker = Worker(lambda step: compute_step(Net(), step), "replica")
+    began = time.monotonic()
+    for _ in range(2):
+        worker.close(timeout=30)
+    assert time.monotonic() - began < 10
 
 
 def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:

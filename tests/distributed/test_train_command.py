@@ -150,7 +150,9 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
     monkeypatch.setattr(DistributedTrainConfig, "connect", lambda config, **options: found.append(config) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.main([str(path), "--world-size", "2", "--rank", "1", "--coordinator", "b:2"])
-    assert found == [DistributedTrainConfig(2, 1, None, None, "b:2", "cuda")]
+    with pytest.raises(ZeroDivisionError):
+        train.main([str(write(tmp_path, distributed="null")), "--world-size", "1"])
+    assert found == [DistributedTrainConfig(2, 1, None, None, "b:2", "cuda"), DistributedTrainConfig(1, 0)]
     assert resolve(None, SECOND) == resolve(DistributedSection(), SECOND) == DistributedTrainConfig(2, 1)
     assert resolve(DistributedSection(world_size=2), SECOND) == DistributedTrainConfig(2, 1)
     assert resolve(None, ALONE) == DistributedTrainConfig(1, 0)
@@ -287,6 +289,12 @@ def test_tokens_of_a_tokenizer_file(tmp_path):
     run = Run(NoOpCommunicator(), read_settings(write(tmp_path, tokens=tmp_path / "tokenizer.json")))
     run.trainer.close()
     assert run.trainer.model.config.vocab_size == tokenizer.vocab_size == 257
+
+
+def test_tokens_without_the_library_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert train.main([str(write(tmp_path, tokens="bytes"))]) == 2
+    assert capsys.readouterr().err.startswith("error: BytePairTokenizer needs `tokenizers`; install the extra `bpe`")
 
 
 def test_entrenars_names_and_flags(tmp_path, capsys):

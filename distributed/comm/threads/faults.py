@@ -6,6 +6,7 @@ simulation testing: what a failure does is tested by replaying it, with the seed
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,8 @@ class FaultPlan:
         return self._by_call.get((rank, call))
 
     def of_rank(self, rank: int) -> Iterator[Fault | None]:
-        """What happens at each of a rank's operations, one after the other."""
-        return (self.at(rank, call) for call in itertools.count(1))
+        """What happens at each of a rank's operations, one after the other; several threads may ask."""
+        return map(functools.partial(self.at, rank), itertools.count(1))
 
     def __repr__(self) -> str:
         return f"FaultPlan({list(self.faults)})"

@@ -155,9 +155,8 @@ def _units(call: Call, sent: Mapping[int, Any], received: Mapping[int, Any]) -> 
         return [([_part(x, to, n) for x in src.values()], [out]) for to, out in dst.items()]
     if kind is CallKind.ALL_TO_ALL:
         return [([_part(x, to, n)], [_part(out, by, n)]) for by, x in src.items() for to, out in dst.items()]
-    return [
-        ([x], [_part(out, by, n) for out in dst.values()]) for by, x in src.items()
-    ]  # all_gather, split; no barrier
+    # all_gather and split; a barrier has no arrays
+    return [([x], [_part(out, by, n) for out in dst.values()]) for by, x in src.items()]
 
 
 def _part(array: Any, number: int, count: int) -> Any:

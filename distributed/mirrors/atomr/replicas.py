@@ -22,7 +22,7 @@ from minigrad.nn import Module
 from minigrad.optim import grad_norm
 from minigrad.random import Generator, drawing_from
 
-from ...comm.call_thread import CallThread
+from ...comm.call_thread import CallThread, QueuedCall
 from ...train.train_kinds import LossKind, host_array, mean_gradient
 from ...train.trainer_errors import ReplicaDroppedReplyError
 
@@ -105,13 +105,13 @@ class Worker:
         self._thread = CallThread(name)
         self._lock = threading.Lock()
         self._ended: str | None = None  # why it does no more
-        self._closed = False
+        self._last: QueuedCall | None = None  # behind all requests, once it is closed
 
     def submit(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
         """Queue a request; the future gets its answer."""
         future: Future[ReplicaStepResult] = Future()
         with self._lock:
-            if not self._closed:
+            if self._last is None:
                 self._thread.submit(functools.partial(self._answer, step, future))
                 return future
         future.set_exception(ReplicaDroppedReplyError(self._ended or "it was closed"))
@@ -120,10 +120,10 @@ class Worker:
     def close(self, timeout: float) -> None:
         """End the thread after the requests that it has, and wait for it that long, in seconds."""
         with self._lock:
-            self._closed = True
-            last = self._thread.submit(lambda: None)
-            self._thread.stop()
-        last.wait(timeout)
+            if self._last is None:
+                self._last = self._thread.submit(lambda: None)
+                self._thread.stop()
+        self._last.wait(timeout)
 
     def _answer(self, step: ReplicaStep, future: Future[ReplicaStepResult]) -> None:
         if not future.set_running_or_notify_cancel():

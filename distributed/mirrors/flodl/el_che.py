@@ -10,7 +10,6 @@ Pure arithmetic on measured times: no threads, no devices, no clock.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 
 from minigrad.errors import check_float, check_int
@@ -88,7 +87,7 @@ class ElChe:
         below 1 counts as 1). Returns the object.
         """
         check_int("slow_rank", slow_rank, 0, self.world_size - 1)
-        self._hint = [max(check_float("ratio", ratio, -sys.float_info.max), 1.0)] * self.world_size
+        self._hint = [max(check_float("ratio", ratio, -math.inf), 1.0)] * self.world_size
         self._hint[slow_rank] = 1.0
         self._counts = self._ideal_counts()
         return self
@@ -172,7 +171,7 @@ class ElChe:
 
     def nudge_anchor_down(self, factor: float) -> None:
         """Average more often: the anchor times ``factor`` (clamped to 0.1 ... 1), rounded up, never below 1."""
-        factor = min(max(check_float("factor", factor, -sys.float_info.max), 0.1), 1.0)
+        factor = min(max(check_float("factor", factor, -math.inf), 0.1), 1.0)
         self._set_anchor(min(self.anchor, max(1, _ceil(self.anchor * factor))))
 
     def _tune_anchor(self, overhead: float) -> None:
