@@ -135,7 +135,8 @@ def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path):
         "def test_c():\n    memory.synchronize()\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(processes), str(tmp_path)]
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment = {**ours, "NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     alone = "cannot use CUDA any more (CUDA_ERROR_ILLEGAL_ADDRESS): --deselect test_lost.py::test_b", "2 failed in"
     replaced = "crashed while running 'test_lost.py::test_b'", " 1 passed"
