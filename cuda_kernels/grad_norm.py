@@ -22,7 +22,7 @@ from . import elementwise
 from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
 from .platform import memory, recording
 from .platform.array import DeviceArray, contiguous, empty, to_host
-from .platform.language import THREADS, cuda, device_function, math
+from .platform.language import FULL_WARP, THREADS, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .platform.upload import Upload
 from .ptx.fours import fours
@@ -64,7 +64,8 @@ def _kernels(real: Any) -> NormKernels:
         if i < n:
             value = x[i] * factor
             total += value * value
-        return block_sum(total, partial)
+        # All have the same sum; of one lane, a compiler sees it, too.
+        return cuda.shfl_sync(FULL_WARP, block_sum(total, partial), 0)
 
     @kernel(
         "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",

@@ -47,7 +47,7 @@ def _delta(word: str) -> Kernel:
     )  # fmt: skip
     def rows(delta, dy, y, H, T, D, n, dy_b, dy_h, dy_t, y_b, y_h, y_t):
         """delta (B, H, T) = dy . y, a warp for each row."""
-        row = np.uint32(cuda.grid(1) // 32)
+        row = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(4) + np.uint32(cuda.threadIdx.x >> 5))
         if row < np.uint32(n):
             outer = np.uint32(row // np.uint32(T))
             t = np.int64(row - outer * np.uint32(T))

@@ -6,8 +6,8 @@ line for each shows registers, shared memory, spills, 128-bit loads, tensor-core
 loads of their operands from shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions;
 ``--sass`` adds a line that counts every instruction. The exit status is 1 if a kernel breaks its budget: more registers
 than it states, a spill, local memory, float64 arithmetic in a kernel without float64 arguments, no 128-bit load or none
-of the ``instructions`` where it states them, or a loss that the assembler warns of (asynchronous products, wgmma, that
-it lets wait for one another).
+of the ``instructions`` where it states them, a loss that the assembler warns of (asynchronous products, wgmma, that it
+lets wait for one another), or an instruction of a whole warp that not all of its lanes may reach (``divergence.py``).
 
 ``--warm`` compiles them into the cache instead, for this machine's GPU where there is one: a program that launches them
 later need not. What the cache holds does not depend on the machine, so it may be filled on another one and carried.
@@ -38,6 +38,7 @@ from pathlib import Path
 from ..platform import compiler, libcuda, memory
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
+from . import divergence
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Report:
     spills: int
     instructions: Counter[str]
     warnings: tuple[str, ...]
+    divergent: tuple[str, ...]
 
     def count(self, *prefixes: str) -> int:
         """Instructions whose name begins with one of these."""
@@ -90,6 +92,7 @@ class Report:
         if self.kernel.vector_loads and not self.vector_loads:
             found.append("no 128-bit load")
         found += self.warnings
+        found += [f"not all lanes of a warp may come to {name}" for name in self.divergent]
         found += [f"no {name}" for name in self.kernel.instructions if not self.count(name)]
         return found
 
@@ -151,6 +154,7 @@ def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
         spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
         instructions=Counter(instructions),
         warnings=tuple(re.findall(compiler.LOSS_WARNING, log)),
+        divergent=tuple(dict.fromkeys(divergence.divergent(ptx))),
     )
 
 
