@@ -35,6 +35,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ..platform import compiler, libcuda, memory
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
@@ -211,11 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     does = _kept if options.warm else functools.partial(_described, sass=options.sass)
     with _pool(min(options.jobs, len(work)), options.lazy, files) as pool:
         done = pool.map(does, work, chunksize=8)  # neighbours share device functions
-        for i, (text, faults) in enumerate(done, 1):
+        hidden = None if options.warm else True  # None: where nobody watches
+        for text, faults in tqdm(done, total=len(work), unit="kernel", disable=hidden):
             print(text, end="", flush=True)
             broken += faults
-            if options.warm and sys.stderr.isatty():
-                print(f"\r{i} of {len(work)} kernels", end="\n" * (i == len(work)), file=sys.stderr, flush=True)
     if options.warm:
         print(f"{len(work)} compiled kernels in {compiler.cache_folder()}")
         return 0

@@ -142,7 +142,8 @@ def _post_dominators(blocks: list[Block]) -> list[set[int | None]]:
     while changed:
         changed = False
         for i in reversed(range(len(blocks))):
-            new = {i, *set.intersection(*({None} if j is None else found[j] for j in blocks[i].after))}
+            ways: list[set[int | None]] = [{None} if j is None else found[j] for j in blocks[i].after]
+            new = {i, *ways[0].intersection(*ways)}
             changed = changed or new != found[i]
             found[i] = new
     return found
