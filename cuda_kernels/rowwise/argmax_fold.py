@@ -71,7 +71,7 @@ def _pair_fold(
 
     @kernel(
         f"{word}*", f"{second.__name__}*", f"{word}*", f"{second.__name__}*",
-        "int64", "int64", "int64", "int64", "int32", "int32", threads=THREADS, registers=48, name=f"{name}_{word}",
+        "int64", "int64", "int64", "int64", "int32", "int32", threads=THREADS, registers=64, name=f"{name}_{word}",
     )  # fmt: skip
     def pair_fold(x, x2, y, y2, outputs, n, inner, part, of_pairs, last):
         """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``of_pairs``: of (x, x2); y unless ``last``."""
@@ -86,7 +86,8 @@ def _pair_fold(
             start = cuda.blockIdx.y * part
             stop = min(n, start + part)
             at = (o * n + start + place) * inner + i
-            for j in range(start + place, stop, height):
+            j = start + place
+            while j < stop:
                 value = wide(x[at])
                 if of_pairs:
                     a, b = combine(a, b, value, x2[at])
@@ -95,6 +96,7 @@ def _pair_fold(
                 else:
                     a, b = combine(a, b, value, second(1))
                 at += height * inner
+                j += height
         a, b = of_column(a, b, firsts, seconds)
         if output < outputs and place == 0:
             target = (o * cuda.gridDim.y + cuda.blockIdx.y) * inner + i
