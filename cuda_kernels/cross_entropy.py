@@ -42,8 +42,7 @@ def _losses(real: Any, nbytes: int, with_gradient: bool) -> Kernel:
     exponentials, smoothing, gradient = passes.exponentials, passes.smoothing, passes.gradient
 
     @kernel(
-        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
-        "int64", "int64", "int64", word, "int32", "int32",
+        f"{word}* x2, int64*, {word}* x5, int64 x3, {word}, int32 x2",
         threads=LONG_ROW_THREADS, registers=64, vector_loads=True, shared_bytes=nbytes, resident=int(with_gradient),
         name=f"fused_{nbytes >> 10}k_{word}" if with_gradient else f"forward_{word}",
     )  # fmt: skip
@@ -85,9 +84,8 @@ def _backward(real: Any) -> Kernel:
     word, gradient = real.__name__, row_passes(real, False).gradient
 
     @kernel(
-        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
-        "int64", "int64", "int64", word, "int32", "int32",
-        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, name=f"backward_{word}",
+        f"{word}* x2, int64*, {word}* x4, int64 x3, {word}, int32 x2",
+        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, of=word,
     )  # fmt: skip
     def backward(dlosses, x, targets, lse, w, total_weight, dx, N, C, ignore_index, smooth, vectors, weighted):
         row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y

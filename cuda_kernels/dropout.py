@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .platform.array import DeviceArray, contiguous, copy, empty
-from .platform.language import THREADS, cuda
+from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import philox_block, unit_float32
 from .ptx.fours import fours
@@ -21,12 +21,10 @@ from .random import draw, state
 
 
 def _dropout(real: Any) -> Kernel:
+    word = real.__name__
     _, load_four, store_four = fours(np.dtype(real).itemsize)
 
-    @kernel(
-        *(f"{real.__name__}*", "int64", f"{real.__name__}*", "uint64", "uint64", "float32", real.__name__),
-        threads=THREADS, registers=40, name=f"forward_{real.__name__}", vector_loads=True,
-    )  # fmt: skip
+    @kernel(f"{word}*, int64, {word}*, uint64 x2, float32, {word}", registers=40, vector_loads=True, of=word)
     def forward(y: Any, n: Any, x: Any, seed: Any, offset: Any, p: Any, kept: Any) -> None:
         """A thread has four elements; their words are one block's."""
         block = cuda.grid(1)

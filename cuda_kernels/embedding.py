@@ -52,9 +52,10 @@ def _store_one(p: Any, i: Any, values: Any) -> None:
 
 def _sums(dtype: str, width: int) -> RowSums:
     real = np.float64 if dtype == "float64" else np.float32
+    wide = real.__name__
     read, write = element_conversions(dtype)
     load, store = (ptx.load4, ptx.store4) if width == 4 else (_load_one, _store_one)
-    vector_loads = width == 4 and dtype == "float32"
+    of, vectors = f"{dtype}_{width}", width == 4 and dtype == "float32"
 
     @device_function
     def add_row(dweight, to, a, b, c, d):
@@ -65,11 +66,8 @@ def _sums(dtype: str, width: int) -> RowSums:
         else:
             ptx.store4(dweight, to, (first, write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)))
 
-    @kernel(
-        f"{dtype}*", f"{dtype}*", "uint64*", "int64*", f"{real.__name__}*", "int64", "int64",
-        threads=256, registers=32, name=f"sum_chunks_{dtype}_{width}", vector_loads=vector_loads,
-    )  # fmt: skip
-    def chunks(dweight, dy, keys, order, kept, N, C):
+    @kernel(f"{dtype}* x2, uint64*, int64*, {wide}*, int64 x2", registers=32, vector_loads=vectors, of=of)
+    def sum_chunks(dweight, dy, keys, order, kept, N, C):
         """kept (chunks, 2, C): what an index from the chunk before has here; what one that goes on has here."""
         column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         if column >= C:
@@ -98,11 +96,8 @@ def _sums(dtype: str, width: int) -> RowSums:
                 began_before = False
                 a = b = c = d = real(0)
 
-    @kernel(
-        f"{dtype}*", "uint64*", f"{real.__name__}*", "int64", "int64",
-        threads=256, registers=22, name=f"sum_spanning_{dtype}_{width}",
-    )  # fmt: skip
-    def spanning(dweight, keys, kept, N, C):
+    @kernel(f"{dtype}*, uint64*, {wide}*, int64 x2", registers=22, of=of)
+    def sum_spanning(dweight, keys, kept, N, C):
         """The block of the chunk where an index that goes on begins adds what all its chunks have."""
         column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         chunk = np.int64(cuda.blockIdx.x)
@@ -126,7 +121,7 @@ def _sums(dtype: str, width: int) -> RowSums:
             end += SORTED_CHUNK
         add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
 
-    return RowSums(chunks, spanning, np.dtype(real))
+    return RowSums(sum_chunks, sum_spanning, np.dtype(real))
 
 
 _SUMS = {

@@ -22,7 +22,7 @@ from . import elementwise
 from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
 from .platform import memory, recording
 from .platform.array import DeviceArray, contiguous, empty, to_host
-from .platform.language import THREADS, cuda, device_function, math
+from .platform.language import cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .platform.upload import Upload
 from .ptx.fours import fours
@@ -41,7 +41,8 @@ class NormKernels(NamedTuple):
 
 
 def _kernels(real: Any) -> NormKernels:
-    pointer, itemsize, may_leave = WORDS[real].pointer, np.dtype(real).itemsize, real is np.float32
+    word, pointer, itemsize = real.__name__, WORDS[real].pointer, np.dtype(real).itemsize
+    may_leave = real is np.float32
     load, _, store = fours(itemsize)
 
     @device_function
@@ -66,10 +67,7 @@ def _kernels(real: Any) -> NormKernels:
             total += value * value
         return block_sum(total, partial)
 
-    @kernel(
-        "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=32, name=f"squares_{real.__name__}", vector_loads=True,
-    )  # fmt: skip
+    @kernel(f"int64* x2, int32*, {word}*, int32", registers=32, vector_loads=True, of=word)
     def squares(addresses, sizes, chunks, sums, length):
         """``sums`` (chunks, 2): the sum of the squares of f x, and f."""
         partial = cuda.shared.array(32, real)
@@ -84,10 +82,7 @@ def _kernels(real: Any) -> NormKernels:
             sums[2 * cuda.blockIdx.x] = total
             sums[2 * cuda.blockIdx.x + 1] = factor
 
-    @kernel(
-        f"{real.__name__}*", "int64", "float64*", "float32*", "int32", "float64", "float64",
-        threads=1024, registers=32, name=f"total_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}*, int64, float64*, float32*, int32, float64 x2", threads=1024, registers=32, of=word)
     def total(sums, n, result, narrow, more, max_norm, eps):
         """``result``: the sum of squares, the norm, the factor of clipping; ``more``: added to what is there.
 
@@ -116,10 +111,7 @@ def _kernels(real: Any) -> NormKernels:
     def is_bad(x):
         return x - x != real(0)
 
-    @kernel(
-        "int64*", "int64*", "int32*", f"{real.__name__}*", "int32*", "int32", "int32", "int32",
-        threads=THREADS, registers=32, name=f"scale_{real.__name__}", vector_loads=True,
-    )  # fmt: skip
+    @kernel(f"int64* x2, int32*, {word}*, int32*, int32 x3", registers=32, vector_loads=True, of=word)
     def scale(addresses, sizes, chunks, factors, found, length, checks, writes):
         """x *= factors[0] if ``writes``; found[0] = 1 if ``checks`` and an x is infinite or NaN."""
         factor = factors[0]

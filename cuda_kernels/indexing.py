@@ -114,9 +114,7 @@ def _values(y: Any, shape: tuple[int, ...], x: DeviceArray) -> DeviceArray:
 
 
 def _fill_where(bits: int) -> Kernel:
-    word = f"bits{bits}*"
-
-    @kernel(word, "bool*", word, "int64", threads=THREADS, registers=10, name=f"fill_where_{bits}_bits")
+    @kernel(f"bits{bits}*, bool*, bits{bits}*, int64", registers=10, of=f"{bits}_bits")
     def fill_where(x, mask, value, n):
         i = cuda.grid(1)
         if i < n and mask[i] != 0:
@@ -171,7 +169,7 @@ def scatter_winners(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> 
     return at.winners(_flat_places(shape, axis, indices), math.prod(shape)).reshape(indices.shape)
 
 
-@kernel("int64*", "int64*", *["uint32"] * RANK, *["int64"] * (RANK + 3), threads=THREADS, registers=16)
+@kernel(f"int64* x2, uint32 x{RANK}, int64 x{RANK + 3}", registers=16)
 def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, step, base):
     """places[i] = base + sum of coordinate * stride + index * step; negative indices count from the end."""
     i = cuda.grid(1)
@@ -226,7 +224,7 @@ def argsort(x: DeviceArray, axis: int, descending: bool) -> DeviceArray:
     return contiguous(order.reshape(last.shape).swapaxes(axis, -1))
 
 
-@kernel("int64*", "int64*", "int64", "int64", threads=THREADS, registers=10)
+@kernel("int64* x2, int64 x2", registers=10)
 def mark(y, indices, n, classes):
     i = cuda.grid(1)
     if i < n and 0 <= indices[i] < classes:

@@ -116,7 +116,7 @@ def diagonal(x: DeviceArray, offset: int, axis1: int, axis2: int) -> DeviceArray
 def _band(bits: int) -> Kernel:
     dtype = np.dtype(f"uint{bits}").type
 
-    @kernel(f"bits{bits}*", f"bits{bits}*", *["int64"] * 5, threads=THREADS, registers=16, name=f"band_{bits}_bits")
+    @kernel(f"bits{bits}* x2, int64 x5", registers=16, of=f"{bits}_bits")
     def band(y, x, rows, columns, blocks, low, high):
         """y[r, c] = x[r, c] if low <= c - r <= high, else 0; ``blocks`` blocks for each row."""
         block = np.uint32(cuda.blockIdx.x)

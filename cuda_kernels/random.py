@@ -57,7 +57,7 @@ def store_two(y: Any, first: Any, n: Any, a: Any, b: Any) -> None:
         y[first] = a
 
 
-@kernel("uint32*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
+@kernel("uint32*, int64, uint64 x2", registers=32)
 def bits(words: Any, n: Any, seed: Any, offset: Any) -> None:
     block = cuda.grid(1)
     if 4 * block < n:

@@ -27,7 +27,7 @@ ROPE_REALS = (np.float32, np.float64)
 POSITIONS = (np.float32, np.float64, np.int64, np.int32, np.uint8)
 
 
-@kernel("float64*", "float64", "int64", threads=ROPE_THREADS, registers=64)
+@kernel("float64*, float64, int64", threads=ROPE_THREADS, registers=64)
 def base_frequencies(frequencies, base, n):
     """frequencies[j] = base^(-j / n)."""
     j = cuda.grid(1)
@@ -41,12 +41,9 @@ QUARTERS_PER_RADIAN, HALVES_PER_RADIAN = 2 / python_math.pi, 1 / python_math.pi
 
 
 def _angles(position: Any, real: Any) -> Kernel:
-    words = np.dtype(real).name, np.dtype(position).name
+    word, of = np.dtype(real).name, np.dtype(position).name
 
-    @kernel(
-        f"{words[0]}*", f"{words[0]}*", f"{words[1]}*", "float64*", "int64", "int64",
-        threads=ROPE_THREADS, registers=64, name=f"angles_{words[0]}_{words[1]}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, {of}*, float64*, int64 x2", threads=ROPE_THREADS, registers=64, of=f"{word}_{of}")
     def angles(cos, sin, positions, frequencies, n, half):
         """Row p of the tables (n = rows times half elements): cosine and sine of positions[p] times each frequency."""
         i = np.int64(cuda.grid(1))
@@ -74,10 +71,10 @@ def _rotate(real: Any, wide: bool) -> Kernel:
     count = 4 if wide else 1
 
     @kernel(
-        *[f"{word}*"] * 4, *["uint32"] * 4, *["int64"] * 6, "int32",
-        threads=ROPE_THREADS, registers=40, name=f"rotate_{word}{'_wide' * wide}", vector_loads=wide,
+        f"{word}* x4, uint32 x4, int64 x6, int32",
+        threads=ROPE_THREADS, registers=40, vector_loads=wide, of=word + "_wide" * wide,
     )  # fmt: skip
-    def rotate_pairs(y, x, cos, sin, n, pieces, n1, n2, x0, x1, x2, t0, t1, t2, interleaved):
+    def rotate(y, x, cos, sin, n, pieces, n1, n2, x0, x1, x2, t0, t1, t2, interleaved):
         """y (rows, D) contiguous; x and the tables by the steps of their up to three dimensions of rows (.., n1, n2).
 
         n: threads, ``pieces`` of ``count`` pairs for each row.
@@ -114,7 +111,7 @@ def _rotate(real: Any, wide: bool) -> Kernel:
                 a, b = turned(x[source + first], x[source + second], cos[table], sin[table])
                 y[target + first], y[target + second] = a, b
 
-    return rotate_pairs
+    return rotate
 
 
 _ANGLES = {(np.dtype(p), np.dtype(real)): _angles(p, real) for p in POSITIONS for real in ROPE_REALS}

@@ -53,15 +53,12 @@ class SoftmaxKernels(NamedTuple):
 
 
 def _forward_rows(real: Any, accesses: int) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
     threads = 1024 if accesses > 1 else 128
 
-    @kernel(
-        *(pointer,) * 2, "int64", "int64", "int32", "int32",
-        threads=threads, registers=64, vector_loads=True, name=f"forward_rows_{count}_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, int64 x2, int32 x2", threads=threads, registers=64, vector_loads=True, of=f"{count}_{word}")
     def forward_rows(x, y, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         values = cuda.local.array(count, real)
@@ -93,15 +90,12 @@ def _forward_rows(real: Any, accesses: int) -> Kernel:
 
 
 def _backward_rows(real: Any, accesses: int) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
     threads = 1024 if accesses > 1 else 128
 
-    @kernel(
-        *(pointer,) * 3, "int64", "int64", "int32", "int32",
-        threads=threads, registers=64, vector_loads=True, name=f"backward_rows_{count}_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x3, int64 x2, int32 x2", threads=threads, registers=64, vector_loads=True, of=f"{count}_{word}")
     def backward_rows(dy, y, dx, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         slopes = cuda.local.array(count, real)
@@ -122,14 +116,11 @@ def _backward_rows(real: Any, accesses: int) -> Kernel:
 
 
 def _forward_long(real: Any) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, 2)
     count, read, write = tile.values, tile.read, tile.write
 
-    @kernel(
-        *(pointer,) * 2, "int64", "int64", "int32", "int32",
-        threads=LONG_THREADS, registers=64, vector_loads=True, name=f"forward_long_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, int64 x2, int32 x2", threads=LONG_THREADS, registers=64, vector_loads=True, of=word)
     def forward_long(x, y, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         values = cuda.local.array(count, real)
@@ -154,14 +145,11 @@ def _forward_long(real: Any) -> Kernel:
 
 
 def _backward_long(real: Any) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, 2)
     count, read, write = tile.values, tile.read, tile.write
 
-    @kernel(
-        *(pointer,) * 3, "int64", "int64", "int32", "int32",
-        threads=LONG_THREADS, registers=64, vector_loads=True, name=f"backward_long_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x3, int64 x2, int32 x2", threads=LONG_THREADS, registers=64, vector_loads=True, of=word)
     def backward_long(dy, y, dx, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         slopes = cuda.local.array(count, real)
@@ -186,10 +174,9 @@ def _backward_long(real: Any) -> Kernel:
 
 
 def _forward_columns(real: Any) -> Kernel:
-    @kernel(
-        *(f"{real.__name__}*",) * 2, "int64", "int64", "int64", "int32",
-        threads=THREADS, registers=64, name=f"forward_columns_{real.__name__}",
-    )  # fmt: skip
+    word = real.__name__
+
+    @kernel(f"{word}* x2, int64 x3, int32", registers=64, of=word)
     def forward_columns(x, y, outputs, C, inner, log):
         """Of x (outer, C, inner), outputs = outer inner; ``blockDim.y`` threads share a column."""
         maxima = cuda.shared.array(THREADS, real)
@@ -215,10 +202,9 @@ def _forward_columns(real: Any) -> Kernel:
 
 
 def _backward_columns(real: Any) -> Kernel:
-    @kernel(
-        *(f"{real.__name__}*",) * 3, "int64", "int64", "int64", "int32",
-        threads=THREADS, registers=48, name=f"backward_columns_{real.__name__}",
-    )  # fmt: skip
+    word = real.__name__
+
+    @kernel(f"{word}* x3, int64 x3, int32", registers=48, of=word)
     def backward_columns(dy, y, dx, outputs, C, inner, log):
         """As ``forward_columns``."""
         sums = cuda.shared.array(THREADS, real)

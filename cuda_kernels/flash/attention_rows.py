@@ -17,17 +17,12 @@ from ..platform.launch import Kernel, kernel
 from ..pointwise.philox import philox_block, unit_float32
 
 # Hq, H, Tq, Tk, D; causal; threshold, seed and offset of dropout.
-SIZES = ("int64",) * 5 + ("int32", "float32", "uint64", "uint64")
+SIZES = "int64 x5, int32, float32, uint64 x2"
 THREE, TWO = np.uint64(3), np.uint64(2)
 
 
-def strides(count: int) -> tuple[str, ...]:
-    """Steps of ``count`` operands (B, heads, T, D) along their first three dimensions; the last is contiguous."""
-    return ("int64",) * (3 * count)
-
-
 def steps_of(*operands: DeviceArray) -> list[int]:
-    """These steps."""
+    """Steps of operands (B, heads, T, D) along their first three dimensions; the last is contiguous."""
     return [step for x in operands for step in x.steps[:3]]
 
 
@@ -61,9 +56,7 @@ def dot(x: Any, i: Any, y: Any, j: Any, D: Any, zero: Any) -> Any:
 def _forward(real: Any) -> Kernel:
     word = np.dtype(real).name
 
-    @kernel(
-        *[f"{word}*"] * 5, "int64", *SIZES, word, word, *strides(3), threads=128, registers=56, name=f"forward_{word}"
-    )
+    @kernel(f"{word}* x5, int64, {SIZES}, {word} x2, int64 x9", threads=128, registers=56, of=word)
     def forward(
         y, lse, q, k, v, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
@@ -106,10 +99,10 @@ def _queries(real: Any) -> Kernel:
     word = np.dtype(real).name
 
     @kernel(
-        *[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(5),
-        threads=128, registers={"float32": 56, "float64": 64}[word], name=f"dq_{word}",
+        f"{word}* x8, int64, {SIZES}, {word} x2, int64 x15",
+        threads=128, registers={"float32": 56, "float64": 64}[word], of=word,
     )  # fmt: skip
-    def dq_of_rows(
+    def dq(
         dq, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t,
     ):  # fmt: skip
@@ -135,17 +128,14 @@ def _queries(real: Any) -> Kernel:
                 for c in range(D):
                     dq[place + c] += ds * k[key + j * k_t + c]
 
-    return dq_of_rows
+    return dq
 
 
 def _keys(real: Any) -> Kernel:
     word = np.dtype(real).name
 
-    @kernel(
-        *[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(4),
-        threads=128, registers=80, resident=6, name=f"dk_dv_{word}",
-    )  # fmt: skip
-    def dk_dv_of_rows(
+    @kernel(f"{word}* x8, int64, {SIZES}, {word} x2, int64 x12", threads=128, registers=80, resident=6, of=word)
+    def dk_dv(
         dk, dv, dy, q, k, v, lse, delta, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
     ):  # fmt: skip
@@ -176,7 +166,7 @@ def _keys(real: Any) -> Kernel:
                         dk[place + c] += ds * q[query + c]
                         dv[place + c] += weight * dy[gradient + c]
 
-    return dk_dv_of_rows
+    return dk_dv
 
 
 REALS = (np.float32, np.float64)

@@ -18,8 +18,8 @@ from ..platform import libcuda
 from ..platform.array import DeviceArray
 from ..platform.language import SIMULATED, cuda, math
 from ..platform.launch import Kernel, kernel
-from .attention_rows import SIZES, steps_of, strides
-from .flash_tiles import THREADS, FlashTiles, row_max, row_sum
+from .attention_rows import SIZES, steps_of
+from .flash_tiles import FlashTiles, row_max, row_sum
 
 LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
 MAX_SHARED_BYTES = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
@@ -34,9 +34,8 @@ def _forward(f: FlashTiles) -> Kernel:
     lowest = -real(np.inf)
 
     @kernel(
-        *[f"{f.word}*"] * 5, *SIZES, f.word, f.word, *strides(3), "int32", "int32", "int32",
-        threads=THREADS, registers=128, resident=2, shared_bytes=f.bytes(3), name=f"forward_{f.word}_{f.DMAX}",
-        vector_loads=True,
+        f"{f.word}* x5, {SIZES}, {f.word} x2, int64 x9, int32 x3",
+        registers=128, resident=2, shared_bytes=f.bytes(3), name=f"forward_{f.word}_{f.DMAX}", vector_loads=True,
     )  # fmt: skip
     def flash_forward(
         y, lse, q, k, v, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
@@ -115,9 +114,8 @@ def _queries(f: FlashTiles) -> Kernel:
     exponential, unit, per_unit, pitch = f.exponential, real(f.unit), real(1 / f.unit), f.pitch
 
     @kernel(
-        *[f"{f.word}*"] * 8, *SIZES, f.word, f.word, *strides(5), "int32", "int32", "int32",
-        threads=THREADS, registers=128, resident=2, shared_bytes=f.bytes(4), name=f"dq_{f.word}_{f.DMAX}",
-        vector_loads=True,
+        f"{f.word}* x8, {SIZES}, {f.word} x2, int64 x15, int32 x3",
+        registers=128, resident=2, shared_bytes=f.bytes(4), name=f"dq_{f.word}_{f.DMAX}", vector_loads=True,
     )  # fmt: skip
     def flash_dq(
         dq, delta, dy, q, k, v, y, lse, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
@@ -197,9 +195,8 @@ def _keys(f: FlashTiles) -> Kernel:
     two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
 
     @kernel(
-        *[f"{f.word}*"] * 8, *SIZES, f.word, f.word, *strides(4), "int32", "int32",
-        threads=THREADS, registers=128 if two else 192, resident=1 + two, shared_bytes=f.bytes(4),
-        name=f"dk_dv_{f.word}_{f.DMAX}", vector_loads=True,
+        f"{f.word}* x8, {SIZES}, {f.word} x2, int64 x12, int32 x2", registers=128 if two else 192, resident=1 + two,
+        shared_bytes=f.bytes(4), name=f"dk_dv_{f.word}_{f.DMAX}", vector_loads=True,
     )  # fmt: skip
     def flash_dk_dv(
         dk, dv, dy, q, k, v, lse, delta, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,

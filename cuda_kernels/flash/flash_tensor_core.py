@@ -120,7 +120,7 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
         return x + cuda.shfl_xor_sync(FULL_WARP, x, 2)
 
     @kernel(
-        f"{word}*", "float32*", *[f"{word}*"] * 3, *["int32"] * 6, "float32", *["int64"] * 9, "int32", "int32",
+        f"{word}*, float32*, {word}* x3, int32 x6, float32, int64 x9, int32 x2",
         threads=THREADS, registers=registers, resident=3 if DMAX == 64 else 2, shared_bytes=5 * tile_bytes,
         name=f"forward_{word}_{DMAX}", capability=TENSOR_CORES, instructions=("HMMA", "LDSM", "LDGSTS", "MUFU.EX2"),
         flops=lambda *args: 4 * args[0].size * args[8] // (1 + args[10]),

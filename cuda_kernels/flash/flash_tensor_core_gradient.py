@@ -41,12 +41,9 @@ f32: type[np.float32] = np.float32
 def _delta(word: str) -> Kernel:
     widen, _ = conversions(word)
 
-    @kernel(
-        "float32*", *[f"{word}*"] * 2, *["int32"] * 4, *["int64"] * 6,
-        threads=128, registers=32, name=f"delta_{word}", capability=TENSOR_CORES,
-    )  # fmt: skip
-    def rows(delta, dy, y, H, T, D, n, dy_b, dy_h, dy_t, y_b, y_h, y_t):
-        """delta (B, H, T) = dy . y, a warp for each row."""
+    @kernel(f"float32*, {word}* x2, int32 x4, int64 x6", threads=128, registers=32, capability=TENSOR_CORES, of=word)
+    def delta(dots, dy, y, H, T, D, n, dy_b, dy_h, dy_t, y_b, y_h, y_t):
+        """dots (B, H, T) = dy . y, a warp for each row."""
         row = np.uint32(cuda.grid(1) // 32)
         if row < np.uint32(n):
             outer = np.uint32(row // np.uint32(T))
@@ -61,9 +58,9 @@ def _delta(word: str) -> Kernel:
                 total += widen(dy[dy_row + c]) * widen(y[y_row + c])
             total = warp_sum(total)
             if lane == 0:
-                delta[row] = total
+                dots[row] = total
 
-    return rows
+    return delta
 
 
 def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers: bool, registers: int) -> Kernel:
@@ -78,7 +75,7 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
     scores, outputs = height // 2, DMAX // 2  # of a thread
 
     @kernel(
-        *[f"{word}*"] * 6, *["float32*"] * 2, *["int32"] * 6, *["float32"] * 2, *["int64"] * 12, "int32", "int32",
+        f"{word}* x6, float32* x2, int32 x6, float32 x2, int64 x12, int32 x2",
         threads=THREADS, registers=registers, resident=2, shared_bytes=2 * kept_bytes + 4 * tile_bytes,
         name=f"{'keys' if keeps_keys else 'queries'}_{word}_{DMAX}", capability=TENSOR_CORES,
         instructions=("HMMA", "LDSM", "LDGSTS", "MUFU.EX2"),

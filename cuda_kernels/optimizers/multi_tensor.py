@@ -91,9 +91,8 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
     update = device_function(element)
 
     @kernel(
-        "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=registers, name=f"{name}_{word}", vector_loads=True,
-    )  # fmt: skip
+        f"int64* x3, int32*, {real.__name__}*, int32", registers=registers, name=f"{name}_{word}", vector_loads=True
+    )
     def step(addresses, sizes, grads, chunks, scalars, length):
         """``addresses`` (tensors, columns): p, its states, its half weights; ``chunks`` (chunks, 2): the tensor, and
         which of its chunks."""

@@ -296,13 +296,13 @@ class RecordedGraph:
         return f"Graph({state}, cuda:{self.device}, {self.pool.nbytes} bytes)"
 
 
-@kernel("int32*", "int64*", "int64", threads=32, registers=16)
+@kernel("int32*, int64*, int64", threads=32, registers=16)
 def note_outside(flag: Any, first_bad: Any, n: Any) -> None:
     if cuda.threadIdx.x == 0 and first_bad[0] < n:
         flag[0] = 1
 
 
-@kernel("int64*", "int64*", "int32*", "int64", threads=128, registers=16)
+@kernel("int64* x2, int32*, int64", threads=128, registers=16)
 def sizes_if(found: Any, sizes: Any, allowed: Any, n: Any) -> None:
     i = cuda.grid(1)
     if i < n:
@@ -312,9 +312,7 @@ def sizes_if(found: Any, sizes: Any, allowed: Any, n: Any) -> None:
 LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED, APART = 1, 2, 3, 4, 5, 6  # why an update is left out
 
 
-@kernel(
-    "float64*", "int64", "int64", "int64", "float64*", "int32*", "int32*", "int32*", "int32*", threads=32, registers=64
-)
+@kernel("float64*, int64 x3, float64*, int32* x4", threads=32, registers=64)
 def decide(results, ranks, losses, marks, norm, overflow, outside, stopped, allowed):
     """``allowed``: whether an update may be made, ``results``: 0 or why not, the norm, and then, which are there, this
     rank's marks, and each rank's losses and marks, which must be the same.

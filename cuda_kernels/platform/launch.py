@@ -34,7 +34,7 @@ import numpy as np
 from ..simulator import simulated_memory, simulator
 from . import compiler, libcuda, limits, memory, recording, signatures, streams, tensor_map
 from .array import DeviceArray
-from .language import SIMULATED
+from .language import SIMULATED, THREADS
 from .tensor_map import TensorMap
 
 Grid = int | tuple[int, ...]
@@ -224,26 +224,28 @@ class Kernel(compiler.Declaration):
 
 
 def kernel(
-    *signature: str, threads: int | tuple[int, ...], name: str | None = None, **stated: Any
+    *signature: str, threads: int | tuple[int, ...] = THREADS, name: str = "", of: str = "", **stated: Any
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``.
 
-    ``stated``: the other fields of ``compiler.Declaration``, at least ``registers``. ``name``: of a
-    kernel that a factory makes; the file's name comes before it.
+    ``signature``: words, ``"float32* x2, int64"`` or one by one (``signatures.py``). ``stated``: the other fields of
+    ``compiler.Declaration``, at least ``registers``. ``of``: what a factory makes the kernel of, which follows the
+    function's name; or ``name``, all of it. The file's name comes before it.
     """
+    words = signatures.words(*signature)
+    signatures.check(words)
 
     def declare(function: Callable[..., None]) -> Kernel:
         parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
-        if len(signature) != len(parameters):
+        if len(words) != len(parameters):
             raise ValueError(
-                f"kernel {function.__name__}({', '.join(parameters)}) has {len(signature)} words for "
-                f"{len(parameters)} parameters: ({', '.join(signature)})"
+                f"kernel {function.__name__}({', '.join(parameters)}) has {len(words)} words for "
+                f"{len(parameters)} parameters: ({', '.join(words)})"
             )
-        signatures.check(signature)
-        full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}"
+        full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}{of and '_'}{of}"
         if full in KERNELS:
             raise ValueError(f"there are two kernels {full}")
-        KERNELS[full] = Kernel(function, full, signature, _three(threads), **stated)
+        KERNELS[full] = Kernel(function, full, words, _three(threads), **stated)
         return KERNELS[full]
 
     return declare
@@ -276,7 +278,7 @@ if not SIMULATED:
     except OSError:  # no driver: kernels can be compiled and inspected, and nothing can be launched
         _cu_launch_kernel = None
 
-multiply_adds: Kernel = kernel(
-    "float32*", "int32", "float32", threads=256, registers=40, flops=limits.multiply_add_flops
-)(limits.multiply_adds)
+multiply_adds: Kernel = kernel("float32*, int32, float32", registers=40, flops=limits.multiply_add_flops)(
+    limits.multiply_adds
+)
 """What a float32 rate is measured by, for ``MINIGRAD_DEBUG=2``."""

@@ -93,13 +93,10 @@ def steps_of(real: Any) -> Any:
 
 
 def _sum_parts(real: Any) -> Kernel:
-    word = f"{np.dtype(real).name}*"
+    word = np.dtype(real).name
     finish = steps_of(real)
 
-    @kernel(
-        word, word, word, word, "uint32", "uint32", "int32", "int32",
-        threads=256, registers=32, name=f"sum_parts_{np.dtype(real).name}",
-    )  # fmt: skip
+    @kernel(f"{word}* x4, uint32 x2, int32 x2", registers=32, of=word)
     def sum_parts(y, parts, bias, other, n, N, splits, epilogue):
         """parts (splits, n), y (n,) of rows of N."""
         i = cuda.grid(1)
@@ -214,8 +211,8 @@ def _sum_parts4(operand: str, out: str) -> Kernel:
     get, _ = FOUR["float32"]
 
     @kernel(
-        f"{out}*", "float32*", f"{operand}*", f"{out}*", "uint32", "uint32", "int32", "int32",
-        threads=256, registers=36, name=f"sum_parts_{operand}_{out}", capability=TENSOR_CORES,
+        f"{out}*, float32*, {operand}*, {out}*, uint32 x2, int32 x2",
+        registers=36, capability=TENSOR_CORES, of=f"{operand}_{out}",
     )  # fmt: skip
     def sum_parts(y, parts, bias, other, M, N, splits, epilogue):
         """y (M, N) = the sum of parts (splits, M, N), with an epilogue."""

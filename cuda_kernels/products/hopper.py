@@ -197,15 +197,9 @@ def tiles_of(operand: str, out: str, columns: int, kinds: str) -> Kernel:
     floats = CONSUMERS * warp_floats
 
     @kernel(
-        TENSOR_MAP, TENSOR_MAP, f"{out}*", f"{operand}*", f"{out}*", *["int32"] * 6, *TILE_WORDS, "uint32",
-        threads=THREADS,
-        registers=168,
-        resident=1,
-        shared_bytes=STAGES * stage + 1024,
-        name=f"tiles_{operand}_{out}_{columns}_{kinds}",
-        capability=CAPABILITY,
-        only=True,
-        instructions=("HGMMA", "UTMALDG"),
+        f"{TENSOR_MAP} x2, {out}*, {operand}*, {out}*, int32 x6, {TILE_WORDS}, uint32",
+        threads=THREADS, registers=168, resident=1, shared_bytes=STAGES * stage + 1024, capability=CAPABILITY,
+        only=True, instructions=("HGMMA", "UTMALDG"), of=f"{operand}_{out}_{columns}_{kinds}",
         flops=lambda *args: 2 * args[2].size * args[7] // args[-3],
         nbytes=lambda *args: args[0].nbytes + args[1].nbytes + args[2].nbytes,
     )  # fmt: skip

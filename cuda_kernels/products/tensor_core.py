@@ -181,15 +181,9 @@ def tiles_of(operand: str, out: str, side: int, kinds: str) -> Kernel:
     product = {2: "HMMA.16816.F32", 4: "HMMA.1688.F32.TF32"}[itemsize]
 
     @kernel(
-        f"{out}*", *[f"{operand}*"] * 3, f"{out}*",
-        *WORDS,
-        *TILE_WORDS,
-        threads=2 * side,
-        registers=registers,
-        resident=256 // side,
-        name=f"tiles_{operand}_{out}_{side}_{kinds}",
-        capability=TENSOR_CORES,
-        instructions=(product, "LDGSTS", *["LDSM"] * uses_ldmatrix),
+        f"{out}*, {operand}* x3, {out}*, {WORDS}, {TILE_WORDS}",
+        threads=2 * side, registers=registers, resident=256 // side, of=f"{operand}_{out}_{side}_{kinds}",
+        capability=TENSOR_CORES, instructions=(product, "LDGSTS", *["LDSM"] * uses_ldmatrix),
         flops=lambda *args: 2 * args[0].size * args[7] // args[-2],
     )  # fmt: skip
     def tiles(

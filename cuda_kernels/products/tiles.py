@@ -27,8 +27,8 @@ SLICE = 64  # a part of a sum is a multiple of it: at least the depth of an engi
 GROUP = 8  # rows of tiles that blocks walk together, so that the slices of b that they share are found in L2
 
 # What kernels take after their arrays: sizes, steps in elements, the batch, the epilogue; also ``ProductTiles``.
-WORDS = ("int32",) * 3 + ("int64",) * 4 + ("uint32",) + ("int64",) * 4 + ("int32",)
-TILE_WORDS = ("uint32",) * 3 + ("int32",)
+WORDS = "int32 x3, int64 x4, uint32, int64 x4, int32"
+TILE_WORDS = "uint32 x3, int32"
 
 
 Sides = Sequence[int]

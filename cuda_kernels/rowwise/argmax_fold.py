@@ -67,12 +67,9 @@ def _pair_fold(
     name: str, word: str, wide: Any, second: Any, combine: Any, first: Any, none: Any, finish: Any
 ) -> Kernel:
     """``first`` and ``none``: the state of no value. ``second``: the dtype of the state's second half."""
-    counts, of_column = second is np.int64, down_column_of_pairs(combine)
+    counts, of_column, other = second is np.int64, down_column_of_pairs(combine), second.__name__
 
-    @kernel(
-        f"{word}*", f"{second.__name__}*", f"{word}*", f"{second.__name__}*",
-        "int64", "int64", "int64", "int64", "int32", "int32", threads=THREADS, registers=48, name=f"{name}_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}*, {other}*, {word}*, {other}*, int64 x4, int32 x2", registers=48, name=f"{name}_{word}")
     def pair_fold(x, x2, y, y2, outputs, n, inner, part, of_pairs, last):
         """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``of_pairs``: of (x, x2); y unless ``last``."""
         firsts = cuda.shared.array(THREADS, wide)

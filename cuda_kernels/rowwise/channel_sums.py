@@ -23,10 +23,7 @@ of_column: Any = down_column_of_pairs(add_pairs)
 def _sums(real: Any, of_slopes: bool) -> Kernel:
     word = real.__name__
 
-    @kernel(
-        *(f"{word}*",) * 6, *("int64",) * 8,
-        threads=THREADS, registers=40, name=f"{'slopes' if of_slopes else 'squares'}_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}* x6, int64 x8", registers=40, name=f"{'slopes' if of_slopes else 'squares'}_{word}")
     def sums(dy, x, mean, rstd, first, second, N, C, S, part, per_sample, width, step_n, step_s):
         """first[p, c], of slopes: the sum of dy, second: of dy xhat; else first: of (x - mean)^2. p: part of N S.
 

@@ -20,12 +20,9 @@ ROW_THREADS = 128
 
 
 def _backward(real: Any) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
 
-    @kernel(
-        *(pointer,) * 4, "int64", "int64", "int64", "float64",
-        threads=ROW_THREADS, registers=48, name=f"backward_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x4, int64 x3, float64", threads=ROW_THREADS, registers=48, of=word)
     def backward(dy, x, y, dx, outputs, n, inner, zero):
         """Rows o, i of (outer, n, inner); ``zero``: 0 in float64, in which sums and products are formed."""
         output = np.int64(cuda.grid(1))

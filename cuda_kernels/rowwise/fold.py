@@ -64,9 +64,8 @@ def _fold(name: str, word: str, target: str, wide: Any, combine: Any, identity: 
     within = {2: pair, 4: four, 16: sixteen}[width]
 
     @kernel(
-        f"{word}*", f"{target}*", "int64", "int64", "int64", "int32",
-        threads=THREADS, registers=48, name=f"{name}_rows_{word}_{target}", vector_loads=True,
-    )  # fmt: skip
+        f"{word}*, {target}*, int64 x3, int32", registers=48, name=f"{name}_rows_{word}_{target}", vector_loads=True
+    )
     def rows(x, y, outer, n, part, vectors):
         """y[row, p] = fold of x[row, p part : (p + 1) part], p = blockIdx.y."""
         partial = cuda.shared.array(32, wide)
@@ -95,10 +94,7 @@ def _fold(name: str, word: str, target: str, wide: Any, combine: Any, identity: 
         if row < outer and cuda.threadIdx.x == 0:
             y[row * cuda.gridDim.y + cuda.blockIdx.y] = total
 
-    @kernel(
-        f"{word}*", f"{target}*", "int64", "int64", "int64", "int64",
-        threads=THREADS, registers=48, name=f"{name}_columns_{word}_{target}",
-    )  # fmt: skip
+    @kernel(f"{word}*, {target}*, int64 x4", registers=48, name=f"{name}_columns_{word}_{target}")
     def columns(x, y, outputs, n, inner, part):
         """y[o, p, i] = fold of x[o, p part : (p + 1) part, i], p = blockIdx.y; outputs = outer inner."""
         partial = cuda.shared.array(THREADS, wide)

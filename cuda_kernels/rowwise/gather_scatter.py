@@ -31,8 +31,8 @@ def _mover(bits: int, vector: bool, writes: bool) -> Kernel:
     step = 1 + vector  # words of ``bits`` in each access
 
     @kernel(
-        f"bits{bits}*", f"bits{bits}*", "int64*", *["uint32"] * 4,
-        threads=THREADS, registers=16, name=f"{'put' if writes else 'take'}_{bits * step}_bits", vector_loads=vector,
+        f"bits{bits}* x2, int64*, uint32 x4", registers=16, vector_loads=vector,
+        name=f"{'put' if writes else 'take'}_{bits * step}_bits",
     )  # fmt: skip
     def move(x, y, places, size, N, K, Q):
         i = np.uint32(cuda.grid(1))
@@ -98,14 +98,14 @@ def _move(kernels: dict[int, Kernel], x: DeviceArray, y: DeviceArray, places: De
     kernels[width].launch(ceil_div(size, THREADS), *pair, places, size, N, K, words, threads=threads(size))
 
 
-@kernel("int64*", "int32*", "int64", threads=THREADS, registers=16)
+@kernel("int64*, int32*, int64", registers=16)
 def claim(places, last, n):
     i = cuda.grid(1)
     if i < n:
         ptx.atomic_max(last, places[i], i + 1)
 
 
-@kernel("int64*", "int64*", "int32*", "int64", threads=THREADS, registers=16)
+@kernel("int64* x2, int32*, int64", registers=16)
 def keep_claimed(kept, places, last, n):
     i = cuda.grid(1)
     if i < n:
@@ -145,10 +145,7 @@ def _reducer(name: str, dtype: str) -> Kernel:
     real = np.dtype({"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)).type
     read, write = element_conversions(dtype)
 
-    @kernel(
-        f"{dtype}*", f"{dtype}*", "uint64*", "int64*", *["uint32"] * 4,
-        threads=THREADS, registers=25, name=f"{name}_{dtype}",
-    )  # fmt: skip
+    @kernel(f"{dtype}* x2, uint64*, int64*, uint32 x4", registers=25, name=f"{name}_{dtype}")
     def reduce(x, y, places, order, size, N, K, Q):
         """One thread takes all values of a place, from the first one on; places are sorted."""
         i = np.uint32(cuda.grid(1))

@@ -25,14 +25,14 @@ from .strided_copy import threads
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 
-@kernel("int64*", "int64*", *["int64"] * 4, threads=THREADS, registers=14)
+@kernel("int64* x2, int64 x4", registers=14)
 def first_outside(flag, indices, n, low, high, kept):
     i = cuda.grid(1)
     if i < n and (indices[i] < low or indices[i] >= high) and indices[i] != kept:
         ptx.atomic_min(flag, 0, i)
 
 
-@kernel("int64*", "int64*", "int64", "int64", "int32", threads=THREADS, registers=14)
+@kernel("int64* x2, int64 x2, int32", registers=14)
 def append_index(places, indices, n, size, first):
     """places = places * size + indices, negative ones counted from the end; without places before if ``first``."""
     i = cuda.grid(1)
@@ -45,7 +45,7 @@ def append_index(places, indices, n, size, first):
         places[i] = place
 
 
-@kernel("int64*", "bool*", "int64*", "int64", threads=THREADS, registers=14)
+@kernel("int64*, bool*, int64*, int64", registers=14)
 def compact(places, mask, ends, n):
     """The places where the mask holds; ``ends`` counts them up to and with each."""
     i = cuda.grid(1)

@@ -39,10 +39,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         other = cuda.shfl_up_sync(FULL_WARP, value, distance)
         return combine(other, value) if lane >= distance else value
 
-    @kernel(
-        f"{word}*", f"{word}*", "int64", "int64", "int64", "int32", "int32", wide.__name__,
-        threads=THREADS, registers=40, name=f"{name}_serial_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, int64 x3, int32 x2, {wide.__name__}", registers=40, name=f"{name}_serial_{word}")
     def serial(x, y, outputs, n, inner, reverse, exclusive, start):
         """y[o, j, i] = x[o, 0, i] .. x[o, j, i]; ``reverse``: from the end; ``exclusive``: without x[o, j, i]."""
         output = np.int64(cuda.grid(1))
@@ -60,10 +57,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
                 y[at] = before if exclusive else total
                 at += step
 
-    @kernel(
-        f"{word}*", f"{wide.__name__}*", f"{word}*", "int64", "int64", "int64", "int32", "int32", "int32",
-        threads=THREADS, registers=48, name=f"{name}_by_block_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}*, {wide.__name__}*, {word}*, int64 x3, int32 x3", registers=48, name=f"{name}_by_block_{word}")
     def by_block(x, totals, y, n, inner, part, reverse, exclusive, stage):
         """Stage 0: y, in one part. 1: totals[o, p, i] of parts p = blockIdx.y. 2: y, from totals of those before."""
         of_warps = cuda.shared.array(32, wide)

@@ -30,9 +30,7 @@ def _key(kind: str, bits: int) -> Kernel:
     infinity = word(0x7F800000 if width == 32 else 0x7FF0000000000000)
     floating, signed = kind == "f", kind == "i"
 
-    @kernel(
-        f"bits{bits}*", f"bits{width}*", "int64", word.__name__, threads=THREADS, registers=10, name=f"key_{kind}{bits}"
-    )
+    @kernel(f"bits{bits}*, bits{width}*, int64, uint{width}", registers=10, of=f"{kind}{bits}")
     def key(x, keys, n, inverted):
         i = cuda.grid(1)
         if i < n:
@@ -65,7 +63,7 @@ def _sort_tiles(width: int) -> Kernel:
     word = np.dtype(f"uint{width}").type
     largest = word((1 << width) - 1)
 
-    @kernel(f"uint{width}*", "int64*", "int64", "int32", threads=SORTED // 2, registers=32, name=f"sort_tiles_{width}")
+    @kernel(f"uint{width}*, int64*, int64, int32", threads=SORTED // 2, registers=32, of=str(width))
     def sort_tiles(keys, order, n, tile):
         """Each tile of each row in place; ``order`` gets the indices. A block has tile / 2 threads, a power of 2."""
         key = cuda.shared.array(SORTED, word)
@@ -102,10 +100,8 @@ def _sort_tiles(width: int) -> Kernel:
 
 
 def _merge(width: int) -> Kernel:
-    @kernel(
-        *[f"uint{width}*", "int64*"] * 2, "int64", "int64", threads=THREADS, registers=26, name=f"merge_runs_{width}"
-    )
-    def merge(keys, order, merged_keys, merged_order, n, run):
+    @kernel(f"uint{width}*, int64*, uint{width}*, int64*, int64 x2", registers=26, of=str(width))
+    def merge_runs(keys, order, merged_keys, merged_order, n, run):
         """Each pair of neighbouring runs of each row into one; the last ones may be short."""
         i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if i < n:
@@ -129,7 +125,7 @@ def _merge(width: int) -> Kernel:
             merged_keys[place] = key
             merged_order[place] = order[row + i]
 
-    return merge
+    return merge_runs
 
 
 _SORT_TILES = {width // 8: _sort_tiles(width) for width in (32, 64)}

@@ -70,11 +70,10 @@ def places_of(i: Any, n1: Any, n2: Any, n3: Any, n4: Any, sy: Any, sx: Any) -> A
 
 def _strided(bits: int, vector: bool) -> Kernel:
     """The copy of words of ``bits``; with ``vector`` each of them is two, and strides still count single ones."""
-    word = f"bits{bits}*"
 
     @kernel(
-        word, word, *["uint32"] * RANK, *["int64"] * (2 * RANK),
-        threads=THREADS, registers=20, name=f"copy_{bits * (1 + vector)}_bits", vector_loads=vector,
+        f"bits{bits}* x2, uint32 x{RANK}, int64 x{2 * RANK}",
+        registers=20, name=f"copy_{bits * (1 + vector)}_bits", vector_loads=vector,
     )  # fmt: skip
     def copy_words(y, x, n, n1, n2, n3, n4, sy0, sy1, sy2, sy3, sy4, sx0, sx1, sx2, sx3, sx4):
         i = cuda.grid(1)
