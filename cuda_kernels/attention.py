@@ -22,14 +22,14 @@ import numpy as np
 from .elementwise import cast
 from .flash import attention_rows, flash, flash_tensor_core, flash_tensor_core_gradient
 from .platform import memory
-from .platform.array import DeviceArray, copy, empty
+from .platform.array import Array, copy, empty
 from .rowwise.strided_copy import copy_into
 
 Options = tuple[bool, float, float, int, int]  # those of ``minigrad.ops.attention``
 SMALL = 1 << 18  # multiply-adds of all scores: below, a thread for each row is enough
 
 
-def forward(q: DeviceArray, k: DeviceArray, v: DeviceArray, options: Options) -> tuple[DeviceArray, DeviceArray]:
+def forward(q: Array, k: Array, v: Array, options: Options) -> tuple[Array, Array]:
     """softmax(scale q k^T) v, with dropout on the probabilities.
 
     Args:
@@ -62,14 +62,8 @@ def forward(q: DeviceArray, k: DeviceArray, v: DeviceArray, options: Options) ->
 
 
 def backward(
-    dy: DeviceArray,
-    q: DeviceArray,
-    k: DeviceArray,
-    v: DeviceArray,
-    out: DeviceArray,
-    lse: DeviceArray,
-    options: Options,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    dy: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, options: Options
+) -> tuple[Array, Array, Array]:
     """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
 
     Arguments as given to and returned by ``forward``; the dropout mask is drawn again.
@@ -99,9 +93,7 @@ def backward(
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
 
 
-def backward_packed(
-    dy: DeviceArray, qkv: DeviceArray, out: DeviceArray, lse: DeviceArray, options: Options
-) -> DeviceArray:
+def backward_packed(dy: Array, qkv: Array, out: Array, lse: Array, options: Options) -> Array:
     """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
     q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
     dqkv = empty(qkv.shape, qkv.dtype, qkv.device)
@@ -111,37 +103,37 @@ def backward_packed(
     return dqkv
 
 
-def _use_tiles(q: DeviceArray, k: DeviceArray) -> bool:
+def _use_tiles(q: Array, k: Array) -> bool:
     """Whether ``flash.py`` computes heads of these sizes."""
     return 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and _worth_tiles(q, k) and flash.fits(q.device)
 
 
-def _worth_tiles(q: DeviceArray, k: DeviceArray) -> bool:
+def _worth_tiles(q: Array, k: Array) -> bool:
     """Whether there are enough scores to fill tiles."""
     return bool(q.size * k.shape[2] > SMALL)
 
 
-def supports_half(x: DeviceArray) -> bool:
+def supports_half(x: Array) -> bool:
     """Whether x's device computes attention of float16 and bfloat16, with tensor cores."""
     return memory.has_tensor_cores(x.device)
 
 
-def _on_tensor_cores(q: DeviceArray, k: DeviceArray, dropout_p: float) -> bool:
+def _on_tensor_cores(q: Array, k: Array, dropout_p: float) -> bool:
     """Whether ``flash_tensor_core.py`` computes these heads of half floats."""
     D = q.shape[-1]
     return _worth_tiles(q, k) and D <= flash_tensor_core.LARGEST and D % 8 == 0 and not dropout_p
 
 
-def _single(x: DeviceArray) -> DeviceArray:
+def _single(x: Array) -> Array:
     return cast(x, np.float32)
 
 
-def _rows(x: DeviceArray) -> DeviceArray:
+def _rows(x: Array) -> Array:
     """x (B, heads, T, D) with contiguous rows."""
     return x if x.steps[-1] == 1 or x.shape[-1] <= 1 else copy(x)
 
 
-def _settings(q: DeviceArray, k: DeviceArray, options: Options) -> tuple[Any, ...]:
+def _settings(q: Array, k: Array, options: Options) -> tuple[Any, ...]:
     """Sizes and options, as all kernels take them."""
     causal, scale, p, seed, offset = options
     real = q.dtype.type

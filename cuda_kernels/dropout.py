@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .platform.array import DeviceArray, contiguous, copy, empty
+from .platform.array import Array, contiguous, copy, empty
 from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import philox_block, unit_float32
@@ -51,7 +51,7 @@ def _dropout(real: Any) -> Kernel:
 _KERNELS = {np.dtype(real): _dropout(real) for real in (np.float32, np.float64)}
 
 
-def forward(x: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
+def forward(x: Array, p: float, seed: int, offset: int) -> Array:
     """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
     if not 0 <= p <= 1:
         raise ValueError(f"p={p}: expected a probability from 0 to 1")
@@ -65,6 +65,6 @@ def forward(x: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
     return draw(_KERNELS[x.dtype], y, 4, x, *state(seed, offset), p, kept)
 
 
-def backward(dy: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
+def backward(dy: Array, p: float, seed: int, offset: int) -> Array:
     """dx: the gradient passes through the mask of the forward draw."""
     return forward(dy, p, seed, offset)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .platform.array import DeviceArray, contiguous, empty
+from .platform.array import Array, contiguous, empty
 from .platform.language import cuda, device_function
 from .platform.launch import Kernel, kernel
 from .pointwise.conversion import element_conversions
@@ -131,7 +131,7 @@ _SUMS = {
 }
 
 
-def check_indices(indices: DeviceArray, rows: int) -> int:
+def check_indices(indices: Array, rows: int) -> int:
     """The first flat position whose index is not in 0..rows - 1; -1 if all are. indices int64.
 
     ``forward`` and ``backward_into`` index unchecked: call this first. It waits for the device.
@@ -139,14 +139,14 @@ def check_indices(indices: DeviceArray, rows: int) -> int:
     return find_outside(contiguous(indices), 0, rows)
 
 
-def forward(weight: DeviceArray, indices: DeviceArray) -> DeviceArray:
+def forward(weight: Array, indices: Array) -> Array:
     """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
     table = contiguous(weight).reshape(1, *weight.shape)
     places = harmless(contiguous(indices), 0, len(weight))
     return at.take(table, places.reshape(indices.size)).reshape(*indices.shape, weight.shape[1])
 
 
-def backward_into(dy: DeviceArray, indices: DeviceArray, dweight: DeviceArray) -> None:
+def backward_into(dy: Array, indices: Array, dweight: Array) -> None:
     """dweight[indices] += dy, duplicates summed, in place; dy (\\*indices.shape, C), dweight (V, C) contiguous.
 
     Half-width floats are summed in float32 and rounded once.

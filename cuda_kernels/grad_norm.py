@@ -21,7 +21,7 @@ import numpy as np
 from . import elementwise
 from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
 from .platform import memory, recording
-from .platform.array import DeviceArray, contiguous, empty, to_host
+from .platform.array import Array, contiguous, empty, to_host
 from .platform.language import cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .platform.upload import Upload
@@ -160,7 +160,7 @@ class _Plan:
 _plans: Any = threading.local()  # each thread's own, as what is under way belongs to its stream
 
 
-def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
+def _plan(arrays: Sequence[Array]) -> _Plan:
     """That of ``arrays``, of one device and dtype; the last ``REMEMBERED`` are kept."""
     if not hasattr(_plans, "of"):
         _plans.of = functools.lru_cache(REMEMBERED)(lambda sizes, chunk, dtype, device, stream: _Plan(sizes, device))
@@ -176,7 +176,7 @@ def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
 class _Pass:
     """Contiguous arrays of one dtype, float32 or float64, and device; their addresses are on the device."""
 
-    def __init__(self, arrays: Sequence[DeviceArray], factor: float | np.ndarray = 1.0) -> None:
+    def __init__(self, arrays: Sequence[Array], factor: float | np.ndarray = 1.0) -> None:
         self.dtype = arrays[0].dtype
         self.kernels = _KERNELS[self.dtype]
         plan = _plan(arrays)
@@ -190,7 +190,7 @@ class _Pass:
     def _own(self, factors: np.ndarray) -> np.ndarray:
         return factors.astype(self.dtype)
 
-    def add_squares(self, result: DeviceArray, narrow: DeviceArray, more: bool, max_norm: float, eps: float) -> None:
+    def add_squares(self, result: Array, narrow: Array, more: bool, max_norm: float, eps: float) -> None:
         """Add the squares to ``result`` (3,); ``more``: to what is there."""
         cut, sums = self.cut, empty((self.cut.count, 2), self.dtype, result.device)
         arguments = self.addresses, cut.device_sizes, cut.chunks, sums, cut.length
@@ -198,7 +198,7 @@ class _Pass:
         threads = block_of(cut.count, 1024)
         self.kernels.total.launch(1, sums, cut.count, result, narrow, int(more), max_norm, eps, threads=threads)
 
-    def scale(self, factor: DeviceArray, found: DeviceArray | None, writes: bool) -> None:
+    def scale(self, factor: Array, found: Array | None, writes: bool) -> None:
         """Multiply by ``factor`` (1,); raise the flag ``found`` (1,) where something is infinite or NaN."""
         cut = self.cut
         flag = empty(1, np.int32, factor.device) if found is None else found
@@ -206,13 +206,13 @@ class _Pass:
         self.kernels.scale.launch(cut.count, *arguments, int(found is not None), int(writes), threads=cut.threads(4))
 
 
-def _is_real(array: DeviceArray) -> bool:
+def _is_real(array: Array) -> bool:
     return array.dtype.char in "fd"
 
 
-def _readable(arrays: Iterable[DeviceArray]) -> list[list[DeviceArray]]:
+def _readable(arrays: Iterable[Array]) -> list[list[Array]]:
     """The arrays by dtype, each contiguous, and float32 where it is neither float32 nor float64."""
-    groups: dict[Any, list[DeviceArray]] = {}
+    groups: dict[Any, list[Array]] = {}
     for array in arrays:
         if not _is_real(array):
             array = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" else np.float32)
@@ -220,13 +220,13 @@ def _readable(arrays: Iterable[DeviceArray]) -> list[list[DeviceArray]]:
     return list(groups.values())
 
 
-def _writable(arrays: Iterable[DeviceArray], what: str) -> tuple[list[list[DeviceArray]], list[Any]]:
+def _writable(arrays: Iterable[Array], what: str) -> tuple[list[list[Array]], list[Any]]:
     """As ``_readable``, and pairs (array, copy) of those that must be assigned from their copies at the end."""
     arrays = list(arrays)
     for position, array in enumerate(arrays):
         if not array.writeable:
             raise ValueError(f"array {position} of shape {array.shape} is read-only; {what} writes in place")
-    groups: dict[Any, list[DeviceArray]] = {}
+    groups: dict[Any, list[Array]] = {}
     copies = []
     for array in arrays:
         here = contiguous(array if _is_real(array) else elementwise.cast(array, np.float32))
@@ -236,7 +236,7 @@ def _writable(arrays: Iterable[DeviceArray], what: str) -> tuple[list[list[Devic
     return list(groups.values()), copies
 
 
-def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tuple[DeviceArray, DeviceArray]:
+def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tuple[Array, Array]:
     """float64 (sum of squares, norm, factor), and the factor in float32."""
     result, narrow = empty(3, np.float64, device), empty(1, np.float32, device)
     for position, one in enumerate(passes):
@@ -244,7 +244,7 @@ def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tupl
     return result, narrow
 
 
-def sum_of_squares(arrays: Iterable[DeviceArray]) -> float:
+def sum_of_squares(arrays: Iterable[Array]) -> float:
     """The sum of the squares of all elements; 0.0 for no arrays. Waits for it.
 
     Arrays that are neither float32 nor float64, or not contiguous, are converted first. NaN and infinities propagate.
@@ -256,7 +256,7 @@ def sum_of_squares(arrays: Iterable[DeviceArray]) -> float:
     return float(to_host(result)[0])
 
 
-def scale_(arrays: Iterable[DeviceArray], factor: float) -> None:
+def scale_(arrays: Iterable[Array], factor: float) -> None:
     """array *= factor in place, in each array's dtype.
 
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
@@ -268,7 +268,7 @@ def scale_(arrays: Iterable[DeviceArray], factor: float) -> None:
     _put_back(copies)
 
 
-def clip_(arrays: Iterable[DeviceArray], max_norm: float, eps: float) -> DeviceArray:
+def clip_(arrays: Iterable[Array], max_norm: float, eps: float) -> Array:
     """array *= max_norm / (norm + eps) in place if the norm of all elements is finite and more than ``max_norm``.
 
     Returns that norm, float64 (), on the device of the arrays (of which there is at least one); the host does not wait.
@@ -289,7 +289,7 @@ def clip_(arrays: Iterable[DeviceArray], max_norm: float, eps: float) -> DeviceA
     return result[1]
 
 
-def unscale_(arrays: Iterable[DeviceArray], inverse_scale: float) -> DeviceArray:
+def unscale_(arrays: Iterable[Array], inverse_scale: float) -> Array:
     """array *= inverse_scale in place, and whether an element of any array was infinite or NaN: int32 (), 0 or 1.
 
     The result is on the device of the arrays (of which there is at least one); the host does not wait.
@@ -304,7 +304,7 @@ def unscale_(arrays: Iterable[DeviceArray], inverse_scale: float) -> DeviceArray
     return found.reshape(())
 
 
-def all_finite(arrays: Iterable[DeviceArray]) -> bool:
+def all_finite(arrays: Iterable[Array]) -> bool:
     """Whether no element of any array is infinite or NaN. Waits for it."""
     groups = _readable(arrays)
     if not groups:
@@ -316,7 +316,7 @@ def all_finite(arrays: Iterable[DeviceArray]) -> bool:
     return not to_host(found)[0]
 
 
-def _flag(groups: list[list[DeviceArray]]) -> DeviceArray:
+def _flag(groups: list[list[Array]]) -> Array:
     found = empty(1, np.int32, groups[0][0].device)
     memory.clear(found.pointer, found.nbytes)
     return found

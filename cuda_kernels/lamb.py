@@ -28,7 +28,7 @@ import numpy as np
 
 from .optimizers.multi_tensor import REALS, WORDS, Table, block_of, chunk_of, row_of
 from .platform import recording
-from .platform.array import DeviceArray, empty
+from .platform.array import Array, empty
 from .platform.language import cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .rowwise.collective import block_sum
@@ -142,7 +142,7 @@ _RATIOS = {np.dtype(real): _ratios(real) for real in REALS}
 _KERNELS = {(np.dtype(real), 1 + lamb): _lamb(real, lamb) for real in REALS for lamb in (False, True)}
 
 
-def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     """Update the parameters and their moments in place; arguments as ``Table.check``.
 
     Raises ValueError or TypeError, naming the position, before anything is changed.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .platform import recording
-from .platform.array import DeviceArray, empty
+from .platform.array import Array, empty
 from .platform.language import THREADS, cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import HALF_WORD, LOW_WORD, ON_DEVICE, philox_block, unit_float32
@@ -158,7 +158,7 @@ def state(seed: int, offset: int) -> tuple[int, int]:
     return seed, offset
 
 
-def draw(what: Kernel, y: DeviceArray, per_block: int, *arguments: Any) -> DeviceArray:
+def draw(what: Kernel, y: Array, per_block: int, *arguments: Any) -> Array:
     """Launch ``what``, whose threads make ``per_block`` elements each, on all of ``y``; returns it."""
     blocks = -(-y.size // per_block)
     threads = min(THREADS, -(-blocks // 32) * 32)
@@ -167,12 +167,12 @@ def draw(what: Kernel, y: DeviceArray, per_block: int, *arguments: Any) -> Devic
     return y
 
 
-def philox_bits(n: int, seed: int, offset: int) -> DeviceArray:
+def philox_bits(n: int, seed: int, offset: int) -> Array:
     """The first n words of the draw: uint32 (n,)."""
     return draw(bits, empty(n, np.uint32), 4, *state(seed, offset))
 
 
-def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> DeviceArray:
+def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> Array:
     """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
     y = _real(shape, dtype)
     if y.dtype == np.float32:
@@ -180,21 +180,21 @@ def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> D
     return draw(uniform_float64, y, 2, *state(seed, offset))
 
 
-def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> DeviceArray:
+def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> Array:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
     y = _real(shape, dtype)
     what = normal_float32 if y.dtype == np.float32 else normal_float64
     return draw(what, y, 4, *state(seed, offset), 2.0**-32)
 
 
-def _real(shape: int | Sequence[int], dtype: Any) -> DeviceArray:
+def _real(shape: int | Sequence[int], dtype: Any) -> Array:
     y = empty(shape if isinstance(shape, int) else tuple(shape), dtype)
     if y.dtype not in (np.float32, np.float64):
         raise TypeError(f"dtype {y.dtype}: random draws are float32 or float64; cast the result")
     return y
 
 
-def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> DeviceArray:
+def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> Array:
     """int64 in [low, high), by multiplication of 64 random bits: no value's probability is off by more than 2^-64.
 
     Raises ValueError if the range is empty or leaves int64.
@@ -205,7 +205,7 @@ def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset:
     return draw(integers_int64, y, 2, *state(seed, offset), low % 2**64, high - low)
 
 
-def permutation(n: int, seed: int, offset: int) -> DeviceArray:
+def permutation(n: int, seed: int, offset: int) -> Array:
     """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
     from . import indexing
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .platform.array import DeviceArray, as_array, contiguous, empty, merged
+from .platform.array import Array, as_array, contiguous, empty, merged
 from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
 from .ptx import ptx
@@ -123,7 +123,7 @@ MOST_PAIRS = 2**31 - 1  # pairs of a launch
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 
-def tables(positions: DeviceArray, dim: int, base: float, dtype: Any) -> tuple[DeviceArray, DeviceArray]:
+def tables(positions: Array, dim: int, base: float, dtype: Any) -> tuple[Array, Array]:
     """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
     half = -(-dim // 2)
     frequencies = empty((half,), np.float64, positions.device)
@@ -131,9 +131,7 @@ def tables(positions: DeviceArray, dim: int, base: float, dtype: Any) -> tuple[D
     return angle_tables(positions, frequencies, dtype)
 
 
-def angle_tables(
-    positions: DeviceArray, frequencies: DeviceArray | np.ndarray, dtype: Any
-) -> tuple[DeviceArray, DeviceArray]:
+def angle_tables(positions: Array, frequencies: Array | np.ndarray, dtype: Any) -> tuple[Array, Array]:
     """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
     positions, frequencies = contiguous(positions), contiguous(as_array(frequencies, np.float64))
     half = frequencies.shape[0]
@@ -146,7 +144,7 @@ def angle_tables(
     return cos, sin
 
 
-def rotate(x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool) -> DeviceArray:
+def rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     """x (..., D); cos and sin (..., D / 2) of x's dtype, their leading sizes broadcast to those of x -> y (..., D).
 
     Rows of x may lie at any strides; they are copied if they are not contiguous themselves.
@@ -159,7 +157,7 @@ def rotate(x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool
     return y
 
 
-def _rotate_rows(y: DeviceArray, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool) -> None:
+def _rotate_rows(y: Array, x: Array, cos: Array, sin: Array, interleaved: bool) -> None:
     """y = the rotation of x; y, cos and sin contiguous."""
     half = x.shape[-1] // 2
     missing = x.ndim - cos.ndim

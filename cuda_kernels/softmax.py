@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .platform.array import DeviceArray, contiguous, empty
+from .platform.array import Array, contiguous, empty
 from .platform.language import THREADS, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .pointwise.rules import larger_of as larger
@@ -242,7 +242,7 @@ _BACKWARD: dict[Any, SoftmaxKernels] = {  # two rows in 64 registers
 }
 
 
-def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[DeviceArray, ...], axis: int, log: int) -> DeviceArray:
+def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[Array, ...], axis: int, log: int) -> Array:
     """Run a kernel along ``axis`` of equally shaped inputs -> a new contiguous array."""
     shape = inputs[0].shape or (1,)  # 0-d: one row of one element, as in PyTorch
     axis %= len(shape)
@@ -265,21 +265,21 @@ def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[DeviceArray, ...], 
     return out
 
 
-def forward(x: DeviceArray, axis: int) -> DeviceArray:
+def forward(x: Array, axis: int) -> Array:
     """softmax(x) along ``axis``; x float32 or float64, any shape and strides."""
     return _along(_FORWARD, (x,), axis, 0)
 
 
-def backward(dy: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+def backward(dy: Array, y: Array, axis: int) -> Array:
     """dx from dy and the result y of ``forward``."""
     return _along(_BACKWARD, (dy, y), axis, 0)
 
 
-def log_forward(x: DeviceArray, axis: int) -> DeviceArray:
+def log_forward(x: Array, axis: int) -> Array:
     """log(softmax(x)) along ``axis``."""
     return _along(_FORWARD, (x,), axis, 1)
 
 
-def log_backward(dy: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+def log_backward(dy: Array, y: Array, axis: int) -> Array:
     """dx from dy and the result y of ``log_forward``."""
     return _along(_BACKWARD, (dy, y), axis, 1)

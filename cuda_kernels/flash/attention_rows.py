@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 from ..platform.language import cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.philox import philox_block, unit_float32
@@ -21,7 +21,7 @@ SIZES = "int64 x5, int32, float32, uint64 x2"
 THREE, TWO = np.uint64(3), np.uint64(2)
 
 
-def steps_of(*operands: DeviceArray) -> list[int]:
+def steps_of(*operands: Array) -> list[int]:
     """Steps of operands (B, heads, T, D) along their first three dimensions; the last is contiguous."""
     return [step for x in operands for step in x.steps[:3]]
 

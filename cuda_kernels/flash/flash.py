@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import libcuda
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 from ..platform.language import SIMULATED, cuda, math
 from ..platform.launch import Kernel, kernel
 from .attention_rows import SIZES, steps_of
@@ -281,11 +281,11 @@ def fits(device: int) -> bool:
     return SIMULATED or libcuda.device_attribute(MAX_SHARED_BYTES, device) >= _LARGEST_BYTES
 
 
-def _choose(q: DeviceArray) -> tuple[FlashTiles, Kernel, Kernel, Kernel]:
+def _choose(q: Array) -> tuple[FlashTiles, Kernel, Kernel, Kernel]:
     return _KERNELS[q.dtype, 64 if q.shape[-1] <= 64 else 128]
 
 
-def _wide(*operands: DeviceArray) -> int:
+def _wide(*operands: Array) -> int:
     """Whether all rows can be read 128 bits at once."""
     return int(
         all(
@@ -303,9 +303,7 @@ def _in_units(f: FlashTiles, settings: tuple[Any, ...]) -> tuple[Any, ...]:
     return *rest, scale / f.unit, kept
 
 
-def forward(
-    y: DeviceArray, lse: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, settings: tuple[Any, ...]
-) -> None:
+def forward(y: Array, lse: Array, q: Array, k: Array, v: Array, settings: tuple[Any, ...]) -> None:
     """``attention.forward`` into y (B, Tq, Hq, D) and lse; rows contiguous, nothing empty."""
     f, kernel_, _, _ = _choose(q)
     B, Hq, Tq, _ = q.shape
@@ -314,10 +312,10 @@ def forward(
     kernel_.launch(B * Hq * tiles, y, lse, q, k, v, *arguments)
 
 
-Arrays = tuple[DeviceArray, ...]
+Arrays = tuple[Array, ...]
 
 
-def backward(grads: Arrays, delta: DeviceArray, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
     """``attention.backward`` into ``grads``, dq, dk, dv (B, T, heads, D), of ``inputs``, dy, q, k, v, y, lse; delta (B,
     Hq, Tq) is scratch."""
     (dq, dk, dv), (dy, q, k, v, y, lse) = grads, inputs

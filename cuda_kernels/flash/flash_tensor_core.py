@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, copy, empty
+from ..platform.array import Array, copy, empty
 from ..platform.language import FULL_WARP, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
@@ -256,9 +256,7 @@ FORWARD = {
 }
 
 
-def forward(
-    q: DeviceArray, k: DeviceArray, v: DeviceArray, causal: bool, scale: float
-) -> tuple[DeviceArray, DeviceArray]:
+def forward(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
     """``attention.forward`` of halves, heads a multiple of 8 up to ``LARGEST``, without dropout; nothing empty."""
     (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
     y = empty((B, Tq, Hq, D), q.dtype, q.device)
@@ -272,7 +270,7 @@ def forward(
     return y.swapaxes(1, 2), lse
 
 
-def aligned(x: DeviceArray) -> DeviceArray:
+def aligned(x: Array) -> Array:
     """x (B, heads, T, D), whose rows begin at multiples of 16 bytes, or such a copy."""
     fits = x.steps[-1] == 1 and all(n == 1 or step % 8 == 0 for n, step in zip(x.shape[:3], x.steps))
     return x if fits and x.pointer % 16 == 0 else copy(x)

@@ -25,7 +25,7 @@ import math as python_math
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
@@ -232,15 +232,8 @@ KEYS = {
 
 
 def backward(
-    dy: DeviceArray,
-    q: DeviceArray,
-    k: DeviceArray,
-    v: DeviceArray,
-    out: DeviceArray,
-    lse: DeviceArray,
-    causal: bool,
-    scale: float,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    dy: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool, scale: float
+) -> tuple[Array, Array, Array]:
     """``attention.backward`` of halves, heads a multiple of 8 and at most 128, without dropout; nothing empty."""
     (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
     word = q.dtype.name

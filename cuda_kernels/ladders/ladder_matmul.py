@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda
 from ..platform.launch import kernel
 from ..ptx import ptx
@@ -186,7 +186,7 @@ STEPS: dict[str, Any] = {
 }
 
 
-def multiply(step: str, a: DeviceArray, b: DeviceArray) -> DeviceArray:
+def multiply(step: str, a: Array, b: Array) -> Array:
     """a @ b by one step; a (M, K) and b (K, N) C-contiguous float32, K and N multiples of 4 for "vectors"."""
     (M, K), N = a.shape, b.shape[1]
     y = empty((M, N), a.dtype, a.device)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
@@ -117,7 +117,7 @@ LADDER: tuple[tuple[Kernel, int], ...] = (  # and how many values a block adds
 )
 
 
-def reduce(step: int, x: DeviceArray) -> DeviceArray:
+def reduce(step: int, x: Array) -> Array:
     """The sum of contiguous float32 x, (1,), by step 1 to 5."""
     chosen, per_block = LADDER[step - 1]
     blocks = min(max(ceil_div(x.size, per_block), 1), BLOCKS if chosen is grid_stride else 1 << 30) if per_block else 1

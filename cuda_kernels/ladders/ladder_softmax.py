@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, math
 from ..platform.launch import kernel
 from ..pointwise.rules import larger_of as larger
@@ -94,7 +94,7 @@ def registers(x: Any, y: Any, N: Any, C: Any, vectors: Any) -> None:
     write(y, row * C, C, vectors, values)
 
 
-def softmax(step: int, x: DeviceArray) -> DeviceArray:
+def softmax(step: int, x: Array) -> Array:
     """softmax of contiguous float32 x (N, C) by rows, by step 1 to 4. ValueError for rows too long for step 4."""
     N, C = x.shape
     y = empty(x.shape, x.dtype, x.device)

@@ -33,7 +33,7 @@ import numpy as np
 
 from ..simulator import simulated_memory, simulator
 from . import compiler, libcuda, limits, memory, recording, signatures, streams, tensor_map
-from .array import DeviceArray
+from .array import Array
 from .language import SIMULATED, THREADS
 from .tensor_map import TensorMap
 
@@ -105,7 +105,7 @@ class Kernel(compiler.Declaration):
         device = memory.current_device()
         values: list[Any] = []
         for word, a in zip(self._words, args):
-            if type(a) is DeviceArray:
+            if type(a) is Array:
                 if word not in a.words:
                     raise self._misfit(args)
                 if a.memory.device != device:
@@ -163,7 +163,7 @@ class Kernel(compiler.Declaration):
     def _simulate(self, grid: tuple[int, int, int], threads: tuple[int, int, int], args: tuple[Any, ...]) -> None:
         kept: list[Any] = []  # numbers, and addresses for pointers: what a graph keeps on a GPU
         for word, a in zip(self.signature, args, strict=True):
-            if isinstance(a, DeviceArray):
+            if isinstance(a, Array):
                 kept.append(a.pointer)
             elif isinstance(a, TensorMap):
                 kept.append(a)
@@ -210,15 +210,15 @@ class Kernel(compiler.Declaration):
 
     def work(self, args: tuple[Any, ...]) -> tuple[int, int]:
         """(bytes, floating-point operations) of a launch; bytes are each array's once where nothing else is stated."""
-        moved = self.nbytes(*args) if self.nbytes else sum(a.nbytes for a in args if isinstance(a, DeviceArray))
+        moved = self.nbytes(*args) if self.nbytes else sum(a.nbytes for a in args if isinstance(a, Array))
         return moved, self.flops(*args) if self.flops else 0
 
     def _call(self, args: tuple[Any, ...], grid: tuple[int, int, int]) -> str:
-        shown = ", ".join(f"{a.dtype.name}{list(a.shape)}" if isinstance(a, DeviceArray) else repr(a) for a in args)
+        shown = ", ".join(f"{a.dtype.name}{list(a.shape)}" if isinstance(a, Array) else repr(a) for a in args)
         return f"{self.name}({shown}) on a grid of {grid}"
 
     def _misfit(self, args: tuple[Any, ...]) -> TypeError:
-        found = ", ".join(a.words[0] if isinstance(a, DeviceArray) else _shown(a) for a in args)
+        found = ", ".join(a.words[0] if isinstance(a, Array) else _shown(a) for a in args)
         pointers = "a pointer takes a DeviceArray: from_host(array), or a tensor's .data"
         return TypeError(f"kernel {self} was launched with ({found}); {pointers}")
 

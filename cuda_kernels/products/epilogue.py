@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, device_function, libdevice, math
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
@@ -30,7 +30,7 @@ EXPONENT = np.float32(-GELU_SLOPE / python_math.log(2))
 U1, U2, U3 = np.float32(GELU_SLOPE), np.float32(3 * GELU_CUBIC), np.float32(GELU_CUBIC)
 
 
-Target = tuple[DeviceArray, DeviceArray, DeviceArray, int]  # where sums go, bias, other and the epilogue
+Target = tuple[Array, Array, Array, int]  # where sums go, bias, other and the epilogue
 
 
 def whole(p: Problem) -> Target:
@@ -112,7 +112,7 @@ def _sum_parts(real: Any) -> Kernel:
 SUM_PARTS = {np.dtype(real): _sum_parts(real) for real in (np.float32, np.float64)}
 
 
-def finish(p: Problem, parts: DeviceArray, splits: int, epilogue: int) -> None:
+def finish(p: Problem, parts: Array, splits: int, epilogue: int) -> None:
     """y = the sum of so many parts of y's size and dtype, one after the other in memory, then steps of an epilogue."""
     y, bias, other, _ = whole(p)
     SUM_PARTS[y.dtype].launch(-(-y.size // 256), y, parts, bias, other, y.size, p.sizes[1], splits, epilogue)
@@ -235,7 +235,7 @@ def _sum_parts4(operand: str, out: str) -> Kernel:
 SUM_PARTS4 = {pair: _sum_parts4(*pair) for pair in PAIRS}
 
 
-def finish4(p: Problem, parts: DeviceArray, splits: int) -> None:
+def finish4(p: Problem, parts: Array, splits: int) -> None:
     """y = the sum of so many float32 parts of y's size, one after the other in memory, then the epilogue."""
     (y, *others, epilogue), N = whole(p), p.sizes[1]
     rows = y.size // N

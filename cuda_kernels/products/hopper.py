@@ -32,7 +32,7 @@ import functools
 import numpy as np
 
 from ..platform import libcuda, memory
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 from ..platform.language import SIMULATED, cuda
 from ..platform.launch import Kernel, kernel
 from ..platform.signatures import TENSOR_MAP
@@ -112,7 +112,7 @@ def _operands(p: Problem, columns: int) -> tuple[Read, Read] | None:
     return None if left is None or right is None else (left, right)
 
 
-def _read(p: Problem, x: DeviceArray, k_axis: int, rows: int) -> Read | None:
+def _read(p: Problem, x: Array, k_axis: int, rows: int) -> Read | None:
     """How TMA reads an operand in tiles of so many rows (of a) or columns (of b)."""
     return _found(x.pointer, x.dtype.name, x.shape, x.steps, p.y.shape[:-2], k_axis, rows, x.device)
 

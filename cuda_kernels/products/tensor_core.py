@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
@@ -70,7 +70,7 @@ def multiply(p: Problem) -> None:
         finish4(p, y, tiles.splits)
 
 
-def _aligned(x: DeviceArray) -> DeviceArray:
+def _aligned(x: Array) -> Array:
     """A copy whose rows, or columns if these are contiguous, begin at multiples of 16 bytes."""
     transposed = x.steps[-2] == 1
     once = x.view(tuple(1 if step == 0 else n for n, step in zip(x.shape[:-2], x.steps)) + x.shape[-2:], x.strides)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 from ..platform.language import device_function
 from ..platform.launch import LAZY_KERNELS, Kernel
 from .record import Problem
@@ -62,7 +62,7 @@ def plan(M: int, N: int, K: int, count: int, sides: Sides) -> tuple[int, int]:
     return side, splits
 
 
-def along(x: DeviceArray, k_axis: int, whole: int = 1) -> str:
+def along(x: Array, k_axis: int, whole: int = 1) -> str:
     """Along what 16 bytes of x at a time can be read: "k", "o" for the other of the last two dimensions, or "".
 
     That dimension's size is a multiple of ``whole``.

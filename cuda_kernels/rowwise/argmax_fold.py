@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.rules import larger_of as larger
@@ -122,12 +122,12 @@ def _pair_folds() -> dict[tuple[str, str], Kernel]:
 PAIR_FOLDS: dict[tuple[str, str], Kernel] = _pair_folds()
 
 
-def pair_fold(name: str, x: DeviceArray, outer: int, n: int, inner: int) -> DeviceArray:
+def pair_fold(name: str, x: Array, outer: int, n: int, inner: int) -> Array:
     """argmax, argmin (int64) or logsumexp (x's dtype) of contiguous x (outer, n, inner) over n -> (outer * inner,)."""
     return _pair_fold_parts(name, x, None, outer, n, inner)
 
 
-def _pair_fold_parts(name: str, x: DeviceArray, x2: DeviceArray | None, outer: int, n: int, inner: int) -> DeviceArray:
+def _pair_fold_parts(name: str, x: Array, x2: Array | None, outer: int, n: int, inner: int) -> Array:
     outputs = outer * inner
     (width, height), parts, part = column_plan(outputs, n, inner)
     dtype = x.dtype if name == "logsumexp" else np.dtype(np.int64)

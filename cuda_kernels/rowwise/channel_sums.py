@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
 from .collective import add_pairs, down_column_of_pairs
@@ -70,8 +70,8 @@ CHANNELS: dict[tuple[Any, bool], Kernel] = {
 
 
 def sums(
-    of_slopes: bool, dy: DeviceArray, x: DeviceArray, mean: DeviceArray, rstd: DeviceArray, per_sample: int, width: int
-) -> tuple[DeviceArray, DeviceArray]:
+    of_slopes: bool, dy: Array, x: Array, mean: Array, rstd: Array, per_sample: int, width: int
+) -> tuple[Array, Array]:
     """``of_slopes``: the sums over N and S of dy and dy xhat, (C,); else: of (x - mean)^2, and again."""
     N, C, S = x.shape
     across = 1 if S >= 32 else power_of_two(min(C, 32))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda
 from ..platform.launch import Kernel, kernel
 from .rows import ceil_div, quotient
@@ -63,7 +63,7 @@ def _backward(real: Any) -> Kernel:
 _BACKWARD: dict[np.dtype[Any], Kernel] = {np.dtype(real): _backward(real) for real in (np.float32, np.float64)}
 
 
-def cumprod_gradient(dy: DeviceArray, x: DeviceArray, y: DeviceArray, outer: int, n: int, inner: int) -> DeviceArray:
+def cumprod_gradient(dy: Array, x: Array, y: Array, outer: int, n: int, inner: int) -> Array:
     """dx of contiguous dy, x, y, seen as (outer, n, inner)."""
     dx = empty(x.shape, x.dtype, x.device)
     outputs = outer * inner

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..pointwise.rules import larger_of, smaller_of
@@ -162,7 +162,7 @@ def word_of(dtype: np.dtype[Any]) -> str:
     return "bits8" if dtype.itemsize == 1 else dtype.name
 
 
-def fold(name: str, x: DeviceArray, outer: int, n: int, inner: int, dtype: np.dtype[Any]) -> DeviceArray:
+def fold(name: str, x: Array, outer: int, n: int, inner: int, dtype: np.dtype[Any]) -> Array:
     """The fold ``name`` of contiguous x, seen as (outer, n, inner), over n -> (outer * inner,) of ``dtype``."""
     chosen = FOLDS[name, word_of(x.dtype), word_of(dtype)]
     parts, launch = _plan(chosen, x, outer, n, inner)
@@ -171,7 +171,7 @@ def fold(name: str, x: DeviceArray, outer: int, n: int, inner: int, dtype: np.dt
     return y if parts == 1 else fold(name, y, outer, parts, inner, dtype)
 
 
-def _plan(chosen: Fold, x: DeviceArray, outer: int, n: int, inner: int) -> tuple[int, Any]:
+def _plan(chosen: Fold, x: Array, outer: int, n: int, inner: int) -> tuple[int, Any]:
     if inner == 1 and n > ROW:
         parts = max(1, min(n // ROW_PART, FOLD_BLOCKS // max(outer, 1)))
         part = ceil_div(ceil_div(n, parts), THREADS) * THREADS

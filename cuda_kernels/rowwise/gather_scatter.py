@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..platform import families
-from ..platform.array import DeviceArray, empty, zeros
+from ..platform.array import Array, empty, zeros
 from ..platform.language import THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
@@ -62,21 +62,21 @@ _TAKE = {n: _mover(8 * n, False, False) for n in WIDTHS} | {16: _mover(64, True,
 _PUT = {n: _mover(8 * n, False, True) for n in WIDTHS} | {16: _mover(64, True, True)}
 
 
-def take(x: DeviceArray, places: DeviceArray) -> DeviceArray:
+def take(x: Array, places: Array) -> Array:
     """y (P, N, Q) of x (P, K, Q), contiguous, and places int64 (N,) within [0, K)."""
     y = empty((x.shape[0], places.size, x.shape[2]), x.dtype, x.device)
     _move(_TAKE, x, y, places)
     return y
 
 
-def put(x: DeviceArray, places: DeviceArray, y: DeviceArray, distinct: bool = False) -> None:
+def put(x: Array, places: Array, y: Array, distinct: bool = False) -> None:
     """x[p, places[n], q] = y[p, n, q], all contiguous; of equal places the last one stays."""
     if not distinct:
         places = _keep_winners(places, x.shape[1])
     _move(_PUT, x, y, places)
 
 
-def _move(kernels: dict[int, Kernel], x: DeviceArray, y: DeviceArray, places: DeviceArray) -> None:
+def _move(kernels: dict[int, Kernel], x: Array, y: Array, places: Array) -> None:
     P, N, Q = y.shape
     if not y.size:
         return
@@ -113,7 +113,7 @@ def keep_claimed(kept, places, last, n):
         kept[i] = place if last[place] == i + 1 else -1
 
 
-def _keep_winners(places: DeviceArray, K: int) -> DeviceArray:
+def _keep_winners(places: Array, K: int) -> Array:
     """The places, -1 for those that occur again later."""
     n = places.size
     last, kept = zeros(K, np.int32, places.device), empty(n, np.int64, places.device)
@@ -122,9 +122,9 @@ def _keep_winners(places: DeviceArray, K: int) -> DeviceArray:
     return kept
 
 
-def winners(places: DeviceArray, K: int) -> DeviceArray:
+def winners(places: Array, K: int) -> Array:
     """bool (N,): whether no later place is the same."""
-    found: DeviceArray = families.comparison.ge(_keep_winners(places, K), 0)
+    found: Array = families.comparison.ge(_keep_winners(places, K), 0)
     return found
 
 
@@ -177,7 +177,7 @@ _REDUCE = {
 _HALF = {"float16": _reducer("sum", "float16"), "bfloat16": _reducer("sum", "bfloat16")}
 
 
-def reduce_at(x: DeviceArray, places: DeviceArray, y: DeviceArray, reduce: str) -> None:
+def reduce_at(x: Array, places: Array, y: Array, reduce: str) -> None:
     """x[p, places[n], q] = f(itself, y[p, n, q]) for n in order, all contiguous; half floats are rounded once.
 
     f is the sum, the product, the larger or the smaller one for ``reduce`` "sum", "prod", "amax" or "amin".

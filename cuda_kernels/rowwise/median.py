@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty, full, zeros
+from ..platform.array import Array, empty, full, zeros
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
 from .collective import block_sum
@@ -71,7 +71,7 @@ SELECTIONS: dict[tuple[str, int], RankSelection] = {
 }
 
 
-def select(x: DeviceArray, k: int) -> DeviceArray:
+def select(x: Array, k: int) -> Array:
     """The value of rank k (0 is the smallest) of contiguous x, 0-d; NaNs are the largest or smallest by their sign."""
     chosen = SELECTIONS["u" if x.dtype.kind == "b" else x.dtype.kind, x.itemsize]
     y = empty((), x.dtype, x.device)

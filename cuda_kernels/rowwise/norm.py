@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
@@ -280,13 +280,8 @@ def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kerne
 
 
 def forward(
-    kernels: Any,
-    x: DeviceArray,
-    residual: DeviceArray | None,
-    weight: DeviceArray | None,
-    bias: DeviceArray | None,
-    eps: float,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
+    kernels: Any, x: Array, residual: Array | None, weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array, Array]:
     """``kernels``: (short, rows, long, ...). Contiguous inputs -> y, x + residual (or x), mean, rstd."""
     N, C = x.shape
     y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
@@ -303,14 +298,8 @@ def forward(
 
 
 def backward(
-    kernels: RowNormKernels,
-    sums: int,
-    dy: DeviceArray,
-    x: DeviceArray,
-    weight: DeviceArray | None,
-    mean: DeviceArray,
-    rstd: DeviceArray,
-) -> tuple[DeviceArray, tuple[DeviceArray, ...]]:
+    kernels: RowNormKernels, sums: int, dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array
+) -> tuple[Array, tuple[Array, ...]]:
     """Contiguous inputs -> dx and the ``sums`` (1 or 2) gradients of the parameters, (C,) each."""
     N, C = x.shape
     dx = empty(x.shape, x.dtype, x.device)
@@ -331,5 +320,5 @@ def backward(
         kernels.weight_sums.launch((ceil_div(C, SUM_COLUMNS), parts), dy, x, mean, rstd, partials, N, C, part)
     total = partials if parts == 1 else fold("sum", partials, 1, parts, sums * C, x.dtype)
     return dx, tuple(
-        DeviceArray(total.memory, (C,), x.dtype, pointer=total.pointer + i * C * x.itemsize) for i in range(sums)
+        Array(total.memory, (C,), x.dtype, pointer=total.pointer + i * C * x.itemsize) for i in range(sums)
     )

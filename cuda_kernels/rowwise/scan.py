@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import FULL_WARP, THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from .collective import add
@@ -106,9 +106,7 @@ SCANS: dict[tuple[str, str], Scan] = {
 }
 
 
-def scan(
-    name: str, x: DeviceArray, outer: int, n: int, inner: int, reverse: bool = False, exclusive: bool = False
-) -> DeviceArray:
+def scan(name: str, x: Array, outer: int, n: int, inner: int, reverse: bool = False, exclusive: bool = False) -> Array:
     """``name`` (sum, prod) of the values so far of contiguous x (outer, n, inner) -> an array of x's shape and dtype.
 
     ``reverse``: from the last value to the first. ``exclusive``: of those before only.

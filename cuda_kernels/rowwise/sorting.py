@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
 from .strided_copy import threads
@@ -133,7 +133,7 @@ _MERGE = {width // 8: _merge(width) for width in (32, 64)}
 MOST_ROWS = 65535  # of a launch
 
 
-def sort_rows(x: DeviceArray, descending: bool = False) -> tuple[DeviceArray, DeviceArray]:
+def sort_rows(x: Array, descending: bool = False) -> tuple[Array, Array]:
     """x (rows, n), contiguous -> the sorted keys (unsigned) and the indices (int64) that sort each row, stably."""
     rows, n = x.shape
     word: np.dtype[Any] = np.dtype(np.uint32 if x.itemsize < 8 else np.uint64)

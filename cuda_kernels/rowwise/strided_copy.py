@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import memory
-from ..platform.array import DeviceArray, merged
+from ..platform.array import Array, merged
 from ..platform.language import THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
@@ -98,7 +98,7 @@ class Dimension(NamedTuple):
     sx: int
 
 
-def copy_into(y: DeviceArray, x: DeviceArray) -> None:
+def copy_into(y: Array, x: Array) -> None:
     """y[...] = x; equal shapes and dtypes, any strides; no position of y occurs twice, and x does not overlap y.
 
     Raises ValueError if shapes or dtypes differ.
@@ -117,7 +117,7 @@ def collapse(shape: tuple[int, ...], sy: tuple[int, ...], sx: tuple[int, ...]) -
     return [Dimension(*d) for d in merged(order)]
 
 
-def _copy(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list[Dimension]) -> None:
+def _copy(y: Array, x: Array, to: int, source: int, dimensions: list[Dimension]) -> None:
     """Copy from address ``source`` to address ``to``, in parts along the outer dimension if one launch cannot."""
     if len(dimensions) > RANK or (len(dimensions) > 1 and math.prod(d.n for d in dimensions) > MOST_WORDS):
         (n, sy, sx), *inner = dimensions
@@ -141,7 +141,7 @@ def _copy(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list
     _launch(y, x, to, source, width, dimensions)
 
 
-def _transpose(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list[Dimension]) -> bool:
+def _transpose(y: Array, x: Array, to: int, source: int, dimensions: list[Dimension]) -> bool:
     """Copy through tiles if the inner dimension of x is another one than y's and both are long enough; else False."""
     itemsize = y.itemsize
     inner = [d for d in dimensions if d.sx == itemsize]
@@ -175,9 +175,9 @@ def _transpose(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions:
     return True
 
 
-def words_from(x: DeviceArray, pointer: int, width: int) -> DeviceArray:
+def words_from(x: Array, pointer: int, width: int) -> Array:
     """x's memory from an address on, as words of a width, for a kernel's pointer."""
-    return DeviceArray(x.memory, (x.nbytes // width,), WIDTHS[width], (width,), pointer)
+    return Array(x.memory, (x.nbytes // width,), WIDTHS[width], (width,), pointer)
 
 
 def _word(run: int, places: list[int]) -> int:
@@ -188,7 +188,7 @@ def _word(run: int, places: list[int]) -> int:
     return width
 
 
-def _launch(y: DeviceArray, x: DeviceArray, to: int, source: int, width: int, dimensions: list[Dimension]) -> None:
+def _launch(y: Array, x: Array, to: int, source: int, width: int, dimensions: list[Dimension]) -> None:
     dtype = WIDTHS[min(width, 8)]
     dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
     words = math.prod(d.n for d in dimensions)
