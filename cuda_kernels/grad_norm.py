@@ -21,7 +21,7 @@ import numpy as np
 from . import elementwise
 from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
 from .platform import memory, recording
-from .platform.array import Array, contiguous, empty, to_host
+from .platform.array import Array, contiguous, empty, to_host, zeros
 from .platform.language import cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .platform.upload import Upload
@@ -149,25 +149,21 @@ _KERNELS = {np.dtype(real): _kernels(real) for real in REALS}
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 
-class _Plan:
-    """What passes over arrays of these sizes share: the list of chunks, and a way for addresses to the device."""
-
-    def __init__(self, sizes: tuple[int, ...], device: int) -> None:
-        self.cut = Cut(sizes, NORM_CHUNK, device)
-        self.upload = Upload(8 * len(sizes) + 8, device)
-
-
 _plans: Any = threading.local()  # each thread's own, as what is under way belongs to its stream
 
 
-def _plan(arrays: Sequence[Array]) -> _Plan:
-    """That of ``arrays``, of one device and dtype; the last ``REMEMBERED`` are kept."""
+def _plan(arrays: Sequence[Array]) -> tuple[Cut, Upload]:
+    """What passes over arrays of these sizes share: the list of chunks, and a way for addresses to the device.
+
+    The arrays are of one device and dtype; the last ``REMEMBERED`` are kept.
+    """
     if not hasattr(_plans, "of"):
-        _plans.of = functools.lru_cache(REMEMBERED)(lambda sizes, chunk, dtype, device, stream: _Plan(sizes, device))
+        _plans.of = functools.lru_cache(REMEMBERED)(
+            lambda sizes, chunk, device, *_: (Cut(sizes, chunk, device), Upload(8 * len(sizes) + 8, device))
+        )
     sizes, first = tuple([array.size for array in arrays]), arrays[0]
-    key = sizes, NORM_CHUNK, first.dtype, first.device, memory.current_stream()
     with recording.outside() as graph:
-        found: _Plan = _plans.of(*key)
+        found: tuple[Cut, Upload] = _plans.of(sizes, NORM_CHUNK, first.device, first.dtype, memory.current_stream())
     if graph is not None:
         graph.keep.append(found)
     return found
@@ -179,13 +175,10 @@ class _Pass:
     def __init__(self, arrays: Sequence[Array], factor: float | np.ndarray = 1.0) -> None:
         self.dtype = arrays[0].dtype
         self.kernels = _KERNELS[self.dtype]
-        plan = _plan(arrays)
-        self.cut = plan.cut
+        self.cut, upload = _plan(arrays)
         pointers = np.array([array.pointer for array in arrays], np.int64)
-        factors = recording.mapped(
-            factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64), self._own
-        )
-        self.addresses, self.factor = plan.upload.send(pointers, factors)
+        factors = factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64)
+        self.addresses, self.factor = upload.send(pointers, recording.mapped(factors, self._own))
 
     def _own(self, factors: np.ndarray) -> np.ndarray:
         return factors.astype(self.dtype)
@@ -206,30 +199,20 @@ class _Pass:
         self.kernels.scale.launch(cut.count, *arguments, int(found is not None), int(writes), threads=cut.threads(4))
 
 
-def _is_real(array: Array) -> bool:
-    return array.dtype.char in "fd"
+def _groups(arrays: Iterable[Array], writer: str = "") -> tuple[list[list[Array]], list[tuple[Array, Array]]]:
+    """The arrays by dtype, each contiguous, and float32 or float64; and pairs (array, copy) of those that are copies.
 
-
-def _readable(arrays: Iterable[Array]) -> list[list[Array]]:
-    """The arrays by dtype, each contiguous, and float32 where it is neither float32 nor float64."""
-    groups: dict[Any, list[Array]] = {}
-    for array in arrays:
-        if not _is_real(array):
-            array = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" else np.float32)
-        groups.setdefault(array.dtype, []).append(contiguous(array))
-    return list(groups.values())
-
-
-def _writable(arrays: Iterable[Array], what: str) -> tuple[list[list[Array]], list[Any]]:
-    """As ``_readable``, and pairs (array, copy) of those that must be assigned from their copies at the end."""
-    arrays = list(arrays)
-    for position, array in enumerate(arrays):
+    ``writer``: the function that writes to them, whose copies must be assigned at the end.
+    """
+    arrays, groups, copies = list(arrays), {}, []
+    for position, array in enumerate(arrays if writer else ()):
         if not array.writeable:
-            raise ValueError(f"array {position} of shape {array.shape} is read-only; {what} writes in place")
-    groups: dict[Any, list[Array]] = {}
-    copies = []
+            raise ValueError(f"array {position} of shape {array.shape} is read-only; {writer} writes in place")
     for array in arrays:
-        here = contiguous(array if _is_real(array) else elementwise.cast(array, np.float32))
+        here = array
+        if array.dtype.char not in "fd":
+            here = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" and not writer else np.float32)
+        here = contiguous(here)
         if here is not array:
             copies.append((array, here))
         groups.setdefault(here.dtype, []).append(here)
@@ -249,7 +232,7 @@ def sum_of_squares(arrays: Iterable[Array]) -> float:
 
     Arrays that are neither float32 nor float64, or not contiguous, are converted first. NaN and infinities propagate.
     """
-    groups = _readable(arrays)
+    groups, _ = _groups(arrays)
     if not groups:
         return 0.0
     result, _ = _norm([_Pass(group) for group in groups], groups[0][0].device, np.inf, 0.0)
@@ -261,11 +244,7 @@ def scale_(arrays: Iterable[Array], factor: float) -> None:
 
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
-    groups, copies = _writable(arrays, "scale_")
-    for group in groups:
-        one = _Pass(group, factor)
-        one.scale(one.factor, None, writes=True)
-    _put_back(copies)
+    _scale(arrays, factor, "scale_", checks=False)
 
 
 def clip_(arrays: Iterable[Array], max_norm: float, eps: float) -> Array:
@@ -276,12 +255,12 @@ def clip_(arrays: Iterable[Array], max_norm: float, eps: float) -> Array:
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
     arrays = list(arrays)
-    groups, copies = _writable(arrays, "clip_")
+    groups, copies = _groups(arrays, "clip_")
     passes = [_Pass(group) for group in groups]
     result, narrow = _norm(passes, groups[0][0].device, max_norm, eps)
     unique = {id(array): array for array in arrays}
     if len(unique) < len(arrays):
-        groups, copies = _writable(unique.values(), "clip_")
+        groups, copies = _groups(unique.values(), "clip_")
         passes = [_Pass(group) for group in groups]
     for one in passes:
         one.scale(narrow if one.dtype == np.float32 else result[2:], None, writes=True)
@@ -295,33 +274,28 @@ def unscale_(arrays: Iterable[Array], inverse_scale: float) -> Array:
     The result is on the device of the arrays (of which there is at least one); the host does not wait.
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
-    groups, copies = _writable(arrays, "unscale_")
-    found = _flag(groups)
-    for group in groups:
-        one = _Pass(group, inverse_scale)
-        one.scale(one.factor, found, writes=True)
-    _put_back(copies)
-    return found.reshape(())
+    return _scale(arrays, inverse_scale, "unscale_", checks=True).reshape(())
 
 
 def all_finite(arrays: Iterable[Array]) -> bool:
     """Whether no element of any array is infinite or NaN. Waits for it."""
-    groups = _readable(arrays)
-    if not groups:
-        return True
-    found = _flag(groups)
+    arrays = list(arrays)
+    return not arrays or not to_host(_scale(arrays, 1.0, "", checks=True))[0]
+
+
+def _scale(arrays: Iterable[Array], factor: float, writer: str, checks: bool) -> Any:
+    """Multiply by ``factor`` if there is a ``writer``; with ``checks`` the flag of infinities and NaN, int32 (1,)."""
+    groups, copies = _groups(arrays, writer)
+    found = None
+    if checks:
+        found = zeros(1, np.int32, groups[0][0].device)
     for group in groups:
-        one = _Pass(group)
-        one.scale(one.factor, found, writes=False)
-    return not to_host(found)[0]
-
-
-def _flag(groups: list[list[Array]]) -> Array:
-    found = empty(1, np.int32, groups[0][0].device)
-    memory.clear(found.pointer, found.nbytes)
+        one = _Pass(group, factor)
+        one.scale(one.factor, found, writes=bool(writer))
+    _put_back(copies if writer else [])
     return found
 
 
-def _put_back(copies: list[Any]) -> None:
+def _put_back(copies: list[tuple[Array, Array]]) -> None:
     for array, copy in copies:
         elementwise.assign(array, copy)

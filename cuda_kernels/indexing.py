@@ -15,13 +15,12 @@ import numpy as np
 
 from . import elementwise
 from .platform.array import Array, contiguous, contiguous_strides, copy, empty, expand, from_host, full, zeros
-from .platform.language import THREADS, cuda
+from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .rowwise import gather_scatter as at
 from .rowwise.index_arrays import as_indices, harmless, is_basic, select
-from .rowwise.rows import ceil_div
 from .rowwise.sorting import sort_rows
-from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, places_of, threads
+from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, places_of
 
 REDUCTIONS = ("prod", "amax", "amin")
 
@@ -67,9 +66,7 @@ def assign_at(x: Array, where: Any, y: Any) -> None:
             elementwise.fill(target, y)
         return
     if _covers(where, x) and not isinstance(y, Array | np.ndarray):
-        _FILL_WHERE[x.itemsize].launch(
-            ceil_div(x.size, THREADS), x, contiguous(where), _values(y, (1,), x), x.size, threads=threads(x.size)
-        )
+        _FILL_WHERE[x.itemsize].launch_each(x.size, x, contiguous(where), _values(y, (1,), x), x.size)
         return
     chosen = select(x, where)
     values = contiguous(_values(y, chosen.shape, x))
@@ -205,10 +202,7 @@ def _fill_places(places: Array, indices: Array, dimensions: list[Dimension], bas
         return
     dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
     counts, coordinate_strides = (d.n for d in dimensions[1:]), (d.sx for d in dimensions)
-    used = threads(n)
-    flat_places.launch(
-        ceil_div(n, THREADS), places, indices, n, *counts, *coordinate_strides, size, step, base, threads=used
-    )
+    flat_places.launch_each(n, places, indices, n, *counts, *coordinate_strides, size, step, base)
 
 
 # Sorting, one-hot -----------------------------------------------------------------------------------------------------
@@ -233,5 +227,5 @@ def one_hot(indices: Array, classes: int) -> Array:
     """int64, a new last axis with 1 at the index."""
     y = zeros((*indices.shape, classes), np.int64, indices.device)
     n = indices.size
-    mark.launch(ceil_div(n, THREADS), y, as_indices(indices), n, classes, threads=threads(n))
+    mark.launch_each(n, y, as_indices(indices), n, classes)
     return y

@@ -160,10 +160,7 @@ def state(seed: int, offset: int) -> tuple[int, int]:
 
 def draw(what: Kernel, y: Array, per_block: int, *arguments: Any) -> Array:
     """Launch ``what``, whose threads make ``per_block`` elements each, on all of ``y``; returns it."""
-    blocks = -(-y.size // per_block)
-    threads = min(THREADS, -(-blocks // 32) * 32)
-    if blocks:
-        what.launch(-(-blocks // threads), y, y.size, *arguments, threads=threads)
+    what.launch_each(-(-y.size // per_block), y, y.size, *arguments)
     return y
 
 

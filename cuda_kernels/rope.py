@@ -127,7 +127,7 @@ def tables(positions: Array, dim: int, base: float, dtype: Any) -> tuple[Array, 
     """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
     half = -(-dim // 2)
     frequencies = empty((half,), np.float64, positions.device)
-    base_frequencies.launch(-(-half // ROPE_THREADS), frequencies, float(base), half)
+    base_frequencies.launch_each(half, frequencies, float(base), half)
     return angle_tables(positions, frequencies, dtype)
 
 
@@ -136,11 +136,7 @@ def angle_tables(positions: Array, frequencies: Array | np.ndarray, dtype: Any) 
     positions, frequencies = contiguous(positions), contiguous(as_array(frequencies, np.float64))
     half = frequencies.shape[0]
     cos, sin = (empty((*positions.shape, half), dtype, positions.device) for _ in range(2))
-    threads = min(ROPE_THREADS, -(-cos.size // 32) * 32)
-    if cos.size:
-        grid = -(-cos.size // threads)
-        launch = _ANGLES[positions.dtype, cos.dtype].launch
-        launch(grid, cos, sin, positions, frequencies, cos.size, half, threads=threads)
+    _ANGLES[positions.dtype, cos.dtype].launch_each(cos.size, cos, sin, positions, frequencies, cos.size, half)
     return cos, sin
 
 
@@ -174,6 +170,4 @@ def _rotate_rows(y: Array, x: Array, cos: Array, sin: Array, interleaved: bool) 
     kernel_ = _ROTATE_WIDE if wide else _ROTATE[x.dtype]
     pieces = half // 4 if wide else half
     n = y.size // (2 * half) * pieces
-    threads = min(ROPE_THREADS, -(-n // 32) * 32)
-    arguments = (n, pieces, n1, n2, *steps, t0, t1, t2, int(interleaved))
-    kernel_.launch(-(-n // threads), y, x, cos, sin, *arguments, threads=threads)
+    kernel_.launch_each(n, y, x, cos, sin, n, pieces, n1, n2, *steps, t0, t1, t2, int(interleaved))

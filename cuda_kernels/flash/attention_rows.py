@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array
+from ..platform.array import Array, copy
 from ..platform.language import cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.philox import philox_block, unit_float32
 
+Arrays = tuple[Array, ...]
 # Hq, H, Tq, Tk, D; causal; threshold, seed and offset of dropout.
 SIZES = "int64 x5, int32, float32, uint64 x2"
 THREE, TWO = np.uint64(3), np.uint64(2)
@@ -53,7 +54,7 @@ def dot(x: Any, i: Any, y: Any, j: Any, D: Any, zero: Any) -> Any:
     return s
 
 
-def _forward(real: Any) -> Kernel:
+def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
     word = np.dtype(real).name
 
     @kernel(f"{word}* x5, int64, {SIZES}, {word} x2, int64 x9", threads=128, registers=56, of=word)
@@ -92,21 +93,15 @@ def _forward(real: Any) -> Kernel:
             for c in range(D):
                 y[place + c] *= inverse
 
-    return forward
-
-
-def _queries(real: Any) -> Kernel:
-    word = np.dtype(real).name
-
     @kernel(
         f"{word}* x8, int64, {SIZES}, {word} x2, int64 x15",
         threads=128, registers={"float32": 56, "float64": 64}[word], of=word,
     )  # fmt: skip
     def dq(
-        dq, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+        grads, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t,
     ):  # fmt: skip
-        """dq (B, Tq, Hq, D), and delta (n,) = sum over D of dy y."""
+        """grads: dq (B, Tq, Hq, D), and delta (n,) = sum over D of dy y."""
         row = np.int64(cuda.grid(1))
         if row < n:
             b, h, i = place_of(row, Tq, Hq)
@@ -118,7 +113,7 @@ def _queries(real: Any) -> Kernel:
             shared_part = dot(dy, gradient, y, b * y_b + h * y_h + i * y_t, D, zero)
             delta[row] = shared_part
             for c in range(D):
-                dq[place + c] = zero
+                grads[place + c] = zero
             for j in range(min(Tk, i + 1) if causal else Tk):
                 p = math.exp(scale * dot(q, query, k, key + j * k_t, D, zero) - lse[row])
                 dp = dot(dy, gradient, v, value + j * v_t, D, zero)
@@ -126,13 +121,7 @@ def _queries(real: Any) -> Kernel:
                     dp = zero if dropped(row * Tk + j, threshold, seed, offset) else dp * kept
                 ds = p * (dp - shared_part) * scale
                 for c in range(D):
-                    dq[place + c] += ds * k[key + j * k_t + c]
-
-    return dq
-
-
-def _keys(real: Any) -> Kernel:
-    word = np.dtype(real).name
+                    grads[place + c] += ds * k[key + j * k_t + c]
 
     @kernel(f"{word}* x8, int64, {SIZES}, {word} x2, int64 x12", threads=128, registers=80, resident=6, of=word)
     def dk_dv(
@@ -166,10 +155,30 @@ def _keys(real: Any) -> Kernel:
                         dk[place + c] += ds * q[query + c]
                         dv[place + c] += weight * dy[gradient + c]
 
-    return dk_dv
+    return forward, dq, dk_dv
 
 
-REALS = (np.float32, np.float64)
-FORWARD = {np.dtype(real): _forward(real) for real in REALS}
-QUERIES = {np.dtype(real): _queries(real) for real in REALS}
-KEYS = {np.dtype(real): _keys(real) for real in REALS}
+_KERNELS = {np.dtype(real): _kernels(real) for real in (np.float32, np.float64)}
+
+
+def contiguous_rows(x: Array) -> Array:
+    """x (B, heads, T, D), or a copy, with contiguous rows."""
+    return x if x.steps[-1] == 1 or x.shape[-1] <= 1 else copy(x)
+
+
+def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.forward`` of ``inputs``, q, k, v, into y (B, Tq, Hq, D) and lse."""
+    inputs = tuple(map(contiguous_rows, inputs))
+    run, n = _KERNELS[y.dtype][0], lse.size
+    run.launch(-(-n // 32), y, lse, *inputs, n, *settings, *steps_of(*inputs), threads=32)
+
+
+def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.backward`` into ``grads``, dq, dk, dv (B, T, heads, D), of ``inputs``, dy, q, k, v, y, lse; delta (B,
+    Hq, Tq) is scratch."""
+    (dq, dk, dv), (*operands, lse) = grads, inputs
+    dy, q, k, v, y = operands = [contiguous_rows(x) for x in operands]
+    _, queries, keys = _KERNELS[y.dtype]
+    arguments, n, rows = (*settings, *steps_of(*operands)), lse.size, k.shape[0] * k.shape[1] * k.shape[2]
+    queries.launch(-(-n // 32), dq, delta, *operands, lse, n, *arguments, threads=32)
+    keys.launch(-(-rows // 32), dk, dv, dy, q, k, v, lse, delta, rows, *arguments[:-3], threads=32)

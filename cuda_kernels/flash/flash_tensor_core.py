@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import Array, copy, empty
+from ..platform.array import Array, copy
 from ..platform.language import FULL_WARP, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..ptx.fragments import adder
-from .attention_rows import steps_of
+from .attention_rows import Arrays, steps_of
 
 LARGEST = 128  # head size
 SIDE = 64  # queries, and keys, of a tile
@@ -256,18 +256,16 @@ FORWARD = {
 }
 
 
-def forward(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
-    """``attention.forward`` of halves, heads a multiple of 8 up to ``LARGEST``, without dropout; nothing empty."""
-    (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
-    y = empty((B, Tq, Hq, D), q.dtype, q.device)
-    lse = empty((B, Hq, Tq), np.float32, q.device)
-    q, k, v = (aligned(x) for x in (q, k, v))
-    tiles = -(-Tq // SIDE)
-    run = FORWARD[q.dtype.name, 64 if D <= 64 else 128]
-    exponent = float(scale) / python_math.log(2)
-    sizes = Hq, H, Tq, Tk, D, int(causal)
-    run.launch(B * Hq * tiles, y, lse, q, k, v, *sizes, exponent, *steps_of(q, k, v), B * Hq, tiles)
-    return y.swapaxes(1, 2), lse
+def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.forward`` of ``inputs``, q, k, v: halves, heads a multiple of 8 up to ``LARGEST``, without dropout.
+
+    y (B, Tq, Hq, D), lse float32; nothing is empty.
+    """
+    (*sizes, _, _, _, scale, _), operands = settings, [aligned(x) for x in inputs]
+    B, Hq, Tq, D = inputs[0].shape
+    tiles, run = -(-Tq // SIDE), FORWARD[y.dtype.name, 64 if D <= 64 else 128]
+    exponent = scale / python_math.log(2)
+    run.launch(B * Hq * tiles, y, lse, *operands, *sizes, exponent, *steps_of(*operands), B * Hq, tiles)
 
 
 def aligned(x: Array) -> Array:

@@ -22,17 +22,18 @@ Source: Dao, "FlashAttention-2" (2023).
 from __future__ import annotations
 
 import math as python_math
+from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
+from ..platform.array import Array
 from ..platform.language import cuda
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..rowwise.collective import warp_sum
-from .attention_rows import steps_of
+from .attention_rows import Arrays, steps_of
 from .flash_tensor_core import SIDE, THREADS, aligned, products, tile_functions
 
 f32: type[np.float32] = np.float32
@@ -231,25 +232,17 @@ KEYS = {
 }
 
 
-def backward(
-    dy: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool, scale: float
-) -> tuple[Array, Array, Array]:
-    """``attention.backward`` of halves, heads a multiple of 8 and at most 128, without dropout; nothing empty."""
-    (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
-    word = q.dtype.name
-    kind = word, 64 if D <= 64 else 128
-    dq = empty((B, Tq, Hq, D), q.dtype, q.device)
-    dk, dv = (empty((B, Tk, H, D), q.dtype, q.device) for _ in range(2))
-    delta = empty((B, Hq, Tq), np.float32, q.device)
-    dy, q, k, v, out = (aligned(x) for x in (dy, q, k, v, out))
-    n = B * Hq * Tq
-    DELTA[word].launch(-(-n // 4), delta, dy, out, Hq, Tq, D, n, *steps_of(dy, out))
-    sizes = Hq, H, Tq, Tk, D, int(causal), float(scale) / python_math.log(2), float(scale)
-    for kernels, grads, operands, heads, rows in (
+def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.backward``, as ``attention_rows.backward``; of what ``flash_tensor_core.forward`` takes."""
+    (*sizes, _, _, _, scale, _), (dq, dk, dv), lse = settings, grads, inputs[-1]
+    dy, q, k, v, y = (aligned(x) for x in inputs[:-1])
+    (B, Hq, Tq, D), (H, Tk), n = q.shape, k.shape[1:3], lse.size
+    kind = q.dtype.name, 64 if D <= 64 else 128
+    DELTA[kind[0]].launch(-(-n // 4), delta, dy, y, Hq, Tq, D, n, *steps_of(dy, y))
+    for kernels, results, operands, heads, rows in (
         (QUERIES, (dq, dq), (q, dy, k, v), B * Hq, Tq),
         (KEYS, (dk, dv), (k, v, q, dy), B * H, Tk),
     ):
-        tiles = -(-rows // SIDE)
-        settings = *sizes, *steps_of(*operands), heads, tiles
-        kernels[kind].launch(heads * tiles, *grads, *operands, lse, delta, *settings)
-    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+        tiles, scales = -(-rows // SIDE), (scale / python_math.log(2), scale)
+        arguments = *sizes, *scales, *steps_of(*operands), heads, tiles
+        kernels[kind].launch(heads * tiles, *results, *operands, lse, delta, *arguments)

@@ -270,8 +270,7 @@ class RecordedGraph:
         if self.allowed is None:
             return sizes
         found = empty(sizes.shape, np.int64, self.device)
-        if sizes.size:
-            sizes_if.launch(-(-sizes.size // 128), found, sizes, self.allowed, sizes.size)
+        sizes_if.launch_each(sizes.size, found, sizes, self.allowed, sizes.size)
         return found
 
     # Launches ---------------------------------------------------------------------------------------------------------

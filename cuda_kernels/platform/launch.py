@@ -147,6 +147,11 @@ class Kernel(compiler.Declaration):
         if DEBUG >= 2 and recording.current() is None:
             self._report((x, y, z), args, started)
 
+    def launch_each(self, n: int, *args: Any) -> None:
+        """Start the kernel with a thread for each of n elements, in blocks of its size or one smaller block."""
+        most = self.threads[0]
+        self.launch(-(-n // most), *args, threads=max(min(most, n), 1))
+
     def _load(self, device: int) -> ctypes.c_void_p:
         found = memory.capability(device)
         if found < self.capability or (self.only and found != self.capability):

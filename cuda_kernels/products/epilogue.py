@@ -115,7 +115,7 @@ SUM_PARTS = {np.dtype(real): _sum_parts(real) for real in (np.float32, np.float6
 def finish(p: Problem, parts: Array, splits: int, epilogue: int) -> None:
     """y = the sum of so many parts of y's size and dtype, one after the other in memory, then steps of an epilogue."""
     y, bias, other, _ = whole(p)
-    SUM_PARTS[y.dtype].launch(-(-y.size // 256), y, parts, bias, other, y.size, p.sizes[1], splits, epilogue)
+    SUM_PARTS[y.dtype].launch_each(y.size, y, parts, bias, other, y.size, p.sizes[1], splits, epilogue)
 
 
 # Four columns, on tensor cores ----------------------------------------------------------------------------------------
@@ -238,6 +238,5 @@ SUM_PARTS4 = {pair: _sum_parts4(*pair) for pair in PAIRS}
 def finish4(p: Problem, parts: Array, splits: int) -> None:
     """y = the sum of so many float32 parts of y's size, one after the other in memory, then the epilogue."""
     (y, *others, epilogue), N = whole(p), p.sizes[1]
-    rows = y.size // N
-    grid = -(-rows * -(-N // 4) // 256)
-    SUM_PARTS4[p.a.dtype.name, y.dtype.name].launch(grid, y, parts, *others, rows, N, splits, epilogue)
+    rows, run = y.size // N, SUM_PARTS4[p.a.dtype.name, y.dtype.name]
+    run.launch_each(rows * -(-N // 4), y, parts, *others, rows, N, splits, epilogue)

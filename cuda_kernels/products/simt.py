@@ -47,9 +47,7 @@ def multiply(p: Problem) -> None:
         _multiply_tiles(p)
         return
     y, bias, other, epilogue = whole(p)
-    threads = min(128, -(-y.size * lanes // 32) * 32)
-    grid = -(-y.size * lanes // threads)
-    kernel.launch(grid, y, p.a, p.b, bias, other, *p.words, epilogue, y.size, threads=threads)
+    kernel.launch_each(y.size * lanes, y, p.a, p.b, bias, other, *p.words, epilogue, y.size)
 
 
 def is_small(p: Problem) -> bool:

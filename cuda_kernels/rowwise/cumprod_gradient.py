@@ -14,7 +14,7 @@ import numpy as np
 from ..platform.array import Array, empty
 from ..platform.language import cuda
 from ..platform.launch import Kernel, kernel
-from .rows import ceil_div, quotient
+from .rows import quotient
 
 ROW_THREADS = 128
 
@@ -67,8 +67,6 @@ def cumprod_gradient(dy: Array, x: Array, y: Array, outer: int, n: int, inner: i
     """dx of contiguous dy, x, y, seen as (outer, n, inner)."""
     dx = empty(x.shape, x.dtype, x.device)
     outputs = outer * inner
-    threads = min(ROW_THREADS, 32 * ceil_div(outputs, 32))
     if x.size:
-        grid = ceil_div(outputs, threads)
-        _BACKWARD[x.dtype].launch(grid, dy, x, y, dx, outputs, n, inner, 0.0, threads=threads)
+        _BACKWARD[x.dtype].launch_each(outputs, dy, x, y, dx, outputs, n, inner, 0.0)
     return dx

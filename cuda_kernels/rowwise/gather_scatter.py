@@ -12,14 +12,13 @@ import numpy as np
 
 from ..platform import families
 from ..platform.array import Array, empty, zeros
-from ..platform.language import THREADS, cuda, device_function
+from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
-from .rows import ceil_div
 from .sorting import sort_rows
-from .strided_copy import MOST_WORDS, WIDTHS, threads, words_from
+from .strided_copy import MOST_WORDS, WIDTHS, words_from
 
 LOW_BITS = np.uint64(2**63 - 1)  # of the keys of numbers >= 0, whose highest bit is set
 
@@ -95,7 +94,7 @@ def _move(kernels: dict[int, Kernel], x: Array, y: Array, places: Array) -> None
         raise ValueError(f"indexing: {K} places of {Q} elements each; at most {MOST_WORDS} are supported")
     size = P * N * words
     pair = (words_from(a, a.pointer, min(width, 8)) for a in (x, y))
-    kernels[width].launch(ceil_div(size, THREADS), *pair, places, size, N, K, words, threads=threads(size))
+    kernels[width].launch_each(size, *pair, places, size, N, K, words)
 
 
 @kernel("int64*, int32*, int64", registers=16)
@@ -117,8 +116,8 @@ def _keep_winners(places: Array, K: int) -> Array:
     """The places, -1 for those that occur again later."""
     n = places.size
     last, kept = zeros(K, np.int32, places.device), empty(n, np.int64, places.device)
-    claim.launch(ceil_div(n, THREADS), places, last, n, threads=threads(n))
-    keep_claimed.launch(ceil_div(n, THREADS), kept, places, last, n, threads=threads(n))
+    claim.launch_each(n, places, last, n)
+    keep_claimed.launch_each(n, kept, places, last, n)
     return kept
 
 
@@ -195,4 +194,4 @@ def reduce_at(x: Array, places: Array, y: Array, reduce: str) -> None:
     if max(y.size, K) > MOST_WORDS:
         raise ValueError(f"indexing: {y.size} values at {K} places; at most {MOST_WORDS} are supported")
     keys, order = sort_rows(places.reshape(1, places.size))
-    chosen.launch(ceil_div(y.size, THREADS), x, y, keys, order, y.size, places.size, K, Q, threads=threads(y.size))
+    chosen.launch_each(y.size, x, y, keys, order, y.size, places.size, K, Q)

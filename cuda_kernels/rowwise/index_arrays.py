@@ -14,13 +14,11 @@ import numpy as np
 
 from ..platform import families, recording
 from ..platform.array import Array, contiguous, empty, expand, from_host, full, to_host
-from ..platform.language import THREADS, cuda
+from ..platform.language import cuda
 from ..platform.launch import kernel
 from ..pointwise.pointwise import Pointwise, floating
 from ..pointwise.rules import of_numbers
 from ..ptx import ptx
-from .rows import ceil_div
-from .strided_copy import threads
 
 # Kernels --------------------------------------------------------------------------------------------------------------
 
@@ -61,7 +59,7 @@ def find_outside(indices: Array, low: int, high: int, kept: int | None = None) -
         return 0 if n else -1
     flag = full(1, n, np.int64, indices.device)
     kept = low if kept is None else kept
-    first_outside.launch(ceil_div(n, THREADS), flag, indices, n, low, high, kept, threads=threads(n))
+    first_outside.launch_each(n, flag, indices, n, low, high, kept)
     graph = recording.current()
     if graph is not None:  # each launch checks its own
         graph.in_range(flag, n)
@@ -86,7 +84,7 @@ def nonzero(mask: Array) -> Array:
     flat = contiguous(mask).reshape(n)
     ends = families.reduce.cumsum(families.elementwise.cast(flat, np.dtype(np.int64)), 0)
     places = empty(int(to_host(ends[n - 1 :])[0]), np.int64, mask.device)
-    compact.launch(ceil_div(n, THREADS), places, flat, ends, n, threads=threads(n))
+    compact.launch_each(n, places, flat, ends, n)
     return places
 
 
@@ -222,7 +220,7 @@ def _places(x: Array, view: Array, arrays: list[_Part]) -> tuple[Array, tuple[in
     for k, (part, indices) in enumerate(zip(arrays, found, strict=True)):
         size = math.prod(view.shape[d] for d in part.dims)
         spread = contiguous(expand(indices, shape))
-        append_index.launch(ceil_div(n, THREADS), places, spread, n, size, k == 0, threads=threads(n))
+        append_index.launch_each(n, places, spread, n, size, k == 0)
     return places, shape
 
 

@@ -16,7 +16,7 @@ from ..platform.language import FULL_WARP, THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from .collective import add
 from .fold import multiply
-from .rows import ceil_div, power_of_two, quotient
+from .rows import ceil_div, quotient
 
 SERIAL = 32  # a thread is enough for so many values
 PART = 4096  # values that are worth a block of their own
@@ -119,8 +119,7 @@ def scan(name: str, x: Array, outer: int, n: int, inner: int, reverse: bool = Fa
     if not x.size:
         return y
     if n <= SERIAL or (outputs >= OUTPUTS and inner > 1):
-        threads = min(THREADS, power_of_two(outputs))
-        chosen.serial.launch(ceil_div(outputs, threads), x, y, outputs, n, inner, *flags, identity, threads=threads)
+        chosen.serial.launch_each(outputs, x, y, outputs, n, inner, *flags, identity)
         return y
     part = max(PART, ceil_div(n, 1024)) if outputs < 1024 else n
     parts = ceil_div(n, part)

@@ -18,7 +18,6 @@ import numpy as np
 from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
-from .strided_copy import threads
 
 SORTED = 1024
 
@@ -139,7 +138,7 @@ def sort_rows(x: Array, descending: bool = False) -> tuple[Array, Array]:
     word: np.dtype[Any] = np.dtype(np.uint32 if x.itemsize < 8 else np.uint64)
     keys, order = empty(x.shape, word, x.device), empty(x.shape, np.int64, x.device)
     inverted = (1 << 8 * word.itemsize) - 1 if descending else 0
-    _KEY[x.dtype].launch(-(-x.size // THREADS), x, keys, x.size, inverted, threads=threads(x.size))
+    _KEY[x.dtype].launch_each(x.size, x, keys, x.size, inverted)
     if not x.size:
         return keys, order
     tile = min(SORTED, 1 << max((n - 1).bit_length(), 1))

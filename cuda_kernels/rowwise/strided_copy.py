@@ -192,13 +192,12 @@ def _launch(y: Array, x: Array, to: int, source: int, width: int, dimensions: li
     dtype = WIDTHS[min(width, 8)]
     dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
     words = math.prod(d.n for d in dimensions)
-    _COPY[width].launch(
-        -(-words // THREADS),
+    _COPY[width].launch_each(
+        words,
         words_from(y, to, dtype.itemsize),
         words_from(x, source, dtype.itemsize),
         words,
         *(d.n for d in dimensions[1:]),
         *(d.sy // dtype.itemsize for d in dimensions),
         *(d.sx // dtype.itemsize for d in dimensions),
-        threads=threads(words),
     )
