@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .platform.array import Array, contiguous, empty
-from .platform.language import cuda, device_function
+from .platform.language import THREADS, cuda, device_function
 from .platform.launch import Kernel, kernel
 from .pointwise.conversion import element_conversions
 from .ptx import ptx
@@ -26,7 +26,6 @@ from .rowwise.gather_scatter import LOW_BITS
 from .rowwise.index_arrays import find_outside, harmless
 from .rowwise.rows import ceil_div
 from .rowwise.sorting import sort_rows
-from .rowwise.strided_copy import threads
 
 SORTED_CHUNK = 32
 
@@ -60,11 +59,8 @@ def _sums(dtype: str, width: int) -> RowSums:
     @device_function
     def add_row(dweight, to, a, b, c, d):
         w = load(dweight, to)
-        first = write(read(w[0]) + a)
-        if width == 1:
-            dweight[to] = first
-        else:
-            ptx.store4(dweight, to, (first, write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)))
+        sums = write(read(w[0]) + a), write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)
+        store(dweight, to, sums)
 
     @kernel(f"{dtype}* x2, uint64*, int64*, {wide}*, int64 x2", registers=32, vector_loads=vectors, of=of)
     def sum_chunks(dweight, dy, keys, order, kept, N, C):
@@ -81,10 +77,9 @@ def _sums(dtype: str, width: int) -> RowSums:
             key = keys[i]
             x = load(dy, order[i] * C + column)
             a += real(read(x[0]))
-            if width == 4:
-                b += real(read(x[1]))
-                c += real(read(x[2]))
-                d += real(read(x[3]))
+            b += real(read(x[1]))
+            c += real(read(x[2]))
+            d += real(read(x[3]))
             goes_on = i + 1 < N and keys[i + 1] == key
             if i + 1 == end or not goes_on:
                 if began_before:
@@ -114,10 +109,9 @@ def _sums(dtype: str, width: int) -> RowSums:
             chunk += 1
             x = load(kept, 2 * chunk * C + column)
             a += x[0]
-            if width == 4:
-                b += x[1]
-                c += x[2]
-                d += x[3]
+            b += x[1]
+            c += x[2]
+            d += x[3]
             end += SORTED_CHUNK
         add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
 
@@ -168,7 +162,7 @@ def backward_into(dy: Array, indices: Array, dweight: Array) -> None:
     keys, order = sort_rows(harmless(contiguous(indices), 0, len(dweight)).reshape(1, N))
     chunks = ceil_div(N, SORTED_CHUNK)
     kept = empty((chunks, 2, C), sums.total, dweight.device)
-    used = threads(C // width)
+    used = min(THREADS, C // width)
     grid = (chunks, ceil_div(C // width, used))
     sums.chunks.launch(grid, dweight, dy, keys, order, kept, N, C, threads=used)
     if chunks > 1:

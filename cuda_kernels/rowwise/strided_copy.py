@@ -20,7 +20,7 @@ import numpy as np
 
 from ..platform import memory
 from ..platform.array import Array, merged
-from ..platform.language import THREADS, cuda, device_function
+from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
 from .transposes import PADDED_TILES, TILE_SIDE, WIDE_TILES
@@ -36,11 +36,6 @@ WIDTHS: dict[int, np.dtype[Any]] = {
     4: np.dtype(np.uint32),
     8: np.dtype(np.uint64),
 }
-
-
-def threads(n: int) -> int:
-    """A block's threads for n elements: fewer than ``THREADS`` where there is little to do."""
-    return max(min(THREADS, n), 1)
 
 
 @device_function
