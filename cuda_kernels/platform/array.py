@@ -235,6 +235,8 @@ class DeviceArray:
         }
 
 
+Array = DeviceArray
+"""Its name in every backend."""
 _words: dict[np.dtype[Any], tuple[str, str]] = {}
 
 

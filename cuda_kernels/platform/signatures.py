@@ -5,7 +5,7 @@ that dtype. ``bool*`` (bytes 0 and 1), ``float16*`` and ``bfloat16*`` take such 
 and ``uint16``: the bits, which ``ptx.float16_to_float`` and its like convert. ``bits8* bits16* bits32* bits64*`` take
 arrays of any dtype of that width, for kernels that only move values. A number is its dtype's name without a star.
 ``tensor_map`` takes a ``TensorMap``, whose 128 bytes are the parameter; the kernel sees their address, as uint64. These
-words come first, because the bytes lie at multiples of 64.
+words come first, because the bytes lie at multiples of 64. ``"float32* x2, int64"`` is float32* twice, and int64.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ def storage(word: str) -> str:
     """The dtype as which the kernel sees what ``word`` points to."""
     name = word.removesuffix("*")
     return _STORAGE.get(name, name)
+
+
+def words(*texts: str) -> tuple[str, ...]:
+    """The words of a signature."""
+    found: list[str] = []
+    for text in ", ".join(texts).split(", ") if texts else ():
+        word, _, count = text.partition(" x")
+        found += [word] * int(count or 1)
+    return tuple(found)
 
 
 def check(words: tuple[str, ...]) -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import launch, libcuda, memory, recording
-from ..platform.array import DeviceArray, contiguous, empty
+from ..platform.array import Array, contiguous, empty
 from ..platform.language import SIMULATED
 from .epilogue import finish, finish4
 from .record import ADD, BIAS, GELU, SLOPE, Problem, problem
@@ -371,7 +371,7 @@ def _start(
         )  # fmt: skip
 
 
-def _matrix(x: DeviceArray) -> tuple[bool, Matrix]:
+def _matrix(x: Array) -> tuple[bool, Matrix]:
     """Whether the library must transpose the last two dimensions, and the matrix that it sees. ValueError: neither."""
     rows, columns = x.shape[-2:]
     row, column = x.steps[-2:]
@@ -384,7 +384,7 @@ def _matrix(x: DeviceArray) -> tuple[bool, Matrix]:
     raise ValueError(f"{x!r} with steps {x.steps} has neither contiguous rows nor contiguous columns")
 
 
-def _readable(x: DeviceArray) -> DeviceArray:
+def _readable(x: Array) -> Array:
     """x, or a copy with contiguous rows."""
     try:
         _matrix(x)
