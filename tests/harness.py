@@ -227,13 +227,13 @@ def send_back(y: mg.Tensor, inputs: Sequence[mg.Tensor], gradient: mg.Tensor | N
 
 
 def assert_as_torch(
-    run: Any, run_torch: Any, arrays: Sequence[np.ndarray], device: str, rtol: float, atol: float = 0.0
+    run: Any, arrays: Sequence[np.ndarray], device: str, rtol: float, atol: float = 0.0, run_torch: Any = None
 ) -> None:
     """Of these arrays, values and gradients are PyTorch's, NaN and infinities too: a relative error, as for tails."""
     inputs = [mg.tensor(x, device=device, requires_grad=True) for x in arrays]
     theirs = [torch.tensor(x, requires_grad=True) for x in arrays]
     with np.errstate(all="ignore"):
-        y, z = run(*inputs), run_torch(*theirs)
+        y, z = run(*inputs), (run_torch or run)(*theirs)
     np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol, atol=atol)
     z.backward(torch.tensor(weights_like(host(y))).to(z.dtype))
     for found, x in zip(send_back(y, inputs), theirs, strict=True):
