@@ -5,11 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minigrad import cuda_kernels
-
-if not cuda_kernels.availability()[0]:
-    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
-
 import minigrad
 from minigrad import bfloat16
 from minigrad.cuda_kernels import embedding
