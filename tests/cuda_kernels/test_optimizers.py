@@ -23,7 +23,7 @@ from minigrad.cuda_kernels.optimizers import multi_tensor
 from minigrad.cuda_kernels.platform.upload import Upload
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module, Parameter
-from minigrad.optim import EMA, GradScaler, clip_grad_norm, clip_grad_norm_async
+from minigrad.optim import EMA, clip_grad_norm, clip_grad_norm_async
 from minigrad.optim.clip import NonFiniteGradientError
 
 CHUNK = 96  # elements, so that small arrays have several chunks
@@ -363,18 +363,6 @@ def test_clipping_without_waiting_needs_one_device() -> None:
     assert clip_grad_norm_async(GradStore(), 1.0).item() == 0.0
     with pytest.raises(ValueError, match="max_norm"):
         clip_grad_norm_async(found, 0.0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_scaler_tells_overflows(device: str) -> None:
-    params = on(device, [np.zeros(3, np.float32), np.zeros(2, np.float32)])
-    scaler = GradScaler(4.0)
-    assert not scaler.found_inf
-    for value, overflow in ((8.0, False), (np.inf, True), (np.nan, True), (2.0, False)):
-        found = store(params, [np.ones(3, np.float32), np.array([1, value], np.float32)])
-        scaler.unscale_(found)
-        assert scaler.found_inf is overflow
-        np.testing.assert_array_equal(host(found.get(params[1])), np.array([0.25, value / 4], np.float32))
 
 
 def test_threads_have_their_own_way_to_the_device() -> None:

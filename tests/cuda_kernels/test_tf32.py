@@ -61,21 +61,6 @@ def test_matmul_in_all_transpositions(
     assert len(products) == 3 and all(name.startswith("tensor_core.tiles_float32") for name in products)
 
 
-def test_linear_einsum_and_batches(launched: list[str]) -> None:
-    a, weight, bias, b = draw(2, 5, 24), draw(9, 24), draw(9), draw(2, 24, 6)
-    x, w, c, z = (mg.tensor(v, device="cuda", requires_grad=True) for v in (a, weight, bias, b))
-    y = mg.nn.functional.linear(x, w, c)
-    grads = mg.backward(y, mg.ones(y.shape, device="cuda"))
-    ones = np.ones((10, 9), np.float32)
-    close(y, a, weight.T, bias.astype("f8"))
-    close(grads[x].reshape(10, 24), ones, weight)
-    close(grads[w], ones.T, a.reshape(10, 24))
-    np.testing.assert_array_equal(grads[c].numpy(force=True), np.full(9, 10.0))
-    close(x @ z, a, b)
-    close(mg.einsum("bmk,bkn->bmn", x, z), a, b)
-    assert not any(name.startswith(("simt.", "simt_tiles.")) for name in launched)
-
-
 def test_what_stays_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, small products, older cards, and everything with "highest"."""
     a, b = draw(8, 32), draw(32, 8)
