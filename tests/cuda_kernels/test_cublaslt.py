@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from product_cases import RNG, bf16, check_epilogues, f16, f32, f64, product, stored
+from product_cases import bf16, check_epilogues, draw, f16, f32, f64, product, stored
 
 import minigrad as mg
 from minigrad.cuda_kernels import matmul, simulated
@@ -28,10 +28,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 TOLERANCE = {bf16: 2**-8, f16: 2**-11, f32: 1e-6, f64: 1e-13}
-
-
-def draw(*shape: int, dtype: Any = f32) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def check(y: Any, expected: np.ndarray) -> None:

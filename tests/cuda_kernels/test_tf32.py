@@ -7,17 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from product_cases import draw
 
 import minigrad as mg
 from minigrad.cuda_kernels.platform import memory
 from minigrad.cuda_kernels.products import simt
 
-RNG = np.random.default_rng(0)
 BOUND = 2**-10 + 2**-22  # of |a| |b|: each operand is off by at most 2^-11 of itself
-
-
-def draw(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
