@@ -64,7 +64,9 @@ def test_attention_and_the_block_are_their_formulas(kind: str, is_causal: bool) 
     want = attend(q, k, v, seen) @ w["c_proj.weight"].T + w.get("c_proj.bias", 0)
     np.testing.assert_allclose(y.detach().numpy(), want, rtol=1e-10, atol=1e-10)
     x1 = x + y
-    want = (x1 + block.mlp(block.ln_2(x1))).detach().numpy()
+    np.testing.assert_array_equal(block.attn(h, attn_mask=given, residual=x).detach().numpy(), x1.detach().numpy())
+    want = block.mlp(block.ln_2(x1), residual=x1).detach().numpy()
+    np.testing.assert_array_equal(want, (x1 + block.mlp(block.ln_2(x1))).detach().numpy())
     np.testing.assert_allclose(block(x, attn_mask=given).detach().numpy(), want, rtol=1e-10, atol=1e-10)
 
 
