@@ -49,21 +49,6 @@ def test_tensor_copies() -> None:
     assert mg.tensor([mg.tensor(1.0), mg.tensor(2.0)]).tolist() == [1, 2]
 
 
-def test_the_default_dtype_can_be_changed() -> None:
-    try:
-        mg.set_default_dtype("float64")
-        assert mg.default_dtype() == mg.float64
-        for x in (mg.tensor(1.0), mg.zeros(2), mg.rand(2), mg.arange(0.0, 1, 0.5), mg.nn.Linear(2, 2).weight):
-            assert x.dtype == np.float64
-        assert (mg.tensor([1]) / 2).dtype == np.float64
-        for bad in ("float16", "int64"):
-            with pytest.raises(ValueError, match="expected float32 or float64"):
-                mg.set_default_dtype(bad)
-    finally:
-        mg.set_default_dtype("float32")
-    assert mg.tensor(1.0).dtype == np.float32
-
-
 @pytest.mark.parametrize("data", [None, "a", 1j, [object()], 2**70, np.ones(1, np.uint16), np.datetime64("2020-01-01")])
 def test_data_of_no_supported_dtype(data: Any) -> None:
     raises(TypeError, "expected one of float32, float64", lambda: mg.tensor(data))

@@ -103,7 +103,7 @@ def flat(y: Any) -> list[Any]:
     return [x.tolist() for x in y] if isinstance(y, tuple) else [y if isinstance(y, bool | int) else y.tolist()]
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"bernoulli", "multinomial"}))  # these draw
 def test_function_is_pytorchs(name):
     if torch is None:
         pytest.skip("PyTorch is not installed: nothing to compare with")
