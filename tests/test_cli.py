@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import example_scripts
 import pytest
 from example_scripts import TINY, assert_refused
+from processes import python
 
 import minigrad
 
-
-def run(*arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The finished command, with its output as text."""
-    return subprocess.run(
-        [sys.executable, "-m", "minigrad", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONUTF8": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-        **options,
-    )
+run = functools.partial(python, "-m", "minigrad")
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ import ast
 import importlib
 import inspect
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, NamedTuple
 
 import house
 import pytest
+from processes import python
 
 from minigrad import cpu_kernels, cuda_kernels, plain_kernels
 
@@ -370,13 +369,8 @@ def unlike(plain: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -
 
 
 def test_all_backends_have_the_same_functions():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERFACES, *house.FAMILIES],
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},  # so that the CUDA families can be imported anywhere
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    simulated = {"NUMBA_ENABLE_CUDASIM": "1"}  # so that the CUDA families can be imported anywhere
+    done = python("-c", INTERFACES, *house.FAMILIES, env=simulated)
     assert done.returncode == 0, done.stderr
     plain, cpu, cuda = json.loads(done.stdout)
     assert len(plain) > 20 and sum(map(len, plain.values())) > 120

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import code_blocks
 import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -39,14 +39,7 @@ def test_readme_shows_code_that_runs():
 )
 def test_documented_code_runs(path, block, tmp_path):
     name = f"{path.relative_to(ROOT)}:{block.line}"
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "tests/code_blocks.py"), name],
-        input=block.source,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    run = python(ROOT / "tests/code_blocks.py", name, input=block.source, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 from minigrad import cuda_kernels, env
 from minigrad.cuda_kernels.platform import availability, libcuda
@@ -21,19 +20,13 @@ def no_simulator(monkeypatch):
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
-    )
-
-
 def write_package(folder: Path, name: str, source: str) -> None:
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text(source)
 
 
 def test_report_names_what_is_there():
-    report = run("-m", "minigrad.env")
+    report = python("-m", "minigrad.env")
     assert report.returncode == 0, report.stderr
     assert report.stderr == ""
     titles = [line for line in report.stdout.splitlines() if not line.startswith(" ")]
@@ -52,7 +45,7 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
     write_package(tmp_path, "hypothesis", "import attrs_that_nobody_has")
     write_package(tmp_path, "numba_cuda", "import cuda_piece_that_nobody_has")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    report = run("-m", "minigrad.env", PYTHONPATH=path)
+    report = python("-m", "minigrad.env", env={"PYTHONPATH": path})
     assert report.returncode == 0, report.stderr
     assert "Traceback" not in report.stdout + report.stderr
     for reason in (
@@ -109,7 +102,7 @@ def test_cache_counts_files_and_bytes(tmp_path):
         "from minigrad.cpu_kernels.toolbox import jit; (jit.CACHE_DIRECTORY / 'kernel').write_bytes(b'12345');"
         "from minigrad import env; cache = env.kernel_cache(); print(cache.files, cache.bytes, cache.folder)"
     )
-    result = run("-c", code, MINIGRAD_CACHE_DIR=str(tmp_path))
+    result = python("-c", code, env={"MINIGRAD_CACHE_DIR": str(tmp_path)})
     assert result.stdout.split()[:2] == ["1", "5"], result.stderr
     assert result.stdout.split()[2].startswith(str(tmp_path))
 
@@ -260,5 +253,5 @@ def test_importing_minigrad_imports_no_optional_package():
         "optional = {'cupy', 'numba_cuda', 'numba.cuda', 'mpi4py', 'matplotlib', 'torch'}\n"
         "print(sorted(optional & set(sys.modules)))\n"
     )
-    result = run("-c", code)
+    result = python("-c", code)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr

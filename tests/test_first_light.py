@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -123,7 +123,7 @@ def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path):
+def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path, monkeypatch):
     """Alone it ends and says why; pytest-xdist goes on in another one."""
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "test_lost.py").write_text(
@@ -134,10 +134,10 @@ def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path):
         "def test_b():\n    memory.synchronize = lost\n    lost()\n"
         "def test_c():\n    memory.synchronize()\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(processes), str(tmp_path)]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment = {**ours, "NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    command = "-m", "pytest", "-p", "no:cacheprovider", "-n", processes, tmp_path
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)
+    done = python(*command, cwd=tmp_path, env={"NUMBA_ENABLE_CUDASIM": "1"})
     alone = "cannot use CUDA any more (CUDA_ERROR_ILLEGAL_ADDRESS): --deselect test_lost.py::test_b", "2 failed in"
     replaced = "crashed while running 'test_lost.py::test_b'", " 1 passed"
     assert done.returncode == 1 and all(words in done.stdout for words in (replaced if processes else alone))

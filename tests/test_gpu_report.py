@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -24,8 +25,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def command(*arguments: str, simulated: bool) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "tests/cuda_kernels")))  # of fake_cublaslt
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1" if simulated else "0", "PYTHONPATH": paths}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=300)
+    return python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1" if simulated else "0", "PYTHONPATH": paths})
 
 
 def test_it_refuses_to_measure_what_is_no_gpu(report, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 from minigrad.cpu_kernels.toolbox import jit
 
@@ -24,8 +25,7 @@ print(sum_of_squares([np.full(3, 2.0)]))
 
 
 def run(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "MINIGRAD_CACHE_DIR": str(root), **environment}
-    return subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
+    return python("-c", SCRIPT, env={"MINIGRAD_CACHE_DIR": str(root), **environment})
 
 
 @pytest.fixture(scope="module")

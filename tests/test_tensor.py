@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import operator
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import python
 from refusals import raises
 
 import minigrad as mg
@@ -156,8 +155,7 @@ def test_formatting_a_number_and_asking_for_grad() -> None:
 
 
 def test_python_says_which_method_was_meant() -> None:
-    program = "import minigrad; minigrad.ones(2).sofmax(0)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python("-c", "import minigrad; minigrad.ones(2).sofmax(0)")
     assert done.returncode == 1 and "Did you mean: 'softmax'?" in done.stderr
 
 
