@@ -12,7 +12,7 @@ Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's ow
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,6 +180,14 @@ def assert_close(
     size = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (exact, *terms))
     bound = rounding * float(finfo(actual.dtype).eps) * size
     np.testing.assert_allclose(actual.astype(np.float64), exact, rtol=0, atol=bound, err_msg=what)
+
+
+def assert_same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """The same arrays by name: dtypes, shapes and bits, so NaN payloads and signed zeros too."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
 
 
 def to_torch(x: np.ndarray) -> Any:
