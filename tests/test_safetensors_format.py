@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,38 +200,23 @@ def test_many_tensors_load(tmp_path):
     assert_same_bits(load_safetensors(tmp_path / "w"), tensors)
 
 
-def _mutants(rng: random.Random, original: bytes, count: int) -> list[bytes]:
-    """Random damage of bytes and of structure to a valid file."""
+def _mutants(rng: random.Random, original: bytes, count: int) -> Iterator[bytes]:
+    """Random damage to a valid file, mostly to its header."""
     size = int.from_bytes(original[:8], "little")
-    header, data = json.loads(original[8 : 8 + size]), original[8 + size :]
-    values: list[Any] = [-1, 0, 1, 3, 2**31, 2**63, 2**64, 1.5, True, None, "", "F16", "F4", [], {}, [0, 8], [4, 8]]
-    mutants = []
     for _ in range(count):
-        if rng.random() < 0.5:
-            raw = bytearray(original)
-            for _ in range(rng.randint(1, 3)):
-                position = rng.randrange(len(raw)) if rng.random() < 0.2 else rng.randrange(min(len(raw), size + 8))
-                kind = rng.randrange(4)
-                if kind == 0:
-                    raw[position] ^= 1 << rng.randrange(8)
-                elif kind == 1:
-                    raw[position] = rng.choice(b'{}[]",:0129-eE. \\\x00\xff')
-                elif kind == 2:
-                    del raw[position : position + rng.randint(1, 5)]
-                else:
-                    raw[position:position] = rng.choice([b"0", b"9", b",", b"[", b'"a":', b"\xf0", b" "])
-            mutants.append(bytes(raw))
-        else:
-            changed = json.loads(json.dumps(header))
-            name = rng.choice(list(changed))
-            target: Any = changed
-            key: Any = name
-            while isinstance(target[key], dict | list) and target[key] and rng.random() < 0.8:
-                target = target[key]
-                key = rng.choice(list(target)) if isinstance(target, dict) else rng.randrange(len(target))
-            target[key] = rng.choice(values)
-            mutants.append(file_bytes(changed, data))
-    return mutants
+        raw = bytearray(original)
+        for _ in range(rng.randint(1, 3)):
+            position = rng.randrange(len(raw)) if rng.random() < 0.2 else rng.randrange(min(len(raw), size + 8))
+            kind = rng.randrange(4)
+            if kind == 0:
+                raw[position] ^= 1 << rng.randrange(8)
+            elif kind == 1:
+                raw[position] = rng.choice(b'{}[]",:0129-eE. \\\x00\xff')
+            elif kind == 2:
+                del raw[position : position + rng.randint(1, 5)]
+            else:
+                raw[position:position] = rng.choice([b"0", b"9", b",", b"[", b'"a":', b"\xf0", b" ", b"null", b"-1"])
+        yield bytes(raw)
 
 
 def test_fuzzed_files_load_as_the_reference_loads_them_or_are_refused(tmp_path):

@@ -20,6 +20,10 @@ from minigrad import Tensor, nn
     [
         (mg.tensor(1.5), "tensor(1.5000)"),
         (mg.tensor([[1, 2], [3, 4]]), "tensor([[1, 2],\n        [3, 4]])"),
+        (mg.tensor([True, False]), "tensor([ True, False])"),
+        (mg.tensor([float("nan"), float("inf")]), "tensor([nan, inf])"),
+        (mg.zeros(0, dtype="int64"), "tensor([], dtype=int64)"),
+        (mg.arange(2000), "tensor([   0,    1,    2,  ..., 1997, 1998, 1999])"),
         (mg.tensor([0.123456, 1.0]), "tensor([0.1235, 1.0000])"),
         (mg.tensor([1.0], dtype="float64"), "tensor([1.], dtype=float64)"),
         (mg.tensor([1.0], requires_grad=True), "tensor([1.], requires_grad=True)"),
