@@ -118,15 +118,9 @@ def test_like() -> None:
 
 
 def test_arange() -> None:
-    for args, want in (
-        ((5,), range(5)),
-        ((2, 5), range(2, 5)),
-        ((5, 0, -2), range(5, 0, -2)),
-        ((3, 3), []),
-        ((-2,), []),
-    ):
+    for args in ((5,), (2, 5), (5, 0, -2), (3, 3), (-2,)):
         x = mg.arange(*args)
-        assert x.tolist() == list(want) and x.dtype == np.int64
+        assert x.tolist() == list(range(*args)) and x.dtype == np.int64
     x = mg.arange(0, 1, 0.25)
     assert x.tolist() == [0, 0.25, 0.5, 0.75] and x.dtype == np.float32 and mg.arange(3.0).dtype == np.float32
     assert mg.arange(3, dtype="float64").dtype == np.float64
@@ -187,8 +181,8 @@ def test_meshgrid_is_numpys(indexing: Any, sizes: tuple[int, ...]) -> None:
 
 def test_wrong_arguments_of_meshgrid_are_named() -> None:
     raises(ValueError, "indexing='yx'; expected 'ij' or 'xy'", lambda: mg.meshgrid(mg.ones(2), indexing="yx"))
-    with pytest.raises(ValueError, match=r"meshgrid of tensors \(2,\) float32, \(2, 2\) float32; expected vectors"):
-        mg.meshgrid(mg.ones(2), mg.ones(2, 2))
+    wrong = r"meshgrid of tensors \(2,\) float32, \(2, 2\) float32; expected vectors"
+    raises(ValueError, wrong, lambda: mg.meshgrid(mg.ones(2), mg.ones(2, 2)))
     raises(ValueError, "meshgrid of tensors none", lambda: mg.meshgrid([]))
 
 
