@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph_cases import leaf
 from refusals import raises
 
 import minigrad as mg
@@ -28,10 +29,6 @@ class Recorder:
 
     def on_leaf_grad_ready(self, id: mg.TensorId, grad: Tensor) -> None:
         self.calls.append((int(id), grad.tolist()))
-
-
-def leaf(*shape: int, seed: int = 0) -> Tensor:
-    return mg.randn(*shape, generator=mg.Generator(seed)).requires_grad_()
 
 
 def plain(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:

@@ -73,14 +73,9 @@ def test_what_fails_ends_neither_its_group_nor_the_others(first_light, tmp_path,
     assert list(report["tests: memory"]["tests"].values()) == ["FAILED"] * first_light.MOST_FAILURES
     assert report["tests: memory"]["not run"] == 2
     assert report["tests: hangs"]["tests"] == {"test_gpu.py::test_hangs": "HUNG"}
-    assert {name: result["status"] for name, result in report.items()} == {
-        "environment": "failed",
-        "tests: kernel": "failed",
-        "tests: skipped": "passed",
-        "tests: hangs": "failed",
-        "tests: memory": "failed",
-        "training": "failed",
-    }
+    assert len(report) == 6
+    assert [name for name, result in report.items() if result["status"] != "failed"] == ["tests: skipped"]
+    assert report["tests: skipped"]["status"] == "passed"
     text = out.with_suffix(".md").read_text()
     assert "1 crashed with code 3, 1 failed, 3 passed" in text
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in text and "## test_gpu.py::test_kernel[an illegal address]" in text

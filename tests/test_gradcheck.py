@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from graph_cases import leaf
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Function, GradcheckError, Tensor, gradcheck
-
-
-def leaf(*shape: int, seed: int = 0) -> Tensor:
-    return Tensor(np.random.default_rng(seed).standard_normal(shape), requires_grad=True)
+from minigrad import Function, GradcheckError, gradcheck
 
 
 class PlantedError(Function):
