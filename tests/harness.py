@@ -12,7 +12,7 @@ Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's ow
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +189,14 @@ def assert_close(
     np.testing.assert_allclose(actual.astype(np.float64), exact, rtol=0, atol=bound, err_msg=what)
 
 
+def assert_same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """The same arrays by name: dtypes, shapes and bits, so NaN payloads and signed zeros too."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
 def to_torch(x: np.ndarray) -> Any:
     """A PyTorch tensor of the same dtype; NumPy's bfloat16 is one that PyTorch does not know, so by its bits."""
     if x.dtype == mg.bfloat16:
@@ -238,6 +246,25 @@ def assert_as_torch(
     z.backward(torch.tensor(weights_like(host(y))).to(z.dtype))
     for found, x in zip(send_back(y, inputs), theirs, strict=True):
         np.testing.assert_allclose(found, x.grad.numpy(), rtol=rtol, atol=atol)
+
+
+def assert_like_torch(call: Callable[..., Any], *arrays: Any, rtol: float = 1e-6, differentiate: bool = False) -> None:
+    """``call(m, *tensors)`` of minigrad for ``m`` gives the dtypes, shapes and values that it gives of PyTorch.
+
+    Of several results all. With ``differentiate`` the gradients of the first one, too, for ``weights_like``.
+    """
+    ours = [mg.tensor(x, requires_grad=differentiate) for x in arrays]
+    theirs = [torch.tensor(x, requires_grad=differentiate) for x in arrays]
+    found, expected = call(mg, *ours), call(torch, *theirs)
+    pairs = [(found, expected)] if isinstance(found, mg.Tensor) else list(zip(found, expected, strict=True))
+    for y, z in pairs:
+        assert f"torch.{y.dtype}" == str(z.dtype) and y.shape == tuple(z.shape), (y, z)
+        np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol)
+    if differentiate:
+        y, z = pairs[0]
+        z.backward(torch.tensor(weights_like(host(y)).astype(y.dtype)))
+        for g, x in zip(send_back(y, ours), theirs, strict=True):
+            np.testing.assert_allclose(np.zeros(x.shape) if g is None else g, x.grad.numpy(), rtol=rtol)
 
 
 # The checks -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import assert_like_torch
 from refusals import raises
 
 import minigrad as mg
@@ -161,16 +162,10 @@ SMOOTH = [name for name in CALLS if name != "norm 0" and name.startswith(GROUPS)
 def test_pytorchs_gradients(name: str) -> None:
     array = np.array([[1.25, -2.5, 0.75], [3.75, 2.0, -0.5]])
     extra = {
-        "index_add": lambda x: x.index_add(0, _like(x, [1, 1]), x * 2, alpha=3),
-        "lerp": lambda x: x.lerp(x * x, x),
+        "index_add": lambda m, x: x.index_add(0, m.tensor([1, 1]), x * 2, alpha=3),
+        "lerp": lambda m, x: x.lerp(x * x, x),
     }
-    call = {**CALLS, **extra}[name]
-    x, z = mg.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
-    weight = 1 + np.arange(call(mg.tensor(array)).numel())
-    (call(x).flatten() * mg.tensor(weight)).sum().backward()
-    grad = (call(x).flatten() * mg.tensor(weight)).sum().backward()[x]
-    (call(z).flatten() * torch.tensor(weight)).sum().backward()
-    np.testing.assert_allclose(grad.numpy(), z.grad.numpy(), rtol=1e-12)
+    assert_like_torch(extra.get(name, lambda m, x: CALLS[name](x)), array, rtol=1e-12, differentiate=True)
 
 
 def test_products_are_computed_in_the_dtype_asked_for() -> None:
@@ -184,10 +179,6 @@ def test_the_number_of_values_has_no_slope() -> None:
     x = mg.tensor([1.0, 0.0, math.nan, -math.inf], requires_grad=True)
     y = x.norm(0)
     assert y.item() == 3 and y.backward()[x].tolist() == [0, 0, 0, 0]
-
-
-def _like(x: Any, values: Any) -> Any:
-    return torch.tensor(values) if isinstance(x, torch.Tensor) else mg.tensor(values)
 
 
 def test_refusals() -> None:
