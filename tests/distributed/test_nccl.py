@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from communicator_suite import BREAKING, CHECKS, break_by_other_message, check_send_and_recv, name_of
 from fake_nccl import FakeMachine, FakeStream
-from in_threads import outcomes
+from in_threads import outcomes, wait_until
 
 from minigrad import Tensor
 from minigrad.device import CPU, Device, DeviceError
@@ -264,10 +264,7 @@ def test_a_missing_rank_ends_the_constructor(machine):
     with pytest.raises(RendezvousError, match="not all of the 2 ranks .* within 0.3 s"):
         NcclCommunicator(2, 0, CUDA, machine.nccl.get_unique_id(), rendezvous_timeout=0.3)
     machine.shut()  # the missing rank comes after all
-    deadline = time.monotonic() + 5
-    while ("abort", 0) not in machine.calls("abort"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: machine.calls("abort") == [("abort", 0)])
 
 
 def test_what_nccl_says_at_the_beginning_is_told(machine, monkeypatch):
@@ -323,9 +320,7 @@ def test_an_error_of_the_call_itself_is_raised_by_wait(machine, monkeypatch):
 
         comm._handles.comm.allReduce = fails
         work = comm.all_reduce(Tensor(np.ones(3)), async_op=True)
-        deadline = time.monotonic() + 5
-        while not work.is_completed():
-            assert time.monotonic() < deadline
+        wait_until(work.is_completed)
         with pytest.raises(CommError, match="status 5"):
             work.wait()
         with pytest.raises(CommunicatorBrokenError):
