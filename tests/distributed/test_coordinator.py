@@ -310,14 +310,6 @@ def test_death_of_a_stuck_replica_is_noticed_after_the_deadline():
     assert w.c.over
 
 
-def test_death_stops_the_others_at_their_next_task():
-    w = World(plan(CADENCE), [1.0, 1.0])
-    one_batch_each(w)
-    w.c.failed(1, RuntimeError("gone"))
-    w.c.batch_done(0, 2, 0.0, 1.0)
-    assert w.c.next(0) == Stop() and w.c.round is None
-
-
 # ------------------------------------------------------------------ learning rate and metrics
 
 
