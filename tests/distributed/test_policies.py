@@ -140,6 +140,7 @@ def test_chunk_dispatch_probes_then_goes_by_speed():
     assert len(pool.take(1, 0.25)) == 30  # half of 0.25 * 237
     assert len(pool.take(1, 0.01)) == MIN_CHUNK
     assert pool.remaining == 203
+    assert len(ChunkPool(7, 2).take(0, 0.5)) == 2  # too few for a small chunk for each
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
