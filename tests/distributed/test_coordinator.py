@@ -161,14 +161,6 @@ def test_slow_rank_counts_become_three_to_one(policy):
     assert w.c.counts() == [12, 4]
 
 
-def test_slow_rank_waits_less_than_in_lockstep():
-    total: dict[AveragingPolicy, float] = {}
-    for policy in (SYNC, CADENCE):
-        w = World(plan(policy, batches=240), [10.0, 30.0]).run()
-        total[policy] = w.now - w.c.total_ms[0] / 1e3  # when the fast one did not compute
-    assert total[SYNC] > 10 * total[CADENCE]
-
-
 def test_slow_rank_that_recovers_gets_more_again():
     w = World(plan(CADENCE, batches=600, epochs=2), [10.0, 30.0])
     original = w.c.batch_done
@@ -318,14 +310,6 @@ def test_death_of_a_stuck_replica_is_noticed_after_the_deadline():
     assert w.c.over
 
 
-def test_death_stops_the_others_at_their_next_task():
-    w = World(plan(CADENCE), [1.0, 1.0])
-    one_batch_each(w)
-    w.c.failed(1, RuntimeError("gone"))
-    w.c.batch_done(0, 2, 0.0, 1.0)
-    assert w.c.next(0) == Stop() and w.c.round is None
-
-
 # ------------------------------------------------------------------ learning rate and metrics
 
 
@@ -356,11 +340,3 @@ def test_chunk_dispatch_metrics_are_weighted_by_batches_and_throughput_by_time()
         assert metrics.per_rank_throughput == pytest.approx([2 / 10, 2 / 30])  # samples per ms
         assert [r.avg_loss for r in metrics.per_rank] == [0.0, 1.0]
         assert metrics.epoch_ms >= 10 * a
-
-
-def test_timeline_of_a_run_has_its_epochs_and_averages():
-    w = World(plan(CADENCE, batches=40, epochs=2), [10.0, 30.0]).run()
-    kinds = [e.kind for e in w.timeline.events]
-    assert kinds.count(EventKind.EPOCH_START) == kinds.count(EventKind.EPOCH_END) == 2
-    assert kinds.count(EventKind.SYNC_START) == kinds.count(EventKind.SYNC_END) == len(w.c.count_history)
-    assert [e.detail["epoch"] for e in w.timeline.events if e.kind is EventKind.EPOCH_END] == [0, 1]

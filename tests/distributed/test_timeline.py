@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import threading
 from typing import Any
 
 import pytest
+from in_threads import good, outcomes
 
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, IdleGap, Timeline
 from minigrad.files import durable
@@ -127,11 +127,7 @@ def test_timeline_is_bounded_and_safe_for_threads():
         for i in range(400):
             timeline.custom("x", rank, i=i)
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    good([*outcomes(range(3), work).values()])
     assert len(timeline.events) == 500 and timeline.summary().dropped == 700
     with pytest.raises(ValueError, match="max_events is 0, expected an integer >= 1"):
         Timeline(max_events=0)
