@@ -29,6 +29,7 @@ from data_parallel import (
     parameters,
     run,
     shares,
+    store,
 )
 from hypothesis import strategies as st
 from in_threads import in_threads
@@ -185,10 +186,7 @@ def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced(comm: Th
 
     trainer.optimizer.update = noted  # type: ignore[method-assign]
     for step in range(2):
-        grads = GradStore()
-        for p in params:
-            grads.insert(p, filled(p))
-        trainer.step(params, grads, 1.0)
+        trainer.step(params, store(params, [1.0] * 3), 1.0)
         launches = [("launch", i) for i in range(3)]
         turns = [(what, i) for i in range(3) for what in ("arrived", "updated")]
         assert watched.events == launches + turns
@@ -204,10 +202,7 @@ def test_with_clipping_the_fused_optimizer_updates_only_when_all_have_arrived(co
     trainer = make_trainer("fused", comm, clip=1.0, bucket=16, hook=watched)
     step = trainer.optimizer.step
     trainer.optimizer.step = lambda grads: (watched.events.append(len(grads)), step(grads))  # type: ignore
-    grads = GradStore()
-    for p in params:
-        grads.insert(p, filled(p))
-    trainer.step(params, grads, 1.0)
+    trainer.step(params, store(params, [1.0] * 3), 1.0)
     assert watched.events == [("launch", i) for i in range(3)] + [("arrived", i) for i in range(3)] + [3]
 
 
