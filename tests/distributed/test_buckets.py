@@ -78,6 +78,15 @@ def test_each_dtype_has_buckets_of_its_own():
     ]
 
 
+def test_groups_of_buckets_are_checked():
+    comm, (a, b) = NoOpCommunicator(), parameters((2,), (2,), dtype=np.float64)
+    for groups in ([[a]], [[a], [a, b]], [[a, a]]):
+        with pytest.raises(ValueError, match="must be in exactly one group"):
+            GradientBucketManager([a, b], comm, groups=groups)
+    assert GradientBucketManager([a, b], comm, groups=[[b], [], [a]]).num_buckets == 2
+    assert GradientBucketManager([a, b], comm, 8, groups=[[a, b]]).num_buckets == 2
+
+
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "16", None])
 def test_the_size_is_checked(size):
     with pytest.raises(ValueError, match="bucket_size_bytes is .*, expected an integer >= 1"):
