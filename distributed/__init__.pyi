@@ -68,8 +68,8 @@ from .parallel.tensor_layers import VocabParallelEmbedding as VocabParallelEmbed
 from .parallel.tensor_layers import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .parallel.tensor_parallel import TensorParallelTrainer as TensorParallelTrainer
 from .train.amp_trainer import AmpTrainer as AmpTrainer
-from .train.block_buckets import NonFiniteBlockGradientError as NonFiniteBlockGradientError
 from .train.blocks import BlockLayout as BlockLayout
+from .train.blocks import NonFiniteBlockGradientError as NonFiniteBlockGradientError
 from .train.buckets import BFloat16Compression as BFloat16Compression
 from .train.buckets import CommHook as CommHook
 from .train.buckets import GradientBucketManager as GradientBucketManager
