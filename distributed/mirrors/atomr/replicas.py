@@ -22,7 +22,7 @@ from minigrad.nn import Module
 from minigrad.optim import grad_norm
 from minigrad.random import Generator, drawing_from
 
-from ...comm.call_thread import CallThread, QueuedCall
+from ...comm.call_thread import CallThread
 from ...train.train_kinds import LossKind, host_array, mean_gradient
 from ...train.trainer_errors import ReplicaDroppedReplyError
 
@@ -104,42 +104,37 @@ class Worker:
         self._work = work
         self._thread = CallThread(name)
         self._lock = threading.Lock()
+        self._closed = False
         self._ended: str | None = None  # why it does no more
-        self._last: QueuedCall | None = None  # behind all requests, once it is closed
 
     def submit(self, step: ReplicaStep) -> Future[ReplicaStepResult]:
         """Queue a request; the future gets its answer."""
-        future: Future[ReplicaStepResult] = Future()
         with self._lock:
-            if self._last is None:
-                self._thread.submit(functools.partial(self._answer, step, future))
-                return future
-        future.set_exception(ReplicaDroppedReplyError(self._ended or "it was closed"))
-        return future
+            if not self._closed:
+                return self._thread.submit(functools.partial(self._answer, step))
+        refused: Future[ReplicaStepResult] = Future()
+        refused.set_exception(ReplicaDroppedReplyError(self._ended or "it was closed"))
+        return refused
 
     def close(self, timeout: float) -> None:
         """End the thread after the requests that it has, and wait for it that long, in seconds."""
         with self._lock:
-            if self._last is None:
-                self._last = self._thread.submit(lambda: None)
-                self._thread.stop()
-        self._last.wait(timeout)
+            self._closed = True
+        self._thread.stop(timeout)
 
-    def _answer(self, step: ReplicaStep, future: Future[ReplicaStepResult]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _answer(self, step: ReplicaStep) -> ReplicaStepResult:
+        if self._ended is not None:
+            raise ReplicaDroppedReplyError(self._ended)
         try:
-            if self._ended is not None:
-                raise ReplicaDroppedReplyError(self._ended)
-            future.set_result(self._work(step))
+            return self._work(step)
         except ReplicaDroppedReplyError as error:
             self._ended = str(error)
-            future.set_exception(error)
-        except Exception as error:
-            future.set_exception(error)
+            raise
+        except Exception:
+            raise
         except BaseException as error:  # SystemExit, KeyboardInterrupt: the replica's end
             self._ended = f"its thread ended with {type(error).__name__}"
-            future.set_exception(ReplicaDroppedReplyError(self._ended))
+            raise ReplicaDroppedReplyError(self._ended) from error
 
 
 class ThreadReplica:
