@@ -29,7 +29,7 @@ from .mirrors.atomr.data_parallel import DataParallelTrainer as DataParallelTrai
 from .mirrors.atomr.parameter_server import AsyncParameterServer as AsyncParameterServer
 from .mirrors.atomr.parameter_server import ServerStats as ServerStats
 from .mirrors.atomr.parameter_server import StaleGradientError as StaleGradientError
-from .mirrors.atomr.replica_process import ProcessReplica as ProcessReplica
+from .mirrors.atomr.replicas import ProcessReplica as ProcessReplica
 from .mirrors.atomr.replicas import ReplicaProtocol as ReplicaProtocol
 from .mirrors.atomr.replicas import ReplicaStep as ReplicaStep
 from .mirrors.atomr.replicas import ReplicaStepResult as ReplicaStepResult

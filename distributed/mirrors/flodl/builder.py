@@ -29,11 +29,10 @@ from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import CadencePlan, Coordinator
 from .ddp_handle import DdpHandle
-from .divergence import DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
 from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
-from .policies import AverageBackend, AveragingPolicy
+from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
