@@ -9,20 +9,16 @@ equal without asking each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from minigrad.dtypes import bfloat16, float16, float32, is_half
-from minigrad.grad_store import GradStore
 from minigrad.optim import GradScaler, LossScaleStrategy
-from minigrad.optim.grad_scaler import MIN_SCALE
-from minigrad.tensor import Tensor
 
 from .params import Named
-from .step import Precision, Recorder, Step, merged
+from .step import Precision, Step
 
 
 @dataclass(frozen=True)
@@ -56,41 +52,6 @@ class MixedPrecisionConfig:
         return cls(float16, loss_scale=LossScaleStrategy.dynamic())
 
 
-class LossScaling(Precision):
-    """Multiplies the loss with a scaler's factor, and divides the reduced gradients by it. None: does nothing."""
-
-    def __init__(self, scaler: GradScaler | None) -> None:
-        self.scaler = scaler
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scale."""
-        return loss if self.scaler is None else self.scaler.scale_loss(loss)
-
-    def unscale(self, parts: Iterable[GradStore], recorder: Recorder) -> Iterable[GradStore] | None:
-        """None if the gradients overflowed and the step is left out; without that, clipping refuses them."""
-        if self.scaler is None:
-            return parts
-        grads = merged(parts)
-        return [grads] if recorder.unscale(self.scaler, grads) or not self.leave_out() else None
-
-    def leave_out(self) -> bool:
-        """Lower the scale and count the step, unless the scale has fallen to its least."""
-        if self.scaler is None or (self.scaler.adapts and self.scaler.get_scale() <= MIN_SCALE):
-            return False
-        self.scaler.update_scale(overflow=True)
-        self.skipped_steps += 1
-        return True
-
-    def adapt(self) -> None:
-        """A good step more."""
-        if self.scaler is not None:
-            self.scaler.update_scale(overflow=False)
-
-    def settings(self) -> dict[str, Any]:
-        """The scale and its count."""
-        return {"the loss scale": None if self.scaler is None else self.scaler.state_dict()}
-
-
 class Scaled:
     """What a trainer shows of its loss scaling."""
 
@@ -111,7 +72,7 @@ class Scaled:
         return {"scaler": scaler, "skipped_steps": self.skipped_steps}
 
 
-class MixedPrecision(LossScaling):
+class MixedPrecision(Precision):
     """Loss scaling, master weights of one dtype, and the parameters that are used in that dtype all the same."""
 
     def __init__(self, config: MixedPrecisionConfig) -> None:

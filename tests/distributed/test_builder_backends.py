@@ -9,7 +9,7 @@ from replica_builder import ASYNC, CADENCE, Net, adamw, arrays, builder, epoch_b
 from minigrad import Tensor
 from minigrad.distributed import run_threads
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend
-from minigrad.distributed.mirrors.flodl.replica_average import average, weighted_mean
+from minigrad.distributed.mirrors.flodl.replica_group import average, weighted_mean
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

@@ -17,9 +17,8 @@ from minigrad.distributed.mirrors.flodl.coordinator import (
     Stop,
     Wait,
 )
-from minigrad.distributed.mirrors.flodl.divergence import DivergenceGuard, OvershootLimit
 from minigrad.distributed.mirrors.flodl.el_che import ElChe
-from minigrad.distributed.mirrors.flodl.policies import AveragingPolicy
+from minigrad.distributed.mirrors.flodl.policies import AveragingPolicy, DivergenceGuard, OvershootLimit
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
 from minigrad.distributed.mirrors.flodl.workload import Batch
 

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.distributed.mirrors.flodl.chunks import MIN_CHUNK, ChunkPool, FixedParts, interleaved, partition
-from minigrad.distributed.mirrors.flodl.divergence import OVERSHOOT_CEILING, DivergenceGuard, OvershootLimit
-from minigrad.distributed.mirrors.flodl.policies import AveragingPolicy, RoundView, should_average
+from minigrad.distributed.mirrors.flodl.policies import (
+    OVERSHOOT_CEILING,
+    AveragingPolicy,
+    DivergenceGuard,
+    OvershootLimit,
+    RoundView,
+    should_average,
+)
+from minigrad.distributed.mirrors.flodl.workload import MIN_CHUNK, ChunkPool, FixedParts, interleaved, partition
 
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
 

@@ -179,11 +179,11 @@ class NcclCommunicator(Communicator):
             self._error = RendezvousError(f"NCCL did not start on {self.device}: {_words(job.error)}", rank=self.rank)
         if self._error is not None:
             self._closed = True
-            self._thread.submit(lambda: job.result.comm.abort() if job.result else None)  # should it come too late
+            self._thread.submit(lambda: None if job.error else job.result().comm.abort())  # should it come too late
             self._thread.stop()
             self._ender.stop()
             raise self._error from job.error
-        self._handles: Handles = job.result
+        self._handles: Handles = job.result()
         _OPEN.add(self)
 
     def _connect(self, connect: Callable[[], Any]) -> Handles:
@@ -359,7 +359,7 @@ class NcclCommunicator(Communicator):
         job = self._thread.submit(lambda: self._handles.comm.commSplit(-1 if color is None else color, key))
         if not job.wait(self.timeout) or job.error is not None:
             raise self._broken(job.error or self._expired(call, self.timeout), call) from job.error
-        comm = job.result
+        comm = job.result()
         if comm is None:
             return None
         child = type(self).__new__(type(self))

@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .divergence import NUDGE, DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
-from .policies import AverageBackend, AveragingPolicy, RoundView, should_average
+from .policies import NUDGE, AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit, RoundView, should_average
 from .timeline import EventKind, NoTimeline, Timeline
 from .trained_state import RunReport
 from .workload import Batch, Workload

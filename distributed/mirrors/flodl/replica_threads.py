@@ -28,8 +28,8 @@ from ...comm.communicator import Communicator
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
 from .epoch_metrics import EpochMetrics
-from .replica_average import average, on_host, weighted_mean
 from .replica_data import EpochOrder, ReplicaLoader
+from .replica_group import average, on_host, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
 from .workload import Batch
