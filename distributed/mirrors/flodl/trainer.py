@@ -216,7 +216,7 @@ class Trainer:
 
     @staticmethod
     def builder(
-        model_factory: Callable[[], Module],
+        model_factory: Callable[..., Module],
         optim_factory: Callable[[Any], Optimizer],
         train_fn: TrainFn,
         **options: Any,
