@@ -23,9 +23,9 @@ import numpy as np
 from minigrad.files import safetensors_format
 from minigrad.nn import Module
 
-from ...train.train_kinds import LossKind
+from ...train.train_kinds import LossKind, host_array
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
-from .replicas import Arrays, ReplicaStep, ReplicaStepResult, Worker, compute_step
+from .replicas import Arrays, ReplicaStep, ReplicaStepResult, Values, Worker, compute_step
 
 END_SECONDS = 5.0  # that a process has to end after it was told to
 
@@ -144,8 +144,8 @@ def _decode_result(message: bytes) -> ReplicaStepResult:
     return ReplicaStepResult(float.fromhex(loss), float.fromhex(norm), samples, gradients, buffers, weight)
 
 
-def _prefixed(prefix: str, arrays: Arrays) -> dict[str, np.ndarray]:
-    return {prefix + name: array for name, array in arrays.items()}
+def _prefixed(prefix: str, values: Values) -> dict[str, np.ndarray]:
+    return {prefix + name: host_array(value) for name, value in values.items()}
 
 
 def _under(prefix: str, arrays: Arrays) -> dict[str, np.ndarray]:
