@@ -18,7 +18,12 @@ from minigrad.distributed.mirrors.flodl.coordinator import (
     Wait,
 )
 from minigrad.distributed.mirrors.flodl.el_che import ElChe
-from minigrad.distributed.mirrors.flodl.policies import AveragingPolicy, DivergenceGuard, OvershootLimit
+from minigrad.distributed.mirrors.flodl.policies import (
+    AverageBackend,
+    AveragingPolicy,
+    DivergenceGuard,
+    OvershootLimit,
+)
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
 from minigrad.distributed.mirrors.flodl.workload import Batch
 
@@ -58,6 +63,12 @@ class World:
         for _ in range(limit):
             for rank in sorted(waiting):
                 task = self.c.next(rank)
+                while isinstance(task, Average) and task.overlaps:
+                    if task.mean is not None:
+                        self.c.average_done(rank, self.delta * (rank + 1))
+                    elif task.collected is not None:
+                        task.mean = []
+                    task = self.c.next(rank)
                 if isinstance(task, Batch):
                     self.batches.append((rank, task))
                     self.lr_steps[rank].append(self.c.lr_step + self.c.steps[rank])
@@ -69,7 +80,7 @@ class World:
             if len(stopped) == world:
                 return self
             round = self.c.round
-            if round is not None and round.collected is not None:
+            if round is not None and round.collected is not None and not round.overlaps:
                 self.now += self.average_ms / 1e3
                 if round.checkpoint is not None:
                     self.checkpoints.append((round.checkpoint, list(self.batches)))
@@ -103,6 +114,7 @@ def plan(policy: AveragingPolicy, world: int = 2, batches: int = 48, epochs: int
 @settings(max_examples=150, deadline=None)
 @given(
     policy=st.sampled_from(list(AveragingPolicy)),
+    backend=st.sampled_from(list(AverageBackend)),
     world=st.integers(1, 4),
     batches=st.integers(1, 40),
     epochs=st.integers(0, 4),
@@ -114,13 +126,14 @@ def plan(policy: AveragingPolicy, world: int = 2, batches: int = 48, epochs: int
     seed=st.integers(0, 999),
 )
 def test_data_partition_every_batch_once_and_no_deadlock(
-    policy, world, batches, epochs, progressive, diff, overshoot, every, anchor, seed
+    policy, backend, world, batches, epochs, progressive, diff, overshoot, every, anchor, seed
 ):
     rng = random.Random(seed)
     ms = [rng.choice([1.0, 2.0, 7.0, 30.0]) for _ in range(world)]
     if policy is SYNC:
         batches = max(batches, world)
     options = {"max_batch_diff": diff, "checkpoint_every": every, "progressive": progressive and policy is not SYNC}
+    options["backend"] = backend
     w = World(plan(policy, world, batches, epochs, **options), ms, anchor, max_overshoot=overshoot).run()
     whole = batches - batches % world if policy is SYNC else batches
     assert sorted(numbers(w)) == [(e, i) for e in range(epochs) for i in range(whole)]
@@ -339,3 +352,23 @@ def test_chunk_dispatch_metrics_are_weighted_by_batches_and_throughput_by_time()
         assert metrics.per_rank_throughput == pytest.approx([2 / 10, 2 / 30])  # samples per ms
         assert [r.avg_loss for r in metrics.per_rank] == [0.0, 1.0]
         assert metrics.epoch_ms >= 10 * a
+
+
+def test_an_average_in_host_memory_overlaps_and_keeps_what_is_trained_meanwhile():
+    c = Coordinator(plan(ASYNC, backend=AverageBackend.CPU), lambda: 0.0, ElChe(2, 1))
+    started = [c.next(rank) for rank in range(2)]
+    for rank in range(2):
+        c.batch_done(rank, 2, 0.0, 1.0)
+    tasks = [[c.next(rank), c.next(rank)] for rank in range(2)]  # a copy is handed in, and the next batch begins
+    assert all(isinstance(task, Batch) for task in (*started, *(second for _, second in tasks)))
+    assert tasks[0][0] is tasks[1][0] is c.round and c.round.collected == 0.0
+    c.batch_done(0, 2, 0.0, 1.0)
+    assert isinstance(c.next(0), Batch) and c.round is not None  # the mean is not there yet
+    c.round.mean = [0.0]
+    for rank in range(2):
+        c.batch_done(rank, 2, 0.0, 1.0)
+        assert c.next(rank) is c.round
+        c.average_done(rank, 0.0)
+    assert c.round is None and c.count_history == [[1, 1]] and c.steps == [2, 1]
+    c.stop()
+    assert isinstance(c.next(0), Stop)

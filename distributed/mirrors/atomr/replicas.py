@@ -32,6 +32,7 @@ from minigrad.files import safetensors_format
 from minigrad.nn import Module
 from minigrad.optim import grad_norm
 from minigrad.random import Generator, drawing_from
+from minigrad.tensor import Tensor
 
 from ...comm.call_thread import CallThread
 from ...train.train_kinds import LossKind, host_array, mean_gradient
@@ -39,15 +40,16 @@ from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 
 Arrays = Mapping[str, np.ndarray]
 W = TypeVar("W", bound="Worker")
+Values = Mapping[str, np.ndarray | Tensor]
 END_SECONDS = 5.0  # that a process has to end after it was told to
 
 
 @dataclass(frozen=True)
 class ReplicaStep:
-    """One replica's part of a step; the arrays are only read.
+    """One replica's part of a step; what it holds is only read.
 
     features, labels: its samples, one per row, perhaps none
-    state:      the values of all parameters and persistent buffers, by name
+    state:      the trainer's parameters and persistent buffers, by name, where it has them
     trained:    the names of the parameters that get gradients
     loss:       what to compute, a mean over the samples
     batch_size: how many samples may go through the model at once
@@ -56,7 +58,7 @@ class ReplicaStep:
 
     features: np.ndarray
     labels: np.ndarray
-    state: Arrays
+    state: Values
     trained: frozenset[str]
     loss: LossKind
     batch_size: int
@@ -70,7 +72,8 @@ class ReplicaStepResult:
     loss:      the mean over its samples
     grad_norm: the norm of its own gradient
     samples:   how many there were
-    gradients: of the mean loss, by the parameter's name; one that is missing counts as zeros
+    gradients: of the mean loss, by the parameter's name, arrays or tensors of any device; one that is missing counts as
+               zeros
     buffers:   the model's buffers after forward, by name
     weight:    what the loss is a mean over, where that is not the samples (tokens, or weights of classes)
     """
@@ -78,7 +81,7 @@ class ReplicaStepResult:
     loss: float
     grad_norm: float
     samples: int
-    gradients: Arrays = field(default_factory=dict)
+    gradients: Values = field(default_factory=dict)
     buffers: Arrays = field(default_factory=dict)
     weight: float | None = None
 
@@ -105,7 +108,7 @@ def compute_step(model: Module, step: ReplicaStep) -> ReplicaStepResult:
         grads, mean = mean_gradient(
             lambda x, y: step.loss(model(x), y), step.loss, step.features, step.labels, step.batch_size, device
         )
-    gradients = {name: host_array(grads[p]) for name, p in named.items() if p in grads}
+    gradients = {name: grads[p] for name, p in named.items() if p in grads}
     buffers = {name: host_array(b).copy() for name, b in model.state_dict().items() if name not in named}
     return ReplicaStepResult(mean, grad_norm(grads), samples, gradients, buffers, total)
 
@@ -251,7 +254,7 @@ def _serve(pipe: Connection, build: Callable[[], Module]) -> None:
             os._exit(0)  # the parent is gone: there is nobody to report to
 
 
-def _message(rest: Any, **groups: Arrays) -> bytes:
+def _message(rest: Any, **groups: Values) -> bytes:
     """Groups of arrays as safetensors, the rest as JSON."""
     arrays = {f"{group}.{name}": array for group, named in groups.items() for name, array in named.items()}
     return b"".join(safetensors_format.encode(arrays, {"rest": json.dumps(rest)}))

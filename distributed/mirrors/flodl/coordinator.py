@@ -4,7 +4,7 @@ Pure logic on one clock: replicas ask for their ``next`` task and report what th
 starts a thread or touches a tensor. ``replica_threads`` calls it under a lock; tests call it with a virtual clock.
 
     replica    next() -> Batch      train, batch_done()
-                      -> Average    all stand still: average, average_done()
+                      -> Average    all stand still: average, average_done(); or see Average.overlaps
                       -> Wait       until something changes
                       -> Stop
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
@@ -43,22 +44,34 @@ class Stop:
 class Average:
     """Take part in this average, number ``number``.
 
-    ``checkpoint`` is the number of epochs done, where the state is to be saved after it, ``arrived`` those who stand
-    still for it, ``collected`` when the last one came, ``begun`` those who were told so, and ``deltas`` how far those
-    who have made it were from it.
+    ``checkpoint`` is the number of epochs done, where the state is to be saved after it, ``taken`` the steps and times
+    that count, of those who are at it, ``collected`` when the last one came, ``begun`` those who were told so, and
+    ``deltas`` how far those who have made it were from it.
+
+    If it ``overlaps``, nobody stands still: a replica gets it twice, first to hand in a copy of its tensors (``parts``)
+    and, once the ``mean`` of all is there, to take that over; between the two it trains. ``cost_ms`` is what this took
+    the slowest one.
     """
 
     number: int
     started: float
     checkpoint: int | None = None
-    arrived: set[int] = field(default_factory=set)
+    overlaps: bool = False
+    taken: dict[int, tuple[int, float]] = field(default_factory=dict)
     collected: float | None = None
     begun: set[int] = field(default_factory=set)
+    parts: dict[int, Any] = field(default_factory=dict)
+    mean: Any = None
     deltas: dict[int, float] = field(default_factory=dict)
+    cost_ms: float = 0.0
 
     def awaits(self, rank: int) -> bool:
         """Whether all stand still, and count on this replica."""
-        return self.collected is not None and rank not in self.begun
+        return not self.overlaps and self.collected is not None and rank not in self.begun
+
+    def has_task(self, rank: int) -> bool:
+        """Whether it overlaps, and this replica can do something for it now."""
+        return self.overlaps and (rank not in self.taken or (self.mean is not None and rank not in self.deltas))
 
 
 Task = Batch | Average | Wait | Stop
@@ -157,7 +170,7 @@ class Coordinator:
             self.ready.append(replace(metrics, device_indices=list(self.plan.device_indices or [0] * self.plan.world)))
             self.timeline.event(EventKind.EPOCH_END, epoch=metrics.epoch)
         if self.plan.world > 1 and not self._late and should_average(self.plan.policy, self.view()):
-            self._start_round()
+            self._start_round(self.plan.policy is AveragingPolicy.ASYNC and not self._by_communicator)
 
     def average_done(self, rank: int, delta: float) -> None:
         """The replica holds the average, from which it was away by ``delta`` (relative)."""
@@ -255,7 +268,7 @@ class Coordinator:
         if self._may_abort():
             assert self.round is not None
             if now - self.round.started >= self.plan.snapshot_timeout:
-                self._late = set(range(self.plan.world)) - self.round.arrived
+                self._late = set(range(self.plan.world)) - self.round.taken.keys()
                 self.round, self.aborted, changed = None, self.aborted + 1, True
         return changed
 
@@ -264,15 +277,18 @@ class Coordinator:
     def _next(self, rank: int) -> Task:
         if self._stopping and not (self.round is not None and self.round.awaits(rank)):
             return Stop()
-        if self.round is None:
+        if self.round is not None and self.round.has_task(rank):
+            self._take_part(rank, self.round)
+            return self.round
+        if self.round is None or self.round.overlaps:
             batch = self._try_batch(rank)
             if batch is not None:
                 return batch
-            if self._stalled():
+            if self.round is None and self._stalled():
                 if not any(self.steps) and not self._work.held:
                     return Stop()  # nobody has work, and the last average is behind us
                 self._start_round()
-        if self.round is None:
+        if self.round is None or self.round.overlaps:
             return Wait(self._blocked(rank) or "no batch left")
         return self._stand_still(rank, self.round)
 
@@ -298,7 +314,9 @@ class Coordinator:
             return "average" if self.steps[rank] else None
         if self.plan.max_batch_diff is not None and self._lead(rank) >= max(self.plan.max_batch_diff, 1):
             return "throttle"
-        if self.overshoot is not None and self.steps[rank] >= self.counts()[rank] + self.overshoot.limit:
+        round = self.round
+        handed_in = round.taken.get(rank, (0, 0.0))[0] if round is not None and round.overlaps else 0
+        if self.overshoot is not None and self.steps[rank] - handed_in >= self.counts()[rank] + self.overshoot.limit:
             return "overshoot"
         return None
 
@@ -334,18 +352,23 @@ class Coordinator:
 
     # ------------------------------------------------------------------ rounds
 
-    def _start_round(self) -> None:
+    def _start_round(self, overlaps: bool = False) -> None:
         self.rounds += 1
-        self.round = Average(self.rounds, self.clock(), self._work.oldest if self._work.held else None)
+        checkpoint = self._work.oldest if self._work.held else None
+        self.round = Average(self.rounds, self.clock(), checkpoint, overlaps and checkpoint is None)
 
-    def _stand_still(self, rank: int, round: Average) -> Average | Wait:
-        """The replica takes part in the average when all others do."""
-        round.arrived.add(rank)
-        if round.collected is None and len(round.arrived) == self.plan.world:
+    def _take_part(self, rank: int, round: Average) -> None:
+        round.taken.setdefault(rank, (self.steps[rank], self.wall_ms[rank]))
+        if round.collected is None and len(round.taken) == self.plan.world:
             round.collected = self.clock()
             started = EventKind.SYNC_START if self._by_communicator else EventKind.AVERAGE_START
             self.timeline.event(started, round=round.number)
-            self._busy_since = [round.collected] * self.plan.world
+            if not round.overlaps:
+                self._busy_since = [round.collected] * self.plan.world
+
+    def _stand_still(self, rank: int, round: Average) -> Average | Wait:
+        """The replica takes part in the average when all others do."""
+        self._take_part(rank, round)
         if not round.awaits(rank):
             return Wait("average")
         round.begun.add(rank)
@@ -353,25 +376,26 @@ class Coordinator:
 
     def _close_round(self, round: Average) -> None:
         assert round.collected is not None
-        sync_ms = (self.clock() - round.collected) * 1e3
+        steps, wall_ms = (list(part) for part in zip(*(round.taken[rank] for rank in range(self.plan.world))))
+        sync_ms = round.cost_ms if round.overlaps else (self.clock() - round.collected) * 1e3
         self.timeline.event(
             EventKind.SYNC_END if self._by_communicator else EventKind.AVERAGE_END, round=round.number, ms=sync_ms
         )
         drifts = self.guard is not None and self.guard.observe(list(round.deltas.values()))
         if self.el_che is not None:
             before = self.el_che.anchor
-            if min(self.steps) >= 1:
-                self.el_che.report_timing(self.wall_ms, self.steps, sync_ms)
+            if min(steps) >= 1:
+                self.el_che.report_timing(wall_ms, steps, sync_ms)
             if drifts:
                 self.el_che.nudge_anchor_down(NUDGE)
             if self.el_che.anchor != before:
                 self.timeline.event(EventKind.ANCHOR_CHANGED, before=before, after=self.el_che.anchor)
         if self.overshoot is not None:
             (self.overshoot.drifting if drifts else self.overshoot.stable)()
-        self.count_history.append(list(self.steps))
-        self.steps = [0] * self.plan.world
-        self.wall_ms = [0.0] * self.plan.world
-        self.lr_step = self.batches_ever // self.plan.world
+        self.count_history.append(steps)
+        self.steps = [now - then for now, then in zip(self.steps, steps)]
+        self.wall_ms = [now - then for now, then in zip(self.wall_ms, wall_ms)]
+        self.lr_step = (self.batches_ever - sum(self.steps)) // self.plan.world
         if round.checkpoint is not None:
             self._work.release()
         self.round = None

@@ -34,7 +34,10 @@ class AveragingPolicy(enum.Enum):
 
 
 class AverageBackend(enum.Enum):
-    """What adds the replicas up: this process, in host memory, or their communicator."""
+    """What adds the replicas up: this process, in host memory, or their communicator.
+
+    In host memory averages of policy ASYNC are made while all replicas go on; others are waited for by all.
+    """
 
     CPU = "cpu"
     COMMUNICATOR = "communicator"

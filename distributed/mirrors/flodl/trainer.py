@@ -12,12 +12,15 @@ they were means.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from minigrad import cuda
+from minigrad.creation import as_tensor
+from minigrad.data import Prefetcher
 from minigrad.device import Device
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
@@ -31,6 +34,7 @@ from .builder import DdpBuilder
 from .ddp import DdpConfig
 from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, ElChe
 from .options import check_function, made_optimizer
+from .replica_data import EpochOrder, fetcher
 from .replica_set import LossFn, ReplicaJob, ReplicaSet
 from .replica_threads import TrainFn
 from .timeline import EventKind, NoTimeline, Timeline
@@ -133,6 +137,7 @@ class Trainer:
             limit, target = config.max_anchor or DEFAULT_MAX_ANCHOR, config.overhead_target or DEFAULT_OVERHEAD_TARGET
             self.el_che = ElChe.adapted(n, INITIAL_ANCHOR, limit, target, config.speed_hint)
         self._queue: list[ReplicaJob] = []
+        self._data: tuple[EpochOrder, Callable[[np.ndarray], Any], bool] | None = None
         self._replicas: ReplicaSet | None = None
         self._trainers: list[SimpleTrainer] = []
         if n == 1:
@@ -187,7 +192,7 @@ class Trainer:
 
     @staticmethod
     def builder(
-        model_factory: Callable[[], Module],
+        model_factory: Callable[..., Module],
         optim_factory: Callable[[Any], Optimizer],
         train_fn: TrainFn,
         **options: Any,
@@ -247,6 +252,36 @@ class Trainer:
         if self._replicas is None or self.el_che is None or not self._queue:
             return None
         return self._march(self._replicas, self.el_che, self.el_che.clamp_total(len(self._queue)))
+
+    def set_data_loader(self, dataset: Any, batch_size: int, *, seed: int = 42, resident: bool = False) -> Trainer:
+        """Say where ``epoch`` takes its batches from; returns the trainer.
+
+        ``dataset``, ``batch_size`` and ``seed`` are those of DdpBuilder, for the batch of all replicas. Batches are
+        made ahead by a thread; or, if the data are ``resident``, arrays are moved to the first replica's device at
+        once, and batches are rows of them.
+        """
+        if resident:
+            arrays = dataset if isinstance(dataset, tuple) else (dataset,)
+            dataset = tuple(as_tensor(array, device=self.devices[0]) for array in arrays)
+        samples, fetch = fetcher(dataset)
+        self._data = EpochOrder(samples, batch_size, seed), fetch, resident
+        return self
+
+    def epoch(self, number: int, loss_fn: LossFn) -> Iterator[TrainingMetrics]:
+        """Train on an epoch of ``set_data_loader``, in the order that its number and the seed decide; gives each step's
+        metrics.
+        """
+        if self._data is None:
+            raise RuntimeError("there are no data; call set_data_loader first")
+        order, fetch, resident = self._data
+        made = (fetch(order.indices(number, i)) for i in range(len(order)))
+        with nullcontext(made) if resident else Prefetcher(made, device=self.devices[0]) as batches:
+            for batch in batches:
+                metrics = self.step(loss_fn, *(batch if isinstance(batch, tuple) else (batch,)))
+                if metrics is not None:
+                    yield metrics
+        if (rest := self.flush()) is not None:
+            yield rest
 
     def _march(self, replicas: ReplicaSet, el_che: ElChe, counts: list[int]) -> TrainingMetrics | None:
         queue, self._queue = iter(self._queue), []
