@@ -385,8 +385,7 @@ def check_counts_as_change(comm: Communicator) -> None:
     x = put(comm, np.ones(3, np.float32))
     loss = (w * x).sum()
     comm.all_reduce(x)
-    with pytest.raises(RuntimeError, match="in place|in-place|changed|modified"):
-        loss.backward()
+    raises(RuntimeError, "in place|in-place|changed|modified", loss.backward)
 
 
 def check_statistics(comm: Communicator) -> None:
@@ -459,8 +458,7 @@ def check_close(comm: Communicator) -> None:
     assert "closed" in repr(own)
     t = put(comm, np.ones(1))
     for call in (lambda: own.all_reduce(t), lambda: own.broadcast(t), lambda: own.split(0), own.barrier, own.sync):
-        with pytest.raises(CommunicatorBrokenError, match="closed"):
-            call()
+        raises(CommunicatorBrokenError, "closed", call)
 
 
 def in_a_group_of_its_own(comm: Communicator) -> Communicator:

@@ -12,6 +12,7 @@ import communicator_suite as suite
 import numpy as np
 import pytest
 from data_parallel import ROWS, Net
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
@@ -144,8 +145,7 @@ def test_cuda_replicas_get_communicators_that_say_what_they_are(caplog: pytest.L
     comms = replica_communicators([DEVICES[0], DEVICES[0]])  # twice the same: nothing for NCCL
     assert [(type(c), c.rank, c.device) for c in comms] == [(ThreadCommunicator, r, DEVICES[0]) for r in range(2)]
     assert "cuda:0, cuda:0: no NCCL" in caplog.text
-    with pytest.raises(ValueError, match="NcclComms requires CUDA devices, got CPU"):
-        replica_communicators([CPU, DEVICES[0]])
+    raises(ValueError, "NcclComms requires CUDA devices, got CPU", lambda: replica_communicators([CPU, DEVICES[0]]))
     with pytest.raises(mg.device.DeviceError, match="cuda:99 cannot be used"):
         replica_communicators([DEVICES[0], Device("cuda:99")])
 
@@ -263,8 +263,7 @@ def test_cuda_a_replica_that_raises_changes_nothing() -> None:
     x, y = batch()[0], Tensor(np.arange(ROWS) % 2)
     with Trainer.setup(normed(DEVICES[0]), normed, sgd, devices=DEVICES) as trainer:
         before = [host(model) for model in trainer.models]
-        with pytest.raises(ReplicaError, match="ValueError: on purpose"):
-            trainer.step(failing, x, y)
+        raises(ReplicaError, "ValueError: on purpose", lambda: trainer.step(failing, x, y))
         for model, state in zip(trainer.models, before, strict=True):
             for name, values in host(model).items():
                 assert values.tobytes() == state[name].tobytes(), name
@@ -274,8 +273,7 @@ def test_cuda_a_replica_that_raises_changes_nothing() -> None:
 def test_cuda_replicas_that_differ_are_named() -> None:
     with Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
         trainer.models[1].bias.data = net(DEVICES[1], seed=5).bias.data
-        with pytest.raises(ReplicaMismatchError, match="'bias'.*differ"):
-            trainer.assert_replicas_identical()
+        raises(ReplicaMismatchError, "'bias'.*differ", trainer.assert_replicas_identical)
 
 
 # ------------------------------------------------------------------ builder mode

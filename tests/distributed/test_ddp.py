@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from data_parallel import EVERYTHING, ROWS, Net, Scenario
 from ranks import requires_mpi, run_ranks
+from refusals import raises
 
 from minigrad import GradStore, Tensor, nn
 from minigrad.distributed import Communicator, Ddp, DdpConfig, all_gather_bytes, run_threads
@@ -89,8 +91,7 @@ ONE = Other((2,))
     ],
 )
 def test_wrap_validation_in_order_and_words(models: list[nn.Module], devices: list[str], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Ddp.wrap(models, devices)
+    raises(ValueError, words, lambda: Ddp.wrap(models, devices))
 
 
 # ------------------------------------------------------------------ weights and buffers
@@ -217,11 +218,9 @@ def test_gradients_that_do_not_fit_change_nothing() -> None:
         before = [by_name(model, store) for model, store in zip(models, grads, strict=True)]
         wrong = [grads[0], gradients(models[1], 0, 6)]
         wrong[1].insert(models[1].side, Tensor(np.zeros(2)))
-        with pytest.raises(ValueError, match=r"gradient of side on replica 1 has shape \(2,\)"):
-            ddp.all_reduce_gradients(wrong)
+        raises(ValueError, r"gradient of side on replica 1 has shape \(2,\)", lambda: ddp.all_reduce_gradients(wrong))
         for stores, given in ((grads[:1], "1 GradStores"), (grads[0], "one GradStore")):
-            with pytest.raises(ValueError, match=f"{given} for 2 replicas"):
-                ddp.all_reduce_gradients(stores)
+            raises(ValueError, f"{given} for 2 replicas", functools.partial(ddp.all_reduce_gradients, stores))
         assert_gradients(models[0], grads[0], before[0])
         ddp.all_reduce_gradients(grads)
         assert_gradients(models[1], grads[1], before[0])
@@ -287,12 +286,9 @@ def test_config_clamps_the_overhead_target(target: float | None, clamped: float 
     ],
 )
 def test_config_refuses_what_flodl_ignores(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        DdpConfig(**options)
+    raises(ValueError, words, lambda: DdpConfig(**options))
 
 
 def test_config_shows_the_keywords_to_who_begins_a_chain() -> None:
-    with pytest.raises(TypeError, match=r"DdpConfig\(speed_hint=\(1, 2.3\), overhead_target=0.1\)"):
-        DdpConfig.new()
-    with pytest.raises(TypeError, match="timeline is 'file', expected a Timeline"):
-        DdpConfig(timeline="file")
+    raises(TypeError, r"DdpConfig\(speed_hint=\(1, 2.3\), overhead_target=0.1\)", DdpConfig.new)
+    raises(TypeError, "timeline is 'file', expected a Timeline", lambda: DdpConfig(timeline="file"))

@@ -19,6 +19,7 @@ import pytest
 from communicator_suite import BREAKING, CHECKS, break_by_other_message, check_send_and_recv, name_of
 from fake_nccl import FakeMachine, FakeStream
 from in_threads import outcomes, wait_until
+from refusals import raises
 
 from minigrad import Tensor
 from minigrad.device import CPU, Device, DeviceError
@@ -321,8 +322,7 @@ def test_an_error_of_the_call_itself_is_raised_by_wait(machine, monkeypatch):
         comm._handles.comm.allReduce = fails
         work = comm.all_reduce(Tensor(np.ones(3)), async_op=True)
         wait_until(work.is_completed)
-        with pytest.raises(CommError, match="status 5"):
-            work.wait()
+        raises(CommError, "status 5", work.wait)
         with pytest.raises(CommunicatorBrokenError):
             work.wait()
 
@@ -408,15 +408,12 @@ def test_a_process_that_ends_without_close_aborts():
     ],
 )
 def test_wrong_arguments(machine, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        NcclCommunicator(*arguments)
+    raises(ValueError, words, lambda: NcclCommunicator(*arguments))
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match="called through CuPy .*pip install"):
-        nccl.unique_id()
+    raises(DeviceError, "called through CuPy .*pip install", nccl.unique_id)
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=SimpleNamespace(available=False)))
-    with pytest.raises(DeviceError, match="libnccl .*pip install"):
-        nccl.unique_id()
+    raises(DeviceError, "libnccl .*pip install", nccl.unique_id)

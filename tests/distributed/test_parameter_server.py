@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_threads import good, outcomes
+from refusals import raises
 
 from minigrad import Tensor, nn
 from minigrad.distributed import AsyncParameterServer, OptimizerKind, ServerStats, StaleGradientError
@@ -77,8 +78,7 @@ def test_parameter_server_refuses_a_version_from_the_future() -> None:
 )
 def test_parameter_server_length_error(gradient: Any, error: type[Exception], match: str) -> None:
     ps = server(OptimizerKind.adamw(0.1))
-    with pytest.raises(error, match=match):
-        ps.push_gradient(5, 0, gradient)
+    raises(error, match, lambda: ps.push_gradient(5, 0, gradient))
     assert ps.stats() == ServerStats(0, 0, 0, 0, 0.0)
     assert np.array_equal(ps.pull_weights()[0], START)
 
@@ -147,8 +147,7 @@ def test_a_models_weights_by_name() -> None:
     model.load_state_dict(weights)
     with pytest.raises(ValueError, match=r"worker 2: the gradient lacks \['bias'\] and has \['other'\]"):
         ps.push_gradient(2, 1, {"weight": gradient["weight"], "other": gradient["bias"]})
-    with pytest.raises(TypeError, match="the gradient is a ndarray, expected a mapping"):
-        ps.push_gradient(2, 1, ONES)
+    raises(TypeError, "the gradient is a ndarray, expected a mapping", lambda: ps.push_gradient(2, 1, ONES))
 
 
 def test_what_it_is_made_of_is_checked() -> None:
@@ -159,8 +158,7 @@ def test_what_it_is_made_of_is_checked() -> None:
         server("sgd")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="weights has dtype int64, expected a floating one"):
         AsyncParameterServer(np.arange(3), SGD, 1)
-    with pytest.raises(ValueError, match="there are no weights"):
-        AsyncParameterServer({}, SGD, 1)
+    raises(ValueError, "there are no weights", lambda: AsyncParameterServer({}, SGD, 1))
 
 
 def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

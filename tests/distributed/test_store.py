@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from in_threads import free_port, outcomes
+from refusals import raises
 
 from minigrad.distributed import RendezvousError, Store
 from minigrad.distributed.job import store
@@ -249,8 +250,7 @@ def test_a_connection_to_itself_is_not_rank_0(monkeypatch):
         return s
 
     monkeypatch.setattr(socket, "create_connection", itself)
-    with pytest.raises(RendezvousError, match="nobody listens"):
-        Store(1, 2, LOCAL, port, timeout=0.2)
+    raises(RendezvousError, "nobody listens", lambda: Store(1, 2, LOCAL, port, timeout=0.2))
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -331,16 +331,14 @@ def test_messages_cannot_be_changed_repeated_or_lengthened():
             (struct.pack(">I", 0) + frame[4:], "0 bytes"),
         ):
             a.sendall(bad)
-            with pytest.raises(ConnectionAbortedError, match=words):
-                Channel(b, key, first=False).receive(100, deadline)
+            raises(ConnectionAbortedError, words, lambda: Channel(b, key, first=False).receive(100, deadline))
             b.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 b.recv(1000)
         receiver = Channel(b, key, first=False)
         a.sendall(frame + frame)
         assert receiver.receive(100, deadline) == (b"V", b"hello")
-        with pytest.raises(ConnectionAbortedError, match="not authentic"):
-            receiver.receive(100, deadline)
+        raises(ConnectionAbortedError, "not authentic", lambda: receiver.receive(100, deadline))
         a.sendall(frame)
         with pytest.raises(ConnectionAbortedError, match="not authentic"):  # turned round
             Channel(b, key, first=True).receive(100, deadline)
@@ -352,8 +350,7 @@ def test_messages_cannot_be_changed_repeated_or_lengthened():
 def test_off_loopback_a_secret_is_needed():
     with pytest.raises(RendezvousError, match=r"192\.0\.2\.1.*needs a secret: set MINIGRAD_RENDEZVOUS_SECRET"):
         Store(1, 2, "192.0.2.1", 29500, timeout=0.1)
-    with pytest.raises(RendezvousError, match="15 bytes, at least 16"):
-        Store(1, 2, LOCAL, 29500, secret="x" * 15, timeout=0.1)
+    raises(RendezvousError, "15 bytes, at least 16", lambda: Store(1, 2, LOCAL, 29500, secret="x" * 15, timeout=0.1))
 
 
 def test_text_and_bytes_are_the_same_secret():
@@ -372,5 +369,4 @@ def test_text_and_bytes_are_the_same_secret():
     ],
 )
 def test_wrong_arguments(arguments, words):
-    with pytest.raises(RendezvousError, match=words):
-        Store(*arguments, timeout=0.1)
+    raises(RendezvousError, words, lambda: Store(*arguments, timeout=0.1))

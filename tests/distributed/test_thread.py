@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from communicator_suite import BREAKING, CHECKS, SLOW_CHECKS, name_of
 from in_threads import in_threads, wait_until
+from refusals import raises
 
 import minigrad
 from minigrad import Tensor
@@ -112,8 +113,7 @@ def test_two_that_both_send_first_are_told_so():
 
 @pytest.mark.parametrize("n", [0, -1, True, 2.0])
 def test_the_number_of_ranks_is_checked(n):
-    with pytest.raises(ValueError, match="expected an integer >= 1"):
-        ThreadCommunicator.group(n)
+    raises(ValueError, "expected an integer >= 1", lambda: ThreadCommunicator.group(n))
 
 
 def test_the_first_failure_is_raised_and_the_others_attached():
@@ -420,12 +420,9 @@ def test_a_plan_is_its_seed():
 
 
 def test_a_wrong_plan_is_refused():
-    with pytest.raises(ValueError, match="expected one of delay, drop, kill, flip"):
-        Fault("explode", 0, 1)
-    with pytest.raises(ValueError, match="call at least 1"):
-        Fault("drop", 0, 0)
-    with pytest.raises(ValueError, match="two faults"):
-        FaultPlan([Fault("drop", 0, 1), Fault("kill", 0, 1)])
+    raises(ValueError, "expected one of delay, drop, kill, flip", lambda: Fault("explode", 0, 1))
+    raises(ValueError, "call at least 1", lambda: Fault("drop", 0, 0))
+    raises(ValueError, "two faults", lambda: FaultPlan([Fault("drop", 0, 1), Fault("kill", 0, 1)]))
 
 
 def test_a_flip_changes_one_bit_and_not_the_senders_array():
@@ -445,8 +442,7 @@ def test_a_killed_rank_is_gone_from_all_its_groups():
         sub = comm.split(0)
         assert sub is not None
         if comm.rank == 0:
-            with pytest.raises(PeerLostError, match="rank 1 was killed in barrier"):
-                comm.barrier()
+            raises(PeerLostError, "rank 1 was killed in barrier", comm.barrier)
             noticed.set()
         else:
             with pytest.raises(RankKilledError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from in_threads import good, outcomes
+from refusals import raises
 
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, IdleGap, Timeline
 from minigrad.files import durable
@@ -115,8 +116,7 @@ def test_timeline_file_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable, "write_all", full)
-    with pytest.raises(OSError, match="No space left"):
-        Timeline().save_csv(path)
+    raises(OSError, "No space left", lambda: Timeline().save_csv(path))
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["run.csv"]
 
 
@@ -129,5 +129,4 @@ def test_timeline_is_bounded_and_safe_for_threads():
 
     good([*outcomes(range(3), work).values()])
     assert len(timeline.events) == 500 and timeline.summary().dropped == 700
-    with pytest.raises(ValueError, match="max_events is 0, expected an integer >= 1"):
-        Timeline(max_events=0)
+    raises(ValueError, "max_events is 0, expected an integer >= 1", lambda: Timeline(max_events=0))
