@@ -286,12 +286,16 @@ def check_values(op: Op, device: str) -> None:
                 np.testing.assert_array_equal(host(x), array, err_msg=f"{op} changed an input")
 
 
+def torch_call(op: Op) -> Callable[..., Any]:
+    """``op.torch``, or the test is skipped."""
+    if torch is None or op.torch is None:
+        pytest.skip("PyTorch is not installed: nothing to compare with" if torch is None else f"PyTorch has no {op}")
+    return op.torch
+
+
 def check_torch(op: Op, device: str) -> None:
     """Results and gradients are PyTorch's in value, shape and dtype."""
-    if torch is None:
-        pytest.skip("PyTorch is not installed: nothing to compare with")
-    if op.torch is None:
-        pytest.skip(f"PyTorch has no {op}")
+    call = torch_call(op)
     for shapes in op.shapes_on(device):
         arrays = op.inputs(shapes)
         needs = op.needs(arrays)
@@ -301,7 +305,7 @@ def check_torch(op: Op, device: str) -> None:
                 torch.tensor(x.astype(dtype) if x.dtype.kind == "f" else x, requires_grad=need)
                 for x, need in zip(arrays, needs, strict=True)
             ]
-            y, z = op.run(*inputs), op.torch(*theirs)
+            y, z = op.run(*inputs), call(*theirs)
             what = f"{op} of {shapes} in {dtype}"
             assert str(y.dtype) == str(z.dtype).removeprefix("torch."), what
             assert_close(host(y), z.detach().numpy(), 2 * op.rounding, what, arrays)
@@ -444,10 +448,7 @@ def check_shapes(op: Op, device: str) -> None:
 
 def check_dtypes(op: Op, device: str) -> None:
     """For integers, bool, float16 and bfloat16 the result has PyTorch's dtype and values, wherever PyTorch has one."""
-    if torch is None:
-        pytest.skip("PyTorch is not installed: nothing to compare with")
-    if op.torch is None:
-        pytest.skip(f"PyTorch has no {op}")
+    call = torch_call(op)
     shapes = max(op.shapes_on(device), key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
     for dtype in DTYPES:
         rng = np.random.default_rng(0)
@@ -461,7 +462,7 @@ def check_dtypes(op: Op, device: str) -> None:
                 op.run(*(mg.tensor(x, device=device) for x in arrays))
             continue
         try:
-            z = op.torch(*map(to_torch, arrays))
+            z = call(*map(to_torch, arrays))
         except (RuntimeError, TypeError, NotImplementedError, ValueError):
             continue
         y = op.run(*(mg.tensor(x, device=device) for x in arrays))

@@ -233,6 +233,14 @@ class Area(NamedTuple):
 
 _OPERATION = "ops/test_{stem}.py"
 _SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
+_TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*"
+_COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
+
+
+def of_ranks(*names: str) -> tuple[str, ...]:
+    return tuple(f"distributed/test_{name}.py" for name in names)
+
+
 AREAS = {
     "operations": Area("minigrad/ops", backward_functions, replacements, (_OPERATION, "cpu_kernels/test_{stem}*.py")),
     "plain": Area(
@@ -242,30 +250,8 @@ AREAS = {
     "cuda": Area(
         "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
     ),
-    "trainers": Area(
-        "distributed/train",
-        every_function,
-        logic_replacements,
-        tuple(f"distributed/test_{name}.py" for name in ("*trainer*", "buckets", "grad_sync", "boostr_*")),
-    ),
-    "communicators": Area(
-        "distributed/comm",
-        every_function,
-        logic_replacements,
-        tuple(
-            f"distributed/test_{name}.py"
-            for name in (
-                "communicator",
-                "thread",
-                "faults",
-                "nccl",
-                "mpi",
-                "rendezvous",
-                "grad_sync",
-                "tensor_parallel",
-            )
-        ),
-    ),
+    "trainers": Area("distributed/train", every_function, logic_replacements, of_ranks(*_TRAINERS)),
+    "communicators": Area("distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS)),
 }
 
 

@@ -193,7 +193,9 @@ def test_a_function_that_is_not_the_same_again() -> None:
         return len(calls) % 2
 
     wrong: dict[str, Callable[[Tensor], Any]] = {
-        "other values": lambda x: (x * Tensor(rng.standard_normal(4), dtype=mg.float32)).exp(),
+        "other values; it must depend on its inputs, on parameters and": lambda x: (
+            x * Tensor(rng.standard_normal(4), dtype=mg.float32)
+        ).exp(),
         "Exp at first, then Tanh": lambda x: (x.exp() if count() else x.tanh()) * 0,
         "2 tensors at first, then 1": lambda x: [x.exp()] * (1 + count()),
         "other shapes": lambda x: x[: 2 + count()].exp(),
