@@ -33,8 +33,12 @@ def test_angles_keep_their_digits():
     np.testing.assert_allclose(array.to_host(sin), np.sin(angles), rtol=0, atol=1e-15)
 
 
-def test_more_pairs_than_a_launch_takes(monkeypatch):
-    monkeypatch.setattr(rope, "MOST_PAIRS", 10)
-    x, (cos, sin) = RNG.standard_normal((3, 2, 5, 4)), RNG.standard_normal((2, 2, 1, 2))
-    y = rope.rotate(*map(array.from_host, (x, cos, sin)), False)
-    np.testing.assert_allclose(array.to_host(y), plain.rotate(x, cos, sin, False), rtol=1e-12)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("axes", "most"), [((3, 1, 0, 2, 4), 2**31 - 1), ((0, 1, 2, 3, 4), 10)])
+def test_more_dimensions_or_pairs_than_a_launch_takes(axes, most, interleaved, monkeypatch):
+    monkeypatch.setattr(rope, "MOST_PAIRS", most)
+    x, (cos, sin) = RNG.standard_normal((2, 3, 2, 2, 4)), RNG.standard_normal((2, 2, 1, 1, 1, 2))
+    stored = array.from_host(np.ascontiguousarray(x.transpose(axes))).transpose(*np.argsort(axes))
+    y = rope.rotate(stored, array.from_host(cos), array.from_host(sin), interleaved)
+    assert y.contiguous
+    np.testing.assert_allclose(array.to_host(y), plain.rotate(x, cos, sin, interleaved), rtol=1e-12)
