@@ -27,6 +27,7 @@ from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from ..comm.noop import NoOpCommunicator
 from ..comm.place import on_host
+from .amp_trainer import Scaled
 from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
 from .checkpoint import (
@@ -38,7 +39,6 @@ from .checkpoint import (
 from .config import TrainingConfig, TrainingMetrics
 from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
-from .precision import Scaled
 from .step_log import StepLog
 
 

@@ -93,7 +93,7 @@ class World:
                     del free_at[rank]
                     self.c.batch_done(rank, 2, float(rank), self.ms[rank])
                     waiting.add(rank)
-                if not self.c.view().epochs_done:
+                if not self.c.draining:
                     self.leads.append(max(self.c.steps) - min(self.c.steps))
             else:
                 assert waiting - stopped, "nothing happens"

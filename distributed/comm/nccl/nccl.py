@@ -38,8 +38,7 @@ from ..calls import Call, CallKind, Work
 from ..comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
 from ..communicator import Communicator
 from ..deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
-from .nccl_capture import CapturedWork
-from .nccl_launch import Handles, NcclLaunch
+from .nccl_launch import CapturedWork, Handles, NcclLaunch
 
 ID_BYTES = 128
 END_SECONDS = 10.0  # for NCCL to abort or to destroy a communicator; then its thread is left to itself

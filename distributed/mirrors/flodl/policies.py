@@ -10,7 +10,6 @@ import enum
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 RING = 5
 RISES = 3
@@ -47,33 +46,24 @@ class AverageBackend(enum.Enum):
 ApplyPolicy = AveragingPolicy  # flodl's name
 
 
-@dataclass(frozen=True)
-class RoundView:
-    """What has happened since the last average, in order of rank.
-
-    ``steps`` batches done, ``wall_ms`` time computed, ``counts`` batches that ElChe wants of each, ``anchor_wall_ms``
-    the time that its anchor takes (0 before it has measured anything). An average is ``in_flight``, a replica has
-    ``exited``, or one has no more batches (``epochs_done``).
+def should_average(
+    policy: AveragingPolicy,
+    steps: Sequence[int],
+    wall_ms: Sequence[float],
+    counts: Sequence[int],
+    anchor_wall_ms: float,
+) -> bool:
+    """Whether an average is due, of what has happened since the last one, in order of rank: ``steps`` batches done,
+    ``wall_ms`` time computed. ElChe wants ``counts`` batches of each; its anchor takes ``anchor_wall_ms`` (0 before it
+    has measured anything).
     """
-
-    steps: Sequence[int]
-    wall_ms: Sequence[float]
-    counts: Sequence[int]
-    anchor_wall_ms: float
-    in_flight: bool = False
-    exited: bool = False
-    epochs_done: bool = False
-
-
-def should_average(policy: AveragingPolicy, view: RoundView) -> bool:
-    """Whether an average is due."""
-    if view.in_flight or view.exited or view.epochs_done or min(view.steps) < 1:
+    if min(steps) < 1:
         return False
     if policy is AveragingPolicy.SYNC:
         return True
-    if policy is AveragingPolicy.CADENCE and view.anchor_wall_ms > 0:
-        return min(view.wall_ms) >= view.anchor_wall_ms
-    return all(done >= wanted for done, wanted in zip(view.steps, view.counts, strict=True))
+    if policy is AveragingPolicy.CADENCE and anchor_wall_ms > 0:
+        return min(wall_ms) >= anchor_wall_ms
+    return all(done >= wanted for done, wanted in zip(steps, counts, strict=True))
 
 
 class DivergenceGuard:

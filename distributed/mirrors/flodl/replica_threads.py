@@ -221,7 +221,7 @@ class ReplicaThreads:
         start_ms = coordinator.timeline.now_ms()
         began = coordinator.clock()
         with self.changed:
-            upcoming = coordinator.upcoming(rank, self.loaders[rank].depth)
+            upcoming = coordinator.work.upcoming(rank, self.loaders[rank].depth)
         _of_thread.scalars = {}
         result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})
