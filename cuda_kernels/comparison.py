@@ -51,14 +51,12 @@ def ge(x: Any, y: Any) -> Array:
 # Logic ----------------------------------------------------------------------------------------------------------------
 
 
-# Zero has the type of x: comparing with Python's 0 would widen floats to float64.
-_LOGICAL_NOT = rule(lambda real: lambda x: x == real(0))
 _LOGICAL_AND = rule(lambda real: lambda x, y: x != real(0) and y != real(0))
 _LOGICAL_OR = rule(lambda real: lambda x, y: x != real(0) or y != real(0))
 _LOGICAL_XOR = rule(lambda real: lambda x, y: (x != real(0)) != (y != real(0)))
 
 _BOOL: Any = {"eager": ("bool",), "lazy": ("float32", "int64")}
-logical_not: Pointwise = Pointwise("logical_not", _LOGICAL_NOT, like(np.logical_not), 1, **_BOOL)
+logical_not: Pointwise = Pointwise("logical_not", rules.is_zero, like(np.logical_not), 1, **_BOOL)
 logical_and: Pointwise = Pointwise("logical_and", _LOGICAL_AND, like(np.logical_and), 2, **_BOOL)
 logical_or: Pointwise = Pointwise("logical_or", _LOGICAL_OR, like(np.logical_or), 2, **_BOOL)
 logical_xor: Pointwise = Pointwise("logical_xor", _LOGICAL_XOR, like(np.logical_xor), 2, **_BOOL)

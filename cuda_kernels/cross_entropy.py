@@ -165,14 +165,9 @@ def _launch(
 
 
 def backward(
-    dlosses: Array,
-    logits: Array,
-    targets: Array,
-    lse: Array,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: Array | None,
-) -> Array:
+    dlosses: Array, logits: Array, targets: Array, lse: Array,
+    ignore_index: int, label_smoothing: float, class_weight: Array | None,
+) -> Array:  # fmt: skip
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
     x, targets, dlosses = contiguous(logits), _classes(targets, C, ignore_index), contiguous(dlosses)
@@ -186,14 +181,9 @@ def backward(
 
 
 def forward_backward(
-    dlosses: Array,
-    logits: Array,
-    targets: Array,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: Array | None,
-    dlogits: Array | None = None,
-) -> tuple[Array, Array, Array]:
+    dlosses: Array, logits: Array, targets: Array,
+    ignore_index: int, label_smoothing: float, class_weight: Array | None, dlogits: Array | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """``forward`` and ``backward`` in one pass over the logits -> losses (N,), lse (N,), dlogits (N, C).
 
     ``dlosses`` (N,) must be known before: 1 for the sum, 1 / N for the mean. ``dlogits`` (contiguous, of logits' shape

@@ -17,15 +17,8 @@ import numpy as np
 
 from . import tensor_map
 
-_STORAGE = {
-    "bool": "uint8",
-    "float16": "uint16",
-    "bfloat16": "uint16",
-    "bits8": "uint8",
-    "bits16": "uint16",
-    "bits32": "uint32",
-    "bits64": "uint64",
-}
+_BITS = {f"bits{n}": f"uint{n}" for n in (8, 16, 32, 64)}
+_STORAGE = {"bool": "uint8", "float16": "uint16", "bfloat16": "uint16"} | _BITS
 _ELEMENTS = ("float32", "float64", "int64", "int32", "uint8", "uint16", "uint32", "uint64")
 TENSOR_MAP = "tensor_map"
 _NUMBERS = {"int32": "i4x", "int64": "q", "uint32": "I4x", "uint64": "Q", "float32": "f4x", "float64": "d"}

@@ -12,7 +12,7 @@ import numpy as np
 from ..platform.array import Array, to_host, zeros
 from ..platform.language import math
 from .pointwise import Pointwise, kind, like
-from .rules import is_float, libdevice_function, rule
+from .rules import is_float, is_zero, libdevice_function, rule
 
 
 @rule
@@ -90,16 +90,8 @@ def _pow(real):
     return of_integers
 
 
-_ANY_ZERO = Pointwise(
-    "any_zero",
-    rule(lambda real: lambda x: x == real(0)),
-    like(np.logical_not),
-    1,
-    width=1,
-    marks=True,
-    eager=("int64 to uint8",),
-    lazy=("int32 to uint8",),
-)
+_ZEROS: Any = {"width": 1, "marks": True, "eager": ("int64 to uint8",), "lazy": ("int32 to uint8",)}
+_ANY_ZERO = Pointwise("any_zero", is_zero, like(np.logical_not), 1, **_ZEROS)
 
 
 class Division(Pointwise):

@@ -164,15 +164,10 @@ class Variant:
         source = pointwise_source.source(len(stored), operation.width, numbers, operation.marks)
         exec(compile(source, operation.family["__file__"], "exec"), names)
         wide = any(dtype.itemsize == 8 for dtype in (*stored, *computed, result))
-        steps = ["int64"] * (len(stored) + 1)
+        steps, arrays = f"int64 x{len(stored) + 1}", ", ".join(f"{dtype.name}*" for dtype in (result, *stored))
+        words = f"{arrays}, {', '.join(map(number_word, computed))}, int32, uint32 x2, int64, {steps}, int32, {steps}"
         self.kernel: launch.Kernel = launch.kernel(
-            f"{result.name}*",
-            *(f"{dtype.name}*" for dtype in stored),
-            *(number_word(c) for c in computed),
-            *("int32", "uint32", "uint32", "int64", *steps),
-            *("int32", *steps),
-            *["uint32", *steps] * layout.MIDDLE,
-            threads=THREADS,
+            words + f", uint32, {steps}" * layout.MIDDLE,
             registers=operation.registers64 if wide else operation.registers,
             name=_name(operation.name, stored, result),
             slow_path=operation.slow_path,

@@ -310,20 +310,12 @@ def _run(p: Problem, epilogue: int, tf32: bool) -> bool:
     bias, other = (0 if x is None else x.pointer for x in (p.bias, p.other))
     added, before = (other, 0) if adds else (y.pointer, other)
     addresses = p.b.pointer, p.a.pointer, added, y.pointer, bias, before
-    compute = COMPUTE_64F if operand == "float64" else COMPUTE_32F
+    compute = COMPUTE_32F_FAST_TF32 if tf32 and operand == "float32" else COMPUTE_32F
     call = LibraryCall(
-        y.device,
-        operand,
-        y.dtype.name,
-        COMPUTE_32F_FAST_TF32 if tf32 and operand == "float32" else compute,
-        p.sizes,
-        count,
-        b._replace(step=b_step),
-        a._replace(step=a_step),
-        (b_transposed, a_transposed),
-        epilogue & ~ADD,
+        y.device, operand, y.dtype.name, COMPUTE_64F if operand == "float64" else compute, p.sizes, count,
+        b._replace(step=b_step), a._replace(step=a_step), (b_transposed, a_transposed), epilogue & ~ADD,
         tuple(map(_alignment, addresses)),
-    )
+    )  # fmt: skip
     with memory.on_device(y.device):
         with _lock:
             plan = plan_of(call)

@@ -28,6 +28,7 @@ Nothing is copied to make it so: ``tensor_core.py`` computes the others.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -114,20 +115,13 @@ def _operands(p: Problem, columns: int) -> tuple[Read, Read] | None:
 
 def _read(p: Problem, x: Array, k_axis: int, rows: int) -> Read | None:
     """How TMA reads an operand in tiles of so many rows (of a) or columns (of b)."""
-    return _found(x.pointer, x.dtype.name, x.shape, x.steps, p.y.shape[:-2], k_axis, rows, x.device)
+    array = x.pointer, x.dtype.name, x.shape, x.steps, x.device
+    return _found(array, p.y.shape[:-2], k_axis, rows)
 
 
 @functools.lru_cache(maxsize=4096)
-def _found(
-    pointer: int,
-    dtype: str,
-    shape: tuple[int, ...],
-    steps: tuple[int, ...],
-    leading: tuple[int, ...],
-    k_axis: int,
-    rows: int,
-    device: int,
-) -> Read | None:
+def _found(array: tuple[Any, ...], leading: tuple[int, ...], k_axis: int, rows: int) -> Read | None:
+    pointer, dtype, shape, steps, device = array
     batch = merge(leading, steps, (0,) * len(leading))
     if len(batch) > 1:
         return None

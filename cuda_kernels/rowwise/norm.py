@@ -249,15 +249,18 @@ def _weight_sums(label: str, real: Any, centred: bool) -> Kernel:
     return weight_sums
 
 
+def _forwards(label: str, real: Any, centred: bool, residual: str = "") -> tuple[Kernel, Kernel, Kernel]:
+    """``short``, ``rows`` and ``long`` of the forward pass."""
+    short, rows = (_forward_rows(label, real, accesses, centred, residual) for accesses in (1, 4))
+    return short, rows, _forward_long(label, real, centred, residual)
+
+
 def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
     """All kernels of a normalisation by dtype; their names begin with ``label``."""
     return {
         np.dtype(real): RowNormKernels(
-            _forward_rows(label, real, 1, centred),
-            _forward_rows(label, real, 4, centred),
-            _forward_long(label, real, centred),
-            _backward_rows(label, real, 1, centred),
-            _backward_rows(label, real, 2, centred),
+            *_forwards(label, real, centred),
+            *(_backward_rows(label, real, accesses, centred) for accesses in (1, 2)),
             _backward_long(label, real, centred),
             _weight_sums(label, real, centred),
         )
@@ -266,17 +269,9 @@ def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
 
 
 def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kernel, Kernel]]:
-    """``short``, ``rows`` and ``long`` of the forward pass that adds a residual first, by its dtype and that of x."""
-    return {
-        (np.dtype(real), residual): (
-            _forward_rows(label, real, 1, centred, residual),
-            _forward_rows(label, real, 4, centred, residual),
-            _forward_long(label, real, centred, residual),
-        )
-        for real, residual in (
-            (np.float32, "float32"), (np.float32, "bfloat16"), (np.float32, "float16"), (np.float64, "float64"),
-        )
-    }  # fmt: skip
+    """Those of the forward pass that adds a residual first, by its dtype and that of x."""
+    pairs = [(np.float32, word) for word in ("float32", "bfloat16", "float16")] + [(np.float64, "float64")]
+    return {(np.dtype(real), residual): _forwards(label, real, centred, residual) for real, residual in pairs}
 
 
 def forward(

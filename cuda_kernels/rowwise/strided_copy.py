@@ -30,12 +30,7 @@ MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
 SHORTEST, LEAST = 16, 4096  # below these lengths and sizes tiles do not pay
 MOST_LAUNCHES = 64  # of transposes, where several outer dimensions are left
 MOST_BLOCKS = 65535  # of a grid's second and third size
-WIDTHS: dict[int, np.dtype[Any]] = {
-    1: np.dtype(np.uint8),
-    2: np.dtype(np.uint16),
-    4: np.dtype(np.uint32),
-    8: np.dtype(np.uint64),
-}
+WIDTHS: dict[int, np.dtype[Any]] = {n: np.dtype(f"uint{8 * n}") for n in (1, 2, 4, 8)}
 
 
 @device_function
@@ -156,17 +151,12 @@ def _transpose(y: Array, x: Array, to: int, source: int, dimensions: list[Dimens
     grid = (-(-across.n // side), -(-down.n // side), matrices.n)
     if max(grid[1:]) > MOST_BLOCKS:
         return False
+    steps = [stride // itemsize for stride in (across.sy, down.sx, matrices.sy, matrices.sx)]
     for place in np.ndindex(*(d.n for d in outer)):
         here = to + sum(i * d.sy for i, d in zip(place, outer, strict=True))
         there = source + sum(i * d.sx for i, d in zip(place, outer, strict=True))
-        chosen.launch(
-            grid,
-            words_from(y, here, itemsize),
-            words_from(x, there, itemsize),
-            down.n,
-            across.n,
-            *(stride // itemsize for stride in (across.sy, down.sx, matrices.sy, matrices.sx)),
-        )
+        pair = words_from(y, here, itemsize), words_from(x, there, itemsize)
+        chosen.launch(grid, *pair, down.n, across.n, *steps)
     return True
 
 
@@ -184,15 +174,8 @@ def _word(run: int, places: list[int]) -> int:
 
 
 def _launch(y: Array, x: Array, to: int, source: int, width: int, dimensions: list[Dimension]) -> None:
-    dtype = WIDTHS[min(width, 8)]
-    dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
-    words = math.prod(d.n for d in dimensions)
-    _COPY[width].launch_each(
-        words,
-        words_from(y, to, dtype.itemsize),
-        words_from(x, source, dtype.itemsize),
-        words,
-        *(d.n for d in dimensions[1:]),
-        *(d.sy // dtype.itemsize for d in dimensions),
-        *(d.sx // dtype.itemsize for d in dimensions),
-    )
+    n, *rest = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
+    itemsize, words = min(width, 8), math.prod(d.n for d in dimensions)
+    steps = [stride // itemsize for strides in zip(*(d[1:] for d in (n, *rest)), strict=True) for stride in strides]
+    pair = words_from(y, to, itemsize), words_from(x, source, itemsize)
+    _COPY[width].launch_each(words, *pair, words, *(d.n for d in rest), *steps)
