@@ -73,14 +73,16 @@ def forbidden_imports(source: str, path: str) -> list[str]:
             if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or ours):
                 rule = "CPU kernels import the standard library, NumPy, Numba, plain kernels and each other"
         elif path.startswith("cuda_kernels/"):
-            allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "cuda"}  # of cuda.bindings
+            allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "cuda", "tqdm"}  # cuda.bindings
             simulating = root == "greenlet" and path == "cuda_kernels/simulator/simulator.py"
             # These are not imported when simulated.
             files = "platform/language", "ptx/ptx_intrinsics", "ptx/hopper_intrinsics"
             compiling = path in [f"cuda_kernels/{file}.py" for file in files]
             host = lazy and module == "minigrad.plain_kernels" and path == "cuda_kernels/platform/on_host.py"
             if not (root in allowed or simulating or host or within(module, "minigrad.cuda_kernels")):
-                rule = "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy, cuda and each other"
+                rule = (
+                    "CUDA kernels import the standard library, NumPy, ml_dtypes, Numba, CuPy, cuda, tqdm and each other"
+                )
             elif root in ("cupy", "cuda", "greenlet") and not lazy:
                 rule = f"CUDA kernels import {root} when it is first used: they compile, or are simulated, without it"
             elif within(module, "numba.cuda") and not (lazy or compiling):

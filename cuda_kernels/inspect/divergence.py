@@ -28,7 +28,7 @@ class Statement(NamedTuple):
     operands: list[str]
 
 
-class Block(NamedTuple):
+class BasicBlock(NamedTuple):
     """Statements of which only the last may be a branch, and the blocks that may follow; None is the end."""
 
     statements: list[Statement]
@@ -97,7 +97,7 @@ def _of_operand(operand: str, bits: dict[str, int]) -> int:
     return ALL if found and operand.startswith("[") else found  # loaded from addresses that differ
 
 
-def _blocks(ptx: str) -> list[Block]:
+def _blocks(ptx: str) -> list[BasicBlock]:
     """The blocks of the kernel, in order."""
     statements: list[list[Statement]] = [[]]
     starts: dict[str, int] = {}
@@ -116,7 +116,7 @@ def _blocks(ptx: str) -> list[Block]:
             last = content[-1]
             to = starts[last.operands[0]] if last.name == "bra" else None
             after = [to, *after] if last.guard else [to]
-        blocks.append(Block(content, after))
+        blocks.append(BasicBlock(content, after))
     return blocks
 
 
@@ -135,7 +135,7 @@ def _statements(ptx: str) -> Iterator[tuple[str | None, Statement | None]]:
             yield None, Statement(found[1], found[2], found[3], operands)
 
 
-def _post_dominators(blocks: list[Block]) -> list[set[int | None]]:
+def _post_dominators(blocks: list[BasicBlock]) -> list[set[int | None]]:
     """For each block, those that every way from it to the end comes through, itself too."""
     found: list[set[int | None]] = [{None, *range(len(blocks))} for _ in blocks]
     changed = True
@@ -149,7 +149,7 @@ def _post_dominators(blocks: list[Block]) -> list[set[int | None]]:
     return found
 
 
-def _until(blocks: list[Block], start: int, ends: set[int | None]) -> set[int]:
+def _until(blocks: list[BasicBlock], start: int, ends: set[int | None]) -> set[int]:
     """The blocks on the ways from the end of a block to the first that all of them come through."""
     found: set[int] = set()
     left = list(blocks[start].after)

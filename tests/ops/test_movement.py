@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import UNARY, Op, assert_as_torch, host, needs_torch, same, torch
+from harness import UNARY, Op, assert_as_torch, every_check, host, needs_torch, same, torch
 from refusals import raises
 
 import minigrad as mg
@@ -109,6 +109,8 @@ OPS = [
     same("chunk", lambda x: x.chunk(2)[1], lambda x: x[(len(x) + 1) // 2 :], [((5,),), ((4, 2),)]),
     same("unbind", lambda x: x.unbind(1)[2], lambda x: x[:, 2], [((2, 3),), ((2, 4, 3),)]),
 ]
+
+test_op = every_check(OPS)
 
 
 # Views ----------------------------------------------------------------------------------------------------------------
