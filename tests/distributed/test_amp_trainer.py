@@ -245,20 +245,6 @@ def test_in_bfloat16_it_is_simple_trainer_under_autocast_to_the_bit() -> None:
 
 
 @BOTH
-def test_it_learns_as_float32_does(precision: MixedPrecisionConfig) -> None:
-    net, wide = make_net(), make_net()
-    config = TrainingConfig(learning_rate=3e-2)
-    trainer, simple = AmpTrainer(config, precision), SimpleTrainer(config)
-    for batch in batches(40):
-        last = feed(trainer, net, *batch)
-        loss = wide.loss(*batch)
-        expected = simple.step(wide.parameters(), loss.backward(), loss.item())
-    assert last is not None and expected is not None and trainer.skipped_steps == 0
-    assert expected.loss < 0.9
-    assert last.loss == pytest.approx(expected.loss, abs=0.1)
-
-
-@BOTH
 def test_two_ranks_train_as_one(precision: MixedPrecisionConfig) -> None:
     def body(comm: Communicator) -> tuple[bytes, list[np.ndarray]]:
         net = make_net()
