@@ -25,6 +25,7 @@ from minigrad.distributed import (
     VocabParallelEmbedding,
 )
 from minigrad.nn import functional as F
+from minigrad.optim import LrSchedule
 
 
 class Net(nn.Module):
@@ -110,11 +111,13 @@ class Part:
     most_in_flight: int = 0
 
 
-def trained_alone(model: nn.Module, config: TrainerConfig, batches: Sequence[Any]) -> Part:
+def trained_alone(
+    model: nn.Module, config: TrainerConfig, batches: Sequence[Any], schedule: LrSchedule | None = None
+) -> Part:
     """One process, which has the whole model and each batch at once."""
     named = list(model.named_parameters())
     optimizer = config.optimizer.build([(name, p) for name, p in named if p.requires_grad])
-    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer)
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer, schedule)
     part = Part()
     for x, y in batches:
         loss = config.loss(model(Tensor(x)), Tensor(y))

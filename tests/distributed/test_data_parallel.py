@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 from replica_models import Failing, Net, broken, rows, trained_alone
 
-from minigrad import Tensor
 from minigrad.distributed import (
     DataParallelTrainer,
     LossKind,
@@ -168,17 +168,12 @@ def test_mean_semantics_equal_one_device(stack: ExitStack, n: int, samples: int,
     batches = [rows(samples, seed, classes) for seed in range(4)]
     other = partial(build, seed=9, frozen=("unused", "head"))  # the trainer's model says what is frozen
     trainer = DataParallelTrainer(kind, threads(stack, n, other), model=build())
-    stats = [trainer.step(batch) for batch in batches]
-    model = build()
+    stats, model = [trainer.step(batch) for batch in batches], build()
     assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
-    assert not np.array_equal(trainer.model.first.data, build().first.data) or "first" in trainer_frozen(options)
+    assert not np.array_equal(trainer.model.first.data, build().first.data) or "first" in options.get("frozen", ())
     if "running" in options:
         assert trainer.model.batches.item() == 4
         np.testing.assert_array_equal(trainer.model.third.numpy(), build().third.numpy())
-
-
-def trainer_frozen(options: Any) -> tuple[str, ...]:
-    return options.get("frozen", ())
 
 
 LOSSES = [LossKind.mse(), LossKind.cross_entropy(), LossKind.weighted_cross_entropy(WEIGHTS)]
@@ -240,18 +235,10 @@ def test_determinism_same_seed_same_run_with_dropout(stack: ExitStack) -> None:
 
 
 def test_learning_rate_schedule_sets_every_step(stack: ExitStack) -> None:
-    kind, schedule = config(OptimizerKind.sgd(1.0)), CosineAnnealing(0.1, 0.0, 0, 4)
-    trainer = DataParallelTrainer(kind, threads(stack, 2), model=Net(), schedule=schedule)
-    model = Net()
-    for step in range(3):
-        trainer.step(rows(6, step))
-        loss = kind.loss(model(Tensor(rows(6, step)[0])), Tensor(rows(6, step)[1]))
-        grads = loss.backward()
-        for p in model.parameters():
-            if p in grads:
-                p.data -= schedule.get_lr(step) * grads[p].data
-    for name, p in model.named_parameters():
-        np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), p.data, rtol=1e-12)
+    schedule, batches = CosineAnnealing(0.1, 0.0, 0, 4), [rows(6, step) for step in range(3)]
+    trainer = DataParallelTrainer(config(), threads(stack, 2), model=Net(), schedule=schedule)
+    stats, model = [trainer.step(batch) for batch in batches], Net()
+    assert_same(trainer, stats, model, trained_alone(model, config(), batches, schedule).stats)
 
 
 def test_checkpoint_resumes_bitwise(stack: ExitStack) -> None:
@@ -339,11 +326,8 @@ def test_dp_errors_dropped_reply_of_a_thread(stack: ExitStack, how: str, reason:
     if how == "exit":
         assert_step_fails(trainer, (x, y), ReplicaDroppedReplyError, f"replica dropped reply: replica 1: {reason}")
     trainer.set_replicas(threads(stack, 2))
-    trainer.step((x, y))
-    model = Net()
-    trained_alone(model, config(), [rows(6, 0), rows(6, 1)])
-    for name, p in model.named_parameters():
-        np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), p.data, rtol=1e-11)
+    stats, model = [trainer.step((x, y))], Net()
+    assert_same(trainer, stats, model, trained_alone(model, config(), [rows(6, 0), rows(6, 1)]).stats[1:])
 
 
 def test_dp_errors_steps_that_wait_for_a_dead_or_closed_replica_are_answered() -> None:
@@ -471,21 +455,17 @@ def test_configuration_is_checked() -> None:
     for field, value in [("size", 0), ("size", 1.5), ("clip", 0.0), ("clip", float("nan"))]:
         with pytest.raises(ValueError, match="expected"):
             config(**{field: value})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"optimizer is 'sgd', expected one such as OptimizerKind.sgd\(0.1\)"):
-        TrainerConfig(1, None, "sgd", LossKind.mse())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="loss is 'mse'"):
-        TrainerConfig(1, None, SGD, "mse")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="lr is -1"):
-        OptimizerKind.sgd(-1)
-    with pytest.raises(TypeError, match="not a AdamW"):
-        OptimizerKind(AdamW())  # type: ignore[arg-type]
     for name, weights in [("huber", None), ("mse", (1.0,)), ("weighted_cross_entropy", None)]:
         with pytest.raises(ValueError, match="loss"):
             LossKind(name, weights)
-    with pytest.raises(ValueError, match="expected finite numbers >= 0"):
-        LossKind.weighted_cross_entropy([1, -1])
-    with pytest.raises(IndexError, match="labels from 0 to 3, but weights for 2 classes"):
-        LossKind.weighted_cross_entropy([1, 1]).weight_of(np.array([0, 3]))
+    sgd: Any = "sgd"
+    raises(TypeError, r"one such as OptimizerKind.sgd\(0.1\)", lambda: TrainerConfig(1, None, sgd, LossKind.mse()))
+    raises(TypeError, "loss is 'sgd'", lambda: TrainerConfig(1, None, SGD, sgd))
+    raises(TypeError, "not a AdamW", lambda: OptimizerKind(AdamW()))  # type: ignore[arg-type]
+    raises(ValueError, "lr is -1", lambda: OptimizerKind.sgd(-1))
+    raises(ValueError, "expected finite numbers >= 0", lambda: LossKind.weighted_cross_entropy([1, -1]))
+    labels, kind = np.array([0, 3]), LossKind.weighted_cross_entropy([1, 1])
+    raises(IndexError, "labels from 0 to 3, but weights for 2 classes", lambda: kind.weight_of(labels))
     assert (SGD.lr(), ADAMW.lr()) == (0.05, 0.02)
 
 

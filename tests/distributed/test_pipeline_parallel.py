@@ -223,9 +223,11 @@ PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from minigrad.distributed import MpiCommunicator
-from replica_models import PipelineCase, assert_same_part
+from replica_models import PipelineCase, TensorCase, assert_same_part
 
 with MpiCommunicator(timeout=30) as comm:
+    for case in (TensorCase(), TensorCase(tied=False, weighted=True, gather=True)):
+        assert_same_part([case.train(comm)[0]], case.alone(), comm.rank)
     for case in (
         PipelineCase(3, size=2, samples=7, clip=0.3),
         PipelineCase(3, size=1, samples=5, loss="weighted_cross_entropy"),
@@ -238,7 +240,7 @@ print("passed")
 
 
 @requires_mpi
-def test_pipeline_on_processes_equals_the_unsharded_model() -> None:
+def test_pipelines_and_tensor_parallel_on_processes_equal_the_unsharded_model() -> None:
     result = run_ranks(3, PROGRAM, Path(__file__).resolve().parents[1], timeout=300)
     assert result.returncode == 0, result.text
     assert [result.lines(rank) for rank in range(3)] == [["passed"]] * 3

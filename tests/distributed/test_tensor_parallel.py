@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from in_threads import in_threads
-from ranks import requires_mpi, run_ranks
 from replica_models import VOCABULARY, TensorCase, Words, assert_same_part, rows
 
 from minigrad import Tensor, nn
@@ -278,25 +276,3 @@ def test_shard_dropped_reply(kind: str) -> None:
     with pytest.raises((RankKilledError, ShardDroppedReplyError)) as caught:
         run_threads(3, train, timeout=1.0, fault=plan)
     assert set(caught.value.rank_errors) == {1}  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------------- processes
-
-PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from minigrad.distributed import MpiCommunicator
-from replica_models import TensorCase, assert_same_part
-
-with MpiCommunicator(timeout=30) as comm:
-    for case in (TensorCase(), TensorCase(tied=False, weighted=True, gather=True)):
-        assert_same_part([case.train(comm)[0]], case.alone(), comm.rank)
-print("passed")
-"""
-
-
-@requires_mpi
-def test_tensor_parallel_on_processes_equals_the_unsharded_model() -> None:
-    result = run_ranks(2, PROGRAM, Path(__file__).resolve().parents[1], timeout=300)
-    assert result.returncode == 0, result.text
-    assert [result.lines(rank) for rank in range(2)] == [["passed"]] * 2

@@ -39,8 +39,8 @@ def batch(step: int = 0, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     return Tensor(x), Tensor(y)
 
 
-def loss_of(net: Net, x: Tensor, y: Tensor) -> Tensor:
-    return net.loss(x, y)
+def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return model.loss(x, y)
 
 
 def sgd(params: Any) -> SGD:
@@ -108,10 +108,6 @@ class Dropping(nn.Module):
         return ((self.second(self.drop(self.first(x).tanh())) - y) ** 2).mean()
 
 
-def dropping_loss(model: Dropping, x: Tensor, y: Tensor) -> Tensor:
-    return model.loss(x, y)
-
-
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float | None) -> None:
     data = [tuple(t.float() for t in batch(step, 6 + step)) for step in range(4)]
@@ -128,7 +124,7 @@ def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float
         model, lambda device: Dropping(), lambda params: AdamW(params, lr=0.01), DdpConfig(max_grad_norm=clip)
     )
     assert model.training
-    assert [trainer.step(dropping_loss, *xy) for xy in data] == expected
+    assert [trainer.step(loss_of, *xy) for xy in data] == expected
     assert bits(model) == bits(plain)
     assert (trainer.world_size, trainer.global_step, trainer.el_che, trainer.flush()) == (1, 4, None, None)
 
@@ -141,21 +137,12 @@ def test_one_call_setup_of_n_replicas_is_training_on_the_whole_batch(n: int, row
     exact = alone(3, rows=rows, **kinds)
     model = net(**kinds)
     with Trainer.setup(model, lambda device: net(seed=9, **kinds), sgd, devices=["cpu"] * n) as trainer:
-        for step in range(3):
-            made(trainer.step(loss_of, *batch(step, rows)))
+        losses = [made(trainer.step(loss_of, *batch(step, rows))).loss for step in range(3)]
         assert_alike(trainer)
+    assert losses[0] == pytest.approx(net(**kinds).loss(*batch(0, rows)).item())
     assert_weights(model, exact)
     for name in kinds.get("frozen", ()):
         assert bits(model)[name] == bits(net())[name]
-
-
-def test_gradient_scale_of_shards_of_7_and_3_rows() -> None:
-    """SGD, which shows a factor that AdamW would hide. Shares come from the hint until step 10."""
-    with setup(2, DdpConfig(max_anchor=0, speed_hint=(1, 7 / 3))) as trainer:
-        assert trainer.balancer.shard_sizes(10) == [7, 3]
-        losses = [made(trainer.step(loss_of, *batch(step, 10))).loss for step in range(3)]
-        assert_weights(trainer.models[1], alone(3, rows=10))
-    assert losses[0] == pytest.approx(net().loss(*batch(0, 10)).item())
 
 
 def test_gradient_scale_of_a_loss_that_is_a_mean_over_something_else() -> None:
@@ -207,7 +194,7 @@ def test_buffers_are_those_of_replica_0_and_shards_have_statistics_of_their_own(
     first, second = Normed(), Normed()
     grads = [first.loss(x[:5], y[:5]).backward(), second.loss(x[5:], y[5:]).backward()]
     with Trainer.setup(Normed(), lambda device: Normed(), sgd, devices=["cpu"] * 2) as trainer:
-        trainer.step(lambda model, x, y: model.loss(x, y), x, y)
+        trainer.step(loss_of, x, y)
         assert_alike(trainer)
         for (name, b), (_, expected), (_, other) in zip(
             trainer.models[1].named_buffers(), first.named_buffers(), second.named_buffers(), strict=True
@@ -234,7 +221,7 @@ def test_buffers_are_those_of_the_first_replica_that_had_rows() -> None:
     config = DdpConfig(max_anchor=0, speed_hint=(0, 4.0))
     with Trainer.setup_with(Counting(), lambda device: Counting(), sgd, config, devices=["cpu"] * 3) as trainer:
         x, y = batch(0, 2)  # for replicas 1 and 2
-        trainer.step(lambda model, x, y: model.loss(x, y), x, y)
+        trainer.step(loss_of, x, y)
         assert [model.seen.item() for model in trainer.models] == [x.data[0, 0]] * 3
 
 
@@ -301,15 +288,18 @@ def test_el_che_deals_out_whole_batches_and_makes_one_step_of_them() -> None:
         assert trainer.global_step == steps + (rest is not None)
 
 
-def test_el_che_has_the_configuration() -> None:
-    with setup(2, DdpConfig(overhead_target=0.3, max_anchor=4)) as trainer:
-        assert trainer.el_che is not None
-        assert (trainer.el_che.overhead_target, trainer.el_che.anchor, trainer.el_che.max_anchor) == (0.3, 4, 4)
-    with setup(2, DdpConfig()) as trainer:
-        assert trainer.el_che is not None
-        assert (trainer.el_che.overhead_target, trainer.el_che.anchor, trainer.el_che.max_anchor) == (0.1, 10, 200)
-    with setup(2, DdpConfig(max_anchor=0)) as trainer:
-        assert trainer.el_che is None
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (DdpConfig(overhead_target=0.3, max_anchor=4), (0.3, 4, 4)),
+        (DdpConfig(), (0.1, 10, 200)),
+        (DdpConfig(max_anchor=0), None),
+    ],
+)
+def test_el_che_has_the_configuration(config: DdpConfig, found: tuple[float, int, int] | None) -> None:
+    with setup(2, config) as trainer:
+        el_che = trainer.el_che
+        assert (el_che and (el_che.overhead_target, el_che.anchor, el_che.max_anchor)) == found
 
 
 def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:
@@ -329,9 +319,14 @@ class VirtualTime(threading.local):
         return self.now
 
 
-def test_slow_replica_el_che_counts_are_three_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     clock = VirtualTime()
     monkeypatch.setattr(replica_set, "time", clock)
+    return clock
+
+
+def test_slow_replica_el_che_counts_are_three_to_one(clock: VirtualTime) -> None:
     with setup(2, DdpConfig(max_anchor=2)) as trainer:
         assert trainer.el_che is not None
         slow = trainer.models[1]
@@ -365,9 +360,7 @@ def test_slow_replica_that_sleeps_gets_fewer_batches() -> None:
             ratio = trainer.el_che.batches(0) / trainer.el_che.batches(1)
 
 
-def test_slow_replica_gets_fewer_rows_from_the_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualTime()
-    monkeypatch.setattr(replica_set, "time", clock)
+def test_slow_replica_gets_fewer_rows_from_the_balancer(clock: VirtualTime) -> None:
     with setup(2) as trainer:
         slow = trainer.models[1]
 
@@ -456,70 +449,54 @@ def test_set_lr_reaches_all_replicas() -> None:
 # ------------------------------------------------------------------ what goes wrong
 
 
-def test_a_replica_that_raises_changes_no_weight_and_the_next_step_is_as_if_nothing_was() -> None:
-    with setup(2) as trainer:
-        trainer.step(loss_of, *batch(0))
-        before = [bits(model) for model in trainer.models]
-
-        def broken(model: Net, x: Tensor, y: Tensor) -> Tensor:
-            if model is trainer.models[1]:
-                raise KeyError("no such row")
-            return model.loss(x, y)
-
-        with pytest.raises(ReplicaError, match="replica 1 raised KeyError: 'no such row'") as caught:
-            trainer.step(broken, *batch(7))
-        assert caught.value.rank == 1
-        assert isinstance(caught.value.__cause__, KeyError)
-        assert [bits(model) for model in trainer.models] == before
-        trainer.step(loss_of, *batch(1))
-        assert_weights(trainer.models[1], alone(2))
+def raising(model: Counting, loss: Tensor) -> Tensor:
+    raise KeyError("no such row")
 
 
-@pytest.mark.parametrize("failure", ["raises", "is not finite"])
-def test_a_step_that_fails_puts_the_buffers_back(failure: str) -> None:
-    with Trainer.setup(Counting(), lambda device: Counting(), sgd, devices=["cpu"] * 2) as trainer:
-        trainer.step(loss_of, *batch(0))
-        before = [bits(model) for model in trainer.models]
-
-        def broken(model: Counting, x: Tensor, y: Tensor) -> Tensor:
-            loss = model.loss(x, y)
-            if model is trainer.models[0]:
-                return loss
-            if failure == "raises":
-                raise KeyError("no such row")
-            return loss * float("nan")
-
-        with pytest.raises((ReplicaError, NonFiniteLossError)):
-            trainer.step(broken, *batch(7))
-        assert [bits(model) for model in trainer.models] == before
-        trainer.assert_replicas_identical()
+def nan(model: Counting, loss: Tensor) -> Tensor:
+    return loss * math.nan
 
 
-def test_a_loss_that_is_not_finite_changes_no_weight() -> None:
-    with setup(2) as trainer:
-        before = bits(trainer.models[0])
-        x, y = batch(0)
-        y.data[-1] = math.nan
-        raises(NonFiniteLossError, "loss of step 1 is nan on rank 1", lambda: trainer.step(loss_of, x, y))
-        assert bits(trainer.models[0]) == before
-        trainer.step(loss_of, *batch(0))
-        assert_weights(trainer.models[1], alone(1))
+def steep(model: Counting, loss: Tensor) -> Tensor:
+    """A finite loss; the root's derivative at 0 is infinite."""
+    return loss + (model.gain * 0.0).sqrt().sum()
 
 
 @pytest.mark.parametrize("limit", [None, 1.0])
-def test_a_gradient_that_is_not_finite_changes_no_weight(limit: float | None) -> None:
-    with setup(2, DdpConfig(max_anchor=0, max_grad_norm=limit)) as trainer:
-        before = bits(trainer.models[0])
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (raising, ReplicaError, "replica 1 raised KeyError: 'no such row'"),
+        (nan, NonFiniteLossError, "loss of step 2 is nan on rank 1"),
+        (steep, NonFiniteGradientError, "^step 2, parameter gain: the gradient norm is (nan|inf)"),
+    ],
+)
+def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(
+    spoil: Callable[[Counting, Tensor], Tensor], error: type[Exception], words: str, limit: float | None
+) -> None:
+    """Neither weights nor buffers."""
 
-        def steep(model: Net, x: Tensor, y: Tensor) -> Tensor:
-            extra = (model.gain * 0.0).sqrt() if model is trainer.models[1] else 0.0
-            return model.loss(x, y) + extra
+    def run(fails: bool) -> dict[str, bytes]:
+        config = DdpConfig(max_anchor=0, max_grad_norm=limit)
+        with Trainer.setup_with(Counting(), lambda device: Counting(), sgd, config, devices=["cpu"] * 2) as trainer:
 
-        with pytest.raises(NonFiniteGradientError, match="^step 1, parameter gain: the gradient norm is (nan|inf)"):
-            trainer.step(steep, *batch(0))
-        assert bits(trainer.models[0]) == before
-        assert made(trainer.step(loss_of, *batch(0))).step == 1
-        assert_alike(trainer)
+            def broken(model: Counting, x: Tensor, y: Tensor) -> Tensor:
+                loss = model.loss(x, y)
+                return spoil(model, loss) if model is trainer.models[1] else loss
+
+            trainer.step(loss_of, *batch(0))
+            before = [bits(model) for model in trainer.models]
+            if fails:
+                with pytest.raises(error, match=words) as caught:
+                    trainer.step(broken, *batch(7))
+                if isinstance(caught.value, ReplicaError):
+                    assert caught.value.rank == 1 and isinstance(caught.value.__cause__, KeyError)
+                assert [bits(model) for model in trainer.models] == before
+            assert made(trainer.step(loss_of, *batch(1))).step == 2
+            assert_alike(trainer)
+            return bits(trainer.models[0])
+
+    assert run(True) == run(False)
 
 
 def test_a_replica_that_hangs_is_named_within_the_deadline() -> None:
@@ -553,37 +530,41 @@ def test_freezing_replica_0_freezes_all() -> None:
         assert changed == {"bias", "side", "gain", "head"}
 
 
+def given(n: int, **options: Any) -> Trainer:
+    defaults = {"model": net(), "builder": lambda device: net(), "optimizer": sgd, "config": DdpConfig()}
+    return Trainer.setup_with(**{**defaults, "devices": ["cpu"] * n, **options})
+
+
+NO_BATCH = r"step takes loss_fn\(model, \*batch\) .* not a {} first"
+
+
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("error", "words", "call"),
     [
-        (lambda: Trainer.setup(net(), lambda device: net(), sgd, devices=[]), "devices is empty"),
-        (lambda: Trainer.setup(net(), lambda device: net(), sgd, devices=["cuda"]), "the model is on cpu"),
-        (lambda: setup(2, DdpConfig(speed_hint=(2, 2.0))), "slow rank 2, expected a rank from 0 to 1"),
-        (lambda: setup(2, timeout=0), "timeout is 0"),
-        (lambda: setup(1).step(loss_of), r"got shapes \[\]"),
-        (lambda: setup(1).step(loss_of, batch(0)[0], batch(0, 3)[1]), "same number of rows"),
-        (lambda: setup(1).step(loss_of, Tensor(np.zeros((0, 5)))), "at least one"),
-        (lambda: setup(1).step(loss_of, 3.0), "tensors or arrays"),
-        (
-            lambda: Trainer.setup(net(), lambda device: net(tied=True), sgd, devices=["cpu"] * 2),
-            "replica 1 has 5 parameters, expected 6",
-        ),
+        (ValueError, "devices is empty", lambda: given(0)),
+        (ValueError, "the model is on cpu", lambda: given(1, devices=["cuda"])),
+        (ValueError, "slow rank 2, expected a rank from 0 to 1", lambda: setup(2, DdpConfig(speed_hint=(2, 2.0)))),
+        (ValueError, "timeout is 0", lambda: setup(2, timeout=0)),
+        (ValueError, r"got shapes \[\]", lambda: setup(1).step(loss_of)),
+        (ValueError, "same number of rows", lambda: setup(1).step(loss_of, batch(0)[0], batch(0, 3)[1])),
+        (ValueError, "at least one", lambda: setup(1).step(loss_of, Tensor(np.zeros((0, 5))))),
+        (ValueError, "tensors or arrays", lambda: setup(1).step(loss_of, 3.0)),
+        (ValueError, "1 has 5 parameters, expected 6", lambda: given(2, builder=lambda device: net(tied=True))),
+        (TypeError, NO_BATCH.format("Net"), lambda: setup(1).step(net(), *batch())),
+        (TypeError, NO_BATCH.format("Tensor"), lambda: setup(1).step(batch()[0], *batch())),
+        (TypeError, "setup takes a Module, not str", lambda: Trainer.setup("net", net, sgd)),
+        (TypeError, "setup_head takes a wrapper with graph", lambda: Trainer.setup_head(net(), net, sgd)),
+        (TypeError, "returned NoneType, expected an Optimizer", lambda: given(1, optimizer=lambda params: None)),
+        (TypeError, "schedule is 0.1, expected an LrSchedule", lambda: given(1, schedule=0.1)),
+        (TypeError, "schedule is 0.1, expected an LrSchedule", lambda: given(2, schedule=0.1)),
+        (TypeError, "config is {}, expected a DdpConfig", lambda: given(1, config={})),
+        (TypeError, "config is {}, expected a DdpConfig", lambda: given(2, config={})),
+        (TypeError, r"builder is .*, expected a function of \(device\)", lambda: given(1, builder=lambda: net())),
+        (TypeError, r"builder is .*, expected a function of \(device\)", lambda: given(2, builder=lambda: net())),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(call: Callable[[], Any], words: str) -> None:
-    raises(ValueError, words, lambda: call())
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_what_is_no_configuration_schedule_or_builder_is_refused(n: int) -> None:
-    for options, words in (
-        ({"schedule": 0.1}, "schedule is 0.1, expected an LrSchedule"),
-        ({"config": {}}, "config is {}, expected a DdpConfig"),
-        ({"builder": lambda: net()}, r"builder is .*, expected a function of \(device\)"),
-    ):
-        given = {"builder": lambda device: net(), "config": DdpConfig(), **options}
-        with pytest.raises(TypeError, match=words):
-            Trainer.setup_with(net(), optimizer=sgd, devices=["cpu"] * n, **given)
+def test_arguments_that_do_not_fit_are_refused(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
+    raises(error, words, call)
 
 
 def test_a_new_trainer_says_where_its_replicas_are(
@@ -594,20 +575,6 @@ def test_a_new_trainer_says_where_its_replicas_are(
     monkeypatch.setattr(Trainer, "prints_summary", False)
     setup(2).close()
     assert capsys.readouterr() == ("", "")
-
-
-def test_setup_takes_a_module_and_setup_head_a_wrapper() -> None:
-    with pytest.raises(TypeError, match="setup takes a Module, not str"):
-        Trainer.setup("net", lambda device: net(), sgd)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="setup_head takes a wrapper with graph"):
-        Trainer.setup_head(net(), lambda device: net(), sgd)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="returned NoneType, expected an Optimizer"):
-        Trainer.setup(net(), lambda device: net(), lambda params: None)  # type: ignore[arg-type,return-value]
-    for first in (net(), batch()[0]):
-        with pytest.raises(
-            TypeError, match=rf"step takes loss_fn\(model, \*batch\) .* not a {type(first).__name__} first"
-        ):
-            setup(1).step(first, *batch())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -636,12 +603,12 @@ def test_resume_is_bitwise_the_uninterrupted_run(n: int) -> None:
     manual_seed(1)
     with start() as trainer:
         for step in range(2):
-            trainer.step(dropping_loss, *batch(step))
+            trainer.step(loss_of, *batch(step))
         arrays, meta = trainer.state_dict()
         weights = {name: t.data.copy() for name, t in trainer.models[0].state_dict().items()}
         draws = minigrad.random.default_generator.state_dict()
         for step in range(2, 4):
-            trainer.step(dropping_loss, *batch(step))
+            trainer.step(loss_of, *batch(step))
         expected = bits(trainer.models[0])
     manual_seed(99)
     with start() as again:
@@ -649,7 +616,7 @@ def test_resume_is_bitwise_the_uninterrupted_run(n: int) -> None:
         again.load_state_dict(arrays, meta)
         minigrad.random.default_generator.load_state_dict(draws)
         for step in range(2, 4):
-            again.step(dropping_loss, *batch(step))
+            again.step(loss_of, *batch(step))
         assert again.global_step == 4
         assert [bits(model) for model in again.models] == [expected] * n
 
