@@ -21,6 +21,9 @@ import ml_dtypes
 import numpy as np
 from in_threads import outcomes
 
+from minigrad.distributed import ReduceOp
+from minigrad.distributed.comm.combine import combine
+
 # Written from nccl.h, not taken from what is tested.
 CODES = {
     1: np.dtype(np.uint8),
@@ -31,7 +34,7 @@ CODES = {
     8: np.dtype(np.float64),
     9: np.dtype(ml_dtypes.bfloat16),
 }
-SUM, PROD, MAX, MIN, AVG = range(5)
+OPS = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.AVG)
 
 
 class FakeArray(np.ndarray):
@@ -382,16 +385,8 @@ def move(posts: dict[int, Any]) -> bool | None:
         for recv in recvs:
             recv[...] = gathered
     else:
-        op = what[2]
-        dtype = sends[0].dtype
-        wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
-        with np.errstate(all="ignore"):
-            combined = sends[0].astype(wide)
-            for send in sends[1:]:
-                combined = {PROD: np.multiply, MAX: np.maximum, MIN: np.minimum}.get(op, np.add)(combined, send)
-            if op == AVG:
-                combined = combined / len(sends)
-            combined = combined.astype(dtype)
+        combined = np.empty_like(sends[0])
+        combine(OPS[what[2]], sends, [combined])
         parts = [combined] * len(sends) if name == "allReduce" else np.split(combined, len(sends))
         for recv, part in zip(recvs, parts):
             recv[...] = part

@@ -10,6 +10,7 @@ from typing import Any
 import communicator_suite as suite
 import numpy as np
 import pytest
+from data_parallel import feed, make_trainer
 
 from minigrad import Tensor, cuda_kernels, nn
 from minigrad.distributed import (
@@ -17,7 +18,6 @@ from minigrad.distributed import (
     BucketedTrainer,
     CollectiveMismatchError,
     Communicator,
-    DistributedTrainer,
     TrainingConfig,
 )
 from minigrad.optim import SGD
@@ -62,23 +62,16 @@ def sgd(params: Any) -> SGD:
 def train(kind: str, comm: Communicator, steps: int, after_first: Callable[[], Any] | None = None) -> dict[str, Any]:
     """The weights after so many steps with one of the trainers; ``after_first`` is called between the first two."""
     model = Blocks().to(device=comm.device)
-    config = TrainingConfig(learning_rate=0.01, max_grad_norm=0.5)
     params = [*model.named_parameters()]
     x = Tensor(ROWS[PARTS[comm.rank]], device=comm.device)
     if kind == "block":
-        blocks = BlockDistributedTrainer(model, comm, config, optimizer=sgd(params))
+        blocks = BlockDistributedTrainer(model, comm, TrainingConfig(max_grad_norm=0.5), optimizer=sgd(params))
     else:
-        trainer = {"distributed": DistributedTrainer, "bucketed": BucketedTrainer}[kind](config, comm, sgd(params))
+        trainer = make_trainer(kind, comm, clip=0.5, optimizer=sgd(params))
     for step in range(steps):
         if step == 1 and after_first is not None:
             after_first()
-        if kind == "block":
-            metrics = blocks.train_batch(x)
-        elif kind == "bucketed":
-            metrics = trainer.backward_and_step(model.loss(x), params, len(x))
-        else:
-            loss = model.loss(x)
-            metrics = trainer.step(params, loss.backward(), loss.item(), len(x))
+        metrics = blocks.train_batch(x) if kind == "block" else feed(trainer, model, model.loss(x), len(x))
         assert metrics is not None
     return dict(params)
 

@@ -87,6 +87,15 @@ def run_ranks(
         return RanksResult(process.returncode, out, err, time.monotonic() - began)
 
 
+def run_alone(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run source text in a process of its own, without a launcher; warnings are errors."""
+    command = [sys.executable, "-W", "error", "-c", source]
+    environment = {**os.environ, **environment}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, stdin=subprocess.DEVNULL
+    )
+
+
 def _script(program: str | Path | Callable[..., object], folder: Path) -> Path:
     if isinstance(program, Path) or (isinstance(program, str) and "\n" not in program):
         return Path(program)

@@ -99,6 +99,16 @@ def rows(n: int, seed: int = 0, classes: int | None = None, dtype: Any = np.floa
     return x, y if classes is None else rng.integers(0, classes, n)
 
 
+def host(model: nn.Module) -> dict[str, np.ndarray]:
+    """Its parameters and buffers by name, wherever they are."""
+    return {name: t.detach().cpu().numpy() for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+def bits(model: nn.Module) -> dict[str, bytes]:
+    """The same to the last bit."""
+    return {name: values.tobytes() for name, values in host(model).items()}
+
+
 # Models in parts ------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -39,11 +40,11 @@ class World:
         ms: list[float],
         anchor: int = 4,
         average_ms: float = 1.0,
-        delta: float = 0.0,
+        rising: float = 0.0,
         threshold: float | None = None,
         max_overshoot: int | None = None,
     ) -> None:
-        self.now, self.ms, self.average_ms, self.delta = 0.0, ms, average_ms, delta
+        self.now, self.ms, self.average_ms, self.rising = 0.0, ms, average_ms, rising
         self.timeline = Timeline(clock=lambda: self.now)
         sync = plan.world == 1 or plan.policy is SYNC
         self.el_che = None if sync else ElChe(plan.world, anchor).with_max_batch_diff(plan.max_batch_diff)
@@ -52,6 +53,8 @@ class World:
         self.c = Coordinator(plan, lambda: self.now, self.el_che, guard, self.overshoot, self.timeline)
         self.batches: list[tuple[int, Batch]] = []
         self.leads: list[int] = []
+        self.limits: list[int] = []  # of overshoot, after each average
+        self.reports = itertools.count(1)
         self.lr_steps: list[list[int]] = [[] for _ in range(plan.world)]
         self.checkpoints: list[tuple[int, list[tuple[int, Batch]]]] = []
 
@@ -85,7 +88,9 @@ class World:
                 if round.checkpoint is not None:
                     self.checkpoints.append((round.checkpoint, list(self.batches)))
                 for rank in range(world):
-                    self.c.average_done(rank, self.delta * (rank + 1))
+                    self.c.average_done(rank, self.rising * next(self.reports))
+                if self.overshoot is not None:
+                    self.limits.append(self.overshoot.limit)
                 continue
             if free_at:
                 self.now = max(self.now, min(free_at.values()))
@@ -224,11 +229,8 @@ def test_overshoot_beyond_the_count_is_limited():
 
 def test_guard_drifting_replicas_are_averaged_more_often():
     def run(delta: float, threshold: float | None) -> World:
-        w = World(plan(CADENCE, batches=400, epochs=1), [10.0, 10.0], anchor=8, threshold=threshold)
-        rising = iter(range(1, 1000))
-        done = w.c.average_done
-        w.c.average_done = lambda rank, _: done(rank, delta * next(rising))  # type: ignore[method-assign]
-        return w.run()
+        cadence = plan(CADENCE, batches=400, epochs=1)
+        return World(cadence, [10.0, 10.0], anchor=8, threshold=threshold, rising=delta).run()
 
     assert run(0.1, None).c.count_history[5] == [8, 8]
     assert run(1e-9, 0.05).c.count_history[5] == [8, 8]  # rises, but is nothing
@@ -239,18 +241,8 @@ def test_guard_drifting_replicas_are_averaged_more_often():
 
 
 def test_guard_takes_overshoot_back():
-    w = World(plan(ASYNC, batches=800, epochs=1), [10.0, 10.0], anchor=5, threshold=0.05)
-    assert w.overshoot is not None
-    limits, rising = [], iter(range(1, 1000))
-    done = w.c.average_done
-
-    def average_done(rank: int, _: float) -> None:
-        done(rank, 0.1 * next(rising))
-        limits.append(w.overshoot.limit)  # type: ignore[union-attr]
-
-    w.c.average_done = average_done  # type: ignore[method-assign]
-    w.run()
-    assert limits[1:8:2] == [6, 7, 5, 6]  # after each average: up, up, drifting, up
+    w = World(plan(ASYNC, batches=800, epochs=1), [10.0, 10.0], anchor=5, threshold=0.05, rising=0.1).run()
+    assert w.limits[:4] == [6, 7, 5, 6]  # up, up, drifting, up
 
 
 # ------------------------------------------------------------------ late, stuck and lost replicas

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from data_parallel import ROWS, Net
 from refusals import raises
+from replica_models import bits, host
 
 import minigrad as mg
 from minigrad import Tensor, nn
@@ -21,7 +22,6 @@ from minigrad.data.prefetch import pinned
 from minigrad.device import CPU, Device
 from minigrad.distributed import (
     AverageBackend,
-    AveragingPolicy,
     CommTimeoutError,
     Ddp,
     DdpBuilder,
@@ -66,10 +66,6 @@ def sgd(params: Any) -> SGD:
 
 def loss_of(model: Net, x: Tensor, y: Tensor) -> Tensor:
     return model.loss(x, y)
-
-
-def host(model: nn.Module) -> dict[str, np.ndarray]:
-    return {name: t.detach().cpu().numpy() for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
 def assert_close(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
@@ -168,10 +164,10 @@ def test_cuda_wrap_does_what_it_does_on_the_cpu() -> None:
         for model, store in zip(models, grads):
             held = {name: store[p] for name, p in model.named_parameters() if p in store}
             assert all(grad.device is model.bias.device for grad in held.values())
-            found.append(host(model))
+            found.append(bits(model))
             means.append({name: grad.cpu().numpy() for name, grad in held.items()})
-    for weights, mean in zip(found, means):
-        assert all(values.tobytes() == found[0][name].tobytes() for name, values in weights.items())
+    assert found == [found[0]] * 4
+    for mean in means:
         assert_close(mean, means[2])
 
 
@@ -180,28 +176,23 @@ def test_cuda_wrap_does_what_it_does_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": ("bias",)}], ids=["plain", "tied and frozen"])
 def test_cuda_setup_of_two_replicas_is_training_on_the_whole_batch(kinds: dict[str, Any]) -> None:
-    exact = Trainer.setup(net(**kinds), net, sgd)
-    with Trainer.setup(net(DEVICES[0], **kinds), lambda device: net(device, **kinds), sgd, devices=DEVICES) as trainer:
-        for rows in (7, 5):  # unequal shares
-            metrics, wanted = trainer.step(loss_of, *batch(rows)), exact.step(loss_of, *batch(rows))
-            assert metrics is not None and wanted is not None
-            assert metrics.loss == pytest.approx(wanted.loss, rel=1e-12)
-        trainer.assert_replicas_identical()
-        assert trainer.devices == DEVICES
-        for model in trainer.models:
-            assert_close(host(model), host(exact.models[0]))
-
-
-def test_cuda_each_replicas_thread_has_its_device_as_the_current_one() -> None:
     seen = set()
 
     def noting(model: Net, x: Tensor, y: Tensor) -> Tensor:
         seen.add((mg.cuda.current_device(), threading.current_thread().name))
         return model.loss(x, y)
 
-    with Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
-        trainer.step(noting, *batch())
-    assert seen == {(device.index, f"replica-{rank}") for rank, device in enumerate(DEVICES)}
+    exact = Trainer.setup(net(**kinds), net, sgd)
+    with Trainer.setup(net(DEVICES[0], **kinds), lambda device: net(device, **kinds), sgd, devices=DEVICES) as trainer:
+        for rows in (7, 5):  # unequal shares
+            metrics, wanted = trainer.step(noting, *batch(rows)), exact.step(loss_of, *batch(rows))
+            assert metrics is not None and wanted is not None
+            assert metrics.loss == pytest.approx(wanted.loss, rel=1e-12)
+        trainer.assert_replicas_identical()
+        assert trainer.devices == DEVICES
+        assert seen == {(device.index, f"replica-{rank}") for rank, device in enumerate(DEVICES)}
+        for model in trainer.models:
+            assert_close(host(model), host(exact.models[0]))
 
 
 def test_cuda_setup_of_one_replica_is_plain_training() -> None:
@@ -262,11 +253,9 @@ def test_cuda_a_replica_that_raises_changes_nothing() -> None:
 
     x, y = batch()[0], Tensor(np.arange(ROWS) % 2)
     with Trainer.setup(normed(DEVICES[0]), normed, sgd, devices=DEVICES) as trainer:
-        before = [host(model) for model in trainer.models]
+        before = [bits(model) for model in trainer.models]
         raises(ReplicaError, "ValueError: on purpose", lambda: trainer.step(failing, x, y))
-        for model, state in zip(trainer.models, before, strict=True):
-            for name, values in host(model).items():
-                assert values.tobytes() == state[name].tobytes(), name
+        assert [bits(model) for model in trainer.models] == before
         assert trainer.step(failing, x, y) is not None
 
 
@@ -290,18 +279,8 @@ def test_cuda_builder_averages_as_on_the_cpu(backend: AverageBackend) -> None:
             seen.append((batch[0].device, threading.current_thread().name))
             return model.loss(*batch)
 
-        handle = DdpBuilder(
-            net,
-            sgd,
-            train_fn,
-            dataset=(x, y),
-            batch_size=2,
-            num_epochs=2,
-            devices=devices,
-            policy=AveragingPolicy.SYNC,
-            backend=backend,
-            batch_timeout=300.0,
-        ).run()
+        options: dict[str, Any] = {"devices": devices, "policy": "sync", "backend": backend, "batch_timeout": 300.0}
+        handle = DdpBuilder(net, sgd, train_fn, dataset=(x, y), batch_size=2, num_epochs=2, **options).run()
         metrics = [handle.next_metrics() for _ in range(2)]
         assert all(m is not None and m.device_indices == [d.index for d in devices] for m in metrics)
         assert handle.devices == devices

@@ -12,6 +12,7 @@ import pytest
 from data_parallel import EVERYTHING, ROWS, Net, Scenario
 from ranks import requires_mpi, run_ranks
 from refusals import raises
+from replica_models import bits
 
 from minigrad import GradStore, Tensor, nn
 from minigrad.distributed import Communicator, Ddp, DdpConfig, all_gather_bytes, run_threads
@@ -45,10 +46,6 @@ def assert_gradients(net: Net, grads: GradStore, expected: dict[str, np.ndarray]
     assert got.keys() == expected.keys()
     for name, grad in got.items():
         np.testing.assert_allclose(grad, expected[name], rtol=1e-10, atol=1e-13, err_msg=name)
-
-
-def bits(model: nn.Module) -> dict[str, bytes]:
-    return {name: t.data.tobytes() for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
 # ------------------------------------------------------------------ wrap

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from ranks import requires_mpi, run_ranks
+from ranks import requires_mpi, run_alone, run_ranks
 
 pytestmark = requires_mpi
 
@@ -176,13 +173,6 @@ def test_operations_side_by_side(ranks):
 
 def test_a_thread_that_waits_holds_up_no_other():
     passes(2, THREADS, timeout=40)
-
-
-def run_alone(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, timeout=60,
-        env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 def test_an_mpirun_of_another_mpi_is_refused():

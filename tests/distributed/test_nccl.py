@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ import pytest
 from communicator_suite import BREAKING, CHECKS, break_by_other_message, check_send_and_recv, name_of
 from fake_nccl import FakeMachine, FakeStream
 from in_threads import outcomes, wait_until
+from ranks import run_alone
 from refusals import raises
 
 from minigrad import Tensor
@@ -392,9 +392,7 @@ comm.barrier()
 
 def test_a_process_that_ends_without_close_aborts():
     tests = str(Path(__file__).resolve().parents[1])
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", ENDS_WITHOUT_CLOSE]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    run = run_alone(ENDS_WITHOUT_CLOSE, PYTHONPATH=os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
     assert (run.returncode, run.stdout, run.stderr) == (0, "aborted\n", "")
 
 

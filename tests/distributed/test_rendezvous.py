@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_nccl import FakeMachine
 from in_threads import free_port, outcomes
+from ranks import run_alone
 from refusals import raises
 
 import minigrad.cuda_kernels
@@ -222,14 +220,10 @@ def test_unknown_names():
 
 
 @pytest.fixture
-def gpus(monkeypatch):
+def gpus(machine, monkeypatch):
     """Four GPUs, and NCCL, that are not there."""
-    machine = FakeMachine()
-    monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))
     monkeypatch.setattr(nccl_launch, "_pointer", lambda array: array.ctypes.data)
     monkeypatch.setattr(minigrad.cuda_kernels, "driver", lambda: minigrad.cuda_kernels.Driver((13, 0), 4))
-    yield machine
-    machine.shut()
 
 
 def ranks(n: int, devices: dict[int, str] | None = None, **options: Any) -> list[Any]:
@@ -327,6 +321,5 @@ def test_nothing_optional_is_imported():
         "import sys, minigrad.distributed as d; d.init_process_group(); "
         "print(sorted({'cupy', 'mpi4py', 'torch'} & set(sys.modules)))"
     )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHED)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environ)
+    run = run_alone(code)
     assert run.stdout.strip() == "[]", run.stderr
