@@ -182,8 +182,7 @@ def test_refusals() -> None:
     raises(ValueError, "2 places from 2 on are not in dimension 1", lambda: x.narrow(1, 2, 2))
     raises(ValueError, "expected at most two dimensions", lambda: mg.ones(1, 2, 3).t())
     raises(TypeError, "<< is for integers", lambda: x << 1)
-    with pytest.raises(RuntimeError, match="changes a tensor in place where gradients are recorded"):
-        mg.ones(2, requires_grad=True).exp_()
+    raises(RuntimeError, "where gradients are recorded", mg.ones(2, requires_grad=True).exp_)
     y = mg.ones(2)
     z = y
     y //= 2
