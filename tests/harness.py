@@ -160,6 +160,13 @@ def binary(name: str, run: Any, reference: Any, torch_run: Any = None, **options
     return Op(name, run, reference, torch_run, BINARY, random_shapes=random.map(lambda s: s.input_shapes), **options)
 
 
+def same(
+    name: str, run: Any, reference: Any, shapes: Sequence[tuple[Shape, ...]], domains: Any = NORMAL, **options: Any
+) -> Op:
+    """An Op that PyTorch writes like we do."""
+    return Op(name, run, reference, run, shapes, domains, **options)
+
+
 # Comparing ------------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +232,20 @@ def send_back(y: mg.Tensor, inputs: Sequence[mg.Tensor], gradient: mg.Tensor | N
     grads = y.backward(gradient)
     assert set(grads.keys()) <= {x.id for x in inputs}
     return [None if (g := grads.get(x)) is None else host(g) for x in inputs]
+
+
+def assert_as_torch(
+    run: Any, arrays: Sequence[np.ndarray], device: str, rtol: float, atol: float = 0.0, run_torch: Any = None
+) -> None:
+    """Of these arrays, values and gradients are PyTorch's, NaN and infinities too: a relative error, as for tails."""
+    inputs = [mg.tensor(x, device=device, requires_grad=True) for x in arrays]
+    theirs = [torch.tensor(x, requires_grad=True) for x in arrays]
+    with np.errstate(all="ignore"):
+        y, z = run(*inputs), (run_torch or run)(*theirs)
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol, atol=atol)
+    z.backward(torch.tensor(weights_like(host(y))).to(z.dtype))
+    for found, x in zip(send_back(y, inputs), theirs, strict=True):
+        np.testing.assert_allclose(found, x.grad.numpy(), rtol=rtol, atol=atol)
 
 
 def assert_like_torch(call: Callable[..., Any], *arrays: Any, rtol: float = 1e-6, differentiate: bool = False) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import json
+import pkgutil
 import re
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from typing import Any
 
 import code_blocks
 import pytest
+import seed_systems
 from processes import python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,27 +110,26 @@ def test_tables_of_speed_are_those_of_the_reports(preset):
         assert shown == cells[:count], page.name
 
 
-def test_tests_that_documents_name_exist():
-    """`test_x` is a test of the file named last in the row; `test_x_...` and `test_x_*` are the beginning of one."""
-    known = {
-        path.name: re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-        for path in (ROOT / "tests").rglob("test_*.py")
-    }
-    anywhere = [name for names in known.values() for name in names]
-    named = 0
-    for path in (ROOT / "docs/seed_systems.md", ROOT / "docs/distributed.md"):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            candidates = anywhere
-            for word in re.findall(r"`((?:[\w/]*/)?test_[\w.*]*|\.\.\._\w+)`", line):
-                where = f"{path.relative_to(ROOT)}:{number}: {word}"
-                if word.endswith(".py"):
-                    assert Path(word).name in known, where
-                    candidates = known[Path(word).name]
-                    continue
-                pattern = re.sub(r"\.\.\.|\*", ".*", word)
-                assert any(re.fullmatch(pattern, name) for name in candidates), where
-                named += 1
-    assert named > 100
+def test_tables_of_the_seed_systems_are_up_to_date():
+    page = seed_systems.PAGE.read_text(encoding="utf-8")
+    assert page == seed_systems.with_tables(page), "run python tests/seed_systems.py"
+
+
+def test_every_row_of_the_seed_systems_names_what_there_is():
+    rows = seed_systems.read_rows()
+    assert len(rows) == 223
+    for row in rows:
+        assert row.tests and (row.here or row.difference), row
+        for name in row.here:
+            try:
+                pkgutil.resolve_name(f"minigrad.distributed.{name}")
+            except (AttributeError, ImportError):
+                pkgutil.resolve_name(f"minigrad.{name}")
+        for file, tests in row.tests.items():
+            body = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")).body
+            known = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+            for test in tests:
+                assert test.startswith("test_") and fnmatch.filter(known, test), f"{file}::{test}"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ UNARY: dict[str, Case] = {
     "leaky_relu with slope -1": function("leaky_relu", -1.0),
     "softplus with beta 2": function("softplus", 2.0, 5.0),
     "round to tenths": method("round", decimals=1),
+    "nan_to_num by one number": method("nan_to_num", 7.0),
     "nan_to_num by numbers": method("nan_to_num", 1.0, 2.0, 3.0),
     **{
         f"clamp{bounds}": method("clamp", *bounds)
@@ -199,6 +200,7 @@ def test_of_all_values(name: str) -> None:
 BY_HAND: dict[str, tuple[Callable[..., Any], list[float], Any, list[float]]] = {  # function, x, value, gradient of 1
     "max": (lambda x: x.max(), [1.0, NAN, NAN], NAN, [0.0, 0.5, 0.5]),
     "min": (lambda x: x.min(), [NAN, INF], NAN, [1.0, 0.0]),
+    "maximum": (lambda x: x.maximum(mg.tensor([1.0, 2.0])).sum(), [1.0, 3.0], 4.0, [0.5, 1.0]),
     "amax": (lambda x: x.amax(), [1.0, NAN], NAN, [NAN, NAN]),
     "median": (lambda x: x.median(), [2.0, 1.0, 2.0, 9.0], 2.0, [0.5, 0.0, 0.5, 0.0]),
     "median of NaN": (lambda x: x.median(), [2.0, NAN], NAN, [0.0, 1.0]),

@@ -111,9 +111,11 @@ class Run:
         self._place_of_step = self.place
         self.steps: int = t.max_steps or self.trainer.global_step + -(-self._rounds_left() // t.accumulation_steps)
         self.trainer.with_lr_schedule(t.schedule(self.steps))
+        done = self.trainer.global_step
+        steps = f"steps {done + 1} to {self.steps}" if done < self.steps else f"{done} steps done"
         self.say(
             f"{model.num_parameters():,} parameters in {self.trainer.layout.num_blocks} blocks on "
-            f"{comm.world_size} ranks, steps {self.trainer.global_step + 1} to {self.steps}, in {self.folder}"
+            f"{comm.world_size} ranks, {steps}, in {self.folder}"
         )
 
     def _check_folder(self, may_exist: bool) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+
 import numpy as np
 import pytest
-from replica_builder import ASYNC, CADENCE, Net, adamw, arrays, builder, epoch_batches, plain
+from replica_builder import ASYNC, CADENCE, Net, adamw, arrays, builder, epoch_batches, loss_of, plain
 
 from minigrad import Tensor
 from minigrad.distributed import run_threads
+from minigrad.distributed.mirrors.flodl import replica_threads
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend
-from minigrad.distributed.mirrors.flodl.replica_average import average, weighted_mean
+from minigrad.distributed.mirrors.flodl.replica_group import average, weighted_mean
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
@@ -67,3 +71,29 @@ def test_backends_weight_with_the_batches_done(backend):
         want = (9 * alone[0][name] + 3 * alone[1][name]) / 12
         np.testing.assert_allclose(arrays(state)[name], want, rtol=0, atol=1e-14)
     assert arrays(state)["seen"] == 9
+
+
+def test_backends_of_the_cpu_average_while_all_replicas_train(monkeypatch):
+    """Each average waits for the other replica's next batch, which never comes if that stands still."""
+    done, overlapping, changed = Counter(), [], threading.Condition()
+
+    def train(model, batch):
+        with changed:
+            done[threading.current_thread().name] += 1
+            changed.notify_all()
+        return loss_of(model, batch)
+
+    def slow_mean(parts, weights):
+        with changed:
+            before = done.copy()
+            me = threading.current_thread().name
+            overlapping.append(
+                changed.wait_for(lambda: any(done[name] > before[name] for name in done if name != me), 1)
+            )
+        return weighted_mean(parts, weights)
+
+    monkeypatch.setattr(replica_threads, "weighted_mean", slow_mean)
+    options = {"anchor": 2, "max_anchor": 2, "num_epochs": 8}
+    report = builder(train_fn=train, policy=ASYNC, backend=AverageBackend.CPU, **options).run().join().report
+    assert sum(overlapping) >= 3  # some find it at its limit of overshoot, or at the end of the run
+    assert sum(report.batches) == 8 * 12 and report.averages > len(overlapping)

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nccl_programs import copies_to_host
 
 import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.device import CPU, Device
 from minigrad.distributed import (
     AmpTrainer,
+    AsyncParameterServer,
     BFloat16Compression,
     BlockDistributedTrainer,
     ColumnParallelLinear,
@@ -156,3 +158,17 @@ def test_cuda_trainers_give_what_they_give_on_the_cpu(name: str) -> None:
     tolerance = 2.0**-6 if name == "compressed" else 1e-9  # bfloat16's rounding may fall the other way
     for got, wanted in zip(CASES[name](DEVICES), CASES[name]([CPU, CPU]), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12 if tolerance < 1e-6 else 1e-3)
+
+
+def test_cuda_weights_and_gradients_of_replicas_and_server_stay_on_devices() -> None:
+    models = [nn.Linear(3, 64).to(device=device) for device in (*DEVICES, DEVICES[0])]
+    with ThreadReplica(lambda: models[0]) as first, ThreadReplica(lambda: models[1]) as second:
+        trainer = DataParallelTrainer(CONFIG, [first, second], model=models[2], timeout=300)
+        with copies_to_host() as seen:
+            trainer.step((X.astype(np.float32), Y))
+            server = AsyncParameterServer(models[0].weight, OptimizerKind.sgd(0.1), 1)
+            server.push_gradient(0, 0, models[1].weight.detach())
+            weight = server.pull_weights()[0]
+    assert weight.device is DEVICES[0] and max(size for _, size in seen) < 3 * 64 * 4
+    wanted = weights(models[0])[0] - np.float32(0.1) * weights(models[1])[0]
+    np.testing.assert_allclose(weight.cpu().numpy(), wanted, rtol=1e-6)

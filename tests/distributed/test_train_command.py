@@ -267,7 +267,9 @@ def test_a_finished_run_says_what_goes_on(tmp_path, capsys, more):
     path = write(tmp_path, **more)
     before = go(NoOpCommunicator(), path).trainer.global_step
     assert go(NoOpCommunicator(), path, resume=True).trainer.global_step == before
-    assert f"nothing to do: the run has {before} steps; more training.max_steps or epochs" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"ranks, {before} steps done, in " in said
+    assert f"nothing to do: the run has {before} steps; more training.max_steps or epochs" in said
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

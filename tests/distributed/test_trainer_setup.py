@@ -14,7 +14,8 @@ from data_parallel import EVERYTHING, ROWS, Net
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor, nn
+from minigrad import Tensor, cuda, nn
+from minigrad.data import EpochSampler
 from minigrad.distributed import (
     DdpConfig,
     NonFiniteLossError,
@@ -651,3 +652,33 @@ def test_resume_is_bitwise_the_uninterrupted_run(n: int) -> None:
             again.step(dropping_loss, *batch(step))
         assert again.global_step == 4
         assert [bits(model) for model in again.models] == [expected] * n
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_data_loader_gives_the_batches_of_epochs(resident: bool, device: str) -> None:
+    if device == "cuda" and not cuda.is_available():
+        pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set")
+    x, y = (np.random.default_rng(0).standard_normal((11, 5)) for _ in range(2))
+    order, exact = EpochSampler(11, 3, 42, drop_last=True), net()
+    simple = SimpleTrainer(TrainingConfig(max_grad_norm=None), sgd(exact.named_parameters()))
+    expected = []
+    for rows in (*order, *order):
+        loss = exact.loss(Tensor(x[rows]), Tensor(y[rows]))
+        expected.append(made(simple.step(exact.named_parameters(), loss.backward(), loss.item())).loss)
+    trainer = Trainer.setup(net().to(device=device), lambda device: net(), sgd)
+    assert trainer.set_data_loader((x, y), 3, resident=resident) is trainer
+
+    def loss_there(model: Net, *rows: Tensor) -> Tensor:
+        assert all(tensor.device.type == device for tensor in rows)
+        return model.loss(*rows)
+
+    got = [metrics.loss for epoch in range(2) for metrics in trainer.epoch(epoch, loss_there)]
+    np.testing.assert_allclose(got, expected, rtol=0 if device == "cpu" else 1e-9)
+
+
+def test_a_data_loader_ends_an_epoch_with_what_el_che_has_and_without_one_there_is_no_epoch() -> None:
+    with setup(2, DdpConfig()) as trainer:
+        raises(RuntimeError, "call set_data_loader first", lambda: list(trainer.epoch(0, loss_of)))
+        trainer.set_data_loader(tuple(t.numpy() for t in batch(rows=10)), 2)
+        assert [metrics.step for metrics in trainer.epoch(0, loss_of)] == [1]

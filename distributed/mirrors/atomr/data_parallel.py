@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.creation import as_tensor
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
@@ -26,9 +27,10 @@ from minigrad.optim import LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
 from ...comm.deadlines import check_seconds
+from ...train.blocks import non_finite
 from ...train.config import NonFiniteLossError, TrainingMetrics
 from ...train.step_state import restore_step, save_step
-from ...train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays, host_array
+from ...train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays
 from ...train.trainer_errors import NoReplicasError, ReplicaDroppedReplyError, ReplicaError, ZeroSamplesError
 from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
 
@@ -122,7 +124,7 @@ class DataParallelTrainer:
     def _collect(self, x: np.ndarray, y: np.ndarray) -> list[ReplicaStepResult]:
         """Every replica's answer, in order of rank."""
         n, step = len(self._replicas), self.global_step + 1
-        state = {name: host_array(tensor) for name, tensor in self.model.state_dict().items()}
+        state = self.model.state_dict()
         trained = frozenset(name for name, p in self._named if p.requires_grad)
         loss, size = self.config.loss, self.config.batch_size_per_device
         futures: list[Future[ReplicaStepResult]] = []
@@ -166,7 +168,7 @@ class DataParallelTrainer:
                 f"the loss of step {step} is {result.loss} on replica {rank}; no weight was changed", step
             )
         for name, grad in result.gradients.items():
-            if not isinstance(grad, np.ndarray):
+            if not isinstance(grad, np.ndarray | Tensor):
                 raise TypeError(f"replica {rank}: the gradient of {name} is a {type(grad).__name__}, expected an array")
             p = known.get(name)
             if p is None or not p.requires_grad:
@@ -176,7 +178,7 @@ class DataParallelTrainer:
                     f"replica {rank}: the gradient of {name} has shape {tuple(grad.shape)}, {grad.dtype}; the "
                     f"parameter has {p.shape}, {p.dtype}; no weight was changed"
                 )
-            if not np.isfinite(grad).all():
+            if non_finite({name: as_tensor(grad)}):
                 raise NonFiniteGradientError(
                     f"step {step}: the gradient of {name} on replica {rank} is not finite; no weight was changed",
                     math.nan,
@@ -191,9 +193,8 @@ class DataParallelTrainer:
             raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
         for result in results:
             grads = GradStore()
-            for name, array in result.gradients.items():
-                p = params[name]
-                grads.insert(p, Tensor.wrap(p.device.kernels.from_host(np.array(array)), p.device))
+            for name, grad in result.gradients.items():
+                grads.insert(params[name], as_tensor(grad).to(params[name].device).clone())
             self._step.take(self._named, grads, float(result.loss), _weight(result) / total)
         return self._step.flush(self._named)
 

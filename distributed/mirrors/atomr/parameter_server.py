@@ -9,17 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from minigrad.device import CPU
+from minigrad.creation import as_tensor
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
 from minigrad.optim import LrSchedule, NonFiniteGradientError
-from minigrad.tensor import Tensor
 
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
-from ...train.train_kinds import OptimizerKind, host_array
+from ...train.train_kinds import OptimizerKind
 
 WINDOW = 128  # pushes that the mean staleness is of
 
@@ -61,10 +58,11 @@ class AsyncParameterServer:
         weights, version = server.pull_weights()          # in each worker
         version = server.push_gradient(worker, version, gradient)
 
-    ``weights`` is one array or tensor, or a mapping from names to such, floating; they are copied. Gradients and pulled
-    weights have the same structure. Each push is one step of the optimizer (its moments are the server's) and makes a
-    new version, counted from 0. A gradient of version v is rejected if the server's is more than ``max_staleness``
-    ahead of v. ``gradient_clip`` limits the norm of each gradient. ``schedule`` sets the learning rate by version.
+    ``weights`` is one array or tensor, or a mapping from names to such, floating; they are copied, and stay on their
+    device. Gradients and pulled weights have the same structure. Each push is one step of the optimizer (its moments
+    are the server's) and makes a new version, counted from 0. A gradient of version v is rejected if the server's is
+    more than ``max_staleness`` ahead of v. ``gradient_clip`` limits the norm of each gradient. ``schedule`` sets the
+    learning rate by version.
     """
 
     def __init__(
@@ -83,10 +81,10 @@ class AsyncParameterServer:
         arrays = {"weights": weights} if self._single else weights
         self._params = {}
         for name, value in arrays.items():
-            array = np.array(host_array(value))
-            if not Tensor(array).is_floating_point():
-                raise TypeError(f"{name} has dtype {array.dtype}, expected a floating one")
-            self._params[name] = Tensor.wrap(array, CPU).requires_grad_()
+            copy = as_tensor(value).detach().clone()
+            if not copy.is_floating_point():
+                raise TypeError(f"{name} has dtype {copy.dtype}, expected a floating one")
+            self._params[name] = copy.requires_grad_()
         if not self._params:
             raise ValueError("there are no weights")
         named = list(self._params.items())
@@ -128,10 +126,13 @@ class AsyncParameterServer:
             return self._trainer.global_step
 
     def pull_weights(self) -> tuple[Values, int]:
-        """(a copy of the weights, their version)."""
+        """(a copy of the weights, their version): arrays, or, of weights on a GPU, tensors there."""
         with self._lock:
             self._pulled += 1
-            copies = {name: p.data.copy() for name, p in self._params.items()}
+            copies = {
+                name: p.detach().clone() if p.device.type == "cuda" else p.data.copy()
+                for name, p in self._params.items()
+            }
             version = self._trainer.global_step
         return (copies["weights"] if self._single else copies), version
 
@@ -156,10 +157,10 @@ class AsyncParameterServer:
             raise ValueError(f"{who}: the gradient lacks {missing} and has {unknown}, which are no weights")
         grads = GradStore()
         for name, p in self._params.items():
-            array = np.array(host_array(arrays[name]))
-            if array.shape != p.shape:
-                raise ValueError(f"{who}: the gradient of {name} has shape {array.shape}, expected {p.shape}")
-            if array.dtype != p.dtype:
-                raise TypeError(f"{who}: the gradient of {name} has dtype {array.dtype}, expected {p.dtype}")
-            grads.insert(p, Tensor.wrap(array, p.device))
+            grad = as_tensor(arrays[name]).detach()
+            if grad.shape != p.shape:
+                raise ValueError(f"{who}: the gradient of {name} has shape {grad.shape}, expected {p.shape}")
+            if grad.dtype != p.dtype:
+                raise TypeError(f"{who}: the gradient of {name} has dtype {grad.dtype}, expected {p.dtype}")
+            grads.insert(p, grad.to(p.device).clone())
         return grads

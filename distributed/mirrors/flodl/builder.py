@@ -17,7 +17,7 @@ import numpy as np
 
 from minigrad.autograd import no_grad
 from minigrad.device import CPU, Device
-from minigrad.errors import check_float, check_int
+from minigrad.errors import check_float, check_int, check_option
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.random import default_generator, generators_for
@@ -29,11 +29,10 @@ from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import CadencePlan, Coordinator
 from .ddp_handle import DdpHandle
-from .divergence import DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
-from .options import check_function, check_speed_hint, clamped_overhead, member_of, takes
-from .policies import AverageBackend, AveragingPolicy
+from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
+from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
@@ -105,7 +104,7 @@ class DdpBuilder:
         batch_timeout: seconds after which a replica that has not come back from a batch, or a callback, is lost.
         communicators: of backend COMMUNICATOR, in order of rank, closed at the end; None: ``replica_communicators``.
 
-    Raises ValueError, TypeError or DataError for values that do not fit, in ``run()`` or before.
+    Raises ValueError, TypeError or DataError for values that do not fit; for what the factories return, in ``run()``.
     """
 
     model_factory: Callable[..., Module]
@@ -143,6 +142,9 @@ class DdpBuilder:
     communicators: Sequence[Communicator] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("dataset", "batch_size", "num_epochs"):
+            if getattr(self, name) is None:
+                raise ValueError(f"DdpBuilder: {name} is required; options are keywords, not a chain: {name}=...")
         self._policy: AveragingPolicy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
         self._backend: AverageBackend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
         self.policy, self.backend = self._policy, self._backend
@@ -168,13 +170,15 @@ class DdpBuilder:
         if (self.checkpoint_every is None) != (self.checkpoint_fn is None):
             raise ValueError("DdpBuilder: checkpoint_every and checkpoint_fn go together, one of them is missing")
         self._places: list[Device] = self._checked_devices()
-        self._progressive(self._policy is AveragingPolicy.SYNC)  # checks it and the ratios
         if self.resume is not None and not isinstance(self.resume, TrainedState):
             raise TypeError(f"DdpBuilder: resume is {self.resume!r}, expected a TrainedState")
+        self._check_communicators()
+        self._plan, self._order, self._fetch = self._planned()
+        self._cadence(self._plan)  # checks what it is made of
 
     def run(self) -> DdpHandle:
         """Make the replicas and start them; with one replica, train to the end."""
-        plan, order, fetch = self._checked()
+        plan, order, fetch = self._plan, self._order, self._fetch
         replicas = self._make_replicas(plan)
         el_che, guard, overshoot = self._cadence(plan)
         coordinator = Coordinator(plan, time.perf_counter, el_che, guard, overshoot, self.timeline or NoTimeline())
@@ -192,10 +196,7 @@ class DdpBuilder:
 
     # ------------------------------------------------------------------ checks
 
-    def _checked(self) -> tuple[CadencePlan, EpochOrder, Callable[[np.ndarray], Any]]:
-        for name in ("dataset", "batch_size", "num_epochs"):
-            if getattr(self, name) is None:
-                raise ValueError(f"DdpBuilder: {name} is required")
+    def _planned(self) -> tuple[CadencePlan, EpochOrder, Callable[[np.ndarray], Any]]:
         assert self.batch_size is not None and self.num_epochs is not None
         world = len(self._places)
         samples, fetch = fetcher(self.dataset)
@@ -234,7 +235,21 @@ class DdpBuilder:
             place.kernels_package()  # raises, if it is not there
         return places
 
+    def _check_communicators(self) -> None:
+        if self.communicators is None:
+            return
+        world = len(self._places)
+        if world == 1 or self._backend is not AverageBackend.COMMUNICATOR:
+            raise ValueError("DdpBuilder: communicators are for several replicas with backend COMMUNICATOR")
+        places = [(comm.rank, comm.world_size, comm.device) for comm in self.communicators]
+        if places != [(rank, world, place) for rank, place in enumerate(self._places)]:
+            raise ValueError(
+                f"DdpBuilder: communicators are (rank, world size, device) {places}, for {world} replicas on "
+                f"{', '.join(map(str, self._places))}"
+            )
+
     def _progressive(self, sync: bool) -> bool:
+        check_option("DdpBuilder: progressive_dispatch", self.progressive_dispatch, (None, False, True))
         if self.partition_ratios is not None:
             ratios = list(self.partition_ratios)
             if len(ratios) != len(self._places) or not all(0 < ratio < math.inf for ratio in ratios):
@@ -280,13 +295,8 @@ class DdpBuilder:
             if self.resume is not None:
                 self.resume.load_into(model)
             model.train()
-            named = list(model.named_parameters())
-            optimizer = self.optim_factory([(name, p) for name, p in named if p.requires_grad])
-            if not isinstance(optimizer, Optimizer):
-                raise TypeError(f"optim_factory(params) returned {type(optimizer).__name__}, expected an Optimizer")
-            if schedule is None and scale != 1.0:
-                for group in optimizer.param_groups:
-                    group["lr"] *= scale
+            own_scale = scale if schedule is None else 1.0
+            optimizer = made_optimizer("optim_factory", self.optim_factory, model, own_scale)
             own = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
             comm = comms[rank] if comms else None
@@ -300,28 +310,19 @@ class DdpBuilder:
         return replicas
 
     def _communicators(self) -> list[Communicator]:
-        world = len(self._places)
-        if world == 1 or self._backend is not AverageBackend.COMMUNICATOR:
-            if self.communicators is not None:
-                raise ValueError("DdpBuilder: communicators are for several replicas with backend COMMUNICATOR")
-            return [] if world == 1 else list(ThreadCommunicator.group(world, self.batch_timeout))
-        if self.communicators is None:
+        if self.communicators is not None:
+            return list(self.communicators)
+        if len(self._places) == 1:
+            return []
+        if self._backend is AverageBackend.COMMUNICATOR:
             return replica_communicators(self._places, self.batch_timeout)
-        places = [(comm.rank, comm.world_size, comm.device) for comm in self.communicators]
-        if places != [(rank, world, place) for rank, place in enumerate(self._places)]:
-            raise ValueError(
-                f"DdpBuilder: communicators are (rank, world size, device) {places}, for {world} replicas on "
-                f"{', '.join(map(str, self._places))}"
-            )
-        return list(self.communicators)
+        return list(ThreadCommunicator.group(len(self._places), self.batch_timeout))
 
     def _cadence(self, plan: CadencePlan) -> tuple[ElChe | None, DivergenceGuard | None, OvershootLimit | None]:
         if plan.world == 1 or plan.policy is AveragingPolicy.SYNC:
             return None, None, None
-        el_che = ElChe(plan.world, min(self.anchor, self.max_anchor)).with_overhead_target(self.overhead_target)
-        el_che = el_che.with_max_anchor(self.max_anchor).with_max_batch_diff(self.max_batch_diff)
-        if self.speed_hint is not None:
-            el_che = el_che.with_speed_ratio(*self.speed_hint)
+        anchors = self.anchor, self.max_anchor
+        el_che = ElChe.adapted(plan.world, *anchors, self.overhead_target, self.speed_hint, self.max_batch_diff)
         guard = None if self.divergence_threshold is None else DivergenceGuard(self.divergence_threshold)
         overshoot = OvershootLimit(plan.batches // plan.world, self.max_overshoot)
         return el_che, guard, overshoot if plan.policy is AveragingPolicy.ASYNC else None

@@ -4,7 +4,7 @@ Pure logic on one clock: replicas ask for their ``next`` task and report what th
 starts a thread or touches a tensor. ``replica_threads`` calls it under a lock; tests call it with a virtual clock.
 
     replica    next() -> Batch      train, batch_done()
-                      -> Average    all stand still: average, average_done()
+                      -> Average    all stand still: average, average_done(); or see Average.overlaps
                       -> Wait       until something changes
                       -> Stop
 """
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from .divergence import NUDGE, DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
-from .policies import AverageBackend, AveragingPolicy, RoundView, should_average
+from .policies import NUDGE, AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit, should_average
 from .timeline import EventKind, NoTimeline, Timeline
 from .trained_state import RunReport
 from .workload import Batch, Workload
@@ -44,22 +44,34 @@ class Stop:
 class Average:
     """Take part in this average, number ``number``.
 
-    ``checkpoint`` is the number of epochs done, where the state is to be saved after it, ``arrived`` those who stand
-    still for it, ``collected`` when the last one came, ``begun`` those who were told so, and ``deltas`` how far those
-    who have made it were from it.
+    ``checkpoint`` is the number of epochs done, where the state is to be saved after it, ``taken`` the steps and times
+    that count, of those who are at it, ``collected`` when the last one came, ``begun`` those who were told so, and
+    ``deltas`` how far those who have made it were from it.
+
+    If it ``overlaps``, nobody stands still: a replica gets it twice, first to hand in a copy of its tensors (``parts``)
+    and, once the ``mean`` of all is there, to take that over; between the two it trains. ``cost_ms`` is what this took
+    the slowest one.
     """
 
     number: int
     started: float
     checkpoint: int | None = None
-    arrived: set[int] = field(default_factory=set)
+    overlaps: bool = False
+    taken: dict[int, tuple[int, float]] = field(default_factory=dict)
     collected: float | None = None
     begun: set[int] = field(default_factory=set)
+    parts: dict[int, Any] = field(default_factory=dict)
+    mean: Any = None
     deltas: dict[int, float] = field(default_factory=dict)
+    cost_ms: float = 0.0
 
     def awaits(self, rank: int) -> bool:
         """Whether all stand still, and count on this replica."""
-        return self.collected is not None and rank not in self.begun
+        return not self.overlaps and self.collected is not None and rank not in self.begun
+
+    def has_task(self, rank: int) -> bool:
+        """Whether it overlaps, and this replica can do something for it now."""
+        return self.overlaps and (rank not in self.taken or (self.mean is not None and rank not in self.deltas))
 
 
 Task = Batch | Average | Wait | Stop
@@ -113,7 +125,7 @@ class Coordinator:
         self.lr_step: int = plan.batches_before // world  # of the next batch after the last average
         self.ready: deque[EpochMetrics] = deque()  # epochs that are over, in order
         self.count_history: list[list[int]] = []
-        self._work = Workload(
+        self.work: Workload = Workload(
             world,
             plan.batches,
             plan.epochs,
@@ -128,7 +140,7 @@ class Coordinator:
         self._throttled = [False] * world
         self._newest_epoch = plan.first_epoch - 1
         self._late: set[int] = set()  # missing when a round was given up; the next one waits for them
-        self._stopping = False
+        self.stopping: bool = False  # before all epochs are done
 
     # ------------------------------------------------------------------ what a replica calls
 
@@ -153,12 +165,12 @@ class Coordinator:
         self.wall_ms[rank] += wall_ms
         self.total_batches[rank] += 1
         self.total_ms[rank] += wall_ms
-        self._work.sums(batch.epoch).add(rank, samples, loss, scalars or {}, wall_ms)
-        for metrics in self._work.end_epochs(self.clock()):
+        self.work.sums(batch.epoch).add(rank, samples, loss, scalars or {}, wall_ms)
+        for metrics in self.work.end_epochs(self.clock()):
             self.ready.append(replace(metrics, device_indices=list(self.plan.device_indices or [0] * self.plan.world)))
             self.timeline.event(EventKind.EPOCH_END, epoch=metrics.epoch)
-        if self.plan.world > 1 and not self._late and should_average(self.plan.policy, self.view()):
-            self._start_round()
+        if self._average_due():
+            self._start_round(self.plan.policy is AveragingPolicy.ASYNC and not self._by_communicator)
 
     def average_done(self, rank: int, delta: float) -> None:
         """The replica holds the average, from which it was away by ``delta`` (relative)."""
@@ -171,12 +183,12 @@ class Coordinator:
     def waited(self, rank: int, ms: float) -> None:
         """The replica has waited for others."""
         self.waited_ms[rank] += ms
-        self._work.waited(rank, ms)
+        self.work.waited(rank, ms)
 
     def failed(self, rank: int, error: BaseException) -> None:
         """The replica is gone, or another one has found it to be: all others stop."""
         self.failures[rank] = error
-        self._stopping = True
+        self.stopping = True
 
     def leave(self, rank: int) -> None:
         """The replica's thread has ended."""
@@ -185,14 +197,9 @@ class Coordinator:
 
     def stop(self) -> None:
         """All replicas stop after their batch."""
-        self._stopping = True
+        self.stopping = True
 
     # ------------------------------------------------------------------ what others ask
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run ends before all epochs are done."""
-        return self._stopping
 
     @property
     def over(self) -> bool:
@@ -202,16 +209,12 @@ class Coordinator:
     @property
     def epochs_done(self) -> int:
         """Epochs that are over, counted from the run's very first."""
-        return self._work.oldest
+        return self.work.oldest
 
     @property
     def batches_ever(self) -> int:
         """Batches of all replicas, those before a resumed run included."""
         return self.plan.batches_before + sum(self.total_batches)
-
-    def upcoming(self, rank: int, count: int) -> list[Batch]:
-        """Up to ``count`` batches that the replica will get next, as far as they have been dealt out to it."""
-        return self._work.upcoming(rank, count)
 
     def report(self) -> RunReport:
         """How the run has gone so far."""
@@ -222,18 +225,6 @@ class Coordinator:
     def counts(self) -> list[int]:
         """Batches that each replica shall do between two averages."""
         return self.el_che.batch_counts if self.el_che is not None else [1] * self.plan.world
-
-    def view(self) -> RoundView:
-        """What the policy decides on."""
-        return RoundView(
-            self.steps,
-            self.wall_ms,
-            self.counts(),
-            0.0 if self.el_che is None else self.el_che.anchor_wall_ms,
-            in_flight=self.round is not None,
-            exited=self._stopping or bool(self.left),
-            epochs_done=self._draining(),
-        )
 
     def next_deadline(self) -> float:
         """When ``check`` has to look again, on the clock; infinity for never."""
@@ -256,24 +247,27 @@ class Coordinator:
         if self._may_abort():
             assert self.round is not None
             if now - self.round.started >= self.plan.snapshot_timeout:
-                self._late = set(range(self.plan.world)) - self.round.arrived
+                self._late = set(range(self.plan.world)) - self.round.taken.keys()
                 self.round, self.aborted, changed = None, self.aborted + 1, True
         return changed
 
     # ------------------------------------------------------------------ tasks
 
     def _next(self, rank: int) -> Task:
-        if self._stopping and not (self.round is not None and self.round.awaits(rank)):
+        if self.stopping and not (self.round is not None and self.round.awaits(rank)):
             return Stop()
-        if self.round is None:
+        if self.round is not None and self.round.has_task(rank):
+            self._take_part(rank, self.round)
+            return self.round
+        if self.round is None or self.round.overlaps:
             batch = self._try_batch(rank)
             if batch is not None:
                 return batch
-            if self._stalled():
-                if not any(self.steps) and not self._work.held:
+            if self.round is None and self._stalled():
+                if not any(self.steps) and not self.work.held:
                     return Stop()  # nobody has work, and the last average is behind us
                 self._start_round()
-        if self.round is None:
+        if self.round is None or self.round.overlaps:
             return Wait(self._blocked(rank) or "no batch left")
         return self._stand_still(rank, self.round)
 
@@ -284,7 +278,7 @@ class Coordinator:
         self._throttled[rank] = reason == "throttle"
         if reason is not None:
             return None
-        batch = self._work.take(rank, self._share(rank), self.clock())
+        batch = self.work.take(rank, self._share(rank), self.clock())
         if batch is not None and batch.epoch > self._newest_epoch:
             self._newest_epoch = batch.epoch
             self.timeline.event(EventKind.EPOCH_START, epoch=batch.epoch)
@@ -293,27 +287,29 @@ class Coordinator:
 
     def _blocked(self, rank: int) -> str | None:
         """Why this replica must not train now, though there may be work."""
-        if self.plan.world == 1 or self._draining():
+        if self.plan.world == 1 or self.draining:
             return None
         if self.plan.policy is AveragingPolicy.SYNC:
             return "average" if self.steps[rank] else None
         if self.plan.max_batch_diff is not None and self._lead(rank) >= max(self.plan.max_batch_diff, 1):
             return "throttle"
-        if self.overshoot is not None and self.steps[rank] >= self.counts()[rank] + self.overshoot.limit:
+        round = self.round
+        handed_in = round.taken.get(rank, (0, 0.0))[0] if round is not None and round.overlaps else 0
+        if self.overshoot is not None and self.steps[rank] - handed_in >= self.counts()[rank] + self.overshoot.limit:
             return "overshoot"
         return None
 
     def _lead(self, rank: int) -> int:
         """Batches ahead of the slowest of those that have work."""
         others = [
-            self.steps[r] for r in range(self.plan.world) if self._running[r] is not None or self._work.has_work(r)
+            self.steps[r] for r in range(self.plan.world) if self._running[r] is not None or self.work.has_work(r)
         ]
         return self.steps[rank] - min(others, default=self.steps[rank])
 
     def _stalled(self) -> bool:
         """Whether no replica can go on, so that only an average (or the end) helps."""
         return not any(
-            self._running[r] is not None or (self._blocked(r) is None and self._work.has_work(r))
+            self._running[r] is not None or (self._blocked(r) is None and self.work.has_work(r))
             for r in range(self.plan.world)
         )
 
@@ -322,9 +318,10 @@ class Coordinator:
         round = self.round
         return round is not None and round.collected is None and self.plan.policy is not AveragingPolicy.SYNC
 
-    def _draining(self) -> bool:
+    @property
+    def draining(self) -> bool:
         """Whether a replica has done all that it will ever do."""
-        work = self._work
+        work = self.work
         return work.last_epochs_open() and any(
             self._running[r] is None and not work.has_work(r) for r in range(self.plan.world)
         )
@@ -335,18 +332,29 @@ class Coordinator:
 
     # ------------------------------------------------------------------ rounds
 
-    def _start_round(self) -> None:
-        self.rounds += 1
-        self.round = Average(self.rounds, self.clock(), self._work.oldest if self._work.held else None)
+    def _average_due(self) -> bool:
+        if self.plan.world == 1 or self.round is not None or self._late or self.stopping or self.left or self.draining:
+            return False
+        anchor_wall_ms = 0.0 if self.el_che is None else self.el_che.anchor_wall_ms
+        return should_average(self.plan.policy, self.steps, self.wall_ms, self.counts(), anchor_wall_ms)
 
-    def _stand_still(self, rank: int, round: Average) -> Average | Wait:
-        """The replica takes part in the average when all others do."""
-        round.arrived.add(rank)
-        if round.collected is None and len(round.arrived) == self.plan.world:
+    def _start_round(self, overlaps: bool = False) -> None:
+        self.rounds += 1
+        checkpoint = self.work.oldest if self.work.held else None
+        self.round = Average(self.rounds, self.clock(), checkpoint, overlaps and checkpoint is None)
+
+    def _take_part(self, rank: int, round: Average) -> None:
+        round.taken.setdefault(rank, (self.steps[rank], self.wall_ms[rank]))
+        if round.collected is None and len(round.taken) == self.plan.world:
             round.collected = self.clock()
             started = EventKind.SYNC_START if self._by_communicator else EventKind.AVERAGE_START
             self.timeline.event(started, round=round.number)
-            self._busy_since = [round.collected] * self.plan.world
+            if not round.overlaps:
+                self._busy_since = [round.collected] * self.plan.world
+
+    def _stand_still(self, rank: int, round: Average) -> Average | Wait:
+        """The replica takes part in the average when all others do."""
+        self._take_part(rank, round)
         if not round.awaits(rank):
             return Wait("average")
         round.begun.add(rank)
@@ -354,27 +362,28 @@ class Coordinator:
 
     def _close_round(self, round: Average) -> None:
         assert round.collected is not None
-        sync_ms = (self.clock() - round.collected) * 1e3
+        steps, wall_ms = (list(part) for part in zip(*(round.taken[rank] for rank in range(self.plan.world))))
+        sync_ms = round.cost_ms if round.overlaps else (self.clock() - round.collected) * 1e3
         self.timeline.event(
             EventKind.SYNC_END if self._by_communicator else EventKind.AVERAGE_END, round=round.number, ms=sync_ms
         )
         drifts = self.guard is not None and self.guard.observe(list(round.deltas.values()))
         if self.el_che is not None:
             before = self.el_che.anchor
-            if min(self.steps) >= 1:
-                self.el_che.report_timing(self.wall_ms, self.steps, sync_ms)
+            if min(steps) >= 1:
+                self.el_che.report_timing(wall_ms, steps, sync_ms)
             if drifts:
                 self.el_che.nudge_anchor_down(NUDGE)
             if self.el_che.anchor != before:
                 self.timeline.event(EventKind.ANCHOR_CHANGED, before=before, after=self.el_che.anchor)
         if self.overshoot is not None:
             (self.overshoot.drifting if drifts else self.overshoot.stable)()
-        self.count_history.append(list(self.steps))
-        self.steps = [0] * self.plan.world
-        self.wall_ms = [0.0] * self.plan.world
-        self.lr_step = self.batches_ever // self.plan.world
+        self.count_history.append(steps)
+        self.steps = [now - then for now, then in zip(self.steps, steps)]
+        self.wall_ms = [now - then for now, then in zip(self.wall_ms, wall_ms)]
+        self.lr_step = (self.batches_ever - sum(self.steps)) // self.plan.world
         if round.checkpoint is not None:
-            self._work.release()
+            self.work.release()
         self.round = None
 
     @property

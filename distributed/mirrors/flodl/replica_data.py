@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-import minigrad
+from minigrad.creation import as_tensor
 from minigrad.data import EpochSampler
 from minigrad.data.prefetch import pinned, to_device
 from minigrad.device import Device
 from minigrad.random import Generator, drawing_from
+from minigrad.tensor import Tensor
 
 from ...comm.call_thread import CallThread, QueuedCall
 from .workload import Batch
@@ -53,16 +54,16 @@ class EpochOrder:
 def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
     """Number of samples, and what gives the batch of some sample numbers.
 
-    ``dataset`` is an array, a tuple of arrays of the same length (a batch is then a tensor, or a tuple of tensors), or
-    an object with ``len()`` whose ``dataset[indices]`` is the batch, for indices (batch_size,) int64.
+    ``dataset`` is an array or tensor, a tuple of such of the same length (a batch is then a tensor, or a tuple of
+    tensors), or an object with ``len()`` whose ``dataset[indices]`` is the batch, for indices (batch_size,) int64.
     """
-    if isinstance(dataset, np.ndarray):
-        return len(dataset), lambda indices: minigrad.tensor(dataset[indices])
+    if isinstance(dataset, np.ndarray | Tensor):
+        return len(dataset), lambda indices: as_tensor(dataset[indices])
     if isinstance(dataset, tuple):
         lengths = {len(array) for array in dataset}
         if len(lengths) != 1:
             raise ValueError(f"dataset: a tuple of arrays of the lengths {sorted(lengths)}, expected equal ones")
-        return lengths.pop(), lambda indices: tuple(minigrad.tensor(array[indices]) for array in dataset)
+        return lengths.pop(), lambda indices: tuple(as_tensor(array[indices]) for array in dataset)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
             f"dataset is a {type(dataset).__name__}, expected arrays, or an object with len() and [indices]"
@@ -96,12 +97,7 @@ class ReplicaLoader:
         for batch in wanted:
             if batch not in self._jobs:
                 self._jobs[batch] = self._thread.submit(functools.partial(self._load, batch))
-        job = self._jobs.pop(task)
-        job.wait(threading.TIMEOUT_MAX)
-        batch, error = job.result
-        if error is not None:
-            raise error
-        return to_device(batch, self._device)
+        return to_device(self._jobs.pop(task).result(), self._device)
 
     def close(self) -> None:
         """End the thread, after the batch that it is at."""
@@ -109,13 +105,10 @@ class ReplicaLoader:
         if self._thread is not None:
             self._thread.stop()
 
-    def _load(self, batch: Batch) -> tuple[Any, BaseException | None]:
+    def _load(self, batch: Batch) -> Any:
         if self._closed:
-            return None, None
+            return None
         words = np.random.SeedSequence(self._seed, spawn_key=(batch.epoch, batch.index)).generate_state(1, np.uint64)
-        try:
-            with drawing_from(Generator(int(words[0]))):
-                made = self._fetch(self._order.indices(batch.epoch, batch.index))
-            return (pinned(made) if self._device.type == "cuda" else made), None
-        except BaseException as error:  # SystemExit too: it is the replica that fails
-            return None, error
+        with drawing_from(Generator(int(words[0]))):
+            made = self._fetch(self._order.indices(batch.epoch, batch.index))
+        return pinned(made) if self._device.type == "cuda" else made

@@ -28,8 +28,8 @@ from ...comm.communicator import Communicator
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
 from .epoch_metrics import EpochMetrics
-from .replica_average import average, on_host, weighted_mean
 from .replica_data import EpochOrder, ReplicaLoader
+from .replica_group import average, catch_up, on_host, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
 from .workload import Batch
@@ -221,7 +221,7 @@ class ReplicaThreads:
         start_ms = coordinator.timeline.now_ms()
         began = coordinator.clock()
         with self.changed:
-            upcoming = coordinator.upcoming(rank, self.loaders[rank].depth)
+            upcoming = coordinator.work.upcoming(rank, self.loaders[rank].depth)
         _of_thread.scalars = {}
         result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})
@@ -239,6 +239,9 @@ class ReplicaThreads:
         self._publish()
 
     def _average(self, replica: Replica, task: Average) -> None:
+        if task.overlaps:
+            self._average_beside(replica, task)
+            return
         rank, coordinator, delta = replica.rank, self.coordinator, 0.0
         if replica.communicator is not None:
             try:
@@ -250,6 +253,26 @@ class ReplicaThreads:
             self._checkpoint(replica, task.deltas, task.checkpoint)
         with self.changed:
             coordinator.average_done(rank, delta)
+            self.changed.notify_all()
+
+    def _average_beside(self, replica: Replica, task: Average) -> None:
+        """An average in host memory that nobody stands still for. Who hands in the last copy makes the mean."""
+        rank, began = replica.rank, time.perf_counter()
+        mean, delta, last = task.mean, 0.0, False
+        if mean is not None:
+            delta = catch_up(replica.tensors, task.parts[rank], mean)
+        else:
+            part = [Tensor.wrap(on_host(tensor), CPU) for tensor in replica.tensors]
+            with self.changed:
+                task.parts[rank] = part
+                last = len(task.parts) == len(self.replicas)
+        if last:
+            ranks = range(len(self.replicas))
+            task.mean = weighted_mean([task.parts[r] for r in ranks], [max(task.taken[r][0], 1) for r in ranks])
+        with self.changed:
+            task.cost_ms = max(task.cost_ms, (time.perf_counter() - began) * 1e3)
+            if mean is not None:
+                self.coordinator.average_done(rank, delta)
             self.changed.notify_all()
 
     def _blame(self, rank: int, error: CommError) -> None:

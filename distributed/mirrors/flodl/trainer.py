@@ -12,12 +12,15 @@ they were means.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from minigrad import cuda
+from minigrad.creation import as_tensor
+from minigrad.data import Prefetcher
 from minigrad.device import Device
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
@@ -29,8 +32,9 @@ from ...train.simple_trainer import SimpleTrainer
 from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
 from .ddp import DdpConfig
-from .el_che import ElChe
-from .options import check_function
+from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, ElChe
+from .options import check_function, made_optimizer
+from .replica_data import EpochOrder, fetcher
 from .replica_set import LossFn, ReplicaJob, ReplicaSet
 from .replica_threads import TrainFn
 from .timeline import EventKind, NoTimeline, Timeline
@@ -120,21 +124,20 @@ class Trainer:
         for model in self.models:
             model.train()
         self._named: list[Named] = [[*model.named_parameters()] for model in self.models]
-        optimizers = [optimizer([(name, p) for name, p in named if p.requires_grad]) for named in self._named]
-        for made in optimizers:
-            if not isinstance(made, Optimizer):
-                raise TypeError(f"optimizer(params) returned {type(made).__name__}, expected an Optimizer")
-            for group in made.param_groups:
-                group["lr"] *= config.lr_scale
+        optimizers = [made_optimizer("optimizer", optimizer, model, config.lr_scale) for model in self.models]
         if schedule is not None and config.lr_scale != 1.0:
             unscaled = schedule
             schedule = Lambda(lambda step: unscaled.get_lr(step) * config.lr_scale)
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
         self.balancer: AutoBalancer = AutoBalancer(n)
-        self.el_che: ElChe | None = _el_che(n, config)
         if n > 1 and config.speed_hint is not None:
             self.balancer.apply_speed_hint(*config.speed_hint)
+        self.el_che: ElChe | None = None
+        if n > 1 and config.max_anchor != 0:
+            limit, target = config.max_anchor or DEFAULT_MAX_ANCHOR, config.overhead_target or DEFAULT_OVERHEAD_TARGET
+            self.el_che = ElChe.adapted(n, INITIAL_ANCHOR, limit, target, config.speed_hint)
         self._queue: list[ReplicaJob] = []
+        self._data: tuple[EpochOrder, Callable[[np.ndarray], Any], bool] | None = None
         self._replicas: ReplicaSet | None = None
         self._trainers: list[SimpleTrainer] = []
         if n == 1:
@@ -153,32 +156,18 @@ class Trainer:
         model: Module,
         builder: Builder,
         optimizer: OptimizerFactory,
+        config: DdpConfig | None = None,
         *,
         devices: Sequence[str | Device] | None = None,
         schedule: LrSchedule | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Trainer:
         """A trainer that divides every batch among the replicas; but on GPUs of different names it deals whole batches
-        out, with ElChe, as ``setup_with`` does.
+        out, with ElChe. With a configuration (flodl's ``setup_with``) it does so unless that says ``max_anchor=0``.
         """
-        config = _config_for(devices)
-        return cls.setup_with(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
-
-    @classmethod
-    def setup_with(
-        cls,
-        model: Module,
-        builder: Builder,
-        optimizer: OptimizerFactory,
-        config: DdpConfig,
-        *,
-        devices: Sequence[str | Device] | None = None,
-        schedule: LrSchedule | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> Trainer:
-        """The same with a configuration: with ElChe, unless that says ``max_anchor=0``."""
         if not isinstance(model, Module):
             raise TypeError(f"setup takes a Module, not {type(model).__name__}; setup_head takes one with graph()")
+        config = _config_for(devices) if config is None else config
         return cls(model, builder, optimizer, config, devices, schedule, timeout)
 
     @classmethod
@@ -187,36 +176,23 @@ class Trainer:
         head: HasGraph,
         head_factory: Builder,
         optimizer: OptimizerFactory,
+        config: DdpConfig | None = None,
         *,
         devices: Sequence[str | Device] | None = None,
         schedule: LrSchedule | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Trainer:
         """``setup`` for a wrapper around a model: ``head_factory(device)`` makes others, and losses are given them."""
-        return cls.setup_head_with(
-            head, head_factory, optimizer, _config_for(devices), devices=devices, schedule=schedule, timeout=timeout
-        )
-
-    @classmethod
-    def setup_head_with(
-        cls,
-        head: HasGraph,
-        head_factory: Builder,
-        optimizer: OptimizerFactory,
-        config: DdpConfig,
-        *,
-        devices: Sequence[str | Device] | None = None,
-        schedule: LrSchedule | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> Trainer:
-        """``setup_with`` for a wrapper around a model."""
         if isinstance(head, Module) or not isinstance(head, HasGraph):
             raise TypeError(f"setup_head takes a wrapper with graph(), not {type(head).__name__}; setup takes a Module")
+        config = _config_for(devices) if config is None else config
         return cls(head, head_factory, optimizer, config, devices, schedule, timeout)
+
+    setup_with, setup_head_with = setup, setup_head
 
     @staticmethod
     def builder(
-        model_factory: Callable[[], Module],
+        model_factory: Callable[..., Module],
         optim_factory: Callable[[Any], Optimizer],
         train_fn: TrainFn,
         **options: Any,
@@ -276,6 +252,36 @@ class Trainer:
         if self._replicas is None or self.el_che is None or not self._queue:
             return None
         return self._march(self._replicas, self.el_che, self.el_che.clamp_total(len(self._queue)))
+
+    def set_data_loader(self, dataset: Any, batch_size: int, *, seed: int = 42, resident: bool = False) -> Trainer:
+        """Say where ``epoch`` takes its batches from; returns the trainer.
+
+        ``dataset``, ``batch_size`` and ``seed`` are those of DdpBuilder, for the batch of all replicas. Batches are
+        made ahead by a thread; or, if the data are ``resident``, arrays are moved to the first replica's device at
+        once, and batches are rows of them.
+        """
+        if resident:
+            arrays = dataset if isinstance(dataset, tuple) else (dataset,)
+            dataset = tuple(as_tensor(array, device=self.devices[0]) for array in arrays)
+        samples, fetch = fetcher(dataset)
+        self._data = EpochOrder(samples, batch_size, seed), fetch, resident
+        return self
+
+    def epoch(self, number: int, loss_fn: LossFn) -> Iterator[TrainingMetrics]:
+        """Train on an epoch of ``set_data_loader``, in the order that its number and the seed decide; gives each step's
+        metrics.
+        """
+        if self._data is None:
+            raise RuntimeError("there are no data; call set_data_loader first")
+        order, fetch, resident = self._data
+        made = (fetch(order.indices(number, i)) for i in range(len(order)))
+        with nullcontext(made) if resident else Prefetcher(made, device=self.devices[0]) as batches:
+            for batch in batches:
+                metrics = self.step(loss_fn, *(batch if isinstance(batch, tuple) else (batch,)))
+                if metrics is not None:
+                    yield metrics
+        if (rest := self.flush()) is not None:
+            yield rest
 
     def _march(self, replicas: ReplicaSet, el_che: ElChe, counts: list[int]) -> TrainingMetrics | None:
         queue, self._queue = iter(self._queue), []
@@ -360,16 +366,3 @@ def _rows(batch: tuple[Any, ...]) -> int:
             f"step takes tensors or arrays with the same number of rows, at least one; got shapes {shapes}"
         )
     return int(shapes[0][0])
-
-
-def _el_che(n: int, config: DdpConfig) -> ElChe | None:
-    if n < 2 or config.max_anchor == 0:
-        return None
-    el_che = ElChe(n, INITIAL_ANCHOR)
-    if config.overhead_target is not None:
-        el_che.with_overhead_target(config.overhead_target)
-    if config.max_anchor is not None:
-        el_che.with_max_anchor(config.max_anchor)
-    if config.speed_hint is not None:
-        el_che.with_speed_ratio(*config.speed_hint)
-    return el_che
