@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,18 +22,14 @@ BOTH = pytest.mark.parametrize("half", [bfloat16, float16], ids=str)
 EPS = {bfloat16: 2.0**-8, float16: 2.0**-11}  # half the distance from 1 to the next number: one rounding
 
 VALUES = np.linspace(0.2, 0.7, 16, dtype=np.float32).reshape(4, 4)
-UNARY = re.findall(
-    r"\w+",
-    """
-    exp exp2 log log2 log10 log1p expm1 sqrt rsqrt reciprocal sin cos tan sinh cosh asin acos atan asinh atanh erf
-    tanh sigmoid relu neg abs square floor round mean var std prod max min amax nansum argmax
-""",
+UNARY = (
+    *("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan"),
+    *("sinh", "cosh", "asin", "acos", "atan", "asinh", "atanh", "erf", "tanh", "sigmoid", "relu", "neg", "abs"),
+    *("square", "floor", "round", "mean", "var", "std", "prod", "max", "min", "amax", "nansum", "argmax"),
 )
-ACTIVATIONS = re.findall(
-    r"\w+",
-    """
-    gelu silu elu softplus mish hardtanh hardswish leaky_relu selu hardsigmoid softsign
-""",
+ACTIVATIONS = (
+    *("gelu", "silu", "elu", "softplus", "mish", "hardtanh", "hardswish"),
+    *("leaky_relu", "selu", "hardsigmoid", "softsign"),
 )
 
 
@@ -80,11 +76,8 @@ def ops(m: Any, f: Any) -> dict[str, Callable[[Any], Any]]:
         "cumsum_as_itself": lambda x: x.cumsum(0, dtype=x.dtype),
         "add_number": lambda x: x + 1.0,
     }
-    for name in UNARY:
-        found[name] = lambda x, name=name: getattr(x, name)()
-    for name in ACTIVATIONS:
-        found[name] = lambda x, name=name: getattr(f, name)(x)
-    return found
+    found |= {name: operator.methodcaller(name) for name in UNARY}
+    return found | {name: getattr(f, name) for name in ACTIVATIONS}
 
 
 def mixed(m: Any, f: Any) -> dict[str, Callable[[Any, Any], Any]]:
@@ -110,12 +103,9 @@ def mixed(m: Any, f: Any) -> dict[str, Callable[[Any, Any], Any]]:
 
 
 # What PyTorch's CPU autocast names in its lists; what it does not, stays in the dtype it has (softmax, for one).
-CPU_LISTS = re.findall(
-    r"\w+",
-    """
-    matmul mm bmm addmm baddbmm einsum linear cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss
-    bce_with_logits kl_div prod
-""",
+CPU_LISTS = (
+    *("matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "linear", "cross_entropy", "nll_loss", "mse_loss"),
+    *("l1_loss", "smooth_l1_loss", "huber_loss", "bce_with_logits", "kl_div", "prod"),
 )
 
 
