@@ -26,10 +26,13 @@ UNARY = (
     *("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan"),
     *("sinh", "cosh", "asin", "acos", "atan", "asinh", "atanh", "erf", "tanh", "sigmoid", "relu", "neg", "abs"),
     *("square", "floor", "round", "mean", "var", "std", "prod", "max", "min", "amax", "nansum", "argmax"),
+    *("norm", "sum"),
 )
+ALONG = ("softmax", "log_softmax", "logsumexp", "cumsum", "cumprod")
+LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 ACTIVATIONS = (
     *("gelu", "silu", "elu", "softplus", "mish", "hardtanh", "hardswish"),
-    *("leaky_relu", "selu", "hardsigmoid", "softsign"),
+    *("leaky_relu", "selu", "hardsigmoid", "softsign", "normalize"),
 )
 
 
@@ -47,27 +50,13 @@ def ops(m: Any, f: Any) -> dict[str, Callable[[Any], Any]]:
         "addmm": lambda x: m.addmm(x, x, x),
         "baddbmm": lambda x: m.baddbmm(x.unsqueeze(0), x.unsqueeze(0), x.unsqueeze(0)),
         "linear": lambda x: f.linear(x, x),
-        "softmax": lambda x: x.softmax(-1),
-        "log_softmax": lambda x: x.log_softmax(-1),
-        "logsumexp": lambda x: x.logsumexp(-1),
         "group_norm": lambda x: f.group_norm(x, 2),
         "batch_norm": lambda x: f.batch_norm(x, None, None, training=True),
-        "cross_entropy": lambda x: f.cross_entropy(x, index(x)),
         "cross_entropy_none": lambda x: f.cross_entropy(x, index(x), reduction="none"),
-        "nll_loss": lambda x: f.nll_loss(x, index(x)),
-        "mse_loss": lambda x: f.mse_loss(x, x + 1),
-        "l1_loss": lambda x: f.l1_loss(x, x + 1),
-        "smooth_l1_loss": lambda x: f.smooth_l1_loss(x, x + 1),
-        "huber_loss": lambda x: f.huber_loss(x, x + 1),
         "bce_with_logits": lambda x: f.binary_cross_entropy_with_logits(x, x),
         "kl_div": lambda x: f.kl_div(x, x, reduction="sum"),
         "cosine_similarity": lambda x: f.cosine_similarity(x, x),
-        "normalize": lambda x: f.normalize(x),
-        "norm": lambda x: x.norm(),
-        "sum": lambda x: x.sum(),
         "sum_dim": lambda x: x.sum(0),
-        "cumsum": lambda x: x.cumsum(0),
-        "cumprod": lambda x: x.cumprod(0),
         "power": lambda x: x**2,
         "powers": lambda x: x**x,
         "power_of_number": lambda x: 2**x,
@@ -77,6 +66,9 @@ def ops(m: Any, f: Any) -> dict[str, Callable[[Any], Any]]:
         "add_number": lambda x: x + 1.0,
     }
     found |= {name: operator.methodcaller(name) for name in UNARY}
+    found |= {name: operator.methodcaller(name, 0) for name in ALONG}
+    found |= {name: lambda x, name=name: getattr(f, name)(x, x + 1) for name in LOSSES}
+    found |= {name: lambda x, name=name: getattr(f, name)(x, index(x)) for name in ("cross_entropy", "nll_loss")}
     return found | {name: getattr(f, name) for name in ACTIVATIONS}
 
 
