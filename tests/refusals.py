@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 
-def raises(error: type[BaseException], words: str, call: Callable[[], object]) -> None:
-    """``call()`` raises ``error``, and the pattern ``words`` is found in its message.
+def raises(error: type[BaseException], words: str, call: Callable[..., object], *arguments: object) -> None:
+    """``call(*arguments)`` raises ``error``, and the pattern ``words`` is found in its message.
 
     A message ends with the user's line of code. That is left out: it is the row, which has the words in it.
     """
     with pytest.raises(error) as caught:
-        call()
+        call(*arguments)
     message = re.sub(r"\n  at .*", "", str(caught.value))
     assert re.search(words, message), f"{words!r} is not in {message!r}"

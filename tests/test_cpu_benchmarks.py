@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import python
+from refusals import raises
 
 import minigrad
 from minigrad.distributed import NoOpCommunicator
@@ -40,15 +41,14 @@ def test_what_is_missing_is_skipped_with_the_reason(module, monkeypatch, capsys)
     assert running == ["minigrad"]
     assert capsys.readouterr().out == "jax: skipped, pip install jax\ntinygrad: skipped, pip install tinygrad\n"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="minigrad cannot run"):
-        module("turns").those_that_run(["jax"], contenders)
+    raises(SystemExit, "minigrad cannot run", module("turns").those_that_run, ["jax"], contenders)
 
 
 def test_losses_that_differ_end_the_benchmark(module):
     check = module("train_step_cpu").check_losses
     check({"minigrad": [4.0, 3.0], "other": [4.0003, 3.0002]})
-    with pytest.raises(SystemExit, match="other does another computation"):
-        check({"minigrad": [4.0, 3.0], "other": [4.0, 3.001]})
+    wrong = {"minigrad": [4.0, 3.0], "other": [4.0, 3.001]}
+    raises(SystemExit, "other does another computation", check, wrong)
 
 
 @pytest.mark.parametrize("name", ["torch-eager", "jax", "tinygrad"])

@@ -57,8 +57,7 @@ def test_data_of_no_supported_dtype(data: Any) -> None:
 @pytest.mark.parametrize("dtype", ["banana", "float128x", "complex64", "uint16", object, "cudax"])
 def test_unknown_dtypes(dtype: Any) -> None:
     for make in (lambda: mg.tensor([1.0], dtype=dtype), lambda: mg.zeros(2, dtype=dtype), lambda: mg.ones(2).to(dtype)):
-        with pytest.raises(TypeError, match="expected one of float32, float64"):
-            make()
+        raises(TypeError, "expected one of float32, float64", make)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,8 +161,7 @@ def test_hstack_and_vstack_are_numpys(shape: tuple[int, ...]) -> None:
     for ours, theirs in ((mg.hstack, np.hstack), (mg.vstack, np.vstack)):
         np.testing.assert_array_equal(ours([a, a + 1]).detach().numpy(), theirs([x, x + 1]))
         assert (ours([a, a]) * 3).sum().backward()[a].tolist() == np.full(shape, 6.0).tolist()
-        with pytest.raises(TypeError, match="expected a non-empty sequence"):
-            ours([])
+        raises(TypeError, "expected a non-empty sequence", ours, [])
 
 
 @pytest.mark.parametrize("indexing", ["ij", "xy"])
@@ -192,8 +190,7 @@ def test_wrong_arguments_of_meshgrid_are_named() -> None:
 )
 def test_numbers_that_do_not_fit_are_refused(value: float, dtype: str) -> None:
     for data in (value, [0, value]):
-        with pytest.raises(OverflowError, match=f"does not fit {dtype}, which holds"):
-            mg.tensor(data, dtype=dtype)
+        raises(OverflowError, f"does not fit {dtype}, which holds", lambda data=data: mg.tensor(data, dtype=dtype))
 
 
 def test_numbers_that_fit_their_dtype() -> None:

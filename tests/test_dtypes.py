@@ -67,8 +67,7 @@ def test_the_default_dtype_is_that_of_numbers() -> None:
             assert x.dtype == mg.float64
         assert (mg.tensor([1.0], dtype=mg.float32) + 0.5).dtype == mg.float32
         for bad in ("float16", "int64"):
-            with pytest.raises(ValueError, match="expected float32 or float64"):
-                mg.set_default_dtype(bad)
+            raises(ValueError, "expected float32 or float64", mg.set_default_dtype, bad)
         assert mg.default_dtype() == mg.float64
     finally:
         mg.set_default_dtype(mg.float32)

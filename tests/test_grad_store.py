@@ -43,8 +43,7 @@ def test_get_by_tensor_and_by_id(params: list[Tensor]) -> None:
 def test_other_keys_are_refused(key: Any) -> None:
     store = GradStore()
     for use in (store.get, store.__getitem__, store.contains, store.remove):
-        with pytest.raises(TypeError, match="indexed by a Tensor or a TensorId"):
-            use(key)
+        raises(TypeError, "indexed by a Tensor or a TensorId", use, key)
 
 
 def test_insert_replaces_and_remove_takes_out(params: list[Tensor]) -> None:

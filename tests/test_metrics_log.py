@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
 
@@ -106,8 +107,7 @@ def test_a_full_disk_names_the_file_and_leaves_whole_lines(tmp_path, monkeypatch
                 raise OSError(errno.ENOSPC, "No space left on device")
 
             patch.setattr(os, "write", full)
-            with pytest.raises(OSError, match=r"No space left on device.*log\.jsonl"):
-                log.write({"step": 2})
+            raises(OSError, r"No space left on device.*log\.jsonl", log.write, {"step": 2})
         assert strict(path) == [{"step": 1}]
         log.write({"step": 3})
     assert strict(path) == [{"step": 1}, {"step": 3}]

@@ -191,8 +191,7 @@ def test_no_checkpoint(tmp_path):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
-        with pytest.raises(CheckpointError, match=str(folder)):
-            save(folder, 1)
+        raises(CheckpointError, str(folder), save, folder, 1)
 
 
 # ---- damage --------------------------------------------------------------------------------------------------------
@@ -209,13 +208,11 @@ def test_every_flipped_bit_and_every_truncation_is_refused(tmp_path):
             flipped = [original[:position] + bytes([flip]) + original[position + 1 :] for flip in flips]
             for damaged in [*flipped, original[:position]]:
                 file.write_bytes(damaged)
-                with pytest.raises(CheckpointError, match=file.name):
-                    load_checkpoint(newest)
+                raises(CheckpointError, file.name, load_checkpoint, newest)
                 count += 1
         for damaged in (original + b"\0", b"\0" * len(original), original + original):
             file.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match=file.name):
-                load_checkpoint(newest)
+            raises(CheckpointError, file.name, load_checkpoint, newest)
         file.write_bytes(original)
     assert count > 5000
     assert_is_step(load_checkpoint(newest), 2)
