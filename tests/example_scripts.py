@@ -30,11 +30,31 @@ def run(script: str, *arguments: object, cwd: Path, **options: Any) -> subproces
     return python(EXAMPLES / script, *arguments, cwd=cwd, **options)
 
 
+def finish(script: str, *arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The same, of a process that must end well."""
+    result = run(script, *arguments, cwd=cwd, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
 def load(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Any:
     """The script's module, whose ``main()`` finds these arguments: in this process, which has loaded the kernels."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
     return importlib.import_module(script.removesuffix(".py"))
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+    """The arguments of all calls of a function, which is called as before, in one list."""
+    seen: list[Any] = []
+    function = getattr(module, name)
+
+    def call(*arguments: Any) -> Any:
+        seen.extend(arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, call)
+    return seen
 
 
 def content(folder: Path) -> dict[str, tuple[int, bytes]]:

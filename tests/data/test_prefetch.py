@@ -64,20 +64,6 @@ def test_it_is_ahead_by_depth_batches_and_no_more() -> None:
     assert ended(ahead._thread)
 
 
-def test_it_loads_while_its_caller_computes() -> None:
-    both = threading.Barrier(2)  # that loader and caller are at once
-
-    def batches() -> Iterator[int]:
-        yield 0
-        both.wait(WAIT)
-        yield 1
-
-    ahead = Prefetcher(batches(), depth=1)
-    assert next(ahead) == 0
-    both.wait(WAIT)
-    assert next(ahead) == 1
-
-
 def test_an_error_of_the_loader_comes_in_its_turn_with_its_traceback() -> None:
     def broken_loader() -> Iterator[int]:
         yield 0

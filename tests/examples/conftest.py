@@ -25,8 +25,7 @@ def same_generator() -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A folder in which ``runs/char-gpt`` was trained to its end on the default corpus, and what the script printed."""
     folder = tmp_path_factory.mktemp("finished")
-    result = example_scripts.run("train_char_gpt.py", *example_scripts.TINY, cwd=folder)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = example_scripts.finish("train_char_gpt.py", *example_scripts.TINY, cwd=folder)
     return folder, result
 
 

@@ -11,6 +11,14 @@ from example_scripts import EXAMPLES, load
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8"))
 
 
+FLAGS = {
+    "train_char_gpt.py": "data out resume device threads steps n-embd dropout keep",
+    "train_llama_char.py": "data resume n-kv-head n-inner rope-base",
+    "generate.py": "seed device prompt temperature top-k top-p tokens",
+    "finetune_pretrained.py": "seed device text out steps minutes lr",
+}
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_is_the_docstring_and_the_flags(script, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -19,6 +27,7 @@ def test_help_is_the_docstring_and_the_flags(script, monkeypatch, capsys):
     shown = capsys.readouterr().out
     docstring = ast.get_docstring(ast.parse((EXAMPLES / script).read_text("utf-8")))
     assert docstring in shown
+    assert all(f"  --{flag}" in shown for flag in FLAGS.get(script, "").split())
     assert f"examples/{script}" in docstring  # how to run it
 
 
@@ -31,6 +40,7 @@ def test_a_misspelt_flag_is_refused(script, monkeypatch):
 
 
 AT_LEAST = {
+    "train_addition.py": "steps seed",
     "heterogeneous_training.py": "epochs samples batch-size sleep-ms slow-down anchor seed width",
     "mlp_classifier.py": "steps points hidden noise seed width",
     "train_vit_digits.py": "steps images held-out batch-size noise seed",

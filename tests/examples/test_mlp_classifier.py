@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_scripts import load
+from example_scripts import load, recorded
 
 import minigrad
 
@@ -32,11 +32,9 @@ def by_hand(model: Any, x: np.ndarray) -> np.ndarray:
 
 def test_the_accuracy_is_that_of_new_points(monkeypatch, capsys):
     spirals = load(SPIRALS, monkeypatch, "--steps", 150, "--points", 300, "--seed", 3)
-    seen: list[Any] = []
-    train = spirals.train
-    monkeypatch.setattr(spirals, "train", lambda *arguments: (seen.extend(arguments[:2]), train(*arguments))[1])
+    seen = recorded(monkeypatch, spirals, "train")
     assert spirals.main() == 0
-    model, known = seen
+    model, known = seen[:2]
     rng = np.random.default_rng(3)
     first, _ = spirals.two_spirals(300, 0.02, rng)
     x, y = spirals.two_spirals(300, 0.02, rng)

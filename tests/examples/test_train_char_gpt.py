@@ -14,9 +14,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from example_scripts import TINY, assert_refused, command, content, run
+from example_scripts import TINY, assert_refused, command, content, finish, run
 
 from minigrad.serialization import load_checkpoint, save_checkpoint
 
@@ -83,10 +82,8 @@ def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
     assert saved.state["trainer"]["optimizer"]["timestep"] == 24
     assert saved.state["generator"]["offset"] > 48  # dropout drew random numbers in every micro-batch
     assert saved.state["settings"]["dropout"] == 0.1
-    assert {name for name in saved.tensors["trainer"] if name.endswith("wte.weight")} == {
-        "optimizer.exp_avg.wte.weight",
-        "optimizer.exp_avg_sq.wte.weight",
-    }
+    moments = {f"optimizer.{name}.wte.weight" for name in ("exp_avg", "exp_avg_sq")}
+    assert {name for name in saved.tensors["trainer"] if name.endswith("wte.weight")} == moments
 
 
 # ---------------------------------------------------------------------- stopping and going on
@@ -114,14 +111,9 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
 
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
+    terminal = {"stdin": child, "stdout": child, "stderr": child, "env": {**os.environ, "PYTHONUTF8": "1"}}
     process = subprocess.Popen(
-        command(TRAIN, *TINY, "--out", "my run"),
-        cwd=tmp_path,
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        start_new_session=True,
-        env={**os.environ, "PYTHONUTF8": "1"},
+        command(TRAIN, *TINY, "--out", "my run"), cwd=tmp_path, start_new_session=True, **terminal
     )
     os.close(child)
     shown = wait_for(process, parent, "step     6  train loss")
@@ -132,11 +124,9 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert "Traceback" not in shown
     assert "finishing this step, then saving" in shown
 
-    bars = re.findall(
-        r"\r *(\d+)% \|.*?\| (\d+)/24 \[(\S+), (\S+) left, loss (\S+), lr (\S+), ([\d,]+) tokens/s\]", shown
-    )
+    bars = re.findall(r"\r *\d+% \|.*?\| \d+/24 \[\S+, \S+ left, loss (\S+), lr (\S+), [\d,]+ tokens/s\]", shown)
     assert bars, shown
-    assert 0 < float(bars[-1][4]) < 10 and 0 < float(bars[-1][5]) <= 1e-3
+    assert 0 < float(bars[-1][0]) < 10 and 0 < float(bars[-1][1]) <= 1e-3
 
     stopped = re.search(r"stopped after step (\d+), saved. To go on:\s+python (.*train_char_gpt.py.*)", shown)
     assert stopped, shown
@@ -144,8 +134,7 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert 6 <= step < 24
     assert load_checkpoint(tmp_path / "my run").step == step
     assert line[1:] == ["--resume", "--out", "my run"]
-    resumed = run(line[0], *line[1:], cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = finish(line[0], *line[1:], cwd=tmp_path)
     assert f"steps {step + 1} to 24" in resumed.stdout
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
 
@@ -160,8 +149,7 @@ def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finishe
     assert process.wait(60) == -signal.SIGKILL, shown
     with open(tmp_path / RUN / "metrics.jsonl", "a") as file:
         file.write('{"step": 13, "lo')  # the kill cut a line
-    resumed = run(TRAIN, "--resume", "--threads", 1, cwd=tmp_path)  # finds the run by itself
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = finish(TRAIN, "--resume", "--threads", 1, cwd=tmp_path)  # finds the run by itself
     assert "steps 9 to 24" in resumed.stdout or "steps 17 to 24" in resumed.stdout
     assert_same_run(tmp_path / RUN, finished[0] / RUN)
 
@@ -169,12 +157,10 @@ def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finishe
 def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(home):
     (home / "runs/notes.txt").write_text("no run")  # other things may lie there
     before = content(home)
-    result = run(TRAIN, "--resume", cwd=home)
-    assert result.returncode == 0, result.stderr
+    result = finish(TRAIN, "--resume", cwd=home)
     assert "nothing to do: runs/char-gpt has 24 steps" in result.stdout
     assert content(home) == before
-    result = run(TRAIN, "--resume", "--steps", 26, cwd=home)
-    assert result.returncode == 0, result.stderr
+    result = finish(TRAIN, "--resume", "--steps", 26, cwd=home)
     assert load_checkpoint(home / RUN).step == 26
     assert [record["step"] for record in records(home / RUN)][-2:] == [24, 26]
 
@@ -248,30 +234,24 @@ def test_cuda_where_there_is_none(texts):
 def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
     (home / "other.txt").write_text("another text, long enough for one window of training and of validation. " * 9)
     before = content(home)
-    again = run(TRAIN, *TINY, "--out", RUN, cwd=home)
-    assert_refused(again, 2, "runs/char-gpt holds a run already", "--resume")
-    changed = run(TRAIN, "--resume", "--n-embd", 32, cwd=home)
-    assert_refused(changed, 2, "--n-embd 32", "has 16", "keeps it")
-    zero = run(TRAIN, "--resume", "--steps", 0, cwd=home)
-    assert_refused(zero, 2, "--steps is 0")
-    other = run(TRAIN, "--resume", "--data", "other.txt", cwd=home)
-    assert_refused(other, 2, "other.txt is not the text", "runs/char-gpt", "pydoc")
+    for arguments, parts in (
+        ((*TINY, "--out", RUN), ["runs/char-gpt holds a run already", "--resume"]),
+        (("--resume", "--n-embd", 32), ["--n-embd 32", "has 16", "keeps it"]),
+        (("--resume", "--steps", 0), ["--steps is 0"]),
+        (("--resume", "--data", "other.txt"), ["other.txt is not the text", "runs/char-gpt", "pydoc"]),
+    ):
+        assert_refused(run(TRAIN, *arguments, cwd=home), 2, *parts)
     assert content(home) == before
 
 
 def test_the_next_run_gets_a_folder_of_its_own(home):
     before = content(home / RUN)
-    result = run(TRAIN, *TINY, "--steps", 2, cwd=home)
-    assert result.returncode == 0, result.stderr
+    result = finish(TRAIN, *TINY, "--steps", 2, cwd=home)
     assert "run: runs/char-gpt-2" in result.stdout
     assert content(home / RUN) == before
 
 
 # ---------------------------------------------------------------------- damaged and foreign checkpoints
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def flip(path: Path) -> None:
@@ -280,16 +260,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [
-        ("model.safetensors", cut),
-        ("trainer.safetensors", flip),
-        ("state.json", cut),
-        ("manifest.json", flip),
-        ("model.safetensors", Path.unlink),
-    ],
-)
+@pytest.mark.parametrize(("file", "damage"), [("trainer.safetensors", flip), ("state.json", Path.unlink)])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file, damage):
     damage(home / RUN / "step-00000024" / file)
     before = content(home)
@@ -300,38 +271,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file,
 
 def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     flip(home / RUN / "step-00000024/model.safetensors")
-    result = run(TRAIN, "--resume", "--out", RUN / "step-00000016", cwd=home)
-    assert result.returncode == 0, result.stderr
+    result = finish(TRAIN, "--resume", "--out", RUN / "step-00000016", cwd=home)
     assert "run: runs/char-gpt, steps 17 to 24" in result.stdout
     assert not (home / RUN / "step-00000024").exists()  # replaced by a sound revision
     (home / RUN / "step-00000024.r1").rename(home / RUN / "step-00000024")
     assert_same_run(home / RUN, finished[0] / RUN)
 
 
-def another_model(tensors: dict[str, Any], state: dict[str, Any]) -> None:
-    tensors.clear()
-    tensors["model"] = {"conv.weight": np.ones((3, 3), np.float32)}
-    state.clear()
-    state["step"] = 24
-
-
-def another_vocabulary(tensors: dict[str, Any], state: dict[str, Any]) -> None:
-    state["tokenizer"]["characters"] = "abc"
-
-
-def another_trainer(tensors: dict[str, Any], state: dict[str, Any]) -> None:
-    state["trainer"] = ["not", "a", "trainer"]
-
-
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [(another_model, "no 'settings'"), (another_vocabulary, "wte.weight"), (another_trainer, "expected a mapping")],
+    ("changes", "reason"),
+    [
+        ({"settings": None}, "no 'settings'"),
+        ({"tokenizer": {"kind": "characters", "characters": "abc"}}, "wte.weight"),
+        ({"trainer": ["not", "a", "trainer"]}, "expected a mapping"),
+    ],
 )
-def test_a_checkpoint_of_something_else_is_refused(home, change, reason):
+def test_a_checkpoint_of_something_else_is_refused(home, changes, reason):
     saved = load_checkpoint(home / RUN)
     shutil.rmtree(home / RUN)
-    change(saved.tensors, saved.state)
-    save_checkpoint(home / RUN, saved.tensors, saved.state)
+    state = {name: value for name, value in {**saved.state, **changes}.items() if value is not None}
+    save_checkpoint(home / RUN, saved.tensors, state)
     before = content(home)
     assert_refused(run(TRAIN, "--resume", cwd=home), 2, "is not a checkpoint of this script", reason)
     assert content(home) == before
@@ -372,10 +331,3 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(home):
     assert_refused(result, 1, "the checkpoint of step 16 could not be written", "File too large", kept)
     assert content(home / RUN / "step-00000008") == before
     assert {path.name for path in (home / RUN).iterdir()} <= {"loss.png", "metrics.jsonl", "step-00000008"}
-
-
-def test_help_lists_the_flags(tmp_path):
-    result = run(TRAIN, "--help", cwd=tmp_path)
-    assert result.returncode == 0
-    for name in ("--data", "--out", "--resume", "--device", "--threads", "--steps", "--n-embd", "--dropout", "--keep"):
-        assert name in result.stdout

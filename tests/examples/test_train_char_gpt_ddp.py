@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example_scripts import EXAMPLES, TINY, assert_refused, run
+from example_scripts import EXAMPLES, TINY, assert_refused, finish, run
 from ranks import RanksResult, requires_mpi, run_ranks
 
 from minigrad.serialization import load_checkpoint
@@ -26,8 +26,11 @@ CONSTANT_RATE = ("--lr", "1e-3", "--min-lr", "1e-3")  # whatever --steps is
 pytestmark = requires_mpi
 
 
-def launch(n: int, folder: Path, *arguments: object) -> RanksResult:
-    return run_ranks(n, SCRIPT, *TINY, "--out", folder, *arguments, timeout=120)
+def launch(n: int, folder: Path, *arguments: object, code: int = 0) -> RanksResult:
+    """The finished script on ``n`` ranks, with a run in ``folder``."""
+    result = run_ranks(n, SCRIPT, "--out", folder, *arguments, timeout=120)
+    assert result.returncode == code, result.text
+    return result
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -35,11 +38,16 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     return {f"{file}/{name}": array for file, named in checkpoint.tensors.items() for name, array in named.items()}
 
 
+def assert_same_bits(found: Path, expected: Path) -> None:
+    """Of all tensors of the newest checkpoints."""
+    ours, theirs = tensors(found), tensors(expected)
+    for name in theirs:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    alone = run("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
-    result = launch(2, tmp_path / "two", "--dropout", 0)
-    assert result.returncode == 0, result.text
+    alone = finish("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
+    result = launch(2, tmp_path / "two", *TINY, "--dropout", 0)
     assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0) and not result.lines(1)
     assert result.stderr == "" and "ranks" not in alone.stdout  # no progress bar; one process is nobody's replica
     shown = result.lines(0)
@@ -58,30 +66,19 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "loss" in line] == [1, 10, 20]
     assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)
     assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
-    again = run_ranks(2, SCRIPT, "--resume", "--out", tmp_path / "two", timeout=120)
-    assert again.returncode == 0 and "nothing to do: " in again.lines(0)[-1] and not again.lines(1), again.text
-    sample = run("sample.py", tmp_path / "two", "--prompt", "The ", "--chars", 20, cwd=tmp_path)
-    assert sample.returncode == 0 and sample.stdout.startswith("The "), sample.stderr
+    again = launch(2, tmp_path / "two", "--resume")
+    assert "nothing to do: " in again.lines(0)[-1] and not again.lines(1), again.text
+    sample = finish("sample.py", tmp_path / "two", "--prompt", "The ", "--chars", 20, cwd=tmp_path)
+    assert sample.stdout.startswith("The ")
 
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A long run on two processes, whose third step is over."""
     command = [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", "--timeout", "120", str(SCRIPT), *TINY]
-    command += [
-        "--steps",
-        "100000",
-        "--eval-every",
-        "3",
-        "--sample-every",
-        "0",
-        "--save-every",
-        "99999",
-        *CONSTANT_RATE,
-    ]
-    process = subprocess.Popen(
-        [*command, "--out", str(folder)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    command += shlex.split("--steps 100000 --eval-every 3 --sample-every 0 --save-every 99999 --out")
+    command += [str(folder), *CONSTANT_RATE]
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None
         seen = []
@@ -123,32 +120,22 @@ def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> N
     saved = load_checkpoint(folder)
     assert saved.step >= 3
     last = saved.step + 4
-    resumed = run_ranks(2, SCRIPT, "--resume", "--steps", last, "--out", folder, timeout=120)
-    assert resumed.returncode == 0, resumed.text
-    result = launch(2, tmp_path / "straight", "--steps", last, *CONSTANT_RATE)
-    assert result.returncode == 0, result.text
-    expected, found = tensors(tmp_path / "straight"), tensors(folder)
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    launch(2, folder, "--resume", "--steps", last)
+    launch(2, tmp_path / "straight", *TINY, "--steps", last, *CONSTANT_RATE)
+    assert_same_bits(folder, tmp_path / "straight")
 
 
 def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    assert launch(2, whole).returncode == 0
-    again = tmp_path / "again"
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    launch(2, whole, *TINY)
     shutil.copytree(whole, again)
     for step in (16, 24):
         shutil.rmtree(again / f"step-{step:08d}")
-    result = run_ranks(2, SCRIPT, "--resume", "--out", again, timeout=120)
-    assert result.returncode == 0, result.text
-    assert "steps 9 to 24" in result.lines(0)[2]
-    expected, found = tensors(whole), tensors(again)
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    assert "steps 9 to 24" in launch(2, again, "--resume").lines(0)[2]
+    assert_same_bits(again, whole)
     shutil.rmtree(again / "step-00000024")
-    result = run_ranks(3, SCRIPT, "--resume", "--out", again, timeout=120)  # of each batch of 2, one rank has nothing
-    assert result.returncode == 0, result.text
-    assert "all 3 ranks hold the same weights, bit for bit" in result.lines(0)
+    shown = launch(3, again, "--resume").lines(0)  # of each batch of 2, one rank has nothing
+    assert "all 3 ranks hold the same weights, bit for bit" in shown
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
@@ -213,15 +200,13 @@ def test_wrong_input_is_one_line_on_every_rank(tmp_path: Path) -> None:
     assert_refused(run("train_char_gpt_ddp.py", "--n-head", 3, cwd=tmp_path), 2, "n_embd=128 is not a multiple")
     assert_refused(run("train_char_gpt_ddp.py", "--timeout", "nan", cwd=tmp_path), 2, "--timeout is nan")
     (tmp_path / "file").write_text("")
-    for folder, why in (
-        (tmp_path / "file" / "run", "Not a directory"),
-        (Path("/proc/run"), "error: cannot write into "),
-    ):
+    for folder, why in {
+        tmp_path / "file/run": "Not a directory",
+        Path("/proc/run"): "error: cannot write into ",
+    }.items():
         if folder.parent.exists():
-            result = launch(2, folder)
-            assert result.returncode == 2, result.text
+            result = launch(2, folder, *TINY, code=2)
             for rank in range(2):
                 assert why in result.errors(rank) and not result.lines(rank), result.text
-    result = launch(2, tmp_path / "x", "--resume")
-    assert result.returncode == 2, result.text
+    result = launch(2, tmp_path / "x", "--resume", code=2)
     assert "is not a folder" in result.errors(0) and "Traceback" not in result.stderr

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from example_scripts import EXAMPLES, load, run
+from example_scripts import EXAMPLES, finish, load
 from ranks import requires_mpi, run_ranks
 from refusals import raises
 
@@ -77,8 +77,8 @@ def texts(tmp_path: Path) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which ``runs/gpt2`` was trained to its end, on Python's documentation."""
     folder = tmp_path_factory.mktemp("gpt2")
-    result = run(TRAIN, *TINY, "--tokenizer", "bytes", cwd=folder)
-    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
+    result = finish(TRAIN, *TINY, "--tokenizer", "bytes", cwd=folder)
+    assert result.stderr == ""
     (folder / "shown").write_text(result.stdout, encoding="utf-8")
     return folder
 

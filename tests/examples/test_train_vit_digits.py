@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from example_scripts import load
+from example_scripts import load, recorded
 
 import minigrad
 
@@ -19,11 +17,9 @@ def test_patches_are_squares_of_the_image(monkeypatch):
     images = np.arange(2 * 16 * 16, dtype=np.float32).reshape(2, 16, 16)
     cut = vit.patches(minigrad.from_numpy(images)).numpy()
     assert cut.shape == (2, 16, 16)
-    for n in range(2):
-        for row in range(4):
-            for column in range(4):
-                square = images[n, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
-                assert np.array_equal(cut[n, 4 * row + column], square.ravel())
+    for n, row, column in np.ndindex(2, 4, 4):
+        square = images[n, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+        assert np.array_equal(cut[n, 4 * row + column], square.ravel())
 
 
 def test_every_patch_matters_and_so_does_its_place(monkeypatch):
@@ -68,11 +64,9 @@ def test_distances_are_those_to_the_lines(monkeypatch):
 
 def test_the_accuracy_is_that_of_images_it_never_saw(monkeypatch, capsys):
     vit = load(VIT, monkeypatch, "--steps", 250, "--images", 1000, "--held-out", 200, "--batch-size", 32, "--seed", 2)
-    seen: list[Any] = []
-    train = vit.train
-    monkeypatch.setattr(vit, "train", lambda *arguments: (seen.extend(arguments[:2]), train(*arguments)))
+    seen = recorded(monkeypatch, vit, "train")
     assert vit.main() == 0
-    model, known = seen
+    model, known = seen[:2]
     rng = np.random.default_rng(2)
     first, _ = vit.draw_digits(1000, 0.15, rng)
     images, digits = vit.draw_digits(200, 0.15, rng)

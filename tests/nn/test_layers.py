@@ -12,6 +12,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
+from minigrad.nn import functional as F
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
@@ -173,34 +174,27 @@ def test_batch_norm_resumes_from_its_state() -> None:
     assert layer.num_batches_tracked.item() == 1  # evaluation counts nothing
 
 
-@needs_torch
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # PyTorch's rms_norm
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_normalisations_of_half_width_with_float32_parameters(dtype: str) -> None:
-    """The result is of the input's dtype, gradients are of their own tensors': PyTorch's, rounded once."""
-    array = values(4, 6).astype("f4")
-    w, b = (values(6, seed=i).astype("f4") for i in (1, 2))
-    ones, zeros = np.ones(6, "f4"), np.zeros(6, "f4")
-    calls = {
-        "layer_norm": lambda f, t, x, w, b: f.layer_norm(x, (6,), w, b),
-        "rms_norm": lambda f, t, x, w, b: f.rms_norm(x, (6,), w, 1e-5),
-        "group_norm": lambda f, t, x, w, b: f.group_norm(x, 2, w, b),
-        "batch_norm": lambda f, t, x, w, b: f.batch_norm(x, t(zeros), t(ones), w, b, training=True),
-        "batch_norm evaluating": lambda f, t, x, w, b: f.batch_norm(x, t(zeros), t(ones), w, b),
+    """The result is of the input's dtype, gradients are of their own tensors': float32's, rounded once."""
+    wide = mg.tensor(values(4, 6).astype("f4")).to(dtype).float()
+    zeros, ones = mg.zeros(6), mg.ones(6)
+    calls: dict[str, Any] = {
+        "layer_norm": lambda x, w, b: F.layer_norm(x, (6,), w, b),
+        "rms_norm": lambda x, w, b: F.rms_norm(x, (6,), w, 1e-5),
+        "group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),
+        "batch_norm": lambda x, w, b: F.batch_norm(x, zeros.clone(), ones.clone(), w, b, training=True),
+        "batch_norm evaluating": lambda x, w, b: F.batch_norm(x, zeros, ones, w, b),
     }
     for name, call in calls.items():
-        x = mg.tensor(array).to(dtype).requires_grad_()
-        z = torch.tensor(array).to(getattr(torch, dtype)).requires_grad_()
-        ours = [mg.tensor(p, requires_grad=True) for p in (w, b)]
-        theirs = [torch.tensor(p, requires_grad=True) for p in (w, b)]
-        y, expected = call(nn.functional, mg.tensor, x, *ours), call(torch.nn.functional, torch.tensor, z, *theirs)
-        assert y.dtype == dtype and str(expected.dtype) == f"torch.{dtype}", name
-        unit = float(mg.finfo(y.dtype).eps)
-        np.testing.assert_allclose(
-            y.detach().float().numpy(), expected.detach().float().numpy(), rtol=2 * unit, atol=2 * unit, err_msg=name
-        )
+        x = wide.to(dtype).requires_grad_()
+        parameters = [mg.tensor(values(6, seed=i).astype("f4"), requires_grad=True) for i in (1, 2)]
+        y, expected = call(x, *parameters), call(wide, *parameters).detach()
+        unit = float(mg.finfo(x.dtype).eps)
+        assert y.dtype == dtype, name
+        np.testing.assert_allclose(y.detach().float().numpy(), expected.numpy(), rtol=unit, atol=unit, err_msg=name)
         grads = y.sum().backward()
-        assert grads[x].dtype == dtype and all(grads[p].dtype == "float32" for p in ours if p in grads), name
+        assert grads[x].dtype == dtype and all(grads[p].dtype == "float32" for p in parameters if p in grads), name
 
 
 def test_normalisations_refuse_other_sizes() -> None:

@@ -87,15 +87,6 @@ def test_a_module_without_forward() -> None:
     raises(NotImplementedError, "Module has no forward", lambda: Module()(1))
 
 
-def test_properties_of_subclasses_work() -> None:
-    class WithProperty(nn.Linear):
-        @property
-        def size(self) -> int:
-            return self.weight.numel()
-
-    assert WithProperty(2, 3).size == 6
-
-
 # ---------------------------------------------------------------------- buffers
 
 
@@ -109,10 +100,6 @@ def test_buffers() -> None:
     assert m.state_dict()["later"].tolist() == [1] * 3
     m.later = None
     assert m.later is None and "later" not in m.state_dict()
-    m.later = mg.ones(1)
-    assert "later" in m.state_dict()
-    m.mean = Parameter(mg.ones(2))
-    assert "mean" not in names(m.named_buffers()) and "mean" in names(m.named_parameters())
     del m.mask
     m.register_buffer("mask", mg.zeros(1))
     assert "mask" in m.state_dict()
@@ -133,6 +120,8 @@ def test_names_are_dotted_in_order_of_definition() -> None:
         assert names(m.named_parameters("a.b")) == ["a.b.0.weight", "a.b.0.bias", "a.b.1.1.weight"]
     assert names(m.named_modules()) == ["", "0", "1", "1.0", "1.1"] and len(list(m.modules())) == 5
     assert m.num_parameters() == 6 + 3 + 3
+    seen: list[Module] = []
+    assert m.apply(seen.append) is m and seen == list(m.modules())
     assert [p.id for p in m.parameters()] == [p.id for _, p in m.named_parameters()]
 
 
@@ -161,12 +150,6 @@ def test_deep_nesting() -> None:
     m.load_state_dict({name: np.ones(t.shape) for name, t in m.state_dict().items()})
     assert m(mg.ones(1, 1, dtype="float64")).item() == 2
     assert repr(m).count("Sequential") == 300
-
-
-def test_apply_visits_every_module_once() -> None:
-    m, seen = Sequential(nn.ReLU(), Sequential(nn.Tanh())), []
-    assert m.apply(lambda module: seen.append(type(module).__name__)) is m
-    assert seen == ["Sequential", "ReLU", "Sequential", "Tanh"]
 
 
 # ---------------------------------------------------------------------- modes and conversion
@@ -299,16 +282,6 @@ def test_repr() -> None:
         ")"
     )
     assert repr(nn.ReLU()) == "ReLU()"
-
-    class Scale(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Tanh()
-
-        def extra_repr(self) -> str:
-            return "factor=2"
-
-    assert repr(Scale()) == "Scale(\n  factor=2\n  (inner): Tanh()\n)"
 
 
 def test_deepcopy_copies_weights_and_keeps_shared_ones_shared() -> None:

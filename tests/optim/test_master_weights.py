@@ -47,26 +47,6 @@ def test_a_step_is_the_float32_step_of_the_master_rounded_once(half: Any) -> Non
             assert state[kind].dtype == np.float32 and state[kind].tobytes() == expected[kind].tobytes()
 
 
-@pytest.mark.parametrize("half", HALVES)
-def test_updates_below_half_a_unit_in_the_last_place_add_up(half: Any) -> None:
-    moved = {}
-    for master in (False, True):
-        p = nn.Parameter(mg.ones(4).to(half))
-        optimizer = AdamW([p], lr=1e-4, weight_decay=0.0, master_weights=master)
-        for _ in range(100):
-            optimizer.step(store([p], [mg.ones(4).to(half)]))
-        moved[master] = 1.0 - p.detach().float().numpy()
-    assert (moved[False] == 0).all()
-    np.testing.assert_allclose(moved[True], 0.01, atol=2.0**-8)  # 100 steps of lr, to a unit in the last place
-
-
-def test_float32_parameters_have_no_master() -> None:
-    params = [nn.Parameter(mg.ones(3)), nn.Parameter(mg.ones(3).to(mg.bfloat16))]
-    optimizer = AdamW(params, master_weights=True)
-    optimizer.step(store(params, [mg.ones(3), mg.ones(3).to(mg.bfloat16)]))
-    assert ["master" in optimizer.state[p._id].arrays for p in params] == [False, True]
-
-
 @pytest.mark.parametrize("dtype", [mg.float32, mg.float64])
 def test_wide_parameters_are_their_own_masters(dtype: Any) -> None:
     """The option changes neither weights nor state of a model without half parameters."""
