@@ -1,6 +1,6 @@
 """ThreadCommunicator: the ranks are threads of one process, for tests and for replicas in one process.
 
-Their tensors are on the CPU or on GPUs; those of GPUs are combined there (``device_combine``), which needs no NCCL.
+Their tensors are on the CPU or on GPUs; those of GPUs are combined there (``combine``), which needs no NCCL.
 
 Nothing waits without a deadline. What the ranks share is in ``thread_group``; here is what one rank sees.
 """

@@ -23,12 +23,10 @@ from typing import Any
 
 from ..call_thread import CallThread
 from ..calls import Call, ReduceOp
-from ..combine import combine, units
+from ..combine import DEVICE_BLOCK_BYTES, combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
 from ..communicator import Communicator
 from ..place import is_on_host
-from .device_combine import BLOCK_BYTES as DEVICE_BLOCK_BYTES
-from .device_combine import combine_on_devices
 
 BLOCK_BYTES = 1 << 20  # what one thread handles at once; between blocks it needs the interpreter lock
 SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the work
@@ -128,10 +126,6 @@ def _blocks(op: ReduceOp | None, pairs: list[tuple[list[Any], list[Any]]]) -> It
             yield op, [s[i : i + step] for s in sources], [o[i : i + step] for o in outs]
             if on_gpus:
                 outs = [*outs[1:], outs[0]]  # the next GPU combines
-
-
-def _combine(op: ReduceOp | None, sources: list[Any], outs: list[Any]) -> None:
-    (combine if is_on_host(outs[0]) else combine_on_devices)(op, sources, outs)
 
 
 class Group:
@@ -264,7 +258,7 @@ class Group:
             try:
                 for ready in operation.ready:
                     ready.synchronize()
-                _combine(*task)
+                combine(*task)
             except Exception as error:  # out of memory, most likely; the ranks must hear of it
                 with self._lock:
                     if operation.all_parts:
