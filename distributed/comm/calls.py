@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import functools
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -110,6 +111,20 @@ class CommStats:
     bytes_sent: int = 0
     busy_s: float = 0.0
     waited_s: float = 0.0
+    _under_way: int = field(default=0, init=False, repr=False, compare=False)
+    _since: float = field(default=0.0, init=False, repr=False, compare=False)
+
+    def begin(self) -> None:
+        """One operation more is under way."""
+        if not self._under_way:
+            self._since = time.monotonic()
+        self._under_way += 1
+
+    def end(self, now: float) -> None:
+        """One operation less, at this time of ``time.monotonic``."""
+        self._under_way -= 1
+        if not self._under_way:
+            self.busy_s += now - self._since
 
     @property
     def hidden_share(self) -> float:

@@ -1,4 +1,5 @@
-"""Combining the arrays of several ranks in host memory, for the engines that do it themselves.
+"""Combining the arrays of several ranks, for the engines that do it themselves: in host memory, or on GPUs that one
+process has, without NCCL.
 
 One place decides the arithmetic: ranks are combined in order of rank, one after the other; float16 and bfloat16 are
 combined in float32 and rounded once; an average is the sum, divided; integers wrap as NumPy's do; MIN and MAX pass NaN
@@ -7,6 +8,7 @@ on.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,13 +17,17 @@ import numpy as np
 from minigrad.dtypes import is_floating
 
 from .calls import Call, CallKind, ReduceOp
+from .place import device_of, is_on_host
 
-_UFUNCS: dict[ReduceOp, np.ufunc] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.AVG: np.add,
-    ReduceOp.PROD: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
+DEVICE_BLOCK_BYTES = 1 << 25  # what is combined at once on a GPU: the size of the copies that it needs
+
+# NumPy's function, and the name of the kernels'.
+_FUNCTIONS: dict[ReduceOp, tuple[np.ufunc, str]] = {
+    ReduceOp.SUM: (np.add, "add"),
+    ReduceOp.AVG: (np.add, "add"),
+    ReduceOp.PROD: (np.multiply, "mul"),
+    ReduceOp.MIN: (np.minimum, "minimum"),
+    ReduceOp.MAX: (np.maximum, "maximum"),
 }
 
 
@@ -29,8 +35,12 @@ def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) ->
     """Write the combination of ``sources`` (one 1-D array per rank, in order of rank) into each of ``outs``.
 
     All have the same length and dtype. ``outs[0]`` may be ``sources[0]``; each other ``outs[i]`` may be one of the
-    sources too. A single source is copied as it is; ``op`` may then be None.
+    sources too. A single source is copied as it is; ``op`` may then be None. Arrays of devices are contiguous, and
+    nothing has still to write or to read them.
     """
+    if not is_on_host(outs[0]):
+        _combine_on_devices(op, sources, outs)
+        return
     result = outs[0]
     if op is None or len(sources) == 1:
         result[...] = sources[0]
@@ -46,13 +56,62 @@ def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) ->
 
 
 def _reduce(op: ReduceOp, sources: Sequence[Any], result: Any) -> Any:
-    ufunc = _UFUNCS[op]
+    ufunc = _FUNCTIONS[op][0]
     ufunc(sources[0], sources[1], out=result)
     for source in sources[2:]:
         ufunc(result, source, out=result)
     if op is ReduceOp.AVG:
         np.divide(result, len(sources), out=result)
     return result
+
+
+class _Streams(threading.local):
+    """Each thread's own, by device, so that what it does runs beside the ranks' kernels."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}
+
+
+_streams = _Streams()
+
+
+def _combine_on_devices(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) -> None:
+    """Copy each source to the device of ``outs[0]`` (by the driver, directly where the cards can reach each other),
+    combine them there by the library's own kernels, and copy the result to the others. No value reaches the memory of
+    the host, unless the driver takes that way between two cards.
+    """
+    home = outs[0].device
+    kernels = device_of(outs[0]).kernels_package()
+    if home not in _streams.known:
+        _streams.known[home] = kernels.streams.Stream(home)
+    stream = _streams.known[home]
+    with stream:
+        parts = [_fetched(kernels, source, home) for source in sources]  # kept until the stream has used them
+        total = parts[0] if op is None or len(parts) == 1 else _reduced(kernels, op, parts)
+        for out in outs:
+            if total.dtype != out.dtype:
+                total = kernels.elementwise.cast(total, out.dtype)
+            kernels.memory.copy_across(out.pointer, total.pointer, out.nbytes)
+        stream.synchronize()
+
+
+def _fetched(kernels: Any, source: Any, home: int) -> Any:
+    if source.device == home:
+        return source
+    part = kernels.empty(source.shape, source.dtype, home)
+    kernels.memory.copy_across(part.pointer, source.pointer, source.nbytes)
+    return part
+
+
+def _reduced(kernels: Any, op: ReduceOp, parts: Sequence[Any]) -> Any:
+    """A new array; of float16 and bfloat16 in float32."""
+    function = getattr(kernels.elementwise, _FUNCTIONS[op][1])
+    if is_floating(parts[0].dtype) and parts[0].dtype.itemsize == 2:
+        parts = [kernels.elementwise.cast(part, np.float32) for part in parts]
+    total = function(parts[0], parts[1])
+    for part in parts[2:]:
+        total = function(total, part)
+    return kernels.elementwise.div(total, len(parts)) if op is ReduceOp.AVG else total
 
 
 def units(call: Call, sent: Mapping[int, Any], received: Mapping[int, Any]) -> list[tuple[list[Any], list[Any]]]:

@@ -67,7 +67,7 @@ def load_distributed_checkpoint(
     tensors: dict[str, dict[str, np.ndarray]] = {file: {} for file in content["arrays"]}
     for file, named in content["arrays"].items():
         for name, (shape, dtype) in named.items():
-            array = np.empty(shape, _dtype(dtype)) if found is None else found.tensors[file][name]
+            array = np.empty(shape, dtype) if found is None else found.tensors[file][name]
             tensors[file][name] = _from_rank_0(communicator, array)
     return Checkpoint(tensors, content["state"], Path(content["path"]), content["step"])
 
@@ -184,10 +184,6 @@ class AsyncCheckpointer:
 
 def _copied(x: Any) -> np.ndarray:
     return np.array(on_host(x.detach()) if isinstance(x, Tensor) else x)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return minigrad.bfloat16 if name == "bfloat16" else np.dtype(name)
 
 
 def _from_rank_0(communicator: Communicator, array: np.ndarray) -> np.ndarray:

@@ -91,13 +91,13 @@ def test_cuda_large_arrays_are_combined_by_all_devices_in_turn(monkeypatch: pyte
     from minigrad.distributed.comm.threads import thread_group
 
     homes = []
-    combine = thread_group.combine_on_devices
+    combine = thread_group.combine
 
     def noted(op: Any, sources: Any, outs: Any) -> None:
         homes.append(outs[0].device)
         combine(op, sources, outs)
 
-    monkeypatch.setattr(thread_group, "combine_on_devices", noted)
+    monkeypatch.setattr(thread_group, "combine", noted)
     monkeypatch.setattr(thread_group, "SMALL_BYTES", 100)  # by the group's own threads
 
     def fn(comm: ThreadCommunicator) -> None:

@@ -116,7 +116,6 @@ class Progress:
         self._channels: dict[Hashable, deque[Operation]] = {}
         self._jobs: deque[Callable[[], None]] = deque()
         self._news = threading.Condition()
-        self._busy: dict[Owner, float] = {}  # since when a communicator has had operations under way
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -136,7 +135,7 @@ class Progress:
         """Give an operation to the thread."""
         operation.ended = threading.Event()
         with self._news:
-            self._busy.setdefault(operation.owner, time.monotonic())
+            operation.owner.stats.begin()
             self._channels.setdefault(operation.channel, deque()).append(operation)
             self._news.notify()
 
@@ -224,12 +223,9 @@ class Progress:
         with self._news:
             queue = self._channels[operation.channel]
             while queue and queue[0].over:
-                queue.popleft()
+                queue.popleft().owner.stats.end(time.monotonic())
             if not queue:
                 del self._channels[operation.channel]
-            owner = operation.owner
-            if not any(op.owner is owner for queue in self._channels.values() for op in queue):
-                owner.stats.busy_s += time.monotonic() - self._busy.pop(owner)
 
 
 class _Pause:

@@ -1,6 +1,6 @@
 """ThreadCommunicator: the ranks are threads of one process, for tests and for replicas in one process.
 
-Their tensors are on the CPU or on GPUs; those of GPUs are combined there (``device_combine``), which needs no NCCL.
+Their tensors are on the CPU or on GPUs; those of GPUs are combined there (``combine``), which needs no NCCL.
 
 Nothing waits without a deadline. What the ranks share is in ``thread_group``; here is what one rank sees.
 """
@@ -25,7 +25,7 @@ from ..comm_errors import CommError
 from ..communicator import Communicator
 from ..deadlines import DEFAULT_TIMEOUT, check_seconds, remaining
 from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
-from .thread_group import Group, RankPart, Seat, words_of
+from .thread_group import Group, RankPart, words_of
 
 GRACE = 1.0  # seconds that a rank has beyond its last deadline to end
 
@@ -75,7 +75,7 @@ class ThreadCommunicator(Communicator):
     ) -> None:
         super().__init__(group.size, rank, device, timeout)
         self._world: ThreadCommunicator = self if parent is None else parent._world
-        self._group, self._faults, self._seat = group, faults, Seat(rank, self.stats)
+        self._group, self._faults = group, faults
         self._collectives = 0
         self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
         self._started: deque[ThreadWork] = deque()
@@ -119,7 +119,7 @@ class ThreadCommunicator(Communicator):
             ready = self.device.kernels.streams.Event()
             ready.record()
         key, ranks = self._place(call)
-        work = ThreadWork(self, self._group.post(key, ranks, self._seat, call, send, arrives, ready))
+        work = ThreadWork(self, self._group.post(key, ranks, self, call, send, arrives, ready))
         self.forget_ended()
         self._started.append(work)
         if call.kind is CallKind.BARRIER:

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..call_thread import CallThread
-from ..calls import Call, CommStats, ReduceOp
-from ..combine import combine, units
+from ..calls import Call, ReduceOp
+from ..combine import DEVICE_BLOCK_BYTES, combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
+from ..communicator import Communicator
 from ..place import is_on_host
-from .device_combine import BLOCK_BYTES as DEVICE_BLOCK_BYTES
-from .device_combine import combine_on_devices
 
 BLOCK_BYTES = 1 << 20  # what one thread handles at once; between blocks it needs the interpreter lock
 SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the work
@@ -35,45 +34,24 @@ SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the
 _Task = tuple[ReduceOp | None, list[Any], list[Any]]  # arguments of ``combine``
 
 
-class Seat:
-    """A rank's place in the group; measures for how long at least one of its operations is under way."""
-
-    def __init__(self, rank: int, stats: CommStats) -> None:
-        self.rank = rank
-        self.stats = stats
-        self._under_way, self._busy_since = 0, 0.0
-
-    def begin(self) -> None:
-        """One operation more."""
-        if not self._under_way:
-            self._busy_since = time.monotonic()
-        self._under_way += 1
-
-    def end(self, now: float) -> None:
-        """One operation less."""
-        self._under_way -= 1
-        if not self._under_way:
-            self.stats.busy_s += now - self._busy_since
-
-
 class RankPart:
     """One rank's part of an operation."""
 
-    def __init__(self, seat: Seat, call: Call, operation: _Operation, ready: Any = None) -> None:
-        self.seat = seat
+    def __init__(self, owner: Communicator, call: Call, operation: _Operation, ready: Any = None) -> None:
+        self.owner = owner
         self.call = call
         self.ready = ready  # an event of a GPU, before which the arrays must not be touched
         self.operation = operation
         self.ended: threading.Event = threading.Event()
         self.ended_at: float = 0.0
         self.failed: bool = False
-        seat.begin()
+        owner.stats.begin()
 
     def end(self, failed: bool) -> None:
         """Wake who waits for it."""
         if not self.ended.is_set():
             self.failed, self.ended_at = failed, time.monotonic()
-            self.seat.end(self.ended_at)
+            self.owner.stats.end(self.ended_at)
             self.ended.set()
 
 
@@ -117,7 +95,7 @@ class _Operation:
         """All have posted and agree: list the work."""
         parts = self.parts.values()
         call = next(iter(parts)).call
-        received = {part.seat.rank: part.call.recv for part in parts if part.call.recv is not None}
+        received = {part.owner.rank: part.call.recv for part in parts if part.call.recv is not None}
         pairs = units(call, self.sends, received)
         self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in pairs)
         self.ready = [part.ready for part in parts if part.ready is not None]
@@ -150,10 +128,6 @@ def _blocks(op: ReduceOp | None, pairs: list[tuple[list[Any], list[Any]]]) -> It
                 outs = [*outs[1:], outs[0]]  # the next GPU combines
 
 
-def _combine(op: ReduceOp | None, sources: list[Any], outs: list[Any]) -> None:
-    (combine if is_on_host(outs[0]) else combine_on_devices)(op, sources, outs)
-
-
 class Group:
     """What the ranks share: the operations under way, who has left, and the first failure."""
 
@@ -171,26 +145,26 @@ class Group:
     # ------------------------------------------------------------------ what the ranks call
 
     def post(
-        self, key: Hashable, ranks: tuple[int, ...], seat: Seat, call: Call, send: Any, arrives: bool, ready: Any = None
+        self, key: Hashable, ranks: tuple[int, ...], by: Communicator, call: Call, send: Any, arrives: bool, ready: Any
     ) -> RankPart:
-        """Add a rank's part to operation ``key`` of ``ranks``; unless it ``arrives``, only this rank knows of it.
-        ``ready`` is the event of a GPU when the arrays are computed.
+        """Add the part of rank ``by`` to operation ``key`` of ``ranks``; unless it ``arrives``, only this rank knows of
+        it. ``ready`` is the event of a GPU when the arrays are computed, or None.
 
         What it returns has already failed if the group has.
         """
         with self._lock:
             if self.failure is not None:
-                part = RankPart(seat, call, _Operation(ranks))
+                part = RankPart(by, call, _Operation(ranks))
                 part.end(failed=True)
                 return part
             operation = self._incomplete.setdefault(key, _Operation(ranks))
-            part = RankPart(seat, call, operation, ready)
+            part = RankPart(by, call, operation, ready)
             operation.all_parts.append(part)
-            self._last_call[seat.rank] = f"{call.kind} (operation {call.sequence})"
+            self._last_call[by.rank] = f"{call.kind} (operation {call.sequence})"
             if arrives:
-                operation.parts[seat.rank] = part
+                operation.parts[by.rank] = part
                 if send is not None:
-                    operation.sends[seat.rank] = send
+                    operation.sends[by.rank] = send
             self._check_present(operation)
             if self.failure is not None or operation.missing:
                 return part
@@ -207,7 +181,7 @@ class Group:
                 return part
         began = time.monotonic()
         self._work(operation)
-        seat.stats.waited_s += time.monotonic() - began
+        by.stats.waited_s += time.monotonic() - began
         return part
 
     def expire(self, part: RankPart, seconds: float) -> None:
@@ -216,7 +190,7 @@ class Group:
             operation = part.operation
             if part.ended.is_set():
                 return
-            waiting = f"rank {part.seat.rank} waited {seconds:g} s in {words_of(part.call)}"
+            waiting = f"rank {part.owner.rank} waited {seconds:g} s in {words_of(part.call)}"
             if not operation.missing:
                 self._fail(CommTimeoutError, f"{waiting}, which has begun but not ended", ())
             elif not operation.agrees():
@@ -264,7 +238,7 @@ class Group:
         return f"the ranks do not agree: {operation.who_called_what()}"
 
     def _doing(self, rank: int, waiting: RankPart) -> str:
-        if rank == waiting.seat.rank:
+        if rank == waiting.owner.rank:
             return "itself: what it sent was lost"
         call = self._last_call.get(rank)
         return "made no call yet" if call is None else f"its last call: {call}"
@@ -284,7 +258,7 @@ class Group:
             try:
                 for ready in operation.ready:
                     ready.synchronize()
-                _combine(*task)
+                combine(*task)
             except Exception as error:  # out of memory, most likely; the ranks must hear of it
                 with self._lock:
                     if operation.all_parts:
