@@ -12,7 +12,7 @@ kept, and added by a second kernel, chunk after chunk. No atomics: each run give
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,14 +30,6 @@ from .rowwise.sorting import sort_rows
 SORTED_CHUNK = 32
 
 
-class RowSums(NamedTuple):
-    """The two kernels of backward, and the dtype of what the first leaves to the second."""
-
-    chunks: Kernel
-    spanning: Kernel
-    total: np.dtype[Any]
-
-
 @device_function
 def _load_one(p: Any, i: Any) -> Any:
     x = p[i]
@@ -49,7 +41,8 @@ def _store_one(p: Any, i: Any, values: Any) -> None:
     p[i] = values[0]
 
 
-def _sums(dtype: str, width: int) -> RowSums:
+def _sums(dtype: str, width: int) -> tuple[Kernel, Kernel, np.dtype[Any]]:
+    """The two kernels of backward, and the dtype of what the first leaves to the second."""
     real = np.float64 if dtype == "float64" else np.float32
     wide = real.__name__
     read, write = element_conversions(dtype)
@@ -115,7 +108,7 @@ def _sums(dtype: str, width: int) -> RowSums:
             end += SORTED_CHUNK
         add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
 
-    return RowSums(sum_chunks, sum_spanning, np.dtype(real))
+    return sum_chunks, sum_spanning, np.dtype(real)
 
 
 _SUMS = {
@@ -157,13 +150,13 @@ def backward_into(dy: Array, indices: Array, dweight: Array) -> None:
     dy = contiguous(dy)
     name = dweight.dtype.name
     wide = C % 4 == 0 and not (dy.pointer % 16 or dweight.pointer % 16)
-    sums = _SUMS.get((name, 4 if wide else 1)) or _SUMS[name, 1]
     width = 4 if wide and (name, 4) in _SUMS else 1
+    sum_chunks, sum_spanning, total = _SUMS[name, width]
     keys, order = sort_rows(harmless(contiguous(indices), 0, len(dweight)).reshape(1, N))
     chunks = ceil_div(N, SORTED_CHUNK)
-    kept = empty((chunks, 2, C), sums.total, dweight.device)
+    kept = empty((chunks, 2, C), total, dweight.device)
     used = min(THREADS, C // width)
     grid = (chunks, ceil_div(C // width, used))
-    sums.chunks.launch(grid, dweight, dy, keys, order, kept, N, C, threads=used)
+    sum_chunks.launch(grid, dweight, dy, keys, order, kept, N, C, threads=used)
     if chunks > 1:
-        sums.spanning.launch(grid, dweight, keys, kept, N, C, threads=used)
+        sum_spanning.launch(grid, dweight, keys, kept, N, C, threads=used)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +34,7 @@ UP, DOWN = 2.0**100, 2.0**-80  # the factors of chunks whose sums are not
 REMEMBERED = 16  # lists of sizes that a thread remembers
 
 
-class NormKernels(NamedTuple):
-    squares: Kernel
-    total: Kernel
-    scale: Kernel
-
-
-def _kernels(real: Any) -> NormKernels:
+def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
     word, pointer, itemsize = real.__name__, WORDS[real].pointer, np.dtype(real).itemsize
     may_leave = real is np.float32
     load, _, store = fours(itemsize)
@@ -141,7 +135,7 @@ def _kernels(real: Any) -> NormKernels:
             if bad and checks:
                 found[0] = 1  # whoever writes, writes the same
 
-    return NormKernels(squares, total, scale)
+    return squares, total, scale
 
 
 _KERNELS = {np.dtype(real): _kernels(real) for real in REALS}
@@ -175,7 +169,7 @@ class _Pass:
 
     def __init__(self, arrays: Sequence[Array], factor: float | np.ndarray = 1.0) -> None:
         self.dtype = arrays[0].dtype
-        self.kernels = _KERNELS[self.dtype]
+        self.squares, self.total, self.scaling = _KERNELS[self.dtype]
         self.cut, upload = _plan(arrays)
         pointers = np.array([array.pointer for array in arrays], np.int64)
         factors = factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64)
@@ -188,16 +182,16 @@ class _Pass:
         """Add the squares to ``result`` (3,); ``more``: to what is there."""
         cut, sums = self.cut, empty((self.cut.count, 2), self.dtype, result.device)
         arguments = self.addresses, cut.device_sizes, cut.chunks, sums, cut.length
-        self.kernels.squares.launch(cut.count, *arguments, threads=cut.threads(4))
+        self.squares.launch(cut.count, *arguments, threads=cut.threads(4))
         threads = block_of(cut.count, 1024)
-        self.kernels.total.launch(1, sums, cut.count, result, narrow, int(more), max_norm, eps, threads=threads)
+        self.total.launch(1, sums, cut.count, result, narrow, int(more), max_norm, eps, threads=threads)
 
     def scale(self, factor: Array, found: Array | None, writes: bool) -> None:
         """Multiply by ``factor`` (1,); raise the flag ``found`` (1,) where something is infinite or NaN."""
         cut = self.cut
         flag = empty(1, np.int32, factor.device) if found is None else found
         arguments = self.addresses, cut.device_sizes, cut.chunks, factor, flag, cut.length
-        self.kernels.scale.launch(cut.count, *arguments, int(found is not None), int(writes), threads=cut.threads(4))
+        self.scaling.launch(cut.count, *arguments, int(found is not None), int(writes), threads=cut.threads(4))
 
 
 def _groups(arrays: Iterable[Array], writer: str = "") -> tuple[list[list[Array]], list[tuple[Array, Array]]]:

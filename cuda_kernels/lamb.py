@@ -22,7 +22,7 @@ Source: You et al., "Large batch optimization for deep learning: training BERT i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,11 +38,6 @@ __all__ = ["SCALARS", "Table", "step"]
 
 SCALARS = ("lr", "weight_decay", "beta1", "beta2", "correction", "root", "eps", "max_trust_ratio")
 """The columns of ``scalars``, one row for each parameter."""
-
-
-class LambKernels(NamedTuple):
-    moments: Kernel
-    descend: Kernel
 
 
 def _ratios(real: Any) -> Kernel:
@@ -69,7 +64,7 @@ def _ratios(real: Any) -> Kernel:
     return ratios
 
 
-def _lamb(real: Any, lamb: bool) -> LambKernels:
+def _lamb(real: Any, lamb: bool) -> tuple[Kernel, Kernel]:
     """``lamb``: with v in the table. Rows of the kernels: weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, correction,
     root, eps."""
     pointer, product = WORDS[real].pointer, WORDS[real].product
@@ -128,14 +123,11 @@ def _lamb(real: Any, lamb: bool) -> LambKernels:
         p, m, v = arrays_of(addresses, tensor, first)
         i = cuda.threadIdx.x
         while i < n:
-            p_one, m_one = p[i], m[i]
-            v_one = m_one
-            if lamb:
-                v_one = v[i]
-            p[i] = p_one - product(steps[tensor], direction(row, p_one, m_one, v_one))
+            p_one = p[i]
+            p[i] = p_one - product(steps[tensor], direction(row, p_one, m[i], v[i]))
             i += cuda.blockDim.x
 
-    return LambKernels(moments, descend)
+    return moments, descend
 
 
 _RATIOS = {np.dtype(real): _ratios(real) for real in REALS}
@@ -155,16 +147,12 @@ def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     addresses, rows_there, limits = table.send(grads, rows, ends)
     sums = empty((cut.count, 2), np.float64, table.device)
     steps = empty(len(grads), table.dtype, table.device)
-    kernels, threads = _KERNELS[table.dtype, table.states], cut.threads(4)
-    kernels.moments.launch(
-        cut.count, table.addresses, cut.device_sizes, addresses, cut.chunks, rows_there, sums, cut.length,
-        threads=threads,
-    )  # fmt: skip
+    (moments, descend), threads = _KERNELS[table.dtype, table.states], cut.threads(4)
+    arrays = table.addresses, cut.device_sizes
+    moments.launch(cut.count, *arrays, addresses, cut.chunks, rows_there, sums, cut.length, threads=threads)
     most = ceil_div(max(cut.sizes), cut.length)
     _RATIOS[table.dtype].launch(len(grads), sums, cut.starts, limits, steps, threads=block_of(most))
-    kernels.descend.launch(
-        cut.count, table.addresses, cut.device_sizes, cut.chunks, rows_there, steps, cut.length, threads=threads
-    )
+    descend.launch(cut.count, *arrays, cut.chunks, rows_there, steps, cut.length, threads=threads)
 
 
 def _rows(scalars: np.ndarray) -> np.ndarray:

@@ -115,7 +115,7 @@ def _backward_rows(real: Any, accesses: int) -> Kernel:
     return backward_rows
 
 
-def _forward_long(real: Any) -> Kernel:
+def _long(real: Any) -> tuple[Kernel, Kernel]:
     word = real.__name__
     tile = row_tile(real, 2)
     count, read, write = tile.values, tile.read, tile.write
@@ -141,14 +141,6 @@ def _forward_long(real: Any) -> Kernel:
                 values[k] = centred - s if log else math.exp(centred) * s
             write(y, base + start, C - start, vectors, values)
 
-    return forward_long
-
-
-def _backward_long(real: Any) -> Kernel:
-    word = real.__name__
-    tile = row_tile(real, 2)
-    count, read, write = tile.values, tile.read, tile.write
-
     @kernel(f"{word}* x3, int64 x2, int32 x2", threads=LONG_THREADS, registers=64, vector_loads=True, of=word)
     def backward_long(dy, y, dx, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
@@ -170,10 +162,10 @@ def _backward_long(real: Any) -> Kernel:
                 slopes[k] = slope(slopes[k], values[k], total, log)
             write(dx, base + start, C - start, vectors, slopes)
 
-    return backward_long
+    return forward_long, backward_long
 
 
-def _forward_columns(real: Any) -> Kernel:
+def _columns(real: Any) -> tuple[Kernel, Kernel]:
     word = real.__name__
 
     @kernel(f"{word}* x2, int64 x3, int32", registers=64, of=word)
@@ -198,12 +190,6 @@ def _forward_columns(real: Any) -> Kernel:
             centred = x[base + c * inner] - m
             y[base + c * inner] = centred - s if log else math.exp(centred) * s
 
-    return forward_columns
-
-
-def _backward_columns(real: Any) -> Kernel:
-    word = real.__name__
-
     @kernel(f"{word}* x3, int64 x3, int32", registers=48, of=word)
     def backward_columns(dy, y, dx, outputs, C, inner, log):
         """As ``forward_columns``."""
@@ -224,22 +210,20 @@ def _backward_columns(real: Any) -> Kernel:
             at = base + c * inner
             dx[at] = slope(dy[at], y[at], total, log)
 
-    return backward_columns
+    return forward_columns, backward_columns
 
 
-_REALS = (np.float32, np.float64)
-_FORWARD: dict[Any, SoftmaxKernels] = {
-    np.dtype(real): SoftmaxKernels(
-        _forward_rows(real, 1), _forward_rows(real, 4), _forward_long(real), _forward_columns(real), 4
-    )
-    for real in _REALS
-}
-_BACKWARD: dict[Any, SoftmaxKernels] = {  # two rows in 64 registers
-    np.dtype(real): SoftmaxKernels(
-        _backward_rows(real, 1), _backward_rows(real, most), _backward_long(real), _backward_columns(real), most
-    )
-    for real, most in zip(_REALS, (4, 2), strict=True)
-}
+def _kernels(real: Any, most: int) -> tuple[SoftmaxKernels, SoftmaxKernels]:
+    """Those of forward, and of backward, whose threads have room for two rows of ``most`` accesses."""
+    pairs = zip(_long(real), _columns(real), strict=True)
+    ways = zip((_forward_rows, _backward_rows), (4, most), pairs, strict=True)
+    forward, backward = (SoftmaxKernels(rows(real, 1), rows(real, n), *pair, n) for rows, n, pair in ways)
+    return forward, backward
+
+
+_KERNELS = {np.dtype(real): _kernels(real, most) for real, most in ((np.float32, 4), (np.float64, 2))}
+_FORWARD: dict[Any, SoftmaxKernels] = {real: forward for real, (forward, _) in _KERNELS.items()}
+_BACKWARD: dict[Any, SoftmaxKernels] = {real: backward for real, (_, backward) in _KERNELS.items()}
 
 
 def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[Array, ...], axis: int, log: int) -> Array:

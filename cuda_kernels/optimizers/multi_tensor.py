@@ -113,12 +113,7 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
         if ((p_address | s_address | t_address) & 15) | ((g_address | w_address) & ends) == 0:
             i = cuda.threadIdx.x * 4
             while i + 4 <= n:
-                a, d = load(p, i), load_half(g, i)
-                b, c = a, a
-                if states > 0:
-                    b = load(s, i)
-                if states > 1:
-                    c = load(t, i)
+                a, b, c, d = load(p, i), load(s, i), load(t, i), load_half(g, i)
                 p0, s0, t0 = update(row, a[0], widen(d[0]), b[0], c[0])
                 p1, s1, t1 = update(row, a[1], widen(d[1]), b[1], c[1])
                 p2, s2, t2 = update(row, a[2], widen(d[2]), b[2], c[2])
@@ -133,13 +128,7 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
                 i += cuda.blockDim.x * 4
             i = n - n % 4 + cuda.threadIdx.x
         while i < n:
-            p_one = p[i]
-            s_one, t_one = p_one, p_one
-            if states > 0:
-                s_one = s[i]
-            if states > 1:
-                t_one = t[i]
-            p_one, s_one, t_one = update(row, p_one, widen(g[i]), s_one, t_one)
+            p_one, s_one, t_one = update(row, p[i], widen(g[i]), s[i], t[i])
             p[i] = p_one
             if states > 0:
                 s[i] = s_one

@@ -20,6 +20,7 @@ from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope
 from ..ptx import ptx
+from ..ptx.fours import load_inside
 from .record import ADD, BIAS, GELU, SLOPE, Problem
 
 VECTOR = 16  # a further bit of an epilogue: 4 columns lie at a multiple of 4
@@ -141,19 +142,12 @@ def _gelu_slope(s: Any) -> Any:
 def _four(word: str) -> tuple[Any, Any]:
     """``get`` and ``put``: up to 4 elements, all at once with ``vector``."""
     widen, narrow = conversions(word)
+    zero: Any = f32(0) if word == "float32" else np.uint16(0)
 
     @device_function
     def get(p, i, count, vector):
-        if vector:
-            v = ptx.load4(p, i)
-            return widen(v[0]), widen(v[1]), widen(v[2]), widen(v[3])
-        zero = f32(0)
-        return (
-            widen(p[i]) if count > 0 else zero,
-            widen(p[i + 1]) if count > 1 else zero,
-            widen(p[i + 2]) if count > 2 else zero,
-            widen(p[i + 3]) if count > 3 else zero,
-        )
+        v = ptx.load4(p, i) if vector else load_inside(p, i, 1, count, zero)
+        return widen(v[0]), widen(v[1]), widen(v[2]), widen(v[3])
 
     @device_function
     def put(p, i, values, count, vector):

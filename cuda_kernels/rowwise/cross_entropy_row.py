@@ -25,7 +25,6 @@ def row_exponentials(m: Any, s: Any, partial: Any) -> Any:
 class Passes(NamedTuple):
     """Device functions that go over a row, each thread over its elements."""
 
-    width: int
     exponentials: Any
     smoothing: Any
     gradient: Any
@@ -118,4 +117,4 @@ def row_passes(real: Any, cached: bool) -> Passes:
                 value = cache[j] if cached and not vectors else x[base + j]  # this thread put it there
                 dx[base + j] = slope(value, lse, scale, share, j == target, on_target)
 
-    return Passes(width, exponentials, smoothing, gradient)
+    return Passes(exponentials, smoothing, gradient)

@@ -31,7 +31,6 @@ class Fold(NamedTuple):
     rows: Kernel
     columns: Kernel
     width: int  # elements of a 128-bit load
-    result: np.dtype[Any]
 
 
 @device_function
@@ -123,8 +122,7 @@ def _fold(name: str, word: str, target: str, wide: Any, combine: Any, identity: 
         if output < outputs and place == 0:
             y[(o * cuda.gridDim.y + cuda.blockIdx.y) * inner + i] = total
 
-    result = {"bits8": "bool"}.get(target, target)
-    return Fold(rows, columns, width, np.dtype(result))
+    return Fold(rows, columns, width)
 
 
 def _folds() -> dict[tuple[str, str, str], Fold]:

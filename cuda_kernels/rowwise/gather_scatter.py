@@ -168,12 +168,11 @@ def _reducer(name: str, dtype: str) -> Kernel:
     return reduce
 
 
-_REDUCE = {
-    (name, np.dtype(dtype)): _reducer(name, dtype)
+_REDUCE = {("sum", dtype): _reducer("sum", dtype) for dtype in ("float16", "bfloat16")} | {
+    (name, dtype): _reducer(name, dtype)
     for name in ("sum", "prod", "amax", "amin")
     for dtype in ("float32", "float64", "int64", "int32", "uint8", "bool")
 }
-_HALF = {"float16": _reducer("sum", "float16"), "bfloat16": _reducer("sum", "bfloat16")}
 
 
 def reduce_at(x: Array, places: Array, y: Array, reduce: str) -> None:
@@ -184,7 +183,7 @@ def reduce_at(x: Array, places: Array, y: Array, reduce: str) -> None:
     if not y.size:
         return
     P, K, Q = x.shape
-    chosen = _REDUCE.get((reduce, x.dtype)) or (_HALF.get(x.dtype.name) if reduce == "sum" else None)
+    chosen = _REDUCE.get((reduce, x.dtype.name))
     if chosen is None:
         raise TypeError(f"there is no {reduce} of {x.dtype} at places on the device 'cuda'")
     if P > 1 and y.size > MOST_WORDS:

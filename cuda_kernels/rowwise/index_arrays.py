@@ -133,7 +133,7 @@ def _is_array(part: Any) -> bool:
 
 def select(x: Array, where: Any) -> Selection:
     """Resolve an index with arrays. Raises NumPy's IndexError."""
-    parts = [p if isinstance(p, Array) or not _is_array(p) else _host_array(p) for p in _complete(x, where)]
+    parts = _complete(x, [_host_array(p) for p in (where if isinstance(where, tuple) else (where,))])
     view_index: list[Any] = []
     arrays: list[_Part] = []
     axis = 0
@@ -144,7 +144,7 @@ def select(x: Array, where: Any) -> Selection:
             axis += part is not None
             continue
         array = part if _is_array(part) else np.asarray(part)
-        width = array.ndim if array.dtype.kind == "b" else 1
+        width = _width(array)
         if array.dtype.kind == "b":
             _check_mask(array, x, axis)
         view_index += [slice(None)] * width
@@ -168,24 +168,22 @@ def _dim_at(parts: list[Any], position: int) -> int:
     return sum(1 for part in parts[:position] if part is None or isinstance(part, slice))
 
 
-def _host_array(part: Any) -> np.ndarray:
+def _host_array(part: Any) -> Any:
+    """A part of an index, as an array of the host if it is an array that is not the device's."""
+    if isinstance(part, Array) or not _is_array(part):
+        return part
     array = np.asarray(part)
     return array if array.dtype.kind == "b" else array.astype(np.int64)
 
 
 def _width(part: Any) -> int:
-    """How many of x's dimensions a part of an index takes."""
-    if part is None or isinstance(part, bool | np.bool_):
-        return 0
-    if _is_array(part):
-        array = part if isinstance(part, Array) else np.asarray(part)
-        return array.ndim if array.dtype.kind == "b" else 1
-    return 1
+    """How many of x's dimensions a part of an index takes; a mask has as many."""
+    masks = isinstance(part, Array | np.ndarray) and part.dtype.kind == "b"
+    return part.ndim if masks else int(part is not None)
 
 
-def _complete(x: Array, where: Any) -> list[Any]:
+def _complete(x: Array, parts: list[Any]) -> list[Any]:
     """The parts of an index, with slices for the Ellipsis and for the dimensions that are not named."""
-    parts = list(where) if isinstance(where, tuple) else [where]
     ellipses = [i for i, part in enumerate(parts) if part is Ellipsis]
     if len(ellipses) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")

@@ -6,8 +6,6 @@ Values are compared as unsigned keys of the same order: of a negative float all 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from ..platform.array import Array, empty, full, zeros
@@ -20,15 +18,7 @@ from .rows import ceil_div
 COUNT_BLOCKS = 512
 
 
-class RankSelection(NamedTuple):
-    """The kernels for one dtype."""
-
-    counts: Kernel
-    decide: Kernel
-    bits: int
-
-
-def _selection(bits: int, kind: str) -> RankSelection:
+def _selection(bits: int, kind: str) -> tuple[Kernel, Kernel, int]:
     """``kind``: f, i or u, the keys' order."""
     unsigned = np.dtype(f"uint{bits}").type
     top, every = np.uint64(1 << (bits - 1)), np.uint64((1 << bits) - 1)
@@ -62,10 +52,10 @@ def _selection(bits: int, kind: str) -> RankSelection:
             key = key ^ (every if floating and (key & top) == none else top)
         y[0] = unsigned(key)
 
-    return RankSelection(count, decide, bits)
+    return count, decide, bits
 
 
-SELECTIONS: dict[tuple[str, int], RankSelection] = {
+SELECTIONS: dict[tuple[str, int], tuple[Kernel, Kernel, int]] = {
     (kind, itemsize): _selection(8 * itemsize, kind)
     for kind, itemsize in (("f", 4), ("f", 8), ("i", 4), ("i", 8), ("u", 1))
 }
@@ -73,14 +63,14 @@ SELECTIONS: dict[tuple[str, int], RankSelection] = {
 
 def select(x: Array, k: int) -> Array:
     """The value of rank k (0 is the smallest) of contiguous x, 0-d; NaNs are the largest or smallest by their sign."""
-    chosen = SELECTIONS["u" if x.dtype.kind == "b" else x.dtype.kind, x.itemsize]
+    count, decide, bits = SELECTIONS["u" if x.dtype.kind == "b" else x.dtype.kind, x.itemsize]
     y = empty((), x.dtype, x.device)
     prefix, rank = zeros(1, np.uint64, x.device), full(1, k, np.int64, x.device)
     parts = min(COUNT_BLOCKS, ceil_div(x.size, THREADS))
     threads = min(THREADS, 32 * ceil_div(x.size, 32))
     partial = empty(parts, np.int64, x.device)
-    for bit in reversed(range(chosen.bits)):
-        chosen.counts.launch(parts, x, prefix, partial, x.size, bit, threads=threads)
+    for bit in reversed(range(bits)):
+        count.launch(parts, x, prefix, partial, x.size, bit, threads=threads)
         total = partial if parts == 1 else fold("sum", partial, 1, parts, 1, np.dtype(np.int64))
-        chosen.decide.launch(1, total, prefix, rank, y, bit)
+        decide.launch(1, total, prefix, rank, y, bit)
     return y

@@ -195,8 +195,8 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
     return backward_rows
 
 
-def _backward_long(label: str, real: Any, centred: bool) -> Kernel:
-    word = real.__name__
+def _backward_long(label: str, real: Any, centred: bool) -> tuple[Kernel, Kernel]:
+    sums, word = 2 if centred else 1, real.__name__
 
     @kernel(f"{word}* x6, int64 x2, int32", threads=1024, registers=40, name=f"{label}_backward_long_{word}")
     def backward_long(dy, x, weight, mean, rstd, dx, N, C, affine):
@@ -221,12 +221,6 @@ def _backward_long(label: str, real: Any, centred: bool) -> Kernel:
             xhat = (x[base + j] - m) * factor
             dx[base + j] = factor * (g - total * scale - xhat * (total_xhat * scale))
 
-    return backward_long
-
-
-def _weight_sums(label: str, real: Any, centred: bool) -> Kernel:
-    sums, word = 2 if centred else 1, real.__name__
-
     @kernel(f"{word}* x5, int64 x3", threads=SUM_COLUMNS, registers=40, name=f"{label}_weight_sums_{word}")
     def weight_sums(dy, x, mean, rstd, partials, N, C, part):
         """What ``backward_rows`` leaves in partials, for the rows of part blockIdx.y; a thread for each column."""
@@ -246,7 +240,7 @@ def _weight_sums(label: str, real: Any, centred: bool) -> Kernel:
         if centred:
             partials[(cuda.blockIdx.y * sums + 1) * C + j] = dbias
 
-    return weight_sums
+    return backward_long, weight_sums
 
 
 def _forwards(label: str, real: Any, centred: bool, residual: str = "") -> tuple[Kernel, Kernel, Kernel]:
@@ -261,8 +255,7 @@ def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
         np.dtype(real): RowNormKernels(
             *_forwards(label, real, centred),
             *(_backward_rows(label, real, accesses, centred) for accesses in (1, 2)),
-            _backward_long(label, real, centred),
-            _weight_sums(label, real, centred),
+            *_backward_long(label, real, centred),
         )
         for real in (np.float32, np.float64)
     }
