@@ -31,9 +31,9 @@ PLAIN_ONLY: tuple[str, ...] = ()
 """The families that the plain kernels compute, on the host (``platform/on_host.py``). All have kernels of their own."""
 _ROOMS = {name: f"platform.{name}" for name in ("array", "graphs", "memory", "streams")}
 """What minigrad uses of a device beside its families."""
-_NAMES = {"Array": ("array", "DeviceArray"), "select": ("memory", "select")} | {
+_NAMES = {"select": ("memory", "select")} | {
     name: ("array", name)
-    for name in "as_array contiguous copy empty from_device from_dlpack from_host full may_share_memory ones "
+    for name in "Array as_array contiguous copy empty from_device from_dlpack from_host full may_share_memory ones "
     "reinterpret to_host zeros".split()
 }
 """Names of the backend itself, as in minigrad.cpu_kernels: their modules, and their names there."""

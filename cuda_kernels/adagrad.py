@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .optimizers.multi_tensor import REALS, WORDS, Table, updater
-from .platform.array import DeviceArray
+from .platform.array import Array
 from .platform.language import math
 from .platform.launch import Kernel
 
@@ -45,7 +45,7 @@ def _adagrad(real: Any) -> Kernel:
 _STEP = {np.dtype(real): _adagrad(real) for real in REALS}
 
 
-def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     """Update the parameters and their sums in place; arguments as ``Table.check``.
 
     Raises ValueError or TypeError, naming the position, before anything is changed.

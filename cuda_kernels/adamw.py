@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .optimizers.multi_tensor import HALVES, WORDS, Table, updater
-from .platform.array import DeviceArray
+from .platform.array import Array
 from .platform.language import math
 
 __all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
@@ -58,7 +58,7 @@ _STEP = {
 }
 
 
-def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     """Update the table's parameters and moments in place.
 
     grads:   one array for each parameter: its dtype (that of the weights, if there are some), as many elements,

@@ -22,14 +22,14 @@ import numpy as np
 from .elementwise import cast
 from .flash import attention_rows, flash, flash_tensor_core, flash_tensor_core_gradient
 from .platform import memory
-from .platform.array import DeviceArray, copy, empty
+from .platform.array import Array, empty
 from .rowwise.strided_copy import copy_into
 
 Options = tuple[bool, float, float, int, int]  # those of ``minigrad.ops.attention``
 SMALL = 1 << 18  # multiply-adds of all scores: below, a thread for each row is enough
 
 
-def forward(q: DeviceArray, k: DeviceArray, v: DeviceArray, options: Options) -> tuple[DeviceArray, DeviceArray]:
+def forward(q: Array, k: Array, v: Array, options: Options) -> tuple[Array, Array]:
     """softmax(scale q k^T) v, with dropout on the probabilities.
 
     Args:
@@ -42,66 +42,37 @@ def forward(q: DeviceArray, k: DeviceArray, v: DeviceArray, options: Options) ->
     Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
     the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
     """
-    if q.dtype.itemsize == 2:
-        causal, scale, dropout_p, *_ = options
-        if _on_tensor_cores(q, k, dropout_p):
-            return flash_tensor_core.forward(q, k, v, causal, scale)
+    if q.dtype.itemsize == 2 and not _on_tensor_cores(q, k, options):
         y, lse = forward(_single(q), _single(k), _single(v), options)
         return cast(y, q.dtype), lse
     B, Hq, Tq, D = q.shape
     y = empty((B, Tq, Hq, D), q.dtype, q.device)
-    lse = empty((B, Hq, Tq), q.dtype, q.device)
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    settings = _settings(q, k, options)
-    if _use_tiles(q, k):
-        flash.forward(y, lse, q, k, v, settings)
-    else:
-        arguments = (*settings, *attention_rows.steps_of(q, k, v))
-        attention_rows.FORWARD[q.dtype].launch(-(-lse.size // 32), y, lse, q, k, v, lse.size, *arguments, threads=32)
+    lse = empty((B, Hq, Tq), np.float32 if q.dtype.itemsize == 2 else q.dtype, q.device)
+    run, _ = _way(q, k)
+    run(y, lse, (q, k, v), _settings(q, k, options))
     return y.swapaxes(1, 2), lse
 
 
 def backward(
-    dy: DeviceArray,
-    q: DeviceArray,
-    k: DeviceArray,
-    v: DeviceArray,
-    out: DeviceArray,
-    lse: DeviceArray,
-    options: Options,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    dy: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, options: Options
+) -> tuple[Array, Array, Array]:
     """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
 
     Arguments as given to and returned by ``forward``; the dropout mask is drawn again.
     """
-    if q.dtype.itemsize == 2:
-        causal, scale, dropout_p, *_ = options
-        if _on_tensor_cores(q, k, dropout_p):
-            return flash_tensor_core_gradient.backward(dy, q, k, v, out, lse, causal, scale)
-        operands = _single(dy), _single(q), _single(k), _single(v), _single(out)
-        dq, dk, dv = backward(*operands, lse, options)
-        return cast(dq, q.dtype), cast(dk, q.dtype), cast(dv, q.dtype)
-    B, Hq, Tq, D = q.shape
-    H, Tk = k.shape[1:3]
+    if q.dtype.itemsize == 2 and not _on_tensor_cores(q, k, options):
+        grads = backward(_single(dy), _single(q), _single(k), _single(v), _single(out), lse, options)
+        return cast(grads[0], q.dtype), cast(grads[1], q.dtype), cast(grads[2], q.dtype)
+    (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
     dq = empty((B, Tq, Hq, D), q.dtype, q.device)
     dk, dv = (empty((B, Tk, H, D), q.dtype, q.device) for _ in range(2))
-    delta = empty((B, Hq, Tq), q.dtype, q.device)
-    dy, q, k, v, out = _rows(dy), _rows(q), _rows(k), _rows(v), _rows(out)
-    settings = _settings(q, k, options)
-    if _use_tiles(q, k):
-        flash.backward((dq, dk, dv), delta, (dy, q, k, v, out, lse), settings)
-    else:
-        arguments = (*settings, *attention_rows.steps_of(dy, q, k, v, out))
-        queries, keys = attention_rows.QUERIES[q.dtype], attention_rows.KEYS[q.dtype]
-        queries.launch(-(-lse.size // 32), dq, delta, dy, q, k, v, out, lse, lse.size, *arguments, threads=32)
-        arguments, rows = arguments[:-3], B * H * Tk
-        keys.launch(-(-rows // 32), dk, dv, dy, q, k, v, lse, delta, rows, *arguments, threads=32)
+    delta = empty((B, Hq, Tq), lse.dtype, q.device)
+    _, run = _way(q, k)
+    run((dq, dk, dv), delta, (dy, q, k, v, out, lse), _settings(q, k, options))
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
 
 
-def backward_packed(
-    dy: DeviceArray, qkv: DeviceArray, out: DeviceArray, lse: DeviceArray, options: Options
-) -> DeviceArray:
+def backward_packed(dy: Array, qkv: Array, out: Array, lse: Array, options: Options) -> Array:
     """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
     q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
     dqkv = empty(qkv.shape, qkv.dtype, qkv.device)
@@ -111,37 +82,35 @@ def backward_packed(
     return dqkv
 
 
-def _use_tiles(q: DeviceArray, k: DeviceArray) -> bool:
-    """Whether ``flash.py`` computes heads of these sizes."""
-    return 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and _worth_tiles(q, k) and flash.fits(q.device)
+def _way(q: Array, k: Array) -> tuple[Any, Any]:
+    """The forward and the backward pass for heads of these sizes; halves are on tensor cores."""
+    if q.dtype.itemsize == 2:
+        return flash_tensor_core.forward, flash_tensor_core_gradient.backward
+    tiles = 0 < q.shape[-1] <= flash.LARGEST[q.dtype] and _worth_tiles(q, k) and flash.fits(q.device)
+    return (flash.forward, flash.backward) if tiles else (attention_rows.forward, attention_rows.backward)
 
 
-def _worth_tiles(q: DeviceArray, k: DeviceArray) -> bool:
+def _worth_tiles(q: Array, k: Array) -> bool:
     """Whether there are enough scores to fill tiles."""
     return bool(q.size * k.shape[2] > SMALL)
 
 
-def supports_half(x: DeviceArray) -> bool:
+def supports_half(x: Array) -> bool:
     """Whether x's device computes attention of float16 and bfloat16, with tensor cores."""
     return memory.has_tensor_cores(x.device)
 
 
-def _on_tensor_cores(q: DeviceArray, k: DeviceArray, dropout_p: float) -> bool:
+def _on_tensor_cores(q: Array, k: Array, options: Options) -> bool:
     """Whether ``flash_tensor_core.py`` computes these heads of half floats."""
-    D = q.shape[-1]
+    D, dropout_p = q.shape[-1], options[2]
     return _worth_tiles(q, k) and D <= flash_tensor_core.LARGEST and D % 8 == 0 and not dropout_p
 
 
-def _single(x: DeviceArray) -> DeviceArray:
+def _single(x: Array) -> Array:
     return cast(x, np.float32)
 
 
-def _rows(x: DeviceArray) -> DeviceArray:
-    """x (B, heads, T, D) with contiguous rows."""
-    return x if x.steps[-1] == 1 or x.shape[-1] <= 1 else copy(x)
-
-
-def _settings(q: DeviceArray, k: DeviceArray, options: Options) -> tuple[Any, ...]:
+def _settings(q: Array, k: Array, options: Options) -> tuple[Any, ...]:
     """Sizes and options, as all kernels take them."""
     causal, scale, p, seed, offset = options
     real = q.dtype.type

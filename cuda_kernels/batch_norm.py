@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import elementwise
-from .platform.array import DeviceArray, contiguous
+from .platform.array import Array, contiguous
 from .platform.language import math
 from .pointwise.pointwise import Pointwise, floating
 from .pointwise.rules import of_numbers, rule
@@ -36,12 +36,12 @@ _BACKWARD = Pointwise(
 )
 
 
-def affine(x: DeviceArray, mean: Any, scale: DeviceArray, shift: DeviceArray, y: DeviceArray | None) -> DeviceArray:
+def affine(x: Array, mean: Any, scale: Array, shift: Array, y: Array | None) -> Array:
     """(x - mean) scale + shift, x (N, C, S), the others (C, 1) or a number, into y (None: a new array)."""
     return _AFFINE(x, mean, scale, shift, out=y)
 
 
-def statistics(x: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+def statistics(x: Array) -> tuple[Array, Array]:
     """Mean and (biased) variance (C,) of the channels of x (N, C, S)."""
     x = contiguous(x)
     N, C, S = x.shape
@@ -52,9 +52,7 @@ def statistics(x: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
     return mean, elementwise.div(squares, n)
 
 
-def forward(
-    x: DeviceArray, weight: DeviceArray, bias: DeviceArray, mean: DeviceArray, var: DeviceArray, eps: float
-) -> tuple[DeviceArray, DeviceArray]:
+def forward(x: Array, weight: Array, bias: Array, mean: Array, var: Array, eps: float) -> tuple[Array, Array]:
     """x (N, C, S), the others (C,) -> y (N, C, S), rstd (C,); all of x's dtype."""
     rstd = _RSTD(contiguous(var), float(eps))
     mean, scale, bias = (a.reshape(-1, 1) for a in (mean, elementwise.mul(rstd, weight), bias))
@@ -62,8 +60,8 @@ def forward(
 
 
 def backward(
-    dy: DeviceArray, x: DeviceArray, weight: DeviceArray, mean: DeviceArray, rstd: DeviceArray, of_batch: bool
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    dy: Array, x: Array, weight: Array, mean: Array, rstd: Array, of_batch: bool
+) -> tuple[Array, Array, Array]:
     """dy, x (N, C, S) -> dx (N, C, S), dweight (C,), dbias (C,); ``of_batch``: mean and rstd depend on x."""
     dy, x, weight, mean, rstd = (contiguous(a) for a in (dy, x, weight, mean, rstd))
     dbias, dweight = channel_sums.sums(True, dy, x, mean, rstd, 0, 1)

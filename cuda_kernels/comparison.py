@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .platform.array import DeviceArray
+from .platform.array import Array
 from .platform.language import math
 from .pointwise import rules
 from .pointwise.pointwise import Pointwise, like
@@ -18,14 +18,14 @@ _KINDS = ("float64", "int64", "int32", "uint8", "bool", "bfloat16", "float16")
 class _Comparison(Pointwise):
     """An operation that knows whole numbers which the other one's integer dtype cannot hold."""
 
-    def __call__(self, *inputs: Any, out: DeviceArray | None = None, dtype: np.dtype[Any] | None = None) -> DeviceArray:
+    def __call__(self, *inputs: Any, out: Array | None = None, dtype: np.dtype[Any] | None = None) -> Array:
         x, y = inputs
         return super().__call__(_bounded(x, y), _bounded(y, x), out=out, dtype=dtype)
 
 
 def _bounded(x: Any, other: Any) -> Any:
     """x, or infinity if it is a whole number beyond what the other one's integer dtype holds."""
-    if type(x) is int and isinstance(other, DeviceArray) and other.dtype.kind in "iu":
+    if type(x) is int and isinstance(other, Array) and other.dtype.kind in "iu":
         limits = np.iinfo(other.dtype)
         if not limits.min <= x <= limits.max:
             return np.inf if x > 0 else -np.inf
@@ -38,12 +38,12 @@ lt: Pointwise = _Comparison("lt", of_numbers(lambda x, y: x < y), like(np.less),
 le: Pointwise = _Comparison("le", of_numbers(lambda x, y: x <= y), like(np.less_equal), 2, lazy=_KINDS)
 
 
-def gt(x: Any, y: Any) -> DeviceArray:
+def gt(x: Any, y: Any) -> Array:
     """x > y."""
     return lt(y, x)
 
 
-def ge(x: Any, y: Any) -> DeviceArray:
+def ge(x: Any, y: Any) -> Array:
     """x >= y."""
     return le(y, x)
 
@@ -51,14 +51,12 @@ def ge(x: Any, y: Any) -> DeviceArray:
 # Logic ----------------------------------------------------------------------------------------------------------------
 
 
-# Zero has the type of x: comparing with Python's 0 would widen floats to float64.
-_LOGICAL_NOT = rule(lambda real: lambda x: x == real(0))
 _LOGICAL_AND = rule(lambda real: lambda x, y: x != real(0) and y != real(0))
 _LOGICAL_OR = rule(lambda real: lambda x, y: x != real(0) or y != real(0))
 _LOGICAL_XOR = rule(lambda real: lambda x, y: (x != real(0)) != (y != real(0)))
 
 _BOOL: Any = {"eager": ("bool",), "lazy": ("float32", "int64")}
-logical_not: Pointwise = Pointwise("logical_not", _LOGICAL_NOT, like(np.logical_not), 1, **_BOOL)
+logical_not: Pointwise = Pointwise("logical_not", rules.is_zero, like(np.logical_not), 1, **_BOOL)
 logical_and: Pointwise = Pointwise("logical_and", _LOGICAL_AND, like(np.logical_and), 2, **_BOOL)
 logical_or: Pointwise = Pointwise("logical_or", _LOGICAL_OR, like(np.logical_or), 2, **_BOOL)
 logical_xor: Pointwise = Pointwise("logical_xor", _LOGICAL_XOR, like(np.logical_xor), 2, **_BOOL)
@@ -87,7 +85,7 @@ left_shift: Pointwise = Pointwise("left_shift", _left_shift, like(np.left_shift)
 right_shift: Pointwise = Pointwise("right_shift", _right_shift, like(np.right_shift), 2, **_INTEGERS)
 
 
-def bitwise_not(x: DeviceArray) -> DeviceArray:
+def bitwise_not(x: Array) -> Array:
     """All bits inverted; of bool the opposite."""
     return logical_not(x) if x.dtype.kind == "b" else _BITWISE_NOT(x)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from . import elementwise
 from .platform import libcuda
-from .platform.array import DeviceArray, contiguous, empty
+from .platform.array import Array, contiguous, empty
 from .platform.language import SIMULATED, THREADS, cuda, math
 from .platform.launch import Kernel, kernel
 from .rowwise.cross_entropy_row import row_passes
@@ -42,8 +42,7 @@ def _losses(real: Any, nbytes: int, with_gradient: bool) -> Kernel:
     exponentials, smoothing, gradient = passes.exponentials, passes.smoothing, passes.gradient
 
     @kernel(
-        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
-        "int64", "int64", "int64", word, "int32", "int32",
+        f"{word}* x2, int64*, {word}* x5, int64 x3, {word}, int32 x2",
         threads=LONG_ROW_THREADS, registers=64, vector_loads=True, shared_bytes=nbytes, resident=int(with_gradient),
         name=f"fused_{nbytes >> 10}k_{word}" if with_gradient else f"forward_{word}",
     )  # fmt: skip
@@ -85,9 +84,8 @@ def _backward(real: Any) -> Kernel:
     word, gradient = real.__name__, row_passes(real, False).gradient
 
     @kernel(
-        f"{word}*", f"{word}*", "int64*", f"{word}*", f"{word}*", f"{word}*", f"{word}*",
-        "int64", "int64", "int64", word, "int32", "int32",
-        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, name=f"backward_{word}",
+        f"{word}* x2, int64*, {word}* x4, int64 x3, {word}, int32 x2",
+        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, of=word,
     )  # fmt: skip
     def backward(dlosses, x, targets, lse, w, total_weight, dx, N, C, ignore_index, smooth, vectors, weighted):
         row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
@@ -115,7 +113,7 @@ _FUSED: dict[Any, dict[int, Kernel]] = {
 }
 
 
-def check_targets(targets: DeviceArray, classes: int, ignore_index: int) -> int:
+def check_targets(targets: Array, classes: int, ignore_index: int) -> int:
     """The first position whose target is neither in 0..classes - 1 nor ``ignore_index``, else -1; targets (N,) int64.
 
     ``forward`` and ``backward`` index with the targets unchecked: call this first. One number is copied to the host.
@@ -129,7 +127,7 @@ def _block(N: int, C: int) -> tuple[int, int]:
     return (THREADS if C <= LONG_ROW else LONG_ROW_THREADS), 1
 
 
-def _weights(class_weight: DeviceArray | None, x: DeviceArray) -> tuple[DeviceArray, DeviceArray, int]:
+def _weights(class_weight: Array | None, x: Array) -> tuple[Array, Array, int]:
     """The class weights in x's dtype, their sum, and 1; x, x and 0 where there are none."""
     if class_weight is None:
         return x, x, 0
@@ -139,17 +137,13 @@ def _weights(class_weight: DeviceArray | None, x: DeviceArray) -> tuple[DeviceAr
     return weight, fold("sum", weight, 1, weight.size, 1, x.dtype), 1
 
 
-def _classes(targets: DeviceArray, classes: int, ignore_index: int) -> DeviceArray:
+def _classes(targets: Array, classes: int, ignore_index: int) -> Array:
     return harmless(contiguous(targets), 0, classes, ignore_index)
 
 
 def forward(
-    logits: DeviceArray,
-    targets: DeviceArray,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: DeviceArray | None,
-) -> tuple[DeviceArray, DeviceArray]:
+    logits: Array, targets: Array, ignore_index: int, label_smoothing: float, class_weight: Array | None
+) -> tuple[Array, Array]:
     """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
     x = contiguous(logits)
     chosen, threads = _FORWARD[x.dtype], _block(*x.shape)
@@ -157,9 +151,9 @@ def forward(
 
 
 def _launch(
-    chosen: Kernel, threads: tuple[int, int], dlosses: DeviceArray, x: DeviceArray, targets: DeviceArray,
-    dx: DeviceArray, options: tuple[int, float, DeviceArray | None],
-) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
+    chosen: Kernel, threads: tuple[int, int], dlosses: Array, x: Array, targets: Array,
+    dx: Array, options: tuple[int, float, Array | None],
+) -> tuple[Array, Array]:  # fmt: skip
     """losses (N,) and lse (N,) by one of the kernels of ``_losses``."""
     (N, C), (ignore_index, label_smoothing, class_weight) = x.shape, options
     losses, lse = empty(N, x.dtype, x.device), empty(N, x.dtype, x.device)
@@ -171,14 +165,9 @@ def _launch(
 
 
 def backward(
-    dlosses: DeviceArray,
-    logits: DeviceArray,
-    targets: DeviceArray,
-    lse: DeviceArray,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: DeviceArray | None,
-) -> DeviceArray:
+    dlosses: Array, logits: Array, targets: Array, lse: Array,
+    ignore_index: int, label_smoothing: float, class_weight: Array | None,
+) -> Array:  # fmt: skip
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
     x, targets, dlosses = contiguous(logits), _classes(targets, C, ignore_index), contiguous(dlosses)
@@ -192,14 +181,9 @@ def backward(
 
 
 def forward_backward(
-    dlosses: DeviceArray,
-    logits: DeviceArray,
-    targets: DeviceArray,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: DeviceArray | None,
-    dlogits: DeviceArray | None = None,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    dlosses: Array, logits: Array, targets: Array,
+    ignore_index: int, label_smoothing: float, class_weight: Array | None, dlogits: Array | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """``forward`` and ``backward`` in one pass over the logits -> losses (N,), lse (N,), dlogits (N, C).
 
     ``dlosses`` (N,) must be known before: 1 for the sum, 1 / N for the mean. ``dlogits`` (contiguous, of logits' shape

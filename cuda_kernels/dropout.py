@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .platform.array import DeviceArray, contiguous, copy, empty
-from .platform.language import THREADS, cuda
+from .platform.array import Array, contiguous, copy, empty
+from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import philox_block, unit_float32
 from .ptx.fours import fours
@@ -21,12 +21,10 @@ from .random import draw, state
 
 
 def _dropout(real: Any) -> Kernel:
+    word = real.__name__
     _, load_four, store_four = fours(np.dtype(real).itemsize)
 
-    @kernel(
-        *(f"{real.__name__}*", "int64", f"{real.__name__}*", "uint64", "uint64", "float32", real.__name__),
-        threads=THREADS, registers=40, name=f"forward_{real.__name__}", vector_loads=True,
-    )  # fmt: skip
+    @kernel(f"{word}*, int64, {word}*, uint64 x2, float32, {word}", registers=40, vector_loads=True, of=word)
     def forward(y: Any, n: Any, x: Any, seed: Any, offset: Any, p: Any, kept: Any) -> None:
         """A thread has four elements; their words are one block's."""
         block = cuda.grid(1)
@@ -53,7 +51,7 @@ def _dropout(real: Any) -> Kernel:
 _KERNELS = {np.dtype(real): _dropout(real) for real in (np.float32, np.float64)}
 
 
-def forward(x: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
+def forward(x: Array, p: float, seed: int, offset: int) -> Array:
     """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
     if not 0 <= p <= 1:
         raise ValueError(f"p={p}: expected a probability from 0 to 1")
@@ -67,6 +65,6 @@ def forward(x: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
     return draw(_KERNELS[x.dtype], y, 4, x, *state(seed, offset), p, kept)
 
 
-def backward(dy: DeviceArray, p: float, seed: int, offset: int) -> DeviceArray:
+def backward(dy: Array, p: float, seed: int, offset: int) -> Array:
     """dx: the gradient passes through the mask of the forward draw."""
     return forward(dy, p, seed, offset)

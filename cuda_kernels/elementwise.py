@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .platform import memory
-from .platform.array import DeviceArray, copy, expand, from_host, may_share_memory
+from .platform.array import Array, copy, expand, from_host, may_share_memory
 from .platform.language import math
 from .pointwise import rules
 from .pointwise.conversion import loaded
@@ -52,12 +52,12 @@ _WHERE = Pointwise(
 )
 
 
-def where(condition: Any, x: Any, y: Any) -> DeviceArray:
+def where(condition: Any, x: Any, y: Any) -> Array:
     """x where the condition holds, else y."""
     return _WHERE(condition, x, y)
 
 
-def select(condition: DeviceArray, x: DeviceArray) -> DeviceArray:
+def select(condition: Array, x: Array) -> Array:
     """x where the condition holds, else 0 (also where x is NaN or infinite, unlike a product with the mask)."""
     return _WHERE(condition, x, 0)
 
@@ -142,7 +142,7 @@ _CLAMP = Pointwise("clamp", _CLAMPED, _clamp_dtypes, 3, lazy=("float64", "int64"
 _NAN_TO_NUM = Pointwise("nan_to_num", _nan_to_num, floating, 4)
 
 
-def clamp(x: DeviceArray, low: Any, high: Any) -> DeviceArray:
+def clamp(x: Array, low: Any, high: Any) -> Array:
     """min(max(x, low), high); a bound of None does not bound."""
     if low is not None and high is not None:
         return _CLAMP(x, low, high)
@@ -151,7 +151,7 @@ def clamp(x: DeviceArray, low: Any, high: Any) -> DeviceArray:
     return minimum(x, high) if high is not None else x
 
 
-def nan_to_num(x: DeviceArray, nan: float, posinf: float | None, neginf: float | None) -> DeviceArray:
+def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None) -> Array:
     """x with NaN and the infinities replaced; None means the largest (smallest) finite number of the dtype."""
     if x.dtype.kind not in "fV":
         return copy(x)
@@ -172,7 +172,7 @@ _CAST = Pointwise(
 _FILL = Pointwise("fill", rules.same, floating, 1, lazy=())
 
 
-def cast(x: DeviceArray, dtype: Any) -> DeviceArray:
+def cast(x: Array, dtype: Any) -> Array:
     """A copy of ``x`` in another dtype."""
     dtype = np.dtype(dtype)
     if dtype == x.dtype:
@@ -180,7 +180,7 @@ def cast(x: DeviceArray, dtype: Any) -> DeviceArray:
     return _CAST(x, dtype=dtype)
 
 
-def fill(x: DeviceArray, value: Any) -> None:
+def fill(x: Array, value: Any) -> None:
     """x[...] = value, a number. Raises OverflowError if an integer dtype cannot hold it."""
     number = loaded(x.dtype)
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
@@ -191,16 +191,16 @@ def fill(x: DeviceArray, value: Any) -> None:
         _FILL(value, out=x)
 
 
-def add_into(x: DeviceArray, y: Any) -> None:
+def add_into(x: Array, y: Any) -> None:
     """x += y."""
     add(x, _apart(x, y), out=x)
 
 
-def assign(x: DeviceArray, y: Any) -> None:
+def assign(x: Array, y: Any) -> None:
     """x[...] = y, broadcasting y."""
     if isinstance(y, np.ndarray):
         y = from_host(y, x.device)
-    if not isinstance(y, DeviceArray):
+    if not isinstance(y, Array):
         fill(x, y)
     elif y.dtype == x.dtype:
         inner = x.shape[x.ndim - y.ndim :] if y.ndim <= x.ndim else ()
@@ -211,9 +211,9 @@ def assign(x: DeviceArray, y: Any) -> None:
         _CAST(_apart(x, y), out=x)
 
 
-def _apart(x: DeviceArray, y: Any) -> Any:
+def _apart(x: Array, y: Any) -> Any:
     """y, in other memory if writing x would change elements of it that are still to be read."""
-    if not isinstance(y, DeviceArray) or not may_share_memory(x, y):
+    if not isinstance(y, Array) or not may_share_memory(x, y):
         return y
     same = x.pointer == y.pointer and x.shape == y.shape and x.strides == y.strides
     return y if same else copy(y)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .platform.array import DeviceArray, contiguous, empty
-from .platform.language import cuda, device_function
+from .platform.array import Array, contiguous, empty
+from .platform.language import THREADS, cuda, device_function
 from .platform.launch import Kernel, kernel
 from .pointwise.conversion import element_conversions
 from .ptx import ptx
@@ -26,7 +26,6 @@ from .rowwise.gather_scatter import LOW_BITS
 from .rowwise.index_arrays import find_outside, harmless
 from .rowwise.rows import ceil_div
 from .rowwise.sorting import sort_rows
-from .rowwise.strided_copy import threads
 
 SORTED_CHUNK = 32
 
@@ -52,24 +51,19 @@ def _store_one(p: Any, i: Any, values: Any) -> None:
 
 def _sums(dtype: str, width: int) -> RowSums:
     real = np.float64 if dtype == "float64" else np.float32
+    wide = real.__name__
     read, write = element_conversions(dtype)
     load, store = (ptx.load4, ptx.store4) if width == 4 else (_load_one, _store_one)
-    vector_loads = width == 4 and dtype == "float32"
+    of, vectors = f"{dtype}_{width}", width == 4 and dtype == "float32"
 
     @device_function
     def add_row(dweight, to, a, b, c, d):
         w = load(dweight, to)
-        first = write(read(w[0]) + a)
-        if width == 1:
-            dweight[to] = first
-        else:
-            ptx.store4(dweight, to, (first, write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)))
+        sums = write(read(w[0]) + a), write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)
+        store(dweight, to, sums)
 
-    @kernel(
-        f"{dtype}*", f"{dtype}*", "uint64*", "int64*", f"{real.__name__}*", "int64", "int64",
-        threads=256, registers=32, name=f"sum_chunks_{dtype}_{width}", vector_loads=vector_loads,
-    )  # fmt: skip
-    def chunks(dweight, dy, keys, order, kept, N, C):
+    @kernel(f"{dtype}* x2, uint64*, int64*, {wide}*, int64 x2", registers=32, vector_loads=vectors, of=of)
+    def sum_chunks(dweight, dy, keys, order, kept, N, C):
         """kept (chunks, 2, C): what an index from the chunk before has here; what one that goes on has here."""
         column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         if column >= C:
@@ -83,10 +77,9 @@ def _sums(dtype: str, width: int) -> RowSums:
             key = keys[i]
             x = load(dy, order[i] * C + column)
             a += real(read(x[0]))
-            if width == 4:
-                b += real(read(x[1]))
-                c += real(read(x[2]))
-                d += real(read(x[3]))
+            b += real(read(x[1]))
+            c += real(read(x[2]))
+            d += real(read(x[3]))
             goes_on = i + 1 < N and keys[i + 1] == key
             if i + 1 == end or not goes_on:
                 if began_before:
@@ -98,11 +91,8 @@ def _sums(dtype: str, width: int) -> RowSums:
                 began_before = False
                 a = b = c = d = real(0)
 
-    @kernel(
-        f"{dtype}*", "uint64*", f"{real.__name__}*", "int64", "int64",
-        threads=256, registers=22, name=f"sum_spanning_{dtype}_{width}",
-    )  # fmt: skip
-    def spanning(dweight, keys, kept, N, C):
+    @kernel(f"{dtype}*, uint64*, {wide}*, int64 x2", registers=22, of=of)
+    def sum_spanning(dweight, keys, kept, N, C):
         """The block of the chunk where an index that goes on begins adds what all its chunks have."""
         column = width * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         chunk = np.int64(cuda.blockIdx.x)
@@ -119,14 +109,13 @@ def _sums(dtype: str, width: int) -> RowSums:
             chunk += 1
             x = load(kept, 2 * chunk * C + column)
             a += x[0]
-            if width == 4:
-                b += x[1]
-                c += x[2]
-                d += x[3]
+            b += x[1]
+            c += x[2]
+            d += x[3]
             end += SORTED_CHUNK
         add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
 
-    return RowSums(chunks, spanning, np.dtype(real))
+    return RowSums(sum_chunks, sum_spanning, np.dtype(real))
 
 
 _SUMS = {
@@ -136,7 +125,7 @@ _SUMS = {
 }
 
 
-def check_indices(indices: DeviceArray, rows: int) -> int:
+def check_indices(indices: Array, rows: int) -> int:
     """The first flat position whose index is not in 0..rows - 1; -1 if all are. indices int64.
 
     ``forward`` and ``backward_into`` index unchecked: call this first. It waits for the device.
@@ -144,14 +133,14 @@ def check_indices(indices: DeviceArray, rows: int) -> int:
     return find_outside(contiguous(indices), 0, rows)
 
 
-def forward(weight: DeviceArray, indices: DeviceArray) -> DeviceArray:
+def forward(weight: Array, indices: Array) -> Array:
     """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
     table = contiguous(weight).reshape(1, *weight.shape)
     places = harmless(contiguous(indices), 0, len(weight))
     return at.take(table, places.reshape(indices.size)).reshape(*indices.shape, weight.shape[1])
 
 
-def backward_into(dy: DeviceArray, indices: DeviceArray, dweight: DeviceArray) -> None:
+def backward_into(dy: Array, indices: Array, dweight: Array) -> None:
     """dweight[indices] += dy, duplicates summed, in place; dy (\\*indices.shape, C), dweight (V, C) contiguous.
 
     Half-width floats are summed in float32 and rounded once.
@@ -173,7 +162,7 @@ def backward_into(dy: DeviceArray, indices: DeviceArray, dweight: DeviceArray) -
     keys, order = sort_rows(harmless(contiguous(indices), 0, len(dweight)).reshape(1, N))
     chunks = ceil_div(N, SORTED_CHUNK)
     kept = empty((chunks, 2, C), sums.total, dweight.device)
-    used = threads(C // width)
+    used = min(THREADS, C // width)
     grid = (chunks, ceil_div(C // width, used))
     sums.chunks.launch(grid, dweight, dy, keys, order, kept, N, C, threads=used)
     if chunks > 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math as host_math
 
-from .platform.array import DeviceArray
+from .platform.array import Array
 from .platform.language import math
 from .pointwise import rules
 from .pointwise.pointwise import Pointwise, floating
@@ -67,11 +67,11 @@ def _select(operations: dict[str, Pointwise], approximate: str) -> Pointwise:
     return operations[approximate]
 
 
-def forward(x: DeviceArray, approximate: str) -> DeviceArray:
+def forward(x: Array, approximate: str) -> Array:
     """x of a floating dtype, any shape -> y of the same shape."""
     return _select(_FORWARD, approximate)(x)
 
 
-def backward(dy: DeviceArray, x: DeviceArray, approximate: str) -> DeviceArray:
+def backward(dy: Array, x: Array, approximate: str) -> Array:
     """dx = dy * dy/dx(x), shapes all equal."""
     return _select(_BACKWARD, approximate)(dy, x)

@@ -21,8 +21,8 @@ import numpy as np
 from . import elementwise
 from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
 from .platform import memory, recording
-from .platform.array import DeviceArray, contiguous, empty, to_host
-from .platform.language import THREADS, cuda, device_function, math
+from .platform.array import Array, contiguous, empty, to_host, zeros
+from .platform.language import FULL_WARP, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .platform.upload import Upload
 from .ptx.fours import fours
@@ -41,7 +41,8 @@ class NormKernels(NamedTuple):
 
 
 def _kernels(real: Any) -> NormKernels:
-    pointer, itemsize, may_leave = WORDS[real].pointer, np.dtype(real).itemsize, real is np.float32
+    word, pointer, itemsize = real.__name__, WORDS[real].pointer, np.dtype(real).itemsize
+    may_leave = real is np.float32
     load, _, store = fours(itemsize)
 
     @device_function
@@ -64,12 +65,10 @@ def _kernels(real: Any) -> NormKernels:
         if i < n:
             value = x[i] * factor
             total += value * value
-        return block_sum(total, partial)
+        # All have the same sum; of one lane, a compiler sees it, too.
+        return cuda.shfl_sync(FULL_WARP, block_sum(total, partial), 0)
 
-    @kernel(
-        "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=32, name=f"squares_{real.__name__}", vector_loads=True,
-    )  # fmt: skip
+    @kernel(f"int64* x2, int32*, {word}*, int32", registers=32, vector_loads=True, of=word)
     def squares(addresses, sizes, chunks, sums, length):
         """``sums`` (chunks, 2): the sum of the squares of f x, and f."""
         partial = cuda.shared.array(32, real)
@@ -84,10 +83,7 @@ def _kernels(real: Any) -> NormKernels:
             sums[2 * cuda.blockIdx.x] = total
             sums[2 * cuda.blockIdx.x + 1] = factor
 
-    @kernel(
-        f"{real.__name__}*", "int64", "float64*", "float32*", "int32", "float64", "float64",
-        threads=1024, registers=32, name=f"total_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}*, int64, float64*, float32*, int32, float64 x2", threads=1024, registers=32, of=word)
     def total(sums, n, result, narrow, more, max_norm, eps):
         """``result``: the sum of squares, the norm, the factor of clipping; ``more``: added to what is there.
 
@@ -116,10 +112,7 @@ def _kernels(real: Any) -> NormKernels:
     def is_bad(x):
         return x - x != real(0)
 
-    @kernel(
-        "int64*", "int64*", "int32*", f"{real.__name__}*", "int32*", "int32", "int32", "int32",
-        threads=THREADS, registers=32, name=f"scale_{real.__name__}", vector_loads=True,
-    )  # fmt: skip
+    @kernel(f"int64* x2, int32*, {word}*, int32*, int32 x3", registers=32, vector_loads=True, of=word)
     def scale(addresses, sizes, chunks, factors, found, length, checks, writes):
         """x *= factors[0] if ``writes``; found[0] = 1 if ``checks`` and an x is infinite or NaN."""
         factor = factors[0]
@@ -157,25 +150,21 @@ _KERNELS = {np.dtype(real): _kernels(real) for real in REALS}
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 
-class _Plan:
-    """What passes over arrays of these sizes share: the list of chunks, and a way for addresses to the device."""
-
-    def __init__(self, sizes: tuple[int, ...], device: int) -> None:
-        self.cut = Cut(sizes, NORM_CHUNK, device)
-        self.upload = Upload(8 * len(sizes) + 8, device)
-
-
 _plans: Any = threading.local()  # each thread's own, as what is under way belongs to its stream
 
 
-def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
-    """That of ``arrays``, of one device and dtype; the last ``REMEMBERED`` are kept."""
+def _plan(arrays: Sequence[Array]) -> tuple[Cut, Upload]:
+    """What passes over arrays of these sizes share: the list of chunks, and a way for addresses to the device.
+
+    The arrays are of one device and dtype; the last ``REMEMBERED`` are kept.
+    """
     if not hasattr(_plans, "of"):
-        _plans.of = functools.lru_cache(REMEMBERED)(lambda sizes, chunk, dtype, device, stream: _Plan(sizes, device))
+        _plans.of = functools.lru_cache(REMEMBERED)(
+            lambda sizes, chunk, device, *_: (Cut(sizes, chunk, device), Upload(8 * len(sizes) + 8, device))
+        )
     sizes, first = tuple([array.size for array in arrays]), arrays[0]
-    key = sizes, NORM_CHUNK, first.dtype, first.device, memory.current_stream()
     with recording.outside() as graph:
-        found: _Plan = _plans.of(*key)
+        found: tuple[Cut, Upload] = _plans.of(sizes, NORM_CHUNK, first.device, first.dtype, memory.current_stream())
     if graph is not None:
         graph.keep.append(found)
     return found
@@ -184,21 +173,18 @@ def _plan(arrays: Sequence[DeviceArray]) -> _Plan:
 class _Pass:
     """Contiguous arrays of one dtype, float32 or float64, and device; their addresses are on the device."""
 
-    def __init__(self, arrays: Sequence[DeviceArray], factor: float | np.ndarray = 1.0) -> None:
+    def __init__(self, arrays: Sequence[Array], factor: float | np.ndarray = 1.0) -> None:
         self.dtype = arrays[0].dtype
         self.kernels = _KERNELS[self.dtype]
-        plan = _plan(arrays)
-        self.cut = plan.cut
+        self.cut, upload = _plan(arrays)
         pointers = np.array([array.pointer for array in arrays], np.int64)
-        factors = recording.mapped(
-            factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64), self._own
-        )
-        self.addresses, self.factor = plan.upload.send(pointers, factors)
+        factors = factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64)
+        self.addresses, self.factor = upload.send(pointers, recording.mapped(factors, self._own))
 
     def _own(self, factors: np.ndarray) -> np.ndarray:
         return factors.astype(self.dtype)
 
-    def add_squares(self, result: DeviceArray, narrow: DeviceArray, more: bool, max_norm: float, eps: float) -> None:
+    def add_squares(self, result: Array, narrow: Array, more: bool, max_norm: float, eps: float) -> None:
         """Add the squares to ``result`` (3,); ``more``: to what is there."""
         cut, sums = self.cut, empty((self.cut.count, 2), self.dtype, result.device)
         arguments = self.addresses, cut.device_sizes, cut.chunks, sums, cut.length
@@ -206,7 +192,7 @@ class _Pass:
         threads = block_of(cut.count, 1024)
         self.kernels.total.launch(1, sums, cut.count, result, narrow, int(more), max_norm, eps, threads=threads)
 
-    def scale(self, factor: DeviceArray, found: DeviceArray | None, writes: bool) -> None:
+    def scale(self, factor: Array, found: Array | None, writes: bool) -> None:
         """Multiply by ``factor`` (1,); raise the flag ``found`` (1,) where something is infinite or NaN."""
         cut = self.cut
         flag = empty(1, np.int32, factor.device) if found is None else found
@@ -214,37 +200,28 @@ class _Pass:
         self.kernels.scale.launch(cut.count, *arguments, int(found is not None), int(writes), threads=cut.threads(4))
 
 
-def _is_real(array: DeviceArray) -> bool:
-    return array.dtype.char in "fd"
+def _groups(arrays: Iterable[Array], writer: str = "") -> tuple[list[list[Array]], list[tuple[Array, Array]]]:
+    """The arrays by dtype, each contiguous, and float32 or float64; and pairs (array, copy) of those that are copies.
 
-
-def _readable(arrays: Iterable[DeviceArray]) -> list[list[DeviceArray]]:
-    """The arrays by dtype, each contiguous, and float32 where it is neither float32 nor float64."""
-    groups: dict[Any, list[DeviceArray]] = {}
-    for array in arrays:
-        if not _is_real(array):
-            array = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" else np.float32)
-        groups.setdefault(array.dtype, []).append(contiguous(array))
-    return list(groups.values())
-
-
-def _writable(arrays: Iterable[DeviceArray], what: str) -> tuple[list[list[DeviceArray]], list[Any]]:
-    """As ``_readable``, and pairs (array, copy) of those that must be assigned from their copies at the end."""
-    arrays = list(arrays)
-    for position, array in enumerate(arrays):
+    ``writer``: the function that writes to them, whose copies must be assigned at the end.
+    """
+    arrays, copies = list(arrays), []
+    groups: dict[np.dtype, list[Array]] = {}
+    for position, array in enumerate(arrays if writer else ()):
         if not array.writeable:
-            raise ValueError(f"array {position} of shape {array.shape} is read-only; {what} writes in place")
-    groups: dict[Any, list[DeviceArray]] = {}
-    copies = []
+            raise ValueError(f"array {position} of shape {array.shape} is read-only; {writer} writes in place")
     for array in arrays:
-        here = contiguous(array if _is_real(array) else elementwise.cast(array, np.float32))
+        here = array
+        if array.dtype.char not in "fd":
+            here = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" and not writer else np.float32)
+        here = contiguous(here)
         if here is not array:
             copies.append((array, here))
         groups.setdefault(here.dtype, []).append(here)
     return list(groups.values()), copies
 
 
-def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tuple[DeviceArray, DeviceArray]:
+def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tuple[Array, Array]:
     """float64 (sum of squares, norm, factor), and the factor in float32."""
     result, narrow = empty(3, np.float64, device), empty(1, np.float32, device)
     for position, one in enumerate(passes):
@@ -252,31 +229,27 @@ def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tupl
     return result, narrow
 
 
-def sum_of_squares(arrays: Iterable[DeviceArray]) -> float:
+def sum_of_squares(arrays: Iterable[Array]) -> float:
     """The sum of the squares of all elements; 0.0 for no arrays. Waits for it.
 
     Arrays that are neither float32 nor float64, or not contiguous, are converted first. NaN and infinities propagate.
     """
-    groups = _readable(arrays)
+    groups, _ = _groups(arrays)
     if not groups:
         return 0.0
     result, _ = _norm([_Pass(group) for group in groups], groups[0][0].device, np.inf, 0.0)
     return float(to_host(result)[0])
 
 
-def scale_(arrays: Iterable[DeviceArray], factor: float) -> None:
+def scale_(arrays: Iterable[Array], factor: float) -> None:
     """array *= factor in place, in each array's dtype.
 
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
-    groups, copies = _writable(arrays, "scale_")
-    for group in groups:
-        one = _Pass(group, factor)
-        one.scale(one.factor, None, writes=True)
-    _put_back(copies)
+    _scale(arrays, factor, "scale_", checks=False)
 
 
-def clip_(arrays: Iterable[DeviceArray], max_norm: float, eps: float) -> DeviceArray:
+def clip_(arrays: Iterable[Array], max_norm: float, eps: float) -> Array:
     """array *= max_norm / (norm + eps) in place if the norm of all elements is finite and more than ``max_norm``.
 
     Returns that norm, float64 (), on the device of the arrays (of which there is at least one); the host does not wait.
@@ -284,12 +257,12 @@ def clip_(arrays: Iterable[DeviceArray], max_norm: float, eps: float) -> DeviceA
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
     arrays = list(arrays)
-    groups, copies = _writable(arrays, "clip_")
+    groups, copies = _groups(arrays, "clip_")
     passes = [_Pass(group) for group in groups]
     result, narrow = _norm(passes, groups[0][0].device, max_norm, eps)
     unique = {id(array): array for array in arrays}
     if len(unique) < len(arrays):
-        groups, copies = _writable(unique.values(), "clip_")
+        groups, copies = _groups(unique.values(), "clip_")
         passes = [_Pass(group) for group in groups]
     for one in passes:
         one.scale(narrow if one.dtype == np.float32 else result[2:], None, writes=True)
@@ -297,39 +270,34 @@ def clip_(arrays: Iterable[DeviceArray], max_norm: float, eps: float) -> DeviceA
     return result[1]
 
 
-def unscale_(arrays: Iterable[DeviceArray], inverse_scale: float) -> DeviceArray:
+def unscale_(arrays: Iterable[Array], inverse_scale: float) -> Array:
     """array *= inverse_scale in place, and whether an element of any array was infinite or NaN: int32 (), 0 or 1.
 
     The result is on the device of the arrays (of which there is at least one); the host does not wait.
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
-    groups, copies = _writable(arrays, "unscale_")
-    found = _flag(groups)
-    for group in groups:
-        one = _Pass(group, inverse_scale)
-        one.scale(one.factor, found, writes=True)
-    _put_back(copies)
-    return found.reshape(())
+    return _scale(arrays, inverse_scale, "unscale_", checks=True).reshape(())
 
 
-def all_finite(arrays: Iterable[DeviceArray]) -> bool:
+def all_finite(arrays: Iterable[Array]) -> bool:
     """Whether no element of any array is infinite or NaN. Waits for it."""
-    groups = _readable(arrays)
-    if not groups:
-        return True
-    found = _flag(groups)
+    arrays = list(arrays)
+    return not arrays or not to_host(_scale(arrays, 1.0, "", checks=True))[0]
+
+
+def _scale(arrays: Iterable[Array], factor: float, writer: str, checks: bool) -> Any:
+    """Multiply by ``factor`` if there is a ``writer``; with ``checks`` the flag of infinities and NaN, int32 (1,)."""
+    groups, copies = _groups(arrays, writer)
+    found = None
+    if checks:
+        found = zeros(1, np.int32, groups[0][0].device)
     for group in groups:
-        one = _Pass(group)
-        one.scale(one.factor, found, writes=False)
-    return not to_host(found)[0]
-
-
-def _flag(groups: list[list[DeviceArray]]) -> DeviceArray:
-    found = empty(1, np.int32, groups[0][0].device)
-    memory.clear(found.pointer, found.nbytes)
+        one = _Pass(group, factor)
+        one.scale(one.factor, found, writes=bool(writer))
+    _put_back(copies if writer else [])
     return found
 
 
-def _put_back(copies: list[Any]) -> None:
+def _put_back(copies: list[tuple[Array, Array]]) -> None:
     for array, copy in copies:
         elementwise.assign(array, copy)

@@ -9,13 +9,11 @@ Source: Wu & He, "Group normalization" (2018).
 from __future__ import annotations
 
 from . import batch_norm, elementwise, layer_norm
-from .platform.array import DeviceArray, contiguous
+from .platform.array import Array, contiguous
 from .rowwise import channel_sums
 
 
-def forward(
-    x: DeviceArray, weight: DeviceArray, bias: DeviceArray, groups: int, eps: float
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+def forward(x: Array, weight: Array, bias: Array, groups: int, eps: float) -> tuple[Array, Array, Array]:
     """x (N, C, S), weight and bias (C,) -> y (N, C, S), mean and rstd (N * groups,); all of x's dtype."""
     N, C, S = x.shape
     rows = contiguous(x).reshape(N * groups, C // groups * S)
@@ -24,9 +22,7 @@ def forward(
     return batch_norm.affine(y, 0.0, weight.reshape(C, 1), bias.reshape(C, 1), y), mean, rstd
 
 
-def backward(
-    dy: DeviceArray, x: DeviceArray, weight: DeviceArray, mean: DeviceArray, rstd: DeviceArray
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+def backward(dy: Array, x: Array, weight: Array, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
     """dy, x (N, C, S) and mean, rstd of ``forward`` -> dx (N, C, S), dweight (C,), dbias (C,)."""
     N, C, _ = x.shape
     dy, x = contiguous(dy), contiguous(x)

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from . import elementwise
-from .platform.array import DeviceArray, contiguous, contiguous_strides, copy, empty, expand, from_host, full, zeros
-from .platform.language import THREADS, cuda
+from .platform.array import Array, contiguous, contiguous_strides, copy, empty, expand, from_host, full, zeros
+from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .rowwise import gather_scatter as at
 from .rowwise.index_arrays import as_indices, harmless, is_basic, select
-from .rowwise.rows import ceil_div
 from .rowwise.sorting import sort_rows
-from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, places_of, threads
+from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, places_of
 
 REDUCTIONS = ("prod", "amax", "amin")
 
@@ -29,7 +28,7 @@ REDUCTIONS = ("prod", "amax", "amin")
 # x[where] -------------------------------------------------------------------------------------------------------------
 
 
-def index(x: DeviceArray, where: Any) -> DeviceArray:
+def index(x: Array, where: Any) -> Array:
     """x[where]: a view for basic indices, a copy if arrays are among them."""
     if is_basic(where):
         return x[where]
@@ -38,7 +37,7 @@ def index(x: DeviceArray, where: Any) -> DeviceArray:
     return at.take(cube, chosen.places).reshape(chosen.shape)
 
 
-def add_at(x: DeviceArray, where: Any, y: Any, distinct: bool) -> None:
+def add_at(x: Array, where: Any, y: Any, distinct: bool) -> None:
     """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
     if is_basic(where):
         target = x[where]
@@ -47,7 +46,7 @@ def add_at(x: DeviceArray, where: Any, y: Any, distinct: bool) -> None:
     chosen = select(x, where)
     values = contiguous(_values(y, chosen.shape, x))
 
-    def add(cube: DeviceArray) -> None:
+    def add(cube: Array) -> None:
         rows = values.reshape(cube.shape[0], chosen.places.size, cube.shape[2])
         if distinct:
             at.put(cube, chosen.places, elementwise.add(at.take(cube, chosen.places), rows), distinct=True)
@@ -57,41 +56,39 @@ def add_at(x: DeviceArray, where: Any, y: Any, distinct: bool) -> None:
     _change(chosen.view, chosen.first, chosen.last, add)
 
 
-def assign_at(x: DeviceArray, where: Any, y: Any) -> None:
+def assign_at(x: Array, where: Any, y: Any) -> None:
     """x[where] = y; of repeated positions the last one wins."""
     if is_basic(where):
         target = x[where]
-        if isinstance(y, DeviceArray | np.ndarray):
+        if isinstance(y, Array | np.ndarray):
             copy_into(target, _values(y, target.shape, x))
         else:
             elementwise.fill(target, y)
         return
-    if _covers(where, x) and not isinstance(y, DeviceArray | np.ndarray):
-        _FILL_WHERE[x.itemsize].launch(
-            ceil_div(x.size, THREADS), x, contiguous(where), _values(y, (1,), x), x.size, threads=threads(x.size)
-        )
+    if _covers(where, x) and not isinstance(y, Array | np.ndarray):
+        _FILL_WHERE[x.itemsize].launch_each(x.size, x, contiguous(where), _values(y, (1,), x), x.size)
         return
     chosen = select(x, where)
     values = contiguous(_values(y, chosen.shape, x))
 
-    def assign(cube: DeviceArray) -> None:
+    def assign(cube: Array) -> None:
         rows = values.reshape(cube.shape[0], chosen.places.size, cube.shape[2])
         at.put(cube, chosen.places, rows, chosen.distinct)
 
     _change(chosen.view, chosen.first, chosen.last, assign)
 
 
-def _covers(where: Any, x: DeviceArray) -> bool:
+def _covers(where: Any, x: Array) -> bool:
     """Whether the index is a mask of x's shape, and x contiguous: then nothing need be counted."""
-    return isinstance(where, DeviceArray) and where.dtype.kind == "b" and where.shape == x.shape and x.contiguous
+    return isinstance(where, Array) and where.dtype.kind == "b" and where.shape == x.shape and x.contiguous
 
 
-def _cube(x: DeviceArray, first: int, last: int) -> DeviceArray:
+def _cube(x: Array, first: int, last: int) -> Array:
     """x, contiguous, as (P, K, Q): dimensions before ``first``, those to ``last``, those after."""
     return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:last]), math.prod(x.shape[last:]))
 
 
-def _change(x: DeviceArray, first: int, last: int, change: Callable[[DeviceArray], None]) -> None:
+def _change(x: Array, first: int, last: int, change: Callable[[Array], None]) -> None:
     """Call ``change`` with x as (P, K, Q), through a copy if x is not contiguous."""
     own = contiguous(x)
     change(_cube(own, first, last))
@@ -99,9 +96,9 @@ def _change(x: DeviceArray, first: int, last: int, change: Callable[[DeviceArray
         copy_into(x, own)
 
 
-def _values(y: Any, shape: tuple[int, ...], x: DeviceArray) -> DeviceArray:
+def _values(y: Any, shape: tuple[int, ...], x: Array) -> Array:
     """``y`` in x's dtype, broadcast to ``shape``, in memory that writing x does not change."""
-    if isinstance(y, DeviceArray):
+    if isinstance(y, Array):
         y = y if y.dtype == x.dtype else elementwise.cast(y, x.dtype)
     else:
         y = np.asarray(y).astype(x.dtype)
@@ -114,9 +111,7 @@ def _values(y: Any, shape: tuple[int, ...], x: DeviceArray) -> DeviceArray:
 
 
 def _fill_where(bits: int) -> Kernel:
-    word = f"bits{bits}*"
-
-    @kernel(word, "bool*", word, "int64", threads=THREADS, registers=10, name=f"fill_where_{bits}_bits")
+    @kernel(f"bits{bits}*, bool*, bits{bits}*, int64", registers=10, of=f"{bits}_bits")
     def fill_where(x, mask, value, n):
         i = cuda.grid(1)
         if i < n and mask[i] != 0:
@@ -131,25 +126,25 @@ _FILL_WHERE = {bits // 8: _fill_where(bits) for bits in (8, 16, 32, 64)}
 # Along an axis --------------------------------------------------------------------------------------------------------
 
 
-def gather(x: DeviceArray, axis: int, indices: DeviceArray) -> DeviceArray:
+def gather(x: Array, axis: int, indices: Array) -> Array:
     """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``."""
     places = _flat_places(x.shape, axis, indices)
     return at.take(contiguous(x).reshape(1, x.size, 1), places).reshape(indices.shape)
 
 
-def scatter_add(x: DeviceArray, axis: int, indices: DeviceArray, y: Any) -> None:
+def scatter_add(x: Array, axis: int, indices: Array, y: Any) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
     _scatter_reduce(x, axis, indices, y, "sum")
 
 
-def scatter(x: DeviceArray, axis: int, indices: DeviceArray, y: Any) -> None:
+def scatter(x: Array, axis: int, indices: Array, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
     values = contiguous(_values(y, indices.shape, x)).reshape(1, indices.size, 1)
     places = _flat_places(x.shape, axis, indices)
     _change(x, 0, x.ndim, lambda flat: at.put(flat, places, values))
 
 
-def scatter_reduce(x: DeviceArray, axis: int, indices: DeviceArray, y: Any, reduce: str) -> None:
+def scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) -> None:
     """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place, one after the other.
 
     f is the product, the larger or the smaller one for ``reduce`` "prod", "amax" or "amin"; NaN stays.
@@ -160,18 +155,18 @@ def scatter_reduce(x: DeviceArray, axis: int, indices: DeviceArray, y: Any, redu
     _scatter_reduce(x, axis, indices, y, reduce)
 
 
-def _scatter_reduce(x: DeviceArray, axis: int, indices: DeviceArray, y: Any, reduce: str) -> None:
+def _scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) -> None:
     values = contiguous(_values(y, indices.shape, x)).reshape(1, indices.size, 1)
     places = _flat_places(x.shape, axis, indices)
     _change(x, 0, x.ndim, lambda flat: at.reduce_at(flat, places, values, reduce))
 
 
-def scatter_winners(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> DeviceArray:
+def scatter_winners(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
     """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
     return at.winners(_flat_places(shape, axis, indices), math.prod(shape)).reshape(indices.shape)
 
 
-@kernel("int64*", "int64*", *["uint32"] * RANK, *["int64"] * (RANK + 3), threads=THREADS, registers=16)
+@kernel(f"int64* x2, uint32 x{RANK}, int64 x{RANK + 3}", registers=16)
 def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, step, base):
     """places[i] = base + sum of coordinate * stride + index * step; negative indices count from the end."""
     i = cuda.grid(1)
@@ -184,7 +179,7 @@ def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, st
         places[i] = place
 
 
-def _flat_places(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> DeviceArray:
+def _flat_places(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
     """The places, int64 (n,), of an index along ``axis`` in a contiguous array of ``shape`` that is flattened."""
     indices = harmless(as_indices(indices), 0, shape[axis])
     places = empty(indices.size, np.int64, indices.device)
@@ -195,9 +190,7 @@ def _flat_places(shape: tuple[int, ...], axis: int, indices: DeviceArray) -> Dev
     return places
 
 
-def _fill_places(
-    places: DeviceArray, indices: DeviceArray, dimensions: list[Dimension], base: int, size: int, step: int
-) -> None:
+def _fill_places(places: Array, indices: Array, dimensions: list[Dimension], base: int, size: int, step: int) -> None:
     """One launch, or one for each coordinate of the outer dimension if one cannot count so many."""
     n = places.size
     if len(dimensions) > RANK or (n > MOST_WORDS and len(dimensions) > 1):
@@ -209,16 +202,13 @@ def _fill_places(
         return
     dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
     counts, coordinate_strides = (d.n for d in dimensions[1:]), (d.sx for d in dimensions)
-    used = threads(n)
-    flat_places.launch(
-        ceil_div(n, THREADS), places, indices, n, *counts, *coordinate_strides, size, step, base, threads=used
-    )
+    flat_places.launch_each(n, places, indices, n, *counts, *coordinate_strides, size, step, base)
 
 
 # Sorting, one-hot -----------------------------------------------------------------------------------------------------
 
 
-def argsort(x: DeviceArray, axis: int, descending: bool) -> DeviceArray:
+def argsort(x: Array, axis: int, descending: bool) -> Array:
     """Indices (int64) that sort ``x`` stably along ``axis``; NaN counts as the largest."""
     last = contiguous(x.swapaxes(axis, -1))
     n = last.shape[-1]
@@ -226,16 +216,16 @@ def argsort(x: DeviceArray, axis: int, descending: bool) -> DeviceArray:
     return contiguous(order.reshape(last.shape).swapaxes(axis, -1))
 
 
-@kernel("int64*", "int64*", "int64", "int64", threads=THREADS, registers=10)
+@kernel("int64* x2, int64 x2", registers=10)
 def mark(y, indices, n, classes):
     i = cuda.grid(1)
     if i < n and 0 <= indices[i] < classes:
         y[i * classes + indices[i]] = 1
 
 
-def one_hot(indices: DeviceArray, classes: int) -> DeviceArray:
+def one_hot(indices: Array, classes: int) -> Array:
     """int64, a new last axis with 1 at the index."""
     y = zeros((*indices.shape, classes), np.int64, indices.device)
     n = indices.size
-    mark.launch(ceil_div(n, THREADS), y, as_indices(indices), n, classes, threads=threads(n))
+    mark.launch_each(n, y, as_indices(indices), n, classes)
     return y

@@ -28,8 +28,8 @@ import numpy as np
 
 from .optimizers.multi_tensor import REALS, WORDS, Table, block_of, chunk_of, row_of
 from .platform import recording
-from .platform.array import DeviceArray, empty
-from .platform.language import THREADS, cuda, device_function, math
+from .platform.array import Array, empty
+from .platform.language import cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .rowwise.collective import block_sum
 from .rowwise.rows import ceil_div
@@ -46,10 +46,7 @@ class LambKernels(NamedTuple):
 
 
 def _ratios(real: Any) -> Kernel:
-    @kernel(
-        "float64*", "int64*", "float64*", f"{real.__name__}*",
-        threads=THREADS, registers=32, name=f"ratios_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"float64*, int64*, float64*, {real.__name__}*", registers=32, of=real.__name__)
     def ratios(sums, starts, limits, steps):
         """``starts`` (tensors + 1): the tensors' first chunks; ``limits`` (tensors, 2): lr and max_trust_ratio."""
         partial = cuda.shared.array(32, np.float64)
@@ -77,7 +74,7 @@ def _lamb(real: Any, lamb: bool) -> LambKernels:
     root, eps."""
     pointer, product = WORDS[real].pointer, WORDS[real].product
     columns, itemsize = 3 if lamb else 2, np.dtype(real).itemsize
-    name = f"{'lamb' if lamb else 'lars'}_{{}}_{real.__name__}"
+    name, word = "lamb" if lamb else "lars", real.__name__
     most = {(False, 4): 32, (False, 8): 40, (True, 4): 48, (True, 8): 64}[lamb, itemsize]
 
     @device_function
@@ -95,10 +92,7 @@ def _lamb(real: Any, lamb: bool) -> LambKernels:
             v = addresses[tensor * columns + 2] + first * itemsize
         return pointer(p), pointer(m), pointer(v)
 
-    @kernel(
-        "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "float64*", "int32",
-        threads=THREADS, registers=most, name=name.format("moments"),
-    )  # fmt: skip
+    @kernel(f"int64* x3, int32*, {word}*, float64*, int32", registers=most, name=f"{name}_moments_{word}")
     def moments(addresses, sizes, grads, chunks, scalars, sums, length):
         """``sums`` (chunks, 2): the squares of p and of u."""
         partial = cuda.shared.array(32, np.float64)
@@ -127,10 +121,7 @@ def _lamb(real: Any, lamb: bool) -> LambKernels:
             sums[2 * cuda.blockIdx.x] = of_p
             sums[2 * cuda.blockIdx.x + 1] = of_u
 
-    @kernel(
-        "int64*", "int64*", "int32*", f"{real.__name__}*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=32, name=name.format("step"),
-    )  # fmt: skip
+    @kernel(f"int64* x2, int32*, {word}* x2, int32", registers=32, name=f"{name}_step_{word}")
     def descend(addresses, sizes, chunks, scalars, steps, length):
         tensor, first, n = chunk_of(chunks, sizes, length)
         row = row_of(scalars, tensor)
@@ -151,7 +142,7 @@ _RATIOS = {np.dtype(real): _ratios(real) for real in REALS}
 _KERNELS = {(np.dtype(real), 1 + lamb): _lamb(real, lamb) for real in REALS for lamb in (False, True)}
 
 
-def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     """Update the parameters and their moments in place; arguments as ``Table.check``.
 
     Raises ValueError or TypeError, naming the position, before anything is changed.

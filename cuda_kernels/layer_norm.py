@@ -14,28 +14,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from .platform.array import DeviceArray, contiguous
+from .platform.array import Array, contiguous
 from .rowwise import norm
 
 _KERNELS: dict[Any, norm.RowNormKernels] = norm.norm_kernels("layer_norm", centred=True)
 _ADD: dict[Any, Any] = norm.residual_kernels("add_layer_norm", centred=True)
 
 
-def _optional(x: DeviceArray | None) -> DeviceArray | None:
+def _optional(x: Array | None) -> Array | None:
     return None if x is None else contiguous(x)
 
 
-def forward(
-    x: DeviceArray, weight: DeviceArray | None, bias: DeviceArray | None, eps: float
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+def forward(x: Array, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Array, Array]:
     """x (N, C), weight and bias (C,), both or neither -> y (N, C), mean (N,), rstd (N,); all of x's dtype."""
     y, _, mean, rstd = norm.forward(_KERNELS[x.dtype], contiguous(x), None, _optional(weight), _optional(bias), eps)
     return y, mean, rstd
 
 
-def add_forward(
-    x: DeviceArray, residual: DeviceArray, weight: DeviceArray, bias: DeviceArray, eps: float
-) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
+def add_forward(x: Array, residual: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array, Array]:
     """h = x + residual and its norm in one pass: y (N, C), h (N, C), mean (N,), rstd (N,).
 
     The residual is of x's dtype, or half floats to a float32 x.
@@ -44,9 +40,7 @@ def add_forward(
     return norm.forward(_ADD[x.dtype, residual.dtype.name], *inputs, eps)
 
 
-def backward(
-    dy: DeviceArray, x: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+def backward(dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
     """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
     inputs = contiguous(dy), contiguous(x), _optional(weight)
     dx, (dweight, dbias) = norm.backward(_KERNELS[x.dtype], 2, *inputs, mean, rstd)

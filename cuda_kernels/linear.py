@@ -11,22 +11,18 @@ What follows a product is its epilogue (``matmul.py``), but for the exact GELU (
 from __future__ import annotations
 
 from . import gelu, matmul, reduce
-from .platform.array import DeviceArray, ones
+from .platform.array import Array, ones
 from .products.choose import HALVES
 
 
-def forward(
-    x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None = None, residual: DeviceArray | None = None
-) -> DeviceArray:
+def forward(x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
     """x (N, K), weight (M, K), bias (M,), residual (N, M), all of one dtype -> residual + x W^T + b (N, M), new."""
     if residual is None:
         return matmul.matmul(x, weight.T, bias)
     return matmul.matmul_residual(x, weight.T, residual, bias)
 
 
-def forward_gelu(
-    x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, approximate: str
-) -> tuple[DeviceArray, DeviceArray]:
+def forward_gelu(x: Array, weight: Array, bias: Array | None, approximate: str) -> tuple[Array, Array]:
     """x (N, K), weight (M, K), bias (M,) -> gelu(h) and h = x W^T + b, both (N, M); ``approximate`` as in ``gelu``."""
     if approximate == "tanh":
         return matmul.matmul_gelu(x, weight.T, bias)
@@ -35,8 +31,8 @@ def forward_gelu(
 
 
 def backward(
-    dy: DeviceArray, x: DeviceArray | None, weight: DeviceArray | None, needs: tuple[bool, bool, bool]
-) -> tuple[DeviceArray | None, DeviceArray | None, DeviceArray | None]:
+    dy: Array, x: Array | None, weight: Array | None, needs: tuple[bool, bool, bool]
+) -> tuple[Array | None, Array | None, Array | None]:
     """dy (N, M), x (N, K), weight (M, K) -> dx, dW and db (M,), of which ``needs`` tells the wanted; others are None.
 
     x may be None unless dW is wanted, weight unless dx is.
@@ -51,14 +47,12 @@ def backward(
     return dx, dweight, reduce.sum(dy, (0,), False)
 
 
-def add_weight_gradient(dweight: DeviceArray, dy: DeviceArray, x: DeviceArray) -> None:
+def add_weight_gradient(dweight: Array, dy: Array, x: Array) -> None:
     """dW += dy^T x in one pass: dW (M, K) C-contiguous, dy (N, M), x (N, K), all of one floating dtype."""
     matmul.add_matmul(dweight, dy.T, x)
 
 
-def backward_gelu(
-    dy: DeviceArray, weight: DeviceArray, before: DeviceArray, approximate: str
-) -> tuple[DeviceArray, DeviceArray]:
+def backward_gelu(dy: Array, weight: Array, before: Array, approximate: str) -> tuple[Array, Array]:
     """For y = gelu(h) W^T: dy (N, M), weight (M, K), before = h (N, K) -> dh = (dy W) gelu'(h), and gelu(h).
 
     gelu(h), which dW = dy^T gelu(h) needs, is computed again, so it need not be kept.

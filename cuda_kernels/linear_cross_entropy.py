@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import cross_entropy, elementwise, linear, matmul, movement, reduce
-from .platform.array import DeviceArray, full
+from .platform.array import Array, full
 from .products.choose import HALVES
 
 CHUNK_BYTES = 512 << 20  # of logits that exist at a time; each chunk reads and writes all of dW once more
@@ -20,8 +20,8 @@ FLOAT16_FACTOR = 64.0  # dz of float16 are so many times as large: that of an im
 
 
 def forward(
-    x: DeviceArray, weight: DeviceArray, targets: DeviceArray, ignore_index: int, divisor: Any, needs: tuple[bool, bool]
-) -> tuple[DeviceArray, DeviceArray | None, DeviceArray | None]:
+    x: Array, weight: Array, targets: Array, ignore_index: int, divisor: Any, needs: tuple[bool, bool]
+) -> tuple[Array, Array | None, Array | None]:
     """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the sum of the losses / ``divisor``, and what
     ``backward`` makes dx (N, C) and dweight (M, C) of, None for what ``needs`` does not ask for.
     """
@@ -32,7 +32,7 @@ def forward(
     step = max(1, CHUNK_BYTES // max(1, classes * real.itemsize))
     step = -(-rows // -(-rows // step))  # chunks of like sizes
     options = ignore_index, 0.0, None
-    losses: list[DeviceArray] = []
+    losses: list[Array] = []
     parts: list[Any] = []
     dweight = full(weight.shape, 0.0, real) if needs[1] and half is not None else None
     for start in range(0, rows, step):
@@ -58,8 +58,8 @@ def forward(
 
 
 def backward(
-    dloss: DeviceArray, x: DeviceArray, dx: DeviceArray | None, dweight: DeviceArray | None, divisor: Any
-) -> tuple[DeviceArray | None, DeviceArray | None]:
+    dloss: Array, x: Array, dx: Array | None, dweight: Array | None, divisor: Any
+) -> tuple[Array | None, Array | None]:
     """What ``forward`` made of x, times dloss () and divided by ``divisor``: dx and dweight."""
     unit = _unit(x.dtype if matmul.supports_half(x) else None)
     divisor = max(divisor, 1.0) if isinstance(divisor, float) else elementwise.maximum(divisor, 1.0)  # 0: dz is 0
@@ -76,7 +76,7 @@ def _joined(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else movement.cat(tuple(parts), 0)
 
 
-def _times(x: DeviceArray | None, factor: DeviceArray) -> DeviceArray | None:
+def _times(x: Array | None, factor: Array) -> Array | None:
     if x is None:
         return None
     return elementwise.mul(x if x.dtype == factor.dtype else elementwise.cast(x, factor.dtype), factor)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from .platform import memory
-from .platform.array import DeviceArray, contiguous, empty
+from .platform.array import Array, contiguous, empty
 from .products.choose import HALVES, multiply
 from .products.record import ADD, BIAS, GELU, SLOPE, broadcast, problem
 
 
-def matmul(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> DeviceArray:
+def matmul(a: Array, b: Array, bias: Array | None = None) -> Array:
     """``np.matmul(a, b)`` for operands of at least two dimensions, plus ``bias`` on each row.
 
     Args:
@@ -32,29 +32,27 @@ def matmul(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> D
     return _product(a, b, bias)[0]
 
 
-def supports_half(x: DeviceArray) -> bool:
+def supports_half(x: Array) -> bool:
     """Whether x's device multiplies float16 and bfloat16 on tensor cores; on others they are widened before."""
     return memory.has_tensor_cores(x.device)
 
 
-def matmul_gelu(a: DeviceArray, b: DeviceArray, bias: DeviceArray | None = None) -> tuple[DeviceArray, DeviceArray]:
+def matmul_gelu(a: Array, b: Array, bias: Array | None = None) -> tuple[Array, Array]:
     """(gelu(h), h) of h = matmul(a, b, bias), the GELU of "tanh"; its gradient needs h. TypeError for integers."""
     return _product(a, b, bias, GELU)
 
 
-def matmul_gelu_slope(a: DeviceArray, b: DeviceArray, before: DeviceArray) -> DeviceArray:
+def matmul_gelu_slope(a: Array, b: Array, before: Array) -> Array:
     """matmul(a, b) times the derivative of GELU at ``before``, the h of ``matmul_gelu``: the gradient of h."""
     return _product(a, b, None, SLOPE, before)[0]
 
 
-def matmul_residual(
-    a: DeviceArray, b: DeviceArray, residual: DeviceArray, bias: DeviceArray | None = None
-) -> DeviceArray:
+def matmul_residual(a: Array, b: Array, residual: Array, bias: Array | None = None) -> Array:
     """residual + matmul(a, b, bias), for a residual of the product's shape and dtype."""
     return _product(a, b, bias, ADD, residual)[0]
 
 
-def add_matmul(y: DeviceArray, a: DeviceArray, b: DeviceArray) -> None:
+def add_matmul(y: Array, a: Array, b: Array) -> None:
     """y += matmul(a, b) in one pass: gradients that accumulate.
 
     y (..., M, N) is C-contiguous, of a's and b's dtype, or float32 where they are half floats.
@@ -74,9 +72,7 @@ def add_matmul(y: DeviceArray, a: DeviceArray, b: DeviceArray) -> None:
 NAMES = {GELU: ("matmul_gelu", "before"), SLOPE: ("matmul_gelu_slope", "before"), ADD: ("matmul_residual", "residual")}
 
 
-def _product(
-    a: DeviceArray, b: DeviceArray, bias: DeviceArray | None, step: int = 0, other: DeviceArray | None = None
-) -> tuple[DeviceArray, Any]:
+def _product(a: Array, b: Array, bias: Array | None, step: int = 0, other: Array | None = None) -> tuple[Array, Any]:
     """The product with a step of the epilogue in a new array, and ``other``, new where it is None."""
     a, b, shape = broadcast(a, b)
     dtype = a.dtype

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from .platform.array import DeviceArray, contiguous, empty, full
+from .platform.array import Array, contiguous, empty, full
 from .platform.array import expand as expand
 from .platform.language import THREADS, cuda
 from .platform.launch import Kernel, kernel
@@ -15,17 +15,17 @@ from .rowwise.strided_copy import copy_into as copy_into
 ALL = slice(None)
 
 
-def reshape(x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+def reshape(x: Array, shape: tuple[int, ...]) -> Array:
     """``x`` in another shape; a view if strides allow it."""
     return x.reshape(shape)
 
 
-def permute(x: DeviceArray, order: tuple[int, ...]) -> DeviceArray:
+def permute(x: Array, order: tuple[int, ...]) -> Array:
     """A view with the axes in another order."""
     return x.transpose(*order)
 
 
-def cat(arrays: tuple[DeviceArray, ...], axis: int) -> DeviceArray:
+def cat(arrays: tuple[Array, ...], axis: int) -> Array:
     """The arrays one after the other along ``axis``."""
     shape = list(arrays[0].shape)
     shape[axis] = sum(x.shape[axis] for x in arrays)
@@ -35,17 +35,17 @@ def cat(arrays: tuple[DeviceArray, ...], axis: int) -> DeviceArray:
     return y
 
 
-def split(x: DeviceArray, sizes: tuple[int, ...], axis: int) -> list[DeviceArray]:
+def split(x: Array, sizes: tuple[int, ...], axis: int) -> list[Array]:
     """Consecutive views of the given sizes along ``axis``."""
     ends = list(itertools.accumulate(sizes))
     return [_part(x, axis, slice(end - n, end)) for n, end in zip(sizes, ends, strict=True)]
 
 
-def _part(x: DeviceArray, axis: int, where: slice) -> DeviceArray:
+def _part(x: Array, axis: int, where: slice) -> Array:
     return x[tuple(where if i == axis % x.ndim else ALL for i in range(x.ndim))]
 
 
-def flip(x: DeviceArray, axes: tuple[int, ...]) -> DeviceArray:
+def flip(x: Array, axes: tuple[int, ...]) -> Array:
     """A copy with the order along ``axes`` reversed. Raises ValueError if an axis is named twice."""
     chosen = [axis % x.ndim for axis in axes]
     if len(set(chosen)) < len(chosen):
@@ -55,7 +55,7 @@ def flip(x: DeviceArray, axes: tuple[int, ...]) -> DeviceArray:
     return y
 
 
-def roll(x: DeviceArray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> DeviceArray:
+def roll(x: Array, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Array:
     """A copy with the elements moved on by the shifts along the axes; what leaves at the end comes in at the start."""
     total = [0] * x.ndim
     for shift, axis in zip(shifts, axes, strict=True):
@@ -70,7 +70,7 @@ def roll(x: DeviceArray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Devi
     return y
 
 
-def tile(x: DeviceArray, repeats: tuple[int, ...]) -> DeviceArray:
+def tile(x: Array, repeats: tuple[int, ...]) -> Array:
     """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
     ndim = max(x.ndim, len(repeats))
     sizes, strides = (1,) * (ndim - x.ndim) + x.shape, (0,) * (ndim - x.ndim) + x.strides
@@ -81,7 +81,7 @@ def tile(x: DeviceArray, repeats: tuple[int, ...]) -> DeviceArray:
     return y
 
 
-def pad(x: DeviceArray, widths: tuple[tuple[int, int], ...], value: float) -> DeviceArray:
+def pad(x: Array, widths: tuple[tuple[int, int], ...], value: float) -> Array:
     """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, widths, strict=True))
     y = empty(shape, x.dtype, x.device)
@@ -97,7 +97,7 @@ def pad(x: DeviceArray, widths: tuple[tuple[int, int], ...], value: float) -> De
     return y
 
 
-def diagonal(x: DeviceArray, offset: int, axis1: int, axis2: int) -> DeviceArray:
+def diagonal(x: Array, offset: int, axis1: int, axis2: int) -> Array:
     """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""
     axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
     down, right = max(-offset, 0), max(offset, 0)
@@ -116,7 +116,7 @@ def diagonal(x: DeviceArray, offset: int, axis1: int, axis2: int) -> DeviceArray
 def _band(bits: int) -> Kernel:
     dtype = np.dtype(f"uint{bits}").type
 
-    @kernel(f"bits{bits}*", f"bits{bits}*", *["int64"] * 5, threads=THREADS, registers=16, name=f"band_{bits}_bits")
+    @kernel(f"bits{bits}* x2, int64 x5", registers=16, of=f"{bits}_bits")
     def band(y, x, rows, columns, blocks, low, high):
         """y[r, c] = x[r, c] if low <= c - r <= high, else 0; ``blocks`` blocks for each row."""
         block = np.uint32(cuda.blockIdx.x)
@@ -136,17 +136,17 @@ def _band(bits: int) -> Kernel:
 _BAND = {bits // 8: _band(bits) for bits in (8, 16, 32, 64)}
 
 
-def tril(x: DeviceArray, diagonal: int) -> DeviceArray:
+def tril(x: Array, diagonal: int) -> Array:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
     return _triangle(x, -sum(x.shape), diagonal)
 
 
-def triu(x: DeviceArray, diagonal: int) -> DeviceArray:
+def triu(x: Array, diagonal: int) -> Array:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
     return _triangle(x, diagonal, sum(x.shape))
 
 
-def _triangle(x: DeviceArray, low: int, high: int) -> DeviceArray:
+def _triangle(x: Array, low: int, high: int) -> Array:
     y = empty(x.shape, x.dtype, x.device)
     if y.size:
         *_, rows, columns = x.shape

@@ -13,14 +13,14 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .platform import recording
-from .platform.array import DeviceArray, empty
-from .platform.language import THREADS, cuda, device_function, libdevice, math
+from .platform.array import Array, empty
+from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import HALF_WORD, LOW_WORD, ON_DEVICE, philox_block, unit_float32
 from .ptx import ptx
@@ -36,41 +36,25 @@ def word64(low: Any, high: Any) -> Any:
 
 
 @device_function
-def store_four(y: Any, first: Any, n: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    """y[first .. first + 3] = a, b, c, d, as far as n reaches; 16 bytes at once but for the last."""
+def store_four(y: Any, first: Any, n: Any, values: Any) -> None:
+    """y[first .. first + 3] = values, as far as n reaches; 16 bytes at once but for the last."""
     if first + 4 <= n:
-        ptx.store4(y, first, (a, b, c, d))
+        ptx.store4(y, first, values)
     else:
-        y[first] = a
+        y[first] = values[0]
         if first + 1 < n:
-            y[first + 1] = b
+            y[first + 1] = values[1]
         if first + 2 < n:
-            y[first + 2] = c
+            y[first + 2] = values[2]
 
 
 @device_function
-def store_two(y: Any, first: Any, n: Any, a: Any, b: Any) -> None:
+def store_two(y: Any, first: Any, n: Any, values: Any) -> None:
     """As ``store_four``, for two values of 8 bytes."""
     if first + 2 <= n:
-        ptx.store2(y, first, (a, b))
+        ptx.store2(y, first, values)
     else:
-        y[first] = a
-
-
-@kernel("uint32*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
-def bits(words: Any, n: Any, seed: Any, offset: Any) -> None:
-    block = cuda.grid(1)
-    if 4 * block < n:
-        a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        store_four(words, 4 * block, n, a, b, c, d)
-
-
-@kernel("float32*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
-def uniform_float32(y: Any, n: Any, seed: Any, offset: Any) -> None:
-    block = cuda.grid(1)
-    if 4 * block < n:
-        a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        store_four(y, 4 * block, n, unit_float32(a), unit_float32(b), unit_float32(c), unit_float32(d))
+        y[first] = values[0]
 
 
 @device_function
@@ -79,12 +63,37 @@ def unit_float64(low: Any, high: Any) -> Any:
     return np.float64(np.int64(word64(low, high) >> ELEVEN)) * 2.0**-53
 
 
-@kernel("float64*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
-def uniform_float64(y: Any, n: Any, seed: Any, offset: Any) -> None:
-    block = cuda.grid(1)
-    if 2 * block < n:
-        a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        store_two(y, 2 * block, n, unit_float64(a, b), unit_float64(c, d))
+@device_function
+def sort_key(low: Any, high: Any) -> Any:
+    """Two words as an int64 of the same order."""
+    return np.int64(word64(low, high) ^ TOP_BIT)
+
+
+def _of_words(name: str, word: str, make: Callable[..., Any]) -> Kernel:
+    """The kernel of elements ``make(a, b, c, d)``, of the four words of a block: four, or two of 8 bytes."""
+    values_of = device_function(make)
+    count, store = (2, store_two) if np.dtype(word).itemsize == 8 else (4, store_four)
+
+    @kernel(f"{word}*, int64, uint64 x2", registers=32, name=name)
+    def draw_words(y: Any, n: Any, seed: Any, offset: Any) -> None:
+        block = cuda.grid(1)
+        if count * block < n:
+            a, b, c, d = philox_block(np.uint64(block), seed, offset)
+            store(y, count * block, n, values_of(a, b, c, d))
+
+    return draw_words
+
+
+bits: Kernel = _of_words("bits", "uint32", lambda a, b, c, d: (a, b, c, d))
+uniform_float32: Kernel = _of_words(
+    "uniform_float32",
+    "float32",
+    lambda a, b, c, d: (unit_float32(a), unit_float32(b), unit_float32(c), unit_float32(d)),
+)
+uniform_float64: Kernel = _of_words(
+    "uniform_float64", "float64", lambda a, b, c, d: (unit_float64(a, b), unit_float64(c, d))
+)
+sort_keys: Kernel = _of_words("sort_keys", "int64", lambda a, b, c, d: (sort_key(a, b), sort_key(c, d)))
 
 
 @device_function
@@ -95,26 +104,26 @@ def box_muller(u: Any, v: Any, word: Any) -> Any:
     return radius * libdevice.cospi(half_turns), radius * libdevice.sinpi(half_turns)
 
 
-@kernel("float32*", "int64", "uint64", "uint64", "float64", threads=THREADS, registers=64)
+@kernel("float32*, int64, uint64 x2, float64", registers=64)
 def normal_float32(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
     block = cuda.grid(1)
     if 4 * block < n:
         a, b, c, d = philox_block(np.uint64(block), seed, offset)
         first, second = box_muller(a, b, word)
         third, fourth = box_muller(c, d, word)
-        store_four(y, 4 * block, n, np.float32(first), np.float32(second), np.float32(third), np.float32(fourth))
+        store_four(y, 4 * block, n, (np.float32(first), np.float32(second), np.float32(third), np.float32(fourth)))
 
 
-@kernel("float64*", "int64", "uint64", "uint64", "float64", threads=THREADS, registers=64)
+@kernel("float64*, int64, uint64 x2, float64", registers=64)
 def normal_float64(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
     block = cuda.grid(1)
     if 4 * block < n:
         a, b, c, d = philox_block(np.uint64(block), seed, offset)
         first, second = box_muller(a, b, word)
         third, fourth = box_muller(c, d, word)
-        store_two(y, 4 * block, n, first, second)
+        store_two(y, 4 * block, n, (first, second))
         if 4 * block + 2 < n:
-            store_two(y, 4 * block + 2, n, third, fourth)
+            store_two(y, 4 * block + 2, n, (third, fourth))
 
 
 @device_function
@@ -127,23 +136,13 @@ def high_product(word: Any, span: Any) -> Any:
     return (word >> HALF_WORD) * span_high + (middle >> HALF_WORD) + (other >> HALF_WORD)
 
 
-@kernel("int64*", "int64", "uint64", "uint64", "uint64", "uint64", threads=THREADS, registers=40)
+@kernel("int64*, int64, uint64 x4", registers=40)
 def integers_int64(y: Any, n: Any, seed: Any, offset: Any, low: Any, span: Any) -> None:
     block = cuda.grid(1)
     if 2 * block < n:
         a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        first = np.int64(low + high_product(word64(a, b), span))
-        second = np.int64(low + high_product(word64(c, d), span))
-        store_two(y, 2 * block, n, first, second)
-
-
-@kernel("int64*", "int64", "uint64", "uint64", threads=THREADS, registers=32)
-def sort_keys(y: Any, n: Any, seed: Any, offset: Any) -> None:
-    """64-bit words as int64 of the same order."""
-    block = cuda.grid(1)
-    if 2 * block < n:
-        a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        store_two(y, 2 * block, n, np.int64(word64(a, b) ^ TOP_BIT), np.int64(word64(c, d) ^ TOP_BIT))
+        first, second = high_product(word64(a, b), span), high_product(word64(c, d), span)
+        store_two(y, 2 * block, n, (np.int64(low + first), np.int64(low + second)))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -158,21 +157,18 @@ def state(seed: int, offset: int) -> tuple[int, int]:
     return seed, offset
 
 
-def draw(what: Kernel, y: DeviceArray, per_block: int, *arguments: Any) -> DeviceArray:
+def draw(what: Kernel, y: Array, per_block: int, *arguments: Any) -> Array:
     """Launch ``what``, whose threads make ``per_block`` elements each, on all of ``y``; returns it."""
-    blocks = -(-y.size // per_block)
-    threads = min(THREADS, -(-blocks // 32) * 32)
-    if blocks:
-        what.launch(-(-blocks // threads), y, y.size, *arguments, threads=threads)
+    what.launch_each(-(-y.size // per_block), y, y.size, *arguments)
     return y
 
 
-def philox_bits(n: int, seed: int, offset: int) -> DeviceArray:
+def philox_bits(n: int, seed: int, offset: int) -> Array:
     """The first n words of the draw: uint32 (n,)."""
     return draw(bits, empty(n, np.uint32), 4, *state(seed, offset))
 
 
-def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> DeviceArray:
+def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> Array:
     """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
     y = _real(shape, dtype)
     if y.dtype == np.float32:
@@ -180,21 +176,21 @@ def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> D
     return draw(uniform_float64, y, 2, *state(seed, offset))
 
 
-def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> DeviceArray:
+def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> Array:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
     y = _real(shape, dtype)
     what = normal_float32 if y.dtype == np.float32 else normal_float64
     return draw(what, y, 4, *state(seed, offset), 2.0**-32)
 
 
-def _real(shape: int | Sequence[int], dtype: Any) -> DeviceArray:
+def _real(shape: int | Sequence[int], dtype: Any) -> Array:
     y = empty(shape if isinstance(shape, int) else tuple(shape), dtype)
     if y.dtype not in (np.float32, np.float64):
         raise TypeError(f"dtype {y.dtype}: random draws are float32 or float64; cast the result")
     return y
 
 
-def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> DeviceArray:
+def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> Array:
     """int64 in [low, high), by multiplication of 64 random bits: no value's probability is off by more than 2^-64.
 
     Raises ValueError if the range is empty or leaves int64.
@@ -205,7 +201,7 @@ def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset:
     return draw(integers_int64, y, 2, *state(seed, offset), low % 2**64, high - low)
 
 
-def permutation(n: int, seed: int, offset: int) -> DeviceArray:
+def permutation(n: int, seed: int, offset: int) -> Array:
     """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
     from . import indexing
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import comparison, elementwise
-from .platform.array import DeviceArray, contiguous, contiguous_strides, from_host
+from .platform.array import Array, contiguous, contiguous_strides, from_host
 from .rowwise import median as rank_selection
 from .rowwise.argmax_fold import pair_fold
 from .rowwise.cumprod_gradient import cumprod_gradient
@@ -22,7 +22,7 @@ from .rowwise.fold import FOLDS, fold, word_of
 from .rowwise.scan import scan
 
 
-def _dense(x: DeviceArray) -> tuple[DeviceArray, list[int]]:
+def _dense(x: Array) -> tuple[Array, list[int]]:
     """x with its dimensions in the order of its memory, which has no gaps, and that order."""
     order = sorted(range(x.ndim), key=lambda i: -x.strides[i])
     moved = x.transpose(*order)
@@ -31,7 +31,7 @@ def _dense(x: DeviceArray) -> tuple[DeviceArray, list[int]]:
     return moved, order
 
 
-def _reduce(step: Any, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def _reduce(step: Any, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """``step(x, outer, n, inner)`` on each run of neighbouring axes, the last run first -> of step's dtype."""
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
     if x.size:
@@ -51,10 +51,10 @@ def _reduce(step: Any, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> 
         y, order = step(x, math.prod(shape), 0, 1), list(range(x.ndim))
     strides = dict(zip(order, contiguous_strides(tuple(shape[i] for i in order), y.itemsize), strict=True))
     kept = [i for i in range(x.ndim) if keepdim or i not in axes]
-    return DeviceArray(y.memory, tuple(shape[i] for i in kept), y.dtype, tuple(strides[i] for i in kept))
+    return Array(y.memory, tuple(shape[i] for i in kept), y.dtype, tuple(strides[i] for i in kept))
 
 
-def _fold(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype: Any) -> DeviceArray:
+def _fold(name: str, x: Array, axes: tuple[int, ...], keepdim: bool, dtype: Any) -> Array:
     """The fold ``name`` in ``dtype``, half floats in float32 and other integers in int64 (which wrap the same)."""
     dtype = np.dtype(dtype)
     wide = dtype
@@ -66,34 +66,34 @@ def _fold(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype
     return y if wide == dtype else elementwise.cast(y, dtype)
 
 
-def sum(x: DeviceArray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> DeviceArray:
+def sum(x: Array, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Array:
     """Sum over ``axes`` in ``dtype`` (default: that of x)."""
     return _fold("sum", x, axes, keepdim, dtype or x.dtype)
 
 
-def mean(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def mean(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Mean over ``axes``; NaN for an empty one."""
     count = math.prod(x.shape[axis] for axis in axes)
     return elementwise.div(sum(x, axes, keepdim), x.dtype.type(count))
 
 
-def _extremum(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def _extremum(name: str, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     if 0 in (x.shape[axis] for axis in axes):
         raise ValueError(f"{name} of no values: the shape is {x.shape}, the axes are {axes}")
     return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
 
 
-def max(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def max(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Largest value over ``axes``; NaN if there is one."""
     return _extremum("max", x, axes, keepdim)
 
 
-def min(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def min(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Smallest value over ``axes``; NaN if there is one."""
     return _extremum("min", x, axes, keepdim)
 
 
-def _index(name: str, x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
+def _index(name: str, x: Array, axis: int | None, keepdim: bool) -> Array:
     shape = x.shape
     x = contiguous(x)
     if axis is None or not x.ndim:
@@ -105,41 +105,41 @@ def _index(name: str, x: DeviceArray, axis: int | None, keepdim: bool) -> Device
     if not x.shape[axis]:
         raise ValueError(f"{name} of no values: the shape is {shape}, the axis is {axis}")
     y = pair_fold(name, x, *_around(x, axis))
-    return DeviceArray(y.memory, kept, y.dtype)
+    return Array(y.memory, kept, y.dtype)
 
 
-def argmax(x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
+def argmax(x: Array, axis: int | None, keepdim: bool) -> Array:
     """Index (int64) of the first largest value along ``axis``, or in the flattened array."""
     return _index("argmax", x, axis, keepdim)
 
 
-def argmin(x: DeviceArray, axis: int | None, keepdim: bool) -> DeviceArray:
+def argmin(x: Array, axis: int | None, keepdim: bool) -> Array:
     """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
     return _index("argmin", x, axis, keepdim)
 
 
-def _truth(name: str, x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def _truth(name: str, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     if x.dtype != np.bool_:
         x = comparison.ne(x, 0)
     return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
 
 
-def any(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def any(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Whether any value over ``axes`` is not zero."""
     return _truth("max", x, axes, keepdim)
 
 
-def all(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def all(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Whether all values over ``axes`` are not zero."""
     return _truth("min", x, axes, keepdim)
 
 
-def logsumexp(x: DeviceArray, axes: tuple[int, ...], keepdim: bool) -> DeviceArray:
+def logsumexp(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
     return _reduce(lambda x, *sizes: pair_fold("logsumexp", x, *sizes), x, axes, keepdim)
 
 
-def median(x: DeviceArray) -> DeviceArray:
+def median(x: Array) -> Array:
     """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
     if not x.size:
         return from_host(np.full((), np.nan, x.dtype), x.device)
@@ -150,7 +150,7 @@ def median(x: DeviceArray) -> DeviceArray:
     return elementwise.where(comparison.isnan(largest), largest, middle)
 
 
-def prod(x: DeviceArray, axis: int, keepdim: bool, dtype: Any) -> DeviceArray:
+def prod(x: Array, axis: int, keepdim: bool, dtype: Any) -> Array:
     """Product along ``axis``, in ``dtype``."""
     return _fold("prod", x, (axis % x.ndim,) if x.ndim else (), keepdim, dtype)
 
@@ -158,7 +158,7 @@ def prod(x: DeviceArray, axis: int, keepdim: bool, dtype: Any) -> DeviceArray:
 # Along an axis --------------------------------------------------------------------------------------------------------
 
 
-def _around(x: DeviceArray, axis: int) -> tuple[int, int, int]:
+def _around(x: Array, axis: int) -> tuple[int, int, int]:
     """(outer, n, inner) of an axis; a 0-d array has one value."""
     if not x.ndim:
         return 1, 1, 1
@@ -166,35 +166,35 @@ def _around(x: DeviceArray, axis: int) -> tuple[int, int, int]:
     return math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
 
 
-def _scan(name: str, x: DeviceArray, axis: int, reverse: bool = False, exclusive: bool = False) -> DeviceArray:
+def _scan(name: str, x: Array, axis: int, reverse: bool = False, exclusive: bool = False) -> Array:
     wide = x.dtype if x.dtype.name in ("float32", "float64", "int64") else np.dtype(np.int64)
     y = x if wide == x.dtype else elementwise.cast(x, wide)
     y = scan(name, contiguous(y), *_around(x, axis), reverse, exclusive)
     return y if wide == x.dtype else elementwise.cast(y, x.dtype)
 
 
-def cumsum(x: DeviceArray, axis: int) -> DeviceArray:
+def cumsum(x: Array, axis: int) -> Array:
     """Sums of the first 1, 2, ... values along ``axis``."""
     return _scan("sum", x, axis)
 
 
-def reverse_cumsum(x: DeviceArray, axis: int) -> DeviceArray:
+def reverse_cumsum(x: Array, axis: int) -> Array:
     """Sums of the last n, n-1, ... values along ``axis``."""
     return _scan("sum", x, axis, reverse=True)
 
 
-def cumprod(x: DeviceArray, axis: int) -> DeviceArray:
+def cumprod(x: Array, axis: int) -> Array:
     """Products of the first 1, 2, ... values along ``axis``; of float32 in float64, so that they may leave it."""
     return _scan("prod", x, axis)
 
 
-def prod_of_others(x: DeviceArray, axis: int) -> DeviceArray:
+def prod_of_others(x: Array, axis: int) -> Array:
     """For each place the product of all other values along ``axis``; no division, so zeros need no care."""
     before = _scan("prod", x, axis, exclusive=True)
     return elementwise.mul(before, _scan("prod", x, axis, reverse=True, exclusive=True))
 
 
-def cumprod_backward(dy: DeviceArray, x: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+def cumprod_backward(dy: Array, x: Array, y: Array, axis: int) -> Array:
     """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""
     outer, n, inner = _around(x, axis)
     if n == 1:

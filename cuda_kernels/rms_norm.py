@@ -13,22 +13,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from .platform.array import DeviceArray, contiguous
+from .platform.array import Array, contiguous
 from .rowwise import norm
 
 _KERNELS: dict[Any, norm.RowNormKernels] = norm.norm_kernels("rms_norm", centred=False)
 _ADD: dict[Any, Any] = norm.residual_kernels("add_rms_norm", centred=False)
 
 
-def forward(x: DeviceArray, weight: DeviceArray, eps: float) -> tuple[DeviceArray, DeviceArray]:
+def forward(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
     """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
     y, _, _, rstd = norm.forward(_KERNELS[x.dtype], contiguous(x), None, contiguous(weight), None, eps)
     return y, rstd
 
 
-def add_forward(
-    x: DeviceArray, residual: DeviceArray, weight: DeviceArray, eps: float
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+def add_forward(x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array, Array]:
     """h = x + residual and its norm in one pass: y (N, C), h (N, C), rstd (N,).
 
     The residual is of x's dtype, or half floats to a float32 x.
@@ -38,9 +36,7 @@ def add_forward(
     return y, h, rstd
 
 
-def backward(
-    dy: DeviceArray, x: DeviceArray, weight: DeviceArray, rstd: DeviceArray
-) -> tuple[DeviceArray, DeviceArray]:
+def backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[Array, Array]:
     """dy, x (N, C) and rstd (N,) of forward -> dx (N, C), dweight (C,)."""
     inputs = contiguous(dy), contiguous(x), contiguous(weight)
     dx, (dweight,) = norm.backward(_KERNELS[x.dtype], 1, *inputs, rstd, rstd)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .platform.array import DeviceArray, as_array, contiguous, empty, merged
+from .platform.array import Array, as_array, contiguous, empty, merged
 from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
 from .ptx import ptx
@@ -27,7 +27,7 @@ ROPE_REALS = (np.float32, np.float64)
 POSITIONS = (np.float32, np.float64, np.int64, np.int32, np.uint8)
 
 
-@kernel("float64*", "float64", "int64", threads=ROPE_THREADS, registers=64)
+@kernel("float64*, float64, int64", threads=ROPE_THREADS, registers=64)
 def base_frequencies(frequencies, base, n):
     """frequencies[j] = base^(-j / n)."""
     j = cuda.grid(1)
@@ -41,12 +41,9 @@ QUARTERS_PER_RADIAN, HALVES_PER_RADIAN = 2 / python_math.pi, 1 / python_math.pi
 
 
 def _angles(position: Any, real: Any) -> Kernel:
-    words = np.dtype(real).name, np.dtype(position).name
+    word, of = np.dtype(real).name, np.dtype(position).name
 
-    @kernel(
-        f"{words[0]}*", f"{words[0]}*", f"{words[1]}*", "float64*", "int64", "int64",
-        threads=ROPE_THREADS, registers=64, name=f"angles_{words[0]}_{words[1]}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, {of}*, float64*, int64 x2", threads=ROPE_THREADS, registers=64, of=f"{word}_{of}")
     def angles(cos, sin, positions, frequencies, n, half):
         """Row p of the tables (n = rows times half elements): cosine and sine of positions[p] times each frequency."""
         i = np.int64(cuda.grid(1))
@@ -74,10 +71,10 @@ def _rotate(real: Any, wide: bool) -> Kernel:
     count = 4 if wide else 1
 
     @kernel(
-        *[f"{word}*"] * 4, *["uint32"] * 4, *["int64"] * 6, "int32",
-        threads=ROPE_THREADS, registers=40, name=f"rotate_{word}{'_wide' * wide}", vector_loads=wide,
+        f"{word}* x4, uint32 x4, int64 x6, int32",
+        threads=ROPE_THREADS, registers=40, vector_loads=wide, of=word + "_wide" * wide,
     )  # fmt: skip
-    def rotate_pairs(y, x, cos, sin, n, pieces, n1, n2, x0, x1, x2, t0, t1, t2, interleaved):
+    def rotate(y, x, cos, sin, n, pieces, n1, n2, x0, x1, x2, t0, t1, t2, interleaved):
         """y (rows, D) contiguous; x and the tables by the steps of their up to three dimensions of rows (.., n1, n2).
 
         n: threads, ``pieces`` of ``count`` pairs for each row.
@@ -114,7 +111,7 @@ def _rotate(real: Any, wide: bool) -> Kernel:
                 a, b = turned(x[source + first], x[source + second], cos[table], sin[table])
                 y[target + first], y[target + second] = a, b
 
-    return rotate_pairs
+    return rotate
 
 
 _ANGLES = {(np.dtype(p), np.dtype(real)): _angles(p, real) for p in POSITIONS for real in ROPE_REALS}
@@ -126,30 +123,24 @@ MOST_PAIRS = 2**31 - 1  # pairs of a launch
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 
-def tables(positions: DeviceArray, dim: int, base: float, dtype: Any) -> tuple[DeviceArray, DeviceArray]:
+def tables(positions: Array, dim: int, base: float, dtype: Any) -> tuple[Array, Array]:
     """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
     half = -(-dim // 2)
     frequencies = empty((half,), np.float64, positions.device)
-    base_frequencies.launch(-(-half // ROPE_THREADS), frequencies, float(base), half)
+    base_frequencies.launch_each(half, frequencies, float(base), half)
     return angle_tables(positions, frequencies, dtype)
 
 
-def angle_tables(
-    positions: DeviceArray, frequencies: DeviceArray | np.ndarray, dtype: Any
-) -> tuple[DeviceArray, DeviceArray]:
+def angle_tables(positions: Array, frequencies: Array | np.ndarray, dtype: Any) -> tuple[Array, Array]:
     """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
     positions, frequencies = contiguous(positions), contiguous(as_array(frequencies, np.float64))
     half = frequencies.shape[0]
     cos, sin = (empty((*positions.shape, half), dtype, positions.device) for _ in range(2))
-    threads = min(ROPE_THREADS, -(-cos.size // 32) * 32)
-    if cos.size:
-        grid = -(-cos.size // threads)
-        launch = _ANGLES[positions.dtype, cos.dtype].launch
-        launch(grid, cos, sin, positions, frequencies, cos.size, half, threads=threads)
+    _ANGLES[positions.dtype, cos.dtype].launch_each(cos.size, cos, sin, positions, frequencies, cos.size, half)
     return cos, sin
 
 
-def rotate(x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool) -> DeviceArray:
+def rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     """x (..., D); cos and sin (..., D / 2) of x's dtype, their leading sizes broadcast to those of x -> y (..., D).
 
     Rows of x may lie at any strides; they are copied if they are not contiguous themselves.
@@ -162,7 +153,7 @@ def rotate(x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool
     return y
 
 
-def _rotate_rows(y: DeviceArray, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, interleaved: bool) -> None:
+def _rotate_rows(y: Array, x: Array, cos: Array, sin: Array, interleaved: bool) -> None:
     """y = the rotation of x; y, cos and sin contiguous."""
     half = x.shape[-1] // 2
     missing = x.ndim - cos.ndim
@@ -179,6 +170,4 @@ def _rotate_rows(y: DeviceArray, x: DeviceArray, cos: DeviceArray, sin: DeviceAr
     kernel_ = _ROTATE_WIDE if wide else _ROTATE[x.dtype]
     pieces = half // 4 if wide else half
     n = y.size // (2 * half) * pieces
-    threads = min(ROPE_THREADS, -(-n // 32) * 32)
-    arguments = (n, pieces, n1, n2, *steps, t0, t1, t2, int(interleaved))
-    kernel_.launch(-(-n // threads), y, x, cos, sin, *arguments, threads=threads)
+    kernel_.launch_each(n, y, x, cos, sin, n, pieces, n1, n2, *steps, t0, t1, t2, int(interleaved))

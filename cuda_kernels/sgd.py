@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .optimizers.multi_tensor import REALS, WORDS, Table, updater
-from .platform.array import DeviceArray
+from .platform.array import Array
 from .platform.launch import Kernel
 
 __all__ = ["SCALARS", "Table", "step"]
@@ -54,7 +54,7 @@ def _sgd(real: Any, states: int) -> Kernel:
 _STEP = {(np.dtype(real), states): _sgd(real, states) for real in REALS for states in (0, 1)}
 
 
-def step(table: Table, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     """Update the parameters, and the buffers if the table has them, in place; arguments as ``Table.check``.
 
     Raises ValueError or TypeError, naming the position, before anything is changed.

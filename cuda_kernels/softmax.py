@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .platform.array import DeviceArray, contiguous, empty
+from .platform.array import Array, contiguous, empty
 from .platform.language import THREADS, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .pointwise.rules import larger_of as larger
@@ -53,15 +53,12 @@ class SoftmaxKernels(NamedTuple):
 
 
 def _forward_rows(real: Any, accesses: int) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
     threads = 1024 if accesses > 1 else 128
 
-    @kernel(
-        *(pointer,) * 2, "int64", "int64", "int32", "int32",
-        threads=threads, registers=64, vector_loads=True, name=f"forward_rows_{count}_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, int64 x2, int32 x2", threads=threads, registers=64, vector_loads=True, of=f"{count}_{word}")
     def forward_rows(x, y, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         values = cuda.local.array(count, real)
@@ -93,15 +90,12 @@ def _forward_rows(real: Any, accesses: int) -> Kernel:
 
 
 def _backward_rows(real: Any, accesses: int) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
     threads = 1024 if accesses > 1 else 128
 
-    @kernel(
-        *(pointer,) * 3, "int64", "int64", "int32", "int32",
-        threads=threads, registers=64, vector_loads=True, name=f"backward_rows_{count}_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x3, int64 x2, int32 x2", threads=threads, registers=64, vector_loads=True, of=f"{count}_{word}")
     def backward_rows(dy, y, dx, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         slopes = cuda.local.array(count, real)
@@ -122,14 +116,11 @@ def _backward_rows(real: Any, accesses: int) -> Kernel:
 
 
 def _forward_long(real: Any) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, 2)
     count, read, write = tile.values, tile.read, tile.write
 
-    @kernel(
-        *(pointer,) * 2, "int64", "int64", "int32", "int32",
-        threads=LONG_THREADS, registers=64, vector_loads=True, name=f"forward_long_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, int64 x2, int32 x2", threads=LONG_THREADS, registers=64, vector_loads=True, of=word)
     def forward_long(x, y, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         values = cuda.local.array(count, real)
@@ -154,14 +145,11 @@ def _forward_long(real: Any) -> Kernel:
 
 
 def _backward_long(real: Any) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
     tile = row_tile(real, 2)
     count, read, write = tile.values, tile.read, tile.write
 
-    @kernel(
-        *(pointer,) * 3, "int64", "int64", "int32", "int32",
-        threads=LONG_THREADS, registers=64, vector_loads=True, name=f"backward_long_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x3, int64 x2, int32 x2", threads=LONG_THREADS, registers=64, vector_loads=True, of=word)
     def backward_long(dy, y, dx, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         slopes = cuda.local.array(count, real)
@@ -186,10 +174,9 @@ def _backward_long(real: Any) -> Kernel:
 
 
 def _forward_columns(real: Any) -> Kernel:
-    @kernel(
-        *(f"{real.__name__}*",) * 2, "int64", "int64", "int64", "int32",
-        threads=THREADS, registers=64, name=f"forward_columns_{real.__name__}",
-    )  # fmt: skip
+    word = real.__name__
+
+    @kernel(f"{word}* x2, int64 x3, int32", registers=64, of=word)
     def forward_columns(x, y, outputs, C, inner, log):
         """Of x (outer, C, inner), outputs = outer inner; ``blockDim.y`` threads share a column."""
         maxima = cuda.shared.array(THREADS, real)
@@ -215,10 +202,9 @@ def _forward_columns(real: Any) -> Kernel:
 
 
 def _backward_columns(real: Any) -> Kernel:
-    @kernel(
-        *(f"{real.__name__}*",) * 3, "int64", "int64", "int64", "int32",
-        threads=THREADS, registers=48, name=f"backward_columns_{real.__name__}",
-    )  # fmt: skip
+    word = real.__name__
+
+    @kernel(f"{word}* x3, int64 x3, int32", registers=48, of=word)
     def backward_columns(dy, y, dx, outputs, C, inner, log):
         """As ``forward_columns``."""
         sums = cuda.shared.array(THREADS, real)
@@ -256,7 +242,7 @@ _BACKWARD: dict[Any, SoftmaxKernels] = {  # two rows in 64 registers
 }
 
 
-def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[DeviceArray, ...], axis: int, log: int) -> DeviceArray:
+def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[Array, ...], axis: int, log: int) -> Array:
     """Run a kernel along ``axis`` of equally shaped inputs -> a new contiguous array."""
     shape = inputs[0].shape or (1,)  # 0-d: one row of one element, as in PyTorch
     axis %= len(shape)
@@ -279,21 +265,21 @@ def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[DeviceArray, ...], 
     return out
 
 
-def forward(x: DeviceArray, axis: int) -> DeviceArray:
+def forward(x: Array, axis: int) -> Array:
     """softmax(x) along ``axis``; x float32 or float64, any shape and strides."""
     return _along(_FORWARD, (x,), axis, 0)
 
 
-def backward(dy: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+def backward(dy: Array, y: Array, axis: int) -> Array:
     """dx from dy and the result y of ``forward``."""
     return _along(_BACKWARD, (dy, y), axis, 0)
 
 
-def log_forward(x: DeviceArray, axis: int) -> DeviceArray:
+def log_forward(x: Array, axis: int) -> Array:
     """log(softmax(x)) along ``axis``."""
     return _along(_FORWARD, (x,), axis, 1)
 
 
-def log_backward(dy: DeviceArray, y: DeviceArray, axis: int) -> DeviceArray:
+def log_backward(dy: Array, y: Array, axis: int) -> Array:
     """dx from dy and the result y of ``log_forward``."""
     return _along(_BACKWARD, (dy, y), axis, 1)

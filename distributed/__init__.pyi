@@ -30,7 +30,7 @@ from .mirrors.atomr.parameter_server import AsyncParameterServer as AsyncParamet
 from .mirrors.atomr.parameter_server import RemoteParameterServer as RemoteParameterServer
 from .mirrors.atomr.parameter_server import ServerStats as ServerStats
 from .mirrors.atomr.parameter_server import StaleGradientError as StaleGradientError
-from .mirrors.atomr.replica_process import ProcessReplica as ProcessReplica
+from .mirrors.atomr.replicas import ProcessReplica as ProcessReplica
 from .mirrors.atomr.replicas import ReplicaProtocol as ReplicaProtocol
 from .mirrors.atomr.replicas import ReplicaStep as ReplicaStep
 from .mirrors.atomr.replicas import ReplicaStepResult as ReplicaStepResult
@@ -69,8 +69,9 @@ from .parallel.tensor_layers import VocabParallelEmbedding as VocabParallelEmbed
 from .parallel.tensor_layers import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .parallel.tensor_parallel import TensorParallelTrainer as TensorParallelTrainer
 from .train.amp_trainer import AmpTrainer as AmpTrainer
-from .train.block_buckets import NonFiniteBlockGradientError as NonFiniteBlockGradientError
+from .train.amp_trainer import MixedPrecisionConfig as MixedPrecisionConfig
 from .train.blocks import BlockLayout as BlockLayout
+from .train.blocks import NonFiniteBlockGradientError as NonFiniteBlockGradientError
 from .train.buckets import BFloat16Compression as BFloat16Compression
 from .train.buckets import CommHook as CommHook
 from .train.buckets import GradientBucketManager as GradientBucketManager
@@ -94,7 +95,6 @@ from .train.grad_sync import assert_replicas_identical as assert_replicas_identi
 from .train.grad_sync import broadcast_params as broadcast_params
 from .train.grad_sync import mean_over_ranks as mean_over_ranks
 from .train.grad_sync import shard_batches as shard_batches
-from .train.precision import MixedPrecisionConfig as MixedPrecisionConfig
 from .train.simple_trainer import SimpleTrainer as SimpleTrainer
 from .train.train_kinds import LossKind as LossKind
 from .train.train_kinds import OptimizerKind as OptimizerKind

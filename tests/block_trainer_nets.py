@@ -10,7 +10,15 @@ from data_parallel import assert_close
 
 import minigrad
 from minigrad import Tensor, nn
-from minigrad.distributed import BlockDistributedTrainer, Communicator, SimpleTrainer, TrainingConfig
+from minigrad.distributed import (
+    BlockDistributedTrainer,
+    CommHook,
+    Communicator,
+    SimpleTrainer,
+    TrainingConfig,
+    Work,
+    all_reduce_hook,
+)
 
 C, ROWS = 6, 12
 
@@ -137,6 +145,21 @@ def parts(sizes: tuple[int, ...], rank: int) -> slice:
 
 def contents(net: nn.Module) -> dict[str, np.ndarray]:
     return {name: t.data.copy() for name, t in net.state_dict().items()}
+
+
+def held(net: nn.Module) -> dict[str, bytes]:
+    """The bits of all that it holds."""
+    return {name: array.tobytes() for name, array in contents(net).items()}
+
+
+def noting(sent: list[int]) -> CommHook:
+    """The plain all-reduce, which notes the size of each bucket."""
+
+    def hook(communicator: Communicator, bucket: Tensor) -> Work:
+        sent.append(bucket.numel())
+        return all_reduce_hook(communicator, bucket)
+
+    return hook
 
 
 CONFIG = TrainingConfig(0.02, max_grad_norm=0.5)

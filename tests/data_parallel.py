@@ -44,6 +44,15 @@ def parameters(*shapes: tuple[int, ...], dtype: Any = np.float32) -> list[Tensor
     return [Tensor(np.zeros(shape, dtype), requires_grad=True) for shape in shapes]
 
 
+def store(params: Sequence[Tensor], values: Sequence[Any], order: Sequence[int] | None = None) -> GradStore:
+    """A gradient for each parameter that has a value, in this order; the value is broadcast."""
+    grads = GradStore()
+    for i in range(len(params)) if order is None else order:
+        if values[i] is not None:
+            grads.insert(params[i], Tensor(np.broadcast_to(values[i], params[i].shape), dtype=params[i].dtype))
+    return grads
+
+
 class Net(nn.Module):
     """tanh(x W + b), plus optional parts, times a head; ``unused`` never has a gradient. x and y are (rows, 5)."""
 
@@ -220,9 +229,10 @@ def train(
     on_trainer: Callable[[DistributedTrainer], None] = lambda trainer: None,
 ) -> list[Record]:
     """One rank's part. The ranks start with different weights, and pass their parameters in different orders."""
-    net = scenario.net(seed=comm.rank)
+    root = comm.world_size - 1  # which begins with the weights of seed 0
+    net = scenario.net(seed=root - comm.rank)
     trainer = make_trainer(kind, comm, scenario.clip, scenario.accum, bucket, scenario.schedule, hook)
-    trainer.broadcast_params(net.named_parameters())
+    trainer.broadcast_params(net.named_parameters(), root)
     on_trainer(trainer)
     records = []
     for step, window in enumerate(scenario.steps):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -27,17 +27,7 @@ def command(script: str, *arguments: object) -> list[str]:
 
 def run(script: str, *arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """The finished process, with its output as text."""
-    environment = {**os.environ, "PYTHONUTF8": "1", **options.pop("env", {})}
-    return subprocess.run(
-        command(script, *arguments),
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-        **options,
-    )
+    return python(EXAMPLES / script, *arguments, cwd=cwd, **options)
 
 
 def load(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Any:

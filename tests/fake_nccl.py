@@ -76,7 +76,6 @@ class FakeStream:
 
     def wait_event(self, event: FakeEvent) -> None:
         assert event.recorded, "the stream is to wait for an event that was never recorded"
-        self.machine.note("wait_event", self.ptr, event.number)
         self.enqueue(lambda: event.happened.wait(self.machine.patience))
 
     def use(self) -> FakeStream:
@@ -94,15 +93,12 @@ class FakeStream:
 class FakeEvent:
     """A CUDA event."""
 
-    _numbers = itertools.count(1)
-
-    def __init__(self, machine: FakeMachine, disable_timing: bool) -> None:
-        self.machine, self.timed, self.number = machine, not disable_timing, next(self._numbers)
+    def __init__(self, disable_timing: bool) -> None:
+        self.timed = not disable_timing
         self.happened, self.recorded, self.at = threading.Event(), False, 0.0
 
     def record(self, stream: FakeStream) -> None:
         self.recorded = True
-        self.machine.note("record", stream.ptr, self.number)
         stream.enqueue(self._happen)
 
     def _happen(self) -> None:
@@ -122,14 +118,14 @@ class FakeMachine:
         self.patience = 30.0  # seconds after which a stream gives up waiting for another one
         self.local = threading.local()
         self.lock = threading.Lock()
-        self.log: list[tuple[str, str, tuple[Any, ...]]] = []  # (thread, call, arguments)
+        self.log: list[tuple[Any, ...]] = []  # (call, *arguments)
         self.streams: list[FakeStream] = []
         self.worlds: dict[bytes, FakeWorld] = {}
         self.numbers = itertools.count(1)
         cuda = SimpleNamespace(
             Device=lambda index: FakeDevice(self, index),
             Stream=lambda non_blocking: FakeStream(self) if non_blocking else None,
-            Event=lambda disable_timing=False: FakeEvent(self, disable_timing),
+            Event=lambda disable_timing=False: FakeEvent(disable_timing),
             get_current_stream=lambda device_id=-1: self.current(),
             get_elapsed_time=self.elapsed,
         )
@@ -148,11 +144,11 @@ class FakeMachine:
 
     def note(self, name: str, *arguments: Any) -> None:
         with self.lock:
-            self.log.append((threading.current_thread().name, name, arguments))
+            self.log.append((name, *arguments))
 
     def calls(self, *names: str) -> list[tuple[Any, ...]]:
         """The recorded calls of these names, as (name, *arguments)."""
-        return [(name, *arguments) for _, name, arguments in self.log if not names or name in names]
+        return [call for call in self.log if call[0] in names]
 
     def current(self) -> FakeStream:
         if getattr(self.local, "stream", None) is None:
@@ -165,12 +161,10 @@ class FakeMachine:
         return (end.at - begin.at) * 1e3
 
     def group_start(self) -> None:
-        self.note("groupStart")
         assert getattr(self.local, "group", None) is None, "groups are not nested here"
         self.local.group = []
 
     def group_end(self) -> None:
-        self.note("groupEnd")
         group, self.local.group = self.local.group, None
         if group:
             assert len({(id(comm), id(stream)) for comm, stream, *_ in group}) == 1
@@ -194,7 +188,6 @@ class FakeDevice:
         self.machine, self.index = machine, index
 
     def use(self) -> None:
-        self.machine.note("use", self.index)
         self.machine.local.device = self.index
 
     def __enter__(self) -> FakeDevice:
@@ -258,7 +251,6 @@ class FakeComm:
         self.machine.note("destroy", self.rank)
 
     def commSplit(self, color: int, key: int) -> FakeComm | None:
-        self.machine.note("commSplit", color, key)
         assert self.under_way == 0, "NCCL may deadlock if a communicator is split while it works"
         made: dict[int, FakeComm] = {}
 
@@ -299,7 +291,7 @@ class FakeComm:
         assert all(type(x) is int for x in (*addresses, count, dtype, stream)), "NCCL takes integers"
         assert count > 0, "NCCL discards operations on nothing"
         assert not self.gone, f"{name} on a communicator that was aborted"
-        assert dtype in CODES
+        assert hasattr(self.machine.local, "device"), f"{name} in a thread that has not chosen its GPU"
         return FakeStream.known[stream]
 
     def collective(self, name, stream, what, send, recv, send_count, recv_count):

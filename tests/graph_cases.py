@@ -34,3 +34,11 @@ class Passes(Function):
 def leaf(*shape: int, seed: int = 0, dtype: Any = np.float64) -> Tensor:
     rng = np.random.default_rng(seed)
     return Tensor(np.asarray(rng.standard_normal(shape), dtype), requires_grad=True)
+
+
+def operations(y: Tensor) -> list[str]:
+    """The names of the operations that computed ``y``, newest first."""
+    nodes = [y.node]
+    for node in nodes:
+        nodes += [x for x in node.edges if isinstance(x, Function) and x not in nodes]
+    return [type(node).__name__ for node in nodes]

@@ -12,7 +12,7 @@ Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's ow
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,13 @@ def binary(name: str, run: Any, reference: Any, torch_run: Any = None, **options
     return Op(name, run, reference, torch_run, BINARY, random_shapes=random.map(lambda s: s.input_shapes), **options)
 
 
+def same(
+    name: str, run: Any, reference: Any, shapes: Sequence[tuple[Shape, ...]], domains: Any = NORMAL, **options: Any
+) -> Op:
+    """An Op that PyTorch writes like we do."""
+    return Op(name, run, reference, run, shapes, domains, **options)
+
+
 # Comparing ------------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +187,14 @@ def assert_close(
     size = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (exact, *terms))
     bound = rounding * float(finfo(actual.dtype).eps) * size
     np.testing.assert_allclose(actual.astype(np.float64), exact, rtol=0, atol=bound, err_msg=what)
+
+
+def assert_same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """The same arrays by name: dtypes, shapes and bits, so NaN payloads and signed zeros too."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
 
 
 def to_torch(x: np.ndarray) -> Any:
@@ -219,6 +234,39 @@ def send_back(y: mg.Tensor, inputs: Sequence[mg.Tensor], gradient: mg.Tensor | N
     return [None if (g := grads.get(x)) is None else host(g) for x in inputs]
 
 
+def assert_as_torch(
+    run: Any, arrays: Sequence[np.ndarray], device: str, rtol: float, atol: float = 0.0, run_torch: Any = None
+) -> None:
+    """Of these arrays, values and gradients are PyTorch's, NaN and infinities too: a relative error, as for tails."""
+    inputs = [mg.tensor(x, device=device, requires_grad=True) for x in arrays]
+    theirs = [torch.tensor(x, requires_grad=True) for x in arrays]
+    with np.errstate(all="ignore"):
+        y, z = run(*inputs), (run_torch or run)(*theirs)
+    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol, atol=atol)
+    z.backward(torch.tensor(weights_like(host(y))).to(z.dtype))
+    for found, x in zip(send_back(y, inputs), theirs, strict=True):
+        np.testing.assert_allclose(found, x.grad.numpy(), rtol=rtol, atol=atol)
+
+
+def assert_like_torch(call: Callable[..., Any], *arrays: Any, rtol: float = 1e-6, differentiate: bool = False) -> None:
+    """``call(m, *tensors)`` of minigrad for ``m`` gives the dtypes, shapes and values that it gives of PyTorch.
+
+    Of several results all. With ``differentiate`` the gradients of the first one, too, for ``weights_like``.
+    """
+    ours = [mg.tensor(x, requires_grad=differentiate) for x in arrays]
+    theirs = [torch.tensor(x, requires_grad=differentiate) for x in arrays]
+    found, expected = call(mg, *ours), call(torch, *theirs)
+    pairs = [(found, expected)] if isinstance(found, mg.Tensor) else list(zip(found, expected, strict=True))
+    for y, z in pairs:
+        assert f"torch.{y.dtype}" == str(z.dtype) and y.shape == tuple(z.shape), (y, z)
+        np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol)
+    if differentiate:
+        y, z = pairs[0]
+        z.backward(torch.tensor(weights_like(host(y)).astype(y.dtype)))
+        for g, x in zip(send_back(y, ours), theirs, strict=True):
+            np.testing.assert_allclose(np.zeros(x.shape) if g is None else g, x.grad.numpy(), rtol=rtol)
+
+
 # The checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -238,12 +286,16 @@ def check_values(op: Op, device: str) -> None:
                 np.testing.assert_array_equal(host(x), array, err_msg=f"{op} changed an input")
 
 
+def torch_call(op: Op) -> Callable[..., Any]:
+    """``op.torch``, or the test is skipped."""
+    if torch is None or op.torch is None:
+        pytest.skip("PyTorch is not installed: nothing to compare with" if torch is None else f"PyTorch has no {op}")
+    return op.torch
+
+
 def check_torch(op: Op, device: str) -> None:
     """Results and gradients are PyTorch's in value, shape and dtype."""
-    if torch is None:
-        pytest.skip("PyTorch is not installed: nothing to compare with")
-    if op.torch is None:
-        pytest.skip(f"PyTorch has no {op}")
+    call = torch_call(op)
     for shapes in op.shapes_on(device):
         arrays = op.inputs(shapes)
         needs = op.needs(arrays)
@@ -253,7 +305,7 @@ def check_torch(op: Op, device: str) -> None:
                 torch.tensor(x.astype(dtype) if x.dtype.kind == "f" else x, requires_grad=need)
                 for x, need in zip(arrays, needs, strict=True)
             ]
-            y, z = op.run(*inputs), op.torch(*theirs)
+            y, z = op.run(*inputs), call(*theirs)
             what = f"{op} of {shapes} in {dtype}"
             assert str(y.dtype) == str(z.dtype).removeprefix("torch."), what
             assert_close(host(y), z.detach().numpy(), 2 * op.rounding, what, arrays)
@@ -396,10 +448,7 @@ def check_shapes(op: Op, device: str) -> None:
 
 def check_dtypes(op: Op, device: str) -> None:
     """For integers, bool, float16 and bfloat16 the result has PyTorch's dtype and values, wherever PyTorch has one."""
-    if torch is None:
-        pytest.skip("PyTorch is not installed: nothing to compare with")
-    if op.torch is None:
-        pytest.skip(f"PyTorch has no {op}")
+    call = torch_call(op)
     shapes = max(op.shapes_on(device), key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
     for dtype in DTYPES:
         rng = np.random.default_rng(0)
@@ -413,7 +462,7 @@ def check_dtypes(op: Op, device: str) -> None:
                 op.run(*(mg.tensor(x, device=device) for x in arrays))
             continue
         try:
-            z = op.torch(*map(to_torch, arrays))
+            z = call(*map(to_torch, arrays))
         except (RuntimeError, TypeError, NotImplementedError, ValueError):
             continue
         y = op.run(*(mg.tensor(x, device=device) for x in arrays))

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -105,18 +105,9 @@ def files(*folders: str) -> list[Path]:
 WINGS = ("minigrad/learn", "minigrad/tools/watch")
 
 
-def source_lines() -> int:
-    """Lines of code of the library, without the wings."""
-    wings = set(files(*WINGS))
-    return sum(lines_of(path) for path in files(*SOURCES) if path not in wings)
-
-
-def wing_lines() -> int:
-    return sum(lines_of(path) for path in files(*WINGS))
-
-
-def test_lines() -> int:
-    return sum(lines_of(path) for path in files("tests"))
+def total(paths: Iterable[Path]) -> int:
+    """Lines of code of all."""
+    return sum(map(lines_of, paths))
 
 
 # The core -------------------------------------------------------------------------------------------------------------
@@ -138,18 +129,9 @@ def counted(page: str) -> str:
         start, end = row.span("lines")
         return page[row.start() : start] + f"{lines:,}" + page[end : row.end()]
 
-    total = sum(lines_of(ROOT / row["path"]) for row in ROW.finditer(page))
-    count = len(ROW.findall(page))
-    page = SUM.sub(lambda row: exact(row, total).replace(f"{row['files']} files", f"{count} files"), page)
+    listed = [ROOT / row["path"] for row in ROW.finditer(page)]
+    page = SUM.sub(lambda row: exact(row, total(listed)).replace(f"{row['files']} files", f"{len(listed)} files"), page)
     return ROW.sub(lambda row: exact(row, lines_of(ROOT / row["path"])), page)
-
-
-def core_files() -> int:
-    return len(core())
-
-
-def core_lines() -> int:
-    return sum(lines_of(path) for path in core())
 
 
 # Imports --------------------------------------------------------------------------------------------------------------
@@ -309,10 +291,6 @@ def rooms(folder: str) -> dict[str, set[str]]:
         if here is not None:
             found[here] |= {there for other in others if (there := room(other)) not in (None, here)}  # type: ignore[misc]
     return dict(found)
-
-
-def room_count(folder: str) -> int:
-    return len(rooms(folder))
 
 
 def floors(folder: str) -> int:
@@ -559,13 +537,13 @@ def walk(name: str, **environment: str) -> Any:
 # The table ------------------------------------------------------------------------------------------------------------
 
 MEASURES: dict[str, Callable[[], int]] = {
-    "core: files": core_files,
-    "core: lines of code": core_lines,
-    "library: lines of code": source_lines,
-    "wings: lines of code": wing_lines,
-    "distributed: rooms": lambda: room_count("distributed"),
+    "core: files": lambda: len(core()),
+    "core: lines of code": lambda: total(core()),
+    "library: lines of code": lambda: total({*files(*SOURCES)} - {*files(*WINGS)}),
+    "wings: lines of code": lambda: total(files(*WINGS)),
+    "distributed: rooms": lambda: len(rooms("distributed")),
     "distributed: floors": lambda: floors("distributed"),
-    "cuda_kernels: rooms": lambda: room_count("cuda_kernels"),
+    "cuda_kernels: rooms": lambda: len(rooms("cuda_kernels")),
     "cuda_kernels: floors": lambda: floors("cuda_kernels"),
     "files of a plain GPT-2 step": lambda: len(walk("gpt2_step", MINIGRAD_KERNELS="plain", MINIGRAD_FAST="0")),
     "files of a fast GPT-2 step": lambda: len(walk("gpt2_step", MINIGRAD_KERNELS="", MINIGRAD_FAST="")),
@@ -575,7 +553,7 @@ MEASURES: dict[str, Callable[[], int]] = {
     "exceptions of the find-it rule": lambda: len(find_it_exceptions()),
     "circles between folders": lambda: len(circles_between_folders()),
     "circles of files": lambda: len(circles_of_files()),
-    "tests: lines of code": test_lines,
+    "tests: lines of code": lambda: total(files("tests")),
     "longest function": lambda: longest_function().lines,
     "most parameters": lambda: most_parameters().parameters,
 }

@@ -6,6 +6,7 @@ import functools
 import inspect
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,6 +60,14 @@ def good(out: list[Any]) -> list[Any]:
         if isinstance(value, BaseException):
             raise value
     return out
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Return as soon as the condition holds; AssertionError if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.001)
 
 
 def free_port() -> int:

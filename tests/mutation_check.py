@@ -25,17 +25,8 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 ROOT = Path(__file__).resolve().parents[1]
-SYMMETRIC = {
-    "swapaxes",
-    "mul",
-    "add",
-    "maximum",
-    "minimum",
-    "eq",
-    "ne",
-    "logical_and",
-    "logical_or",
-}  # exchanging changes nothing
+# Exchanging their operands changes nothing.
+SYMMETRIC = {"swapaxes", "mul", "add", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
 BINARY = {"mul", "div", "add", "sub"}
 UNARY = {"neg", "square", "logical_not", "sign", "exp", "log"}
 INDEXING = {"range", "prange", "min", "max", "len", "empty", "zeros", "reshape", "tuple", "sorted", "sum"}
@@ -58,7 +49,7 @@ class Break(NamedTuple):
 
 def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """The functions and methods of a file by dotted name."""
-    found = {}
+    found: dict[str, ast.FunctionDef] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             found[node.name] = node
@@ -185,9 +176,9 @@ def replaced(tree: ast.Module, name: str, path: Place, new: ast.AST) -> str:
         node = getattr(node, field) if i is None else getattr(node, field)[i]
     field, i = path[-1]
     if i is None:
-        setattr(node, field, copy.deepcopy(new))
+        setattr(node, field, new)
     else:
-        getattr(node, field)[i] = copy.deepcopy(new)
+        getattr(node, field)[i] = new
     return ast.unparse(ast.fix_missing_locations(changed))
 
 
@@ -242,6 +233,14 @@ class Area(NamedTuple):
 
 _OPERATION = "ops/test_{stem}.py"
 _SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
+_TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*"
+_COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
+
+
+def of_ranks(*names: str) -> tuple[str, ...]:
+    return tuple(f"distributed/test_{name}.py" for name in names)
+
+
 AREAS = {
     "operations": Area("minigrad/ops", backward_functions, replacements, (_OPERATION, "cpu_kernels/test_{stem}*.py")),
     "plain": Area(
@@ -251,32 +250,8 @@ AREAS = {
     "cuda": Area(
         "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
     ),
-    "trainers": Area(
-        "distributed/train",
-        every_function,
-        logic_replacements,
-        (
-            "distributed/test_*trainer*.py",
-            "distributed/test_buckets.py",
-            "distributed/test_grad_sync.py",
-            "distributed/test_boostr_*.py",
-        ),
-    ),
-    "communicators": Area(
-        "distributed/comm",
-        every_function,
-        logic_replacements,
-        (
-            "distributed/test_communicator.py",
-            "distributed/test_thread.py",
-            "distributed/test_faults.py",
-            "distributed/test_nccl.py",
-            "distributed/test_mpi.py",
-            "distributed/test_rendezvous.py",
-            "distributed/test_grad_sync.py",
-            "distributed/test_tensor_parallel.py",
-        ),
-    ),
+    "trainers": Area("distributed/train", every_function, logic_replacements, of_ranks(*_TRAINERS)),
+    "communicators": Area("distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS)),
 }
 
 

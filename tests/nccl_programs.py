@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import communicator_suite as suite
 import numpy as np
 import pytest
 
@@ -17,13 +18,16 @@ from minigrad.distributed import (
     CollectiveMismatchError,
     Communicator,
     DistributedTrainer,
-    ReduceOp,
     TrainingConfig,
 )
 from minigrad.optim import SGD
 
 RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger
 KINDS = ("distributed", "bucketed", "block")
+COLLECTIVES = (
+    *(suite.check_all_reduce, suite.check_broadcast, suite.check_all_gather, suite.check_reduce_scatter),
+    *(suite.check_all_to_all, suite.check_asynchronous),
+)
 ROWS = np.random.default_rng(1).standard_normal((5, 2))
 PARTS = (slice(0, 3), slice(3, 5))
 
@@ -118,29 +122,11 @@ def no_staging(comm: Communicator) -> None:
 
 
 def collectives(comm: Communicator) -> None:
-    """Each operation of two ranks once."""
-
-    def tensor(values: Any, dtype: Any = np.float32) -> Tensor:
-        return Tensor(np.asarray(values, dtype), device=comm.device)
-
+    """Each operation of two ranks: collectives as every communicator's, messages, groups."""
+    for check in COLLECTIVES:
+        check(comm)
     r = comm.rank
-    t = tensor([r + 1.0] * 1000)
-    works = [comm.all_reduce(t, async_op=True), comm.all_reduce(t, ReduceOp.AVG, async_op=True)]
-    for work in works:
-        work.wait()
-    assert set(t.cpu().tolist()) == {3.0}
-    t = tensor([r])
-    comm.broadcast(t, 1)
-    assert t.cpu().tolist() == [1.0]
-    got = tensor([0, 0], np.int64)
-    comm.all_gather(tensor([r + 5], np.int64), got)
-    assert got.cpu().tolist() == [5, 6]
-    comm.all_to_all(tensor([10 * r, 10 * r + 1], np.int64), got)
-    assert got.cpu().tolist() == [r, 10 + r]
-    part = tensor([0])
-    comm.reduce_scatter(tensor([1, 2]), part)
-    assert part.cpu().tolist() == [2.0 * (r + 1)]
-    sent, received = tensor([r] * 10_000), tensor([9] * 10_000)
+    sent, received = (suite.put(comm, np.full(10_000, value)) for value in (r, 9))
     works = [comm.send(sent, 1 - r, async_op=True), comm.recv(received, 1 - r, async_op=True)]
     for work in works:
         work.wait()

@@ -29,6 +29,10 @@ def stored(x: np.ndarray, layout: str = "rows") -> Any:
     return array.from_host(x)
 
 
+def draw(*shape: int, dtype: Any = f32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(a.astype("f8"), b.astype("f8"))
 

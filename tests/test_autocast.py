@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from in_threads import outcomes
+from refusals import raises
 
 import minigrad
 import minigrad.nn.functional as F
@@ -135,31 +137,18 @@ def torch_cuda_autocast(torch: Any, half: Any) -> Iterator[None]:
 def test_dtypes_are_those_of_pytorch_on_cuda(half: Any) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
     fake = pytest.importorskip("torch._subclasses.fake_tensor", reason="PyTorch's tensors of a GPU that is not there")
-    ours, theirs = ops(minigrad, F), ops(torch, torch.nn.functional)
-    our_mixed, their_mixed = mixed(minigrad, F), mixed(torch, torch.nn.functional)
-    theirs_half = getattr(torch, str(half))
+    one, two = [(float32,), (half,), (float64,)], [(float32, half), (half, float32), (half, half)]
     wrong = []
-    with fake.FakeTensorMode():
-        for dtype in (float32, half, float64):
-            x = Tensor(VALUES).to(dtype)
-            y = torch.empty(4, 4, dtype=getattr(torch, str(dtype)), device="cuda")
-            for name, op in ours.items():
-                with autocast("cpu", half):
-                    found = op(x).dtype
-                with torch_cuda_autocast(torch, theirs_half):
-                    expected = str(theirs[name](y).dtype)[6:]
-                if str(found) != expected:
-                    wrong.append((name, str(dtype), str(found), expected))
-        for first, second in ((float32, half), (half, float32), (half, half)):
-            x1, x2 = Tensor(VALUES).to(first), Tensor(VALUES).to(second)
-            y1, y2 = (torch.empty(4, 4, dtype=getattr(torch, str(d)), device="cuda") for d in (first, second))
-            for name, both in our_mixed.items():
-                with autocast("cpu", half):
-                    found = both(x1, x2).dtype
-                with torch_cuda_autocast(torch, theirs_half):
-                    expected = str(their_mixed[name](y1, y2).dtype)[6:]
-                if str(found) != expected:
-                    wrong.append((name, str(first), str(second), str(found), expected))
+    for table, given in ((ops, one), (mixed, two)):
+        ours, theirs = table(minigrad, F), table(torch, torch.nn.functional)
+        for name, dtypes in itertools.product(ours, given):
+            with autocast("cpu", half):
+                found = ours[name](*(Tensor(VALUES).to(dtype) for dtype in dtypes)).dtype
+            with fake.FakeTensorMode(), torch_cuda_autocast(torch, getattr(torch, str(half))):
+                inputs = [torch.empty(4, 4, dtype=getattr(torch, str(dtype)), device="cuda") for dtype in dtypes]
+                expected = theirs[name](*inputs).dtype
+            if f"torch.{found}" != str(expected):
+                wrong.append((name, *map(str, dtypes), str(found), str(expected)))
     assert not wrong
 
 
@@ -175,13 +164,8 @@ def test_what_pytorch_lists_for_the_cpu_has_its_dtype_and_values(half: Any) -> N
                 expected = theirs[name](torch.tensor(VALUES).to(getattr(torch, str(dtype))))
             assert str(found.dtype) == str(expected.dtype)[6:], (name, dtype)
             # Both round the inputs alike; what remains is one rounding of the result.
-            np.testing.assert_allclose(
-                found.float().numpy(),
-                expected.float().numpy(),
-                rtol=2 * EPS[half],
-                atol=1e-6,
-                err_msg=f"{name} {dtype}",
-            )
+            close = {"rtol": 2 * EPS[half], "atol": 1e-6, "err_msg": f"{name} {dtype}"}
+            np.testing.assert_allclose(found.float().numpy(), expected.float().numpy(), **close)
 
 
 def test_attention_norms_and_embeddings() -> None:
@@ -235,11 +219,12 @@ def test_gradients_of_a_model_are_float32_and_those_of_pytorch(half: Any) -> Non
     exact = F.cross_entropy(net(Tensor(x)), Tensor(targets)).backward()
     for p, q in zip(net.parameters(), other.parameters(), strict=True):
         assert grads[p].dtype == float32
-        size = np.abs(exact[p].numpy()).max()
-        ours = np.abs(grads[p].numpy() - exact[p].numpy()).max() / size
-        theirs = np.abs(q.grad.numpy() - exact[p].numpy()).max() / size
-        assert 0 < ours < max(2 * theirs, 4 * EPS[half])  # rounded, and not more than PyTorch's
-        assert np.abs(grads[p].numpy() - q.grad.numpy()).max() / size < 16 * EPS[half]
+        right, ours, theirs = exact[p].numpy(), grads[p].numpy(), q.grad.numpy()
+        errors = [
+            np.abs(a - b).max() / np.abs(right).max() for a, b in ((ours, right), (theirs, right), (ours, theirs))
+        ]
+        assert 0 < errors[0] < max(2 * errors[1], 4 * EPS[half])  # rounded, and not more than PyTorch's
+        assert errors[2] < 16 * EPS[half]
 
 
 def test_the_gradient_of_a_cast_weight_is_rounded_once_for_all_uses() -> None:
@@ -303,7 +288,6 @@ def test_a_weight_that_was_cast_without_gradients_gets_them_later() -> None:
 
 def test_contexts_nest_end_with_errors_and_belong_to_their_thread() -> None:
     x = minigrad.ones(2, 2)
-    elsewhere = []
     outer = autocast("cpu", float16)
     with outer:
         assert minigrad.is_autocast_enabled("cpu") and not minigrad.is_autocast_enabled("cuda")
@@ -316,10 +300,8 @@ def test_contexts_nest_end_with_errors_and_belong_to_their_thread() -> None:
         with autocast("cpu", float32, enabled=False):  # what a program with one switch for both passes
             assert (x @ x).dtype == float32
         assert (x @ x).dtype == float16
-        thread = threading.Thread(target=lambda: elsewhere.append((x @ x).dtype))
-        thread.start()
-        thread.join()
-    assert (elsewhere, (x @ x).dtype) == ([float32], float32)
+        elsewhere = outcomes([0], lambda _: (x @ x).dtype)
+    assert elsewhere[0] == (x @ x).dtype == float32
     assert not minigrad.is_autocast_enabled("cpu")
     assert (minigrad.get_autocast_dtype("cpu"), minigrad.get_autocast_dtype("cuda")) == (bfloat16, float16)
 
@@ -339,40 +321,27 @@ def test_as_a_decorator() -> None:
             yield 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("gpu",), "device_type is 'gpu', expected 'cpu', 'cuda', or None for both"),
-        (("cpu", float32), "dtype is float32, expected bfloat16 or float16"),
-    ],
-)
-def test_refuses(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        autocast(*arguments)
+def test_refuses() -> None:
+    raises(ValueError, "device_type is 'gpu', expected 'cpu', 'cuda', or None for both", lambda: autocast("gpu"))
+    raises(ValueError, "dtype is float32, expected bfloat16 or float16", lambda: autocast("cpu", float32))
 
 
 def test_checkpoint_repeats_the_dtypes_outside_of_the_context() -> None:
     minigrad.manual_seed(0)
-    net = Net()
-    x = minigrad.randn(5, 8)
-    results = []
-    for run in (lambda x: net(x), lambda x: checkpoint(net, x), lambda x: checkpoint(lambda x: checkpoint(net, x), x)):
+    net, x = Net(), minigrad.randn(5, 8)
+
+    def results(run: Callable[[Tensor], Tensor]) -> list[Any]:
         with autocast("cpu"):
             net(x)  # fills the cache of casts, which a second run must not depend on
             y = run(x)
         grads = y.float().square().sum().backward()
-        results.append([y.detach().float().numpy(), *(grads[p].numpy() for p in net.parameters())])
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            assert np.array_equal(a, b)
-    with autocast("cpu"):
-        y = checkpoint(lambda x: net(x) + net(x), x)  # one cast for both uses, in both runs
-    twice = y.float().sum().backward()
-    with autocast("cpu"):
-        y = net(x) + net(x)
-    plain = y.float().sum().backward()
-    for p in net.parameters():
-        assert np.array_equal(twice[p].numpy(), plain[p].numpy())
+        return [y.tolist(), *(grads[p].tolist() for p in net.parameters())]
+
+    once = results(net)
+    assert results(lambda x: checkpoint(net, x)) == once
+    assert results(lambda x: checkpoint(lambda x: checkpoint(net, x), x)) == once
+    twice = results(lambda x: net(x) + net(x))  # one cast for both uses, in both runs
+    assert results(lambda x: checkpoint(lambda x: net(x) + net(x), x)) == twice
     y = checkpoint(net, x)  # and it stays float32 if backward happens within a context
     with autocast("cpu"):
         y.sum().backward()

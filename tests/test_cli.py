@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import example_scripts
 import pytest
 from example_scripts import TINY, assert_refused
+from processes import python
 
 import minigrad
 
-
-def run(*arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The finished command, with its output as text."""
-    return subprocess.run(
-        [sys.executable, "-m", "minigrad", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONUTF8": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-        **options,
-    )
+run = functools.partial(python, "-m", "minigrad")
 
 
 @pytest.fixture(scope="module")
@@ -64,29 +51,19 @@ def test_a_resumed_run_is_the_same_command(trained):
 @pytest.mark.parametrize("command", ["train", "sample"])
 def test_help_speaks_of_the_command_alone(command, tmp_path):
     shown = run(command, "--help", cwd=tmp_path).stdout
-    assert shown.startswith(f"usage: minigrad {command} ")
-    assert "--device" in shown
+    assert shown.startswith(f"usage: minigrad {command} ") and "--device" in shown
     assert "examples/" not in shown and ".py" not in shown
     uses = [line for line in shown.splitlines() if line.strip().startswith("minigrad ")]
     columns = {len(re.match(r" *\S+(?: \S+)*  +", line)[0]) for line in uses if "  " in line.strip()}
     assert len(uses) > 1 and len(columns) == 1  # the remarks stand below each other
 
 
-def test_help_lists_the_commands(tmp_path):
+def test_help_and_version_of_the_command_itself(tmp_path):
     for flag in ("-h", "--help"):
-        result = run(flag, cwd=tmp_path)
-        assert result.returncode == 0
-        for command in ("train", "sample", "env"):
-            assert f"\n  minigrad {command} " in result.stdout
-
-
-def test_help_of_env(tmp_path):
-    result = run("env", "--help", cwd=tmp_path)
-    assert result.returncode == 0 and result.stdout.startswith("usage: minigrad env\n")
-    assert run("env", "-h", cwd=tmp_path).stdout == result.stdout
-
-
-def test_version(tmp_path):
+        shown, of_env = run(flag, cwd=tmp_path), run("env", flag, cwd=tmp_path)
+        assert shown.returncode == of_env.returncode == 0
+        assert all(f"\n  minigrad {command} " in shown.stdout for command in ("train", "sample", "env"))
+        assert of_env.stdout.startswith("usage: minigrad env\n")
     assert run("--version", cwd=tmp_path).stdout == f"minigrad {minigrad.__version__}\n"
 
 

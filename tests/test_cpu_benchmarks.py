@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import python
 
 import minigrad
 from minigrad.distributed import NoOpCommunicator
@@ -94,8 +93,8 @@ def test_a_profile_shows_a_block_as_one_part_or_apart(tmp_path):
     shares = []
     for flags in ([], ["--apart"]):
         report = tmp_path / "report.json"
-        script = [sys.executable, BENCHMARKS / "profile_step_cpu.py", "--preset", "X", "--threads", "1", "--steps", "2"]
-        subprocess.run([*script, "--json", report, *flags], check=True, capture_output=True, timeout=300)
+        options = "--preset", "X", "--threads", 1, "--steps", 2, "--json", report
+        python(BENCHMARKS / "profile_step_cpu.py", *options, *flags, check=True)
         shares.append(json.loads(report.read_text())["percent"])
     block, apart = "transformer block", ("matrix product", "attention", "elementwise, norm, softmax, loss")
     assert shares[0].pop(block) > 0 and shares[0].pop("attention") == 0 and all(x > 0 for x in shares[0].values())

@@ -49,21 +49,6 @@ def test_tensor_copies() -> None:
     assert mg.tensor([mg.tensor(1.0), mg.tensor(2.0)]).tolist() == [1, 2]
 
 
-def test_the_default_dtype_can_be_changed() -> None:
-    try:
-        mg.set_default_dtype("float64")
-        assert mg.default_dtype() == mg.float64
-        for x in (mg.tensor(1.0), mg.zeros(2), mg.rand(2), mg.arange(0.0, 1, 0.5), mg.nn.Linear(2, 2).weight):
-            assert x.dtype == np.float64
-        assert (mg.tensor([1]) / 2).dtype == np.float64
-        for bad in ("float16", "int64"):
-            with pytest.raises(ValueError, match="expected float32 or float64"):
-                mg.set_default_dtype(bad)
-    finally:
-        mg.set_default_dtype("float32")
-    assert mg.tensor(1.0).dtype == np.float32
-
-
 @pytest.mark.parametrize("data", [None, "a", 1j, [object()], 2**70, np.ones(1, np.uint16), np.datetime64("2020-01-01")])
 def test_data_of_no_supported_dtype(data: Any) -> None:
     raises(TypeError, "expected one of float32, float64", lambda: mg.tensor(data))
@@ -133,15 +118,9 @@ def test_like() -> None:
 
 
 def test_arange() -> None:
-    for args, want in (
-        ((5,), range(5)),
-        ((2, 5), range(2, 5)),
-        ((5, 0, -2), range(5, 0, -2)),
-        ((3, 3), []),
-        ((-2,), []),
-    ):
+    for args in ((5,), (2, 5), (5, 0, -2), (3, 3), (-2,)):
         x = mg.arange(*args)
-        assert x.tolist() == list(want) and x.dtype == np.int64
+        assert x.tolist() == list(range(*args)) and x.dtype == np.int64
     x = mg.arange(0, 1, 0.25)
     assert x.tolist() == [0, 0.25, 0.5, 0.75] and x.dtype == np.float32 and mg.arange(3.0).dtype == np.float32
     assert mg.arange(3, dtype="float64").dtype == np.float64
@@ -202,8 +181,8 @@ def test_meshgrid_is_numpys(indexing: Any, sizes: tuple[int, ...]) -> None:
 
 def test_wrong_arguments_of_meshgrid_are_named() -> None:
     raises(ValueError, "indexing='yx'; expected 'ij' or 'xy'", lambda: mg.meshgrid(mg.ones(2), indexing="yx"))
-    with pytest.raises(ValueError, match=r"meshgrid of tensors \(2,\) float32, \(2, 2\) float32; expected vectors"):
-        mg.meshgrid(mg.ones(2), mg.ones(2, 2))
+    wrong = r"meshgrid of tensors \(2,\) float32, \(2, 2\) float32; expected vectors"
+    raises(ValueError, wrong, lambda: mg.meshgrid(mg.ones(2), mg.ones(2, 2)))
     raises(ValueError, "meshgrid of tensors none", lambda: mg.meshgrid([]))
 
 

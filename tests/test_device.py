@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import python
 from refusals import raises
 
 import minigrad as mg
@@ -88,5 +87,5 @@ def test_a_device_equals_its_names():
 def test_minigrad_has_its_cuda_module() -> None:
     """As an attribute of the package alone, in a process that imported nothing else."""
     program = "import minigrad; assert minigrad.cuda.is_available() == bool(minigrad.cuda.device_count())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr

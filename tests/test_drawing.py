@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
@@ -64,14 +65,11 @@ GRAPHS: list[Callable[[], Tensor]] = [residual, classifier, wide, lambda: leaf(3
 def test_nodes_edges_and_layout(make: Callable[[], Tensor]) -> None:
     tensor = make()
     picture = ElementTree.fromstring(mg.draw(tensor))
-    boxes = {}
-    kinds = {}
+    boxes, kinds = {}, {}
     for group in picture.iter(f"{SVG}g"):
-        rect, first = group.find(f"{SVG}rect"), group.find(f"{SVG}text")
-        assert rect is not None and first is not None
-        x, y, w, h = (float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
+        x, y, w, h = (float(group.find(f"{SVG}rect").attrib[key]) for key in ("x", "y", "width", "height"))
         boxes[group.attrib["id"]] = (x, y, x + w, y + h)
-        kinds[group.attrib["id"]] = str(first.text)
+        kinds[group.attrib["id"]] = group.find(f"{SVG}text").text
     vertices, edges = graph_of(tensor)
     assert Counter(kinds.values()) == vertices
     paths = [path for path in picture.iter(f"{SVG}path") if path.attrib.get("class") == "edge"]
@@ -109,26 +107,21 @@ def test_labels() -> None:
     assert "y" in texts(mg.draw(y.sum(), [("y", y)])) and "Mul" in texts(mg.draw(y.sum(), [("y", y)]))
 
 
-def test_a_notebook_shows_it() -> None:
-    picture = mg.draw(leaf(2).sum())
+def test_a_notebook_shows_it_and_the_same_graph_gives_the_same_picture() -> None:
+    picture = mg.draw(residual())
     assert isinstance(picture, str) and picture._repr_svg_() == picture and picture.startswith("<svg ")
-
-
-def test_the_same_graph_gives_the_same_picture() -> None:
-    assert mg.draw(residual()) == mg.draw(residual())
+    assert mg.draw(residual()) == picture
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"draw: a tensor of shape \(2,\) that does not require grad has no graph"):
-        mg.draw(mg.ones(2))
+    without_graph = r"draw: a tensor of shape \(2,\) that does not require grad has no graph"
+    raises(ValueError, without_graph, lambda: mg.draw(mg.ones(2)))
     x = leaf(2)
     for _ in range(10):
         x = x.exp()
     assert mg.draw(x, limit=11)
-    with pytest.raises(ValueError, match="more than 10 boxes"):
-        mg.draw(x, limit=10)
-    with pytest.raises(TypeError, match="draw expects a tensor, such as a loss, not float"):
-        mg.draw(1.5)  # type: ignore[arg-type]  # the error is the test
+    raises(ValueError, "more than 10 boxes", lambda: mg.draw(x, limit=10))
+    raises(TypeError, "draw expects a tensor, such as a loss, not float", lambda: mg.draw(1.5))
 
 
 def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
@@ -138,7 +131,6 @@ def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
     middles, widths = [], []
     for group in picture.iter(f"{SVG}g"):
         rect = group.find(f"{SVG}rect")
-        assert rect is not None
         widths.append(float(rect.attrib["width"]))
         if group.attrib["class"] != "leaf":
             middles.append(float(rect.attrib["x"]) + widths[-1] / 2)
@@ -167,10 +159,7 @@ def test_save_repr_and_background(tmp_path: Path) -> None:
     picture = mg.draw(leaf(2).exp().sum())
     path = picture.save(tmp_path / "graph.svg")
     assert path.read_text(encoding="utf-8") == picture
-    with pytest.raises(ValueError, match=r"named \*\.svg, not 'graph.png'"):
-        picture.save(tmp_path / "graph.png")
-    assert repr(picture) == (
-        "<Drawing: graph of 3 operations and leaves; a notebook shows it, .save('graph.svg') keeps it>"
-    )
-    background = ElementTree.fromstring(picture).find(f"{SVG}rect")
-    assert background is not None and background.attrib["fill"] == "#ffffff"
+    raises(ValueError, r"named \*\.svg, not 'graph.png'", lambda: picture.save(tmp_path / "graph.png"))
+    shown = "<Drawing: graph of 3 operations and leaves; a notebook shows it, .save('graph.svg') keeps it>"
+    assert repr(picture) == shown
+    assert ElementTree.fromstring(picture).find(f"{SVG}rect").attrib["fill"] == "#ffffff"

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from harness import DTYPES, needs_torch, torch
 from refusals import raises
 
 import minigrad as mg
 from minigrad import dtypes
-
-NAMES = ("bool", "uint8", "int32", "int64", "float16", "float32", "float64")
-
-
-@pytest.fixture
-def float64_by_default() -> Iterator[None]:
-    mg.set_default_dtype(mg.float64)
-    yield
-    mg.set_default_dtype(mg.float32)
 
 
 @pytest.mark.parametrize(
@@ -50,31 +41,38 @@ def test_promotion(values: tuple[Any, Any], expected: str) -> None:
     assert dtypes.result_dtype((b, a)) == expected
 
 
-@pytest.mark.parametrize("dims", list(itertools.product((0, 1), repeat=2)), ids=str)
-def test_promotion_is_pytorchs(dims: tuple[int, int]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
-    for a, b in itertools.product(NAMES, repeat=2):
-        x, y = (torch.ones((2,) * n, dtype=getattr(torch, name)) for n, name in zip(dims, (a, b), strict=True))
-        found = dtypes.result_dtype((x.numpy(), y.numpy()))
-        assert str(found) == str(torch.result_type(x, y)).removeprefix("torch."), (a, b)
-    for a, number in itertools.product(NAMES, (True, 2, 2.0)):
-        x = torch.ones((2,) * dims[0], dtype=getattr(torch, a))
-        found = dtypes.result_dtype((x.numpy(), number))
-        assert str(found) == str(torch.result_type(x, number)).removeprefix("torch."), (a, number)
+@needs_torch
+@pytest.mark.parametrize("first", [*DTYPES, "float64", "float32"])
+def test_types_of_results_are_pytorchs(first: str) -> None:
+    for second in (*DTYPES, "float64", "float32"):
+        theirs = torch.promote_types(getattr(torch, first), getattr(torch, second))
+        assert f"torch.{mg.promote_types(first, second)}" == str(theirs)
+        assert mg.promote_types(getattr(mg, first), second) == mg.promote_types(second, first)
+        for shapes in itertools.product(((), 3), repeat=2):
+            ours = [mg.ones(s, dtype=d) for s, d in zip(shapes, (first, second), strict=True)]
+            others = [torch.ones(s, dtype=getattr(torch, d)) for s, d in zip(shapes, (first, second), strict=True)]
+            assert f"torch.{mg.result_type(*ours)}" == str(torch.result_type(*others))
+    for shape, number in itertools.product(((), 2), (True, 2, 2.0)):
+        theirs = torch.result_type(torch.ones(shape, dtype=getattr(torch, first)), number)
+        assert f"torch.{mg.result_type(mg.ones(shape, dtype=first), number)}" == str(theirs)
 
 
-def test_the_default_dtype_is_that_of_numbers(float64_by_default: None) -> None:
-    assert (mg.tensor([1, 2]) + 0.5).dtype == mg.float64
-    assert (mg.tensor([1, 2]) / 2).dtype == mg.float64
-    assert mg.tensor([1, 2]).exp().dtype == mg.float64
-    assert mg.tensor(0.5).dtype == mg.zeros(1).dtype == mg.float64
-    assert (mg.tensor([1.0], dtype=mg.float32) + 0.5).dtype == mg.float32
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int64"])
-def test_a_default_dtype_that_cannot_be(dtype: str) -> None:
-    raises(ValueError, "expected float32 or float64", lambda: mg.set_default_dtype(dtype))
-    assert mg.default_dtype() == mg.float32
+def test_the_default_dtype_is_that_of_numbers() -> None:
+    mg.set_default_dtype("float64")
+    try:
+        assert mg.default_dtype() == mg.get_default_dtype() == mg.float64
+        for x in (mg.tensor(0.5), mg.zeros(2), mg.rand(2), mg.arange(0.0, 1, 0.5), mg.nn.Linear(2, 2).weight):
+            assert x.dtype == mg.float64
+        for x in (mg.tensor([1, 2]) + 0.5, mg.tensor([1, 2]) / 2, mg.tensor([1, 2]).exp()):
+            assert x.dtype == mg.float64
+        assert (mg.tensor([1.0], dtype=mg.float32) + 0.5).dtype == mg.float32
+        for bad in ("float16", "int64"):
+            with pytest.raises(ValueError, match="expected float32 or float64"):
+                mg.set_default_dtype(bad)
+        assert mg.default_dtype() == mg.float64
+    finally:
+        mg.set_default_dtype(mg.float32)
+    assert mg.tensor(1.0).dtype == mg.float32
 
 
 def test_no_values_no_dtype() -> None:
@@ -82,19 +80,8 @@ def test_no_values_no_dtype() -> None:
     raises(TypeError, "unsupported dtype None", lambda: dtypes.as_dtype(None))
 
 
-def test_bfloat16_promotes_as_in_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
-    half = mg.ones(2, dtype="bfloat16")
-    for name in (*NAMES, "bfloat16"):
-        other = mg.ones(2, dtype=name)
-        expected = str(torch.promote_types(torch.bfloat16, getattr(torch, name))).removeprefix("torch.")
-        assert str((half + other).dtype) == str((other + half).dtype) == expected, name
-    assert (half * 2.5).dtype == (2 + half).dtype == (half + mg.tensor(1.0)).dtype == mg.bfloat16
-    assert (half + mg.ones(1, dtype="float16")).dtype == mg.float32
-
-
+@needs_torch
 def test_pytorchs_other_names_of_dtypes() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
     for name in ("bool", "double", "float", "half", "int", "long"):
         assert str(getattr(mg, name)) == str(getattr(torch, name)).removeprefix("torch."), name
         assert name not in mg.__all__

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 from minigrad import cuda_kernels, env
 from minigrad.cuda_kernels.platform import availability, libcuda
@@ -21,21 +19,16 @@ def no_simulator(monkeypatch):
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
-    )
-
-
-def write_package(folder: Path, name: str, source: str) -> None:
-    (folder / name).mkdir(parents=True)
-    (folder / name / "__init__.py").write_text(source)
+def complete(monkeypatch: pytest.MonkeyPatch, driver: Any = lambda: cuda_kernels.Driver((13, 1), 8)) -> None:
+    """The machine has all that is imported, and a driver."""
+    monkeypatch.setattr(availability, "driver", driver)
+    monkeypatch.setattr(availability, "_import_problem", lambda name: None)
+    monkeypatch.setattr(availability.np, "__version__", "2.4.6")
 
 
 def test_report_names_what_is_there():
-    report = run("-m", "minigrad.env")
-    assert report.returncode == 0, report.stderr
-    assert report.stderr == ""
+    report = python("-m", "minigrad.env")
+    assert (report.returncode, report.stderr) == (0, "")
     titles = [line for line in report.stdout.splitlines() if not line.startswith(" ")]
     assert titles == ["versions", "cpu", "threads", "kernel cache", "devices", "extras"]
     rows = {line.split()[0] for line in report.stdout.splitlines() if line.startswith("  ")}
@@ -45,14 +38,18 @@ def test_report_names_what_is_there():
 
 
 def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
-    write_package(tmp_path, "mpi4py", "raise RuntimeError('cannot load MPI library')")
-    write_package(tmp_path, "cupy", "raise SystemExit('CUDA path could not\\nbe detected')")
-    write_package(tmp_path, "matplotlib", "this is no Python")
-    write_package(tmp_path, "torch", "import os; os._exit(134)")
-    write_package(tmp_path, "hypothesis", "import attrs_that_nobody_has")
-    write_package(tmp_path, "numba_cuda", "import cuda_piece_that_nobody_has")
+    broken = {
+        "mpi4py": "raise RuntimeError('cannot load MPI library')",
+        "cupy": "raise SystemExit('CUDA path could not\\nbe detected')",
+        "matplotlib": "this is no Python",
+        "torch": "import os; os._exit(134)",
+        "hypothesis": "import attrs_that_nobody_has",
+        "numba_cuda": "import cuda_piece_that_nobody_has",
+    }
+    for name, source in broken.items():
+        (tmp_path / f"{name}.py").write_text(source)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    report = run("-m", "minigrad.env", PYTHONPATH=path)
+    report = python("-m", "minigrad.env", env={"PYTHONPATH": path})
     assert report.returncode == 0, report.stderr
     assert "Traceback" not in report.stdout + report.stderr
     for reason in (
@@ -64,12 +61,7 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
         "numba_cuda needs cuda_piece_that_nobody_has",
         "numba_cuda cannot be imported (No module named 'cuda_piece_that_nobody_has')",
         "inspect      not usable: minigrad.cuda_kernels.inspect needs cuda_piece_that_nobody_has",
-        'pip install "minigrad-cuda[inspect]"',
-        'pip install "minigrad-cuda[mpi]"',
-        'pip install "minigrad-cuda[cuda12]"',
-        'pip install "minigrad-cuda[cuda13]"',
-        'pip install "minigrad-cuda[plot]"',
-        'pip install "minigrad-cuda[test]"',
+        *(f'pip install "minigrad-cuda[{extra}]"' for extra in ("inspect", "mpi", "cuda12", "cuda13", "plot", "test")),
     ):
         assert reason in report.stdout
 
@@ -77,8 +69,7 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
 def test_a_probe_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(env, "PROBE_TIMEOUT", 0.5)
     status = env._probe("sleepy", "import time; time.sleep(60)")
-    assert not status.usable
-    assert status.detail == "sleepy cannot be imported (no answer within 0.5 s)"
+    assert not status.usable and status.detail == "sleepy cannot be imported (no answer within 0.5 s)"
 
 
 def test_data_and_printing_are_separate(tmp_path):
@@ -109,7 +100,7 @@ def test_cache_counts_files_and_bytes(tmp_path):
         "from minigrad.cpu_kernels.toolbox import jit; (jit.CACHE_DIRECTORY / 'kernel').write_bytes(b'12345');"
         "from minigrad import env; cache = env.kernel_cache(); print(cache.files, cache.bytes, cache.folder)"
     )
-    result = run("-c", code, MINIGRAD_CACHE_DIR=str(tmp_path))
+    result = python("-c", code, env={"MINIGRAD_CACHE_DIR": str(tmp_path)})
     assert result.stdout.split()[:2] == ["1", "5"], result.stderr
     assert result.stdout.split()[2].startswith(str(tmp_path))
 
@@ -136,8 +127,7 @@ def test_availability_names_the_extra_that_the_driver_supports(monkeypatch, cuda
     monkeypatch.setattr(availability, "driver", lambda: cuda_kernels.Driver(cuda, 1))
     monkeypatch.setattr(availability, "_import_problem", lambda name: f"{name} is not installed")
     usable, reason = cuda_kernels.availability()
-    assert not usable
-    assert "numba_cuda is not installed; cupy is not installed" in reason
+    assert not usable and "numba_cuda is not installed; cupy is not installed" in reason
     assert f'pip install "minigrad-cuda[{extra}]"' in reason
 
 
@@ -147,20 +137,16 @@ def test_availability_names_a_missing_driver(monkeypatch):
 
     monkeypatch.setattr(availability, "driver", no_driver)
     usable, reason = cuda_kernels.availability()
-    assert not usable
-    assert reason.startswith("no NVIDIA driver (libcuda.so.1)")
+    assert not usable and reason.startswith("no NVIDIA driver (libcuda.so.1)")
 
 
 def test_availability_of_a_complete_machine(monkeypatch):
-    monkeypatch.setattr(availability, "driver", lambda: cuda_kernels.Driver((13, 1), 8))
-    monkeypatch.setattr(availability, "_import_problem", lambda name: None)
+    complete(monkeypatch)
     monkeypatch.setattr(availability, "nvvm_problem", lambda: None)
-    monkeypatch.setattr(availability.np, "__version__", "2.4.6")
     assert cuda_kernels.availability() == (True, "8 device(s), the driver supports CUDA 13.1")
     monkeypatch.setattr(availability.np, "__version__", "2.5.1")
     usable, reason = cuda_kernels.availability()
-    assert not usable
-    assert "needs numpy<2.5" in reason
+    assert not usable and "needs numpy<2.5" in reason
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -176,11 +162,9 @@ def test_nvvm_is_looked_for_where_nvcc_is(monkeypatch, tmp_path, found):
 
     for folder in ("bin", *["nvvm"] * found):
         (tmp_path / "cuda" / folder).mkdir(parents=True)
+    complete(monkeypatch)
     monkeypatch.setattr(availability, "TOOLKIT", tmp_path / "nowhere")
     monkeypatch.setattr(availability.shutil, "which", lambda name: str(tmp_path / "cuda/bin/nvcc"))
-    monkeypatch.setattr(availability, "_import_problem", lambda name: None)
-    monkeypatch.setattr(availability, "driver", lambda: cuda_kernels.Driver((13, 1), 8))
-    monkeypatch.setattr(availability.np, "__version__", "2.4.6")
     monkeypatch.setattr(availability.importlib, "import_module", lambda name: Search())
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.setenv(name, "")  # so that it is put back
@@ -217,16 +201,16 @@ def test_a_kernel_family_that_cannot_be_imported_is_not_called_missing(monkeypat
 
 
 class FakeDriver:
-    """libcuda.so.1, as far as it is asked: the result of each call, the version and the number of devices."""
+    """libcuda.so.1, as far as it is asked: the version and the number of devices, or the error of a call."""
 
-    def __init__(self, status: dict[str, int], version: int = 12040, devices: int = 1) -> None:
-        self.status, self.values = status, {"cuDriverGetVersion": version, "cuDeviceGetCount": devices}
+    def __init__(self, version: int = 12040, devices: int = 1, **errors: int) -> None:
+        self.errors, self.values = errors, {"cuDriverGetVersion": version, "cuDeviceGetCount": devices}
 
     def __getattr__(self, call: str) -> Callable[[Any], int]:
         def answer(argument: Any) -> int:
-            if call in self.values and not self.status.get(call):
+            if call in self.values:
                 argument._obj.value = self.values[call]
-            return self.status.get(call, 0)
+            return self.errors.get(call, 0)
 
         return answer
 
@@ -234,19 +218,18 @@ class FakeDriver:
 @pytest.mark.parametrize(
     ("library", "usable", "reason"),
     [
-        (FakeDriver({}), True, "1 device(s), the driver supports CUDA 12.4"),
-        (FakeDriver({}, version=13010, devices=8), True, "8 device(s), the driver supports CUDA 13.1"),
-        (FakeDriver({"cuInit": 100}), False, "shows no device"),
-        (FakeDriver({}, devices=0), False, "shows no device"),
-        (FakeDriver({"cuInit": 803}), False, "the NVIDIA driver does not start (cuInit returned CUDA error 803)"),
-        (FakeDriver({}, version=11080), False, "supports CUDA 11.8, 12.0 is needed"),
-        (FakeDriver({}, version=12000), True, "the driver supports CUDA 12.0"),
+        (FakeDriver(), True, "1 device(s), the driver supports CUDA 12.4"),
+        (FakeDriver(13010, 8), True, "8 device(s), the driver supports CUDA 13.1"),
+        (FakeDriver(cuInit=100), False, "shows no device"),
+        (FakeDriver(devices=0), False, "shows no device"),
+        (FakeDriver(cuInit=803), False, "the NVIDIA driver does not start (cuInit returned CUDA error 803)"),
+        (FakeDriver(11080), False, "supports CUDA 11.8, 12.0 is needed"),
+        (FakeDriver(12000), True, "the driver supports CUDA 12.0"),
     ],
 )
 def test_what_the_driver_answers(monkeypatch, library, usable, reason):
+    complete(monkeypatch, availability.driver)
     monkeypatch.setattr(libcuda, "library", lambda: library)
-    monkeypatch.setattr(availability, "_import_problem", lambda name: None)
-    monkeypatch.setattr(availability.np, "__version__", "2.4.6")
     found, text = cuda_kernels.availability()
     assert found is usable
     assert reason in text
@@ -260,5 +243,5 @@ def test_importing_minigrad_imports_no_optional_package():
         "optional = {'cupy', 'numba_cuda', 'numba.cuda', 'mpi4py', 'matplotlib', 'torch'}\n"
         "print(sorted(optional & set(sys.modules)))\n"
     )
-    result = run("-c", code)
+    result = python("-c", code)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -73,14 +73,9 @@ def test_what_fails_ends_neither_its_group_nor_the_others(first_light, tmp_path,
     assert list(report["tests: memory"]["tests"].values()) == ["FAILED"] * first_light.MOST_FAILURES
     assert report["tests: memory"]["not run"] == 2
     assert report["tests: hangs"]["tests"] == {"test_gpu.py::test_hangs": "HUNG"}
-    assert {name: result["status"] for name, result in report.items()} == {
-        "environment": "failed",
-        "tests: kernel": "failed",
-        "tests: skipped": "passed",
-        "tests: hangs": "failed",
-        "tests: memory": "failed",
-        "training": "failed",
-    }
+    assert len(report) == 6
+    assert [name for name, result in report.items() if result["status"] != "failed"] == ["tests: skipped"]
+    assert report["tests: skipped"]["status"] == "passed"
     text = out.with_suffix(".md").read_text()
     assert "1 crashed with code 3, 1 failed, 3 passed" in text
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in text and "## test_gpu.py::test_kernel[an illegal address]" in text
@@ -123,7 +118,7 @@ def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path):
+def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path, monkeypatch):
     """Alone it ends and says why; pytest-xdist goes on in another one."""
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "test_lost.py").write_text(
@@ -134,10 +129,10 @@ def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path):
         "def test_b():\n    memory.synchronize = lost\n    lost()\n"
         "def test_c():\n    memory.synchronize()\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(processes), str(tmp_path)]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment = {**ours, "NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    command = "-m", "pytest", "-p", "no:cacheprovider", "-n", processes, tmp_path
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)
+    done = python(*command, cwd=tmp_path, env={"NUMBA_ENABLE_CUDASIM": "1"})
     alone = "cannot use CUDA any more (CUDA_ERROR_ILLEGAL_ADDRESS): --deselect test_lost.py::test_b", "2 failed in"
     replaced = "crashed while running 'test_lost.py::test_b'", " 1 passed"
     assert done.returncode == 1 and all(words in done.stdout for words in (replaced if processes else alone))

@@ -75,13 +75,8 @@ def test_accumulate_with_another_addition(params: list[Tensor]) -> None:
     store = GradStore()
     store.accumulate(a, mg.ones(2), add=lambda old, new: pytest.fail("nothing to add to"))
     store.accumulate(a, mg.ones(2), add=lambda old, new: old - 3 * new)
-    assert store[a].tolist() == [-2, -2]
-
-    def broken(old: Tensor, new: Tensor) -> Tensor:
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError):
-        store.accumulate(a, mg.ones(2), add=broken)
+    with pytest.raises(ZeroDivisionError):
+        store.accumulate(a, mg.ones(2), add=lambda old, new: 1 / 0)
     assert store[a].tolist() == [-2, -2]
 
 
@@ -92,10 +87,8 @@ def test_contains_iteration_and_clear(params: list[Tensor]) -> None:
         store.insert(p, p.detach())
     assert a in store and b.id in store and c not in store and store.contains(a) and not store.contains(c.id)
     assert store.keys() == [b.id, a.id] == list(store) and all(isinstance(k, TensorId) for k in store)
-    assert [k for k, _ in store.items()] == store.keys()
-    assert all(v is store[k] for k, v in store.items()) and all(
-        v is w for v, (_, w) in zip(store.values(), store.items())
-    )
+    pairs = zip(store.items(), store.keys(), store.values(), strict=True)
+    assert all(k == key and v is value is store[key] for (k, v), key, value in pairs)
     for key in store:  # a copy of the keys: the store may change meanwhile
         store.remove(key)
     store.insert(a, a.detach())

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from graph_cases import leaf
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Function, GradcheckError, Tensor, gradcheck
-
-
-def leaf(*shape: int, seed: int = 0) -> Tensor:
-    return Tensor(np.random.default_rng(seed).standard_normal(shape), requires_grad=True)
+from minigrad import Function, GradcheckError, gradcheck
 
 
 class PlantedError(Function):
@@ -46,34 +42,22 @@ def test_a_missing_gradient_is_found() -> None:
     assert gradcheck(lambda x: mg.ones(2), [leaf(2)])  # a gradient of zero is right here
 
 
-def test_nan_is_an_error() -> None:
+def test_what_cannot_be_judged_is_an_error() -> None:
+    double, plain = mg.ones(2, dtype="float64"), lambda x: x
     raises(GradcheckError, "nan", lambda: gradcheck(lambda x: x * float("nan"), [leaf(2)]))
-
-
-def test_float32_is_refused() -> None:
-    with pytest.raises(ValueError, match="input 0 is float32; finite differences need float64"):
-        gradcheck(lambda x: x, [mg.ones(2, requires_grad=True)])
-
-
-def test_inputs_that_cannot_be_moved_are_refused() -> None:
-    raises(ValueError, "no input requires grad", lambda: gradcheck(lambda x: x, [mg.ones(2, dtype="float64")]))
-    raises(ValueError, "writable leaf", lambda: gradcheck(lambda x: x, [leaf(2) * 2]))
+    single = mg.ones(2, requires_grad=True)
+    raises(ValueError, "input 0 is float32; finite differences need float64", lambda: gradcheck(plain, [single]))
+    raises(ValueError, "no input requires grad", lambda: gradcheck(plain, [double]))
+    raises(ValueError, "writable leaf", lambda: gradcheck(plain, [leaf(2) * 2]))
 
 
 def test_values_are_put_back_and_the_mode_does_not_matter() -> None:
     x = leaf(3)
-    before = x.detach().numpy().copy()
+    before = x.tolist()
     with mg.no_grad():
         assert gradcheck(lambda x: x.exp(), [x])
-    np.testing.assert_array_equal(x.detach().numpy(), before)
-    calls = []
-
-    def breaks(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == 4:
-            raise ArithmeticError
-        return x * 2
-
-    with pytest.raises(ArithmeticError):
-        gradcheck(breaks, [x])
-    np.testing.assert_array_equal(x.detach().numpy(), before)
+    assert x.tolist() == before
+    calls = iter(range(3))
+    with pytest.raises(StopIteration):
+        gradcheck(lambda x: x * (2 + 0 * next(calls)), [x])
+    assert x.tolist() == before and next(calls, None) is None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_threads import good, outcomes
+from processes import python
 
 from minigrad.cpu_kernels.toolbox import jit
 
@@ -24,8 +25,7 @@ print(sum_of_squares([np.full(3, 2.0)]))
 
 
 def run(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "MINIGRAD_CACHE_DIR": str(root), **environment}
-    return subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
+    return python("-c", SCRIPT, env={"MINIGRAD_CACHE_DIR": str(root), **environment})
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,18 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def entries(root: Path) -> list[Path]:
-    return sorted(path for path in root.rglob("*.nb[ci]"))
+def entries(root: Path) -> dict[Path, int]:
+    """The files of compiled kernels with their times of change."""
+    return {path: path.stat().st_mtime_ns for path in root.rglob("*.nb[ci]")}
 
 
 def test_kernels_are_kept_in_a_private_folder_and_found_again(warm: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in entries(warm)}
+    before = entries(warm)
     assert before
     (folder,) = warm.iterdir()
     assert folder.stat().st_mode & 0o077 == 0
     assert run(warm).stdout.splitlines()[1] == "12.0"
-    assert {path: path.stat().st_mtime_ns for path in entries(warm)} == before
+    assert entries(warm) == before
 
 
 DAMAGES = {
@@ -128,25 +129,14 @@ def test_folders_of_old_versions_are_removed_after_a_month(tmp_path: Path) -> No
 
 def test_processes_that_start_together_with_an_empty_cache(tmp_path: Path) -> None:
     """Each compiles or finds a kernel that another has written; none fails, warns or leaves parts of files."""
-    env = {**os.environ, "MINIGRAD_CACHE_DIR": str(tmp_path)}
-    many = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(4)
-    ]
-    for process in many:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        assert out.splitlines()[1] == "12.0"
-        assert err == ""
+    for result in good([*outcomes(range(4), lambda _: run(tmp_path)).values()]):
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.splitlines()[1] == "12.0"
     (folder,) = tmp_path.iterdir()
     assert all(path.suffix in (".nbi", ".nbc") for path in folder.rglob("*") if path.is_file())
-    before = {path: path.stat().st_mtime_ns for path in entries(tmp_path)}
-    assert before
-    result = run(tmp_path)
-    assert result.stdout.splitlines()[1] == "12.0"
-    assert {path: path.stat().st_mtime_ns for path in entries(tmp_path)} == before  # whole: nothing compiled again
+    before = entries(tmp_path)
+    assert before and run(tmp_path).stdout.splitlines()[1] == "12.0"
+    assert entries(tmp_path) == before  # whole: nothing compiled again
 
 
 @jit.kernel

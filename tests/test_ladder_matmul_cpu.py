@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import python
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RUNGS = ("naive", "ordered", "blocked", "packed", "tile", "threads")
@@ -50,10 +49,8 @@ def test_a_rung_adds_to_y(ladder, rung):
 
 def test_the_table(tmp_path):
     out = tmp_path / "table.json"
-    options = ["--size", "48", "--turns", "1", "--seconds", "0", "--threads", "2", "--json", str(out)]
-    options += ["--against", "numpy"]
-    command = [sys.executable, str(BENCHMARKS / "ladder_matmul_cpu.py"), *options, "--rungs", "naive", "threads"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    options = *("--size", 48, "--turns", 1, "--seconds", 0, "--threads", 2), *("--against", "numpy", "--json", out)
+    done = python(BENCHMARKS / "ladder_matmul_cpu.py", *options, "--rungs", "naive", "threads", check=True)
     speeds = json.loads(out.read_text())["gflops"]
     assert {"naive", "threads", "minigrad", "numpy"} <= set(speeds)
     assert set(speeds["naive"]) == {"1"} and set(speeds["threads"]) == {"2"} and set(speeds["numpy"]) == {"1", "2"}

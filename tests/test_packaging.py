@@ -1,8 +1,7 @@
-"""The wheel installs one import name, `minigrad`, and lives beside Dask's `distributed`."""
+"""The wheel installs one import name, `minigrad`, and so lives beside Dask's `distributed`."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from processes import python
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,9 +29,8 @@ FOLDERS = {
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
-def pip(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "pip", "--disable-pip-version-check", "--no-input", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +59,7 @@ def import_from(folder: Path, code: str) -> list[str]:
     """Run code that sees the folder and the base dependencies, but not this checkout: -P and -S, then their folder."""
     numpy_home = Path(__import__("numpy").__file__).parents[1]
     program = f"import sys; sys.path[:0] = [{str(folder)!r}]; sys.path.append({str(numpy_home)!r})\n{code}"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", program], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
+    run = python("-S", "-c", program, cwd=folder, env={"PYTHONPATH": ""})
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 
@@ -138,32 +134,3 @@ def test_installed_wheel_brings_the_command_and_its_scripts(wheel, installed):
     for command in ("train", "sample"):
         code = f"import minigrad.__main__\nsys.argv = ['minigrad', '{command}', '--help']\nminigrad.__main__.main()"
         assert import_from(installed, code)[:3] == ["usage:", "minigrad", command]
-
-
-def test_dask_distributed_beside_it_is_unharmed(wheel, tmp_path):
-    """Both orders of installation leave both packages as their own wheels hold them."""
-    download = pip(
-        *("download", "--no-deps", "--only-binary", ":all:", "--timeout", "10", "--retries", "1"),
-        *("--dest", str(tmp_path / "dask"), "distributed"),
-    )
-    found = list((tmp_path / "dask").glob("distributed-*.whl"))
-    if download.returncode or not found:
-        pytest.skip(f"Dask's distributed cannot be downloaded: {download.stderr.strip().splitlines()[-1:]}")
-    for order in ([wheel, found[0]], [found[0], wheel]):
-        target = tmp_path / order[0].name.split("-")[0]
-        for path in order:
-            result = pip("install", "--no-deps", "--no-index", "--target", str(target), str(path))
-            assert result.returncode == 0, result.stderr
-            assert "already exists" not in result.stderr, result.stderr
-        for path, prefix in ((wheel, "minigrad/"), (found[0], "distributed/")):
-            with zipfile.ZipFile(path) as archive:
-                for name in archive.namelist():
-                    if name.startswith(prefix) and not name.endswith("/"):
-                        assert (target / name).read_bytes() == archive.read(name), name
-        code = (
-            "import minigrad.distributed, importlib.util\n"
-            "print(minigrad.distributed.__file__, importlib.util.find_spec('distributed').origin)"
-        )
-        ours, dasks = import_from(target, code)
-        assert Path(ours) == target / "minigrad/distributed/__init__.py"
-        assert Path(dasks) == target / "distributed/__init__.py"

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
 import pytest
+from harness import needs_torch, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import minigrad as mg
 
-try:
-    import torch
-except ImportError:
-    torch = None
-
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed: nothing to compare with")
 rng = np.random.default_rng(0)
 
 ARRAYS: dict[str, Any] = {
     "0-d": np.float32(1.5),
-    "0-d whole": np.float32(3),
     "0-d int": np.int64(-7),
-    "0-d bool": np.True_,
-    "0-d nan": np.float32("nan"),
     "whole": np.float32([1, -2, 3]),
     "decimals": np.float32([1.23456, -2.5, 0.001]),
     "ratio of 1000": np.float32([1, 1000]),
@@ -42,8 +34,6 @@ ARRAYS: dict[str, Any] = {
     "some not finite": np.float32([np.nan, 1, -np.inf]),
     "not finite decimals": np.float32([np.nan, 1.25, -np.inf, 0]),
     "not finite scientific": np.float32([np.nan, 1.25e-7, -np.inf, 0]),
-    "matrix": rng.standard_normal((4, 5)).astype(np.float32),
-    "cube": rng.standard_normal((2, 3, 2)).astype(np.float32),
     "four dimensions": rng.integers(0, 9, (2, 1, 2, 3)),
     "long row": np.arange(100),
     "long decimals": np.linspace(0, 1, 37, dtype=np.float32),
@@ -55,16 +45,12 @@ ARRAYS: dict[str, Any] = {
     "summary of a cube": rng.standard_normal((20, 20, 20)).astype(np.float32),
     "the middle does not count": np.where(np.arange(2001) == 1000, 1e9, 1.0).astype(np.float32),
     "bools": np.array([[True, False], [False, False]]),
-    "negative ints": np.array([-100, 5]),
     "largest int": np.array([2**63 - 1, -(2**63)]),
     "float64": np.array([1.123456789, 2]),
     "float16": np.float16([1.1, 65504]),
-    "int32": np.int32([1, 2]),
     "uint8": np.uint8([[1], [255]]),
     "empty": np.zeros(0, np.float32),
     "empty matrix": np.zeros((0, 3), np.float32),
-    "empty ints": np.zeros(0, np.int64),
-    "empty bools": np.zeros((2, 0), np.bool_),
     "a note on a new line": rng.standard_normal(7),
     "notes that fit": rng.standard_normal(5),
 }
@@ -109,9 +95,8 @@ def test_repr_of_anything_is_pytorchs(array: np.ndarray) -> None:
 
 @needs_torch
 def test_bfloat16() -> None:
-    values = [1.1, 2.0, -300.0]
-    ours = repr(mg.tensor(values).to("bfloat16"))
-    assert ours == repr(torch.tensor(values).bfloat16()).replace("torch.", "")
+    x = [1.1, 2.0, -300.0]
+    assert repr(mg.tensor(x).to("bfloat16")) == repr(torch.tensor(x).bfloat16()).replace("torch.", "")
 
 
 @needs_torch
@@ -147,57 +132,31 @@ def test_unknown_profile() -> None:
         mg.set_printoptions(profile="tiny")
 
 
-def test_what_gradients_add() -> None:
-    x = mg.tensor([1.0, 2.0], requires_grad=True)
-    assert repr(x) == "tensor([1., 2.], requires_grad=True)"
-    assert repr(x + 1) == "tensor([2., 3.], grad_fn=<Add>)"
-    assert repr((x + 1).detach()) == "tensor([2., 3.])"
-
-
 def test_the_default_dtype_is_not_named() -> None:
+    mg.set_default_dtype("float64")
     try:
-        mg.set_default_dtype("float64")
         assert repr(mg.tensor(np.float32([1]))) == "tensor([1.], dtype=float32)"
         assert repr(mg.tensor([1.0])) == "tensor([1.])"
     finally:
         mg.set_default_dtype("float32")
 
 
-class _Text(HTMLParser):
-    """Collects a table's cells and the text beside it; fails on what is not closed."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self.feed(source)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "td" in self.open:
-            self.rows[-1].append(data)
-        else:
-            self.text += data
+def cells_and_text(tensor: mg.Tensor) -> tuple[list[list[str | None]], str]:
+    """The cells of a tensor's table, by row, and the text beside it."""
+    page = ElementTree.fromstring(f"<page>{tensor._repr_html_()}</page>")  # fails on what is not closed
+    rows = [[cell.text for cell in row.iter("td")] for row in page.iter("tr")]
+    return rows, "".join(page.itertext()).removeprefix("".join(cell for row in rows for cell in row if cell))
 
 
 def test_the_table_for_notebooks() -> None:
-    page = _Text(mg.tensor([[1.0, 2.5], [-3.0, 0.0]], requires_grad=True)._repr_html_())
-    assert page.rows == [["1.0000", "2.5000"], ["-3.0000", "0.0000"]]
-    assert page.text == "shape (2, 2), float32, cpu, requires grad"
-    assert _Text(mg.arange(3)._repr_html_()).rows == [["0", "1", "2"]]
-    page = _Text((mg.ones(2, 2, 2, requires_grad=True) * 2)._repr_html_())
-    assert page.rows == [] and "grad_fn=<Mul>" in page.text and "shape (2, 2, 2)" in page.text  # < was escaped
-    assert _Text(mg.zeros(0, 3)._repr_html_()).rows == []
-    rows = _Text(mg.arange(10_000).reshape(100, 100)._repr_html_()).rows
+    rows, text = cells_and_text(mg.tensor([[1.0, 2.5], [-3.0, 0.0]], requires_grad=True))
+    assert rows == [["1.0000", "2.5000"], ["-3.0000", "0.0000"]]
+    assert text == "shape (2, 2), float32, cpu, requires grad"
+    assert cells_and_text(mg.arange(3))[0] == [["0", "1", "2"]]
+    rows, text = cells_and_text(mg.ones(2, 2, 2, requires_grad=True) * 2)
+    assert rows == [] and "grad_fn=<Mul>" in text and "shape (2, 2, 2)" in text  # < was escaped
+    assert cells_and_text(mg.zeros(0, 3))[0] == []
+    rows, _ = cells_and_text(mg.arange(10_000).reshape(100, 100))
     assert len(rows) == 7 and rows[3] == ["..."]
     assert rows[0] == ["0", "1", "2", "...", "97", "98", "99"] and rows[6][-1] == "9999"
 

@@ -6,11 +6,13 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from harness import assert_same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -37,14 +39,6 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].dtype == right[name].dtype
-        assert left[name].shape == right[name].shape
-        assert left[name].tobytes() == right[name].tobytes()  # bits: NaN payloads and signed zeros too
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("round-trip")
@@ -54,13 +48,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_round_trip_is_bitwise_and_agrees_with_the_reference(folder, tensors, metadata):
     reference = pytest.importorskip("safetensors.numpy", reason="the reference implementation is not installed")
     raw = b"".join(bytes(piece) for piece in encode(tensors, metadata))
-    assert_same(reference.load(raw), tensors)
+    assert_same_bits(reference.load(raw), tensors)
     path = folder / "file.safetensors"
     path.write_bytes(raw)
-    assert_same(load_safetensors(path), tensors)
+    assert_same_bits(load_safetensors(path), tensors)
     assert safetensors_header(path).metadata == metadata
     reference.save_file(tensors, path, metadata or None)  # version 0.8.0 writes a broken header for ({}, {})
-    assert_same(load_safetensors(path), tensors)
+    assert_same_bits(load_safetensors(path), tensors)
 
 
 def test_strides_byte_order_and_scalars(tmp_path):
@@ -68,11 +62,8 @@ def test_strides_byte_order_and_scalars(tmp_path):
     tensors = {"t": base.T, "step": base[::-2, 1::2], "big": base.astype(">f4"), "scalar": np.float64(0.1)}
     save_safetensors(tmp_path / "w", tensors)
     loaded = load_safetensors(tmp_path / "w")
-    for name, array in tensors.items():
-        np.testing.assert_array_equal(loaded[name], array)
-        assert loaded[name].flags.c_contiguous
-        assert loaded[name].flags.writeable
-    assert loaded["scalar"].shape == ()
+    assert_same_bits(loaded, {name: np.asarray(x).astype(x.dtype.newbyteorder("=")) for name, x in tensors.items()})
+    assert all(x.flags.c_contiguous and x.flags.writeable for x in loaded.values())
 
 
 def test_bfloat16_is_the_reference_s_bytes(tmp_path):
@@ -92,10 +83,9 @@ def test_bfloat16_is_the_reference_s_bytes(tmp_path):
 
 def test_data_are_aligned(tmp_path):
     tensors = {"a": np.ones(3, np.int8), "b": np.ones(3, np.float64), "c": np.ones(1, np.float16)}
-    save_safetensors(tmp_path / "w", tensors)
-    header = safetensors_header(tmp_path / "w")
-    size = int.from_bytes((tmp_path / "w").read_bytes()[:8], "little")
-    assert size % 8 == 0
+    path = save_safetensors(tmp_path / "w", tensors)
+    header = safetensors_header(path)
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
     assert all(item.begin % item.dtype.itemsize == 0 for item in header.tensors.values())
 
 
@@ -112,11 +102,9 @@ def test_what_cannot_be_stored_is_refused_and_the_old_file_kept(tmp_path):
         ({"\ud800": np.ones(1)}, "cannot be stored"),
     ]
     for tensors, words in refused:
-        with pytest.raises(CheckpointError, match=words):
-            save_safetensors(path, tensors)
-    with pytest.raises(CheckpointError, match="metadata"):
-        save_safetensors(path, {}, {"step": 3})  # type: ignore[dict-item]
-    assert_same(load_safetensors(path), {"a": np.ones(2, np.float32)})
+        raises(CheckpointError, words, lambda tensors=tensors: save_safetensors(path, tensors))
+    raises(CheckpointError, "metadata", lambda: save_safetensors(path, {}, {"step": 3}))
+    assert_same_bits(load_safetensors(path), {"a": np.ones(2, np.float32)})
     assert os.listdir(tmp_path) == ["w"]
     raises(CheckpointError, "No such file", lambda: save_safetensors(tmp_path / "none" / "w", {}))
 
@@ -178,12 +166,9 @@ def test_a_hostile_file_is_refused_by_name(tmp_path, raw, words):
         with pytest.raises(CheckpointError) as caught:
             read(path)
         message = str(caught.value)
-        assert words in message
-        assert message.startswith(str(path))
-        _, *user = message.splitlines()
-        assert len(user) == 1 and user[0].startswith("  at ")  # one line of words, and the user's
-        assert len(message) < 500
-        assert caught.value.path == path
+        assert message.startswith(str(path)) and words in message and len(message) < 500
+        _, user = message.splitlines()  # one line of words, and the user's
+        assert user.startswith("  at ") and caught.value.path == path
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):
@@ -212,41 +197,26 @@ def test_the_largest_headers_are_refused_in_a_second(tmp_path, pattern):
 def test_many_tensors_load(tmp_path):
     tensors = {f"layer.{i}": np.full(1, i, np.float32) for i in range(20_000)}
     save_safetensors(tmp_path / "w", tensors)
-    assert_same(load_safetensors(tmp_path / "w"), tensors)
+    assert_same_bits(load_safetensors(tmp_path / "w"), tensors)
 
 
-def _mutants(rng: random.Random, original: bytes, count: int) -> list[bytes]:
-    """Random damage of bytes and of structure to a valid file."""
+def _mutants(rng: random.Random, original: bytes, count: int) -> Iterator[bytes]:
+    """Random damage to a valid file, mostly to its header."""
     size = int.from_bytes(original[:8], "little")
-    header, data = json.loads(original[8 : 8 + size]), original[8 + size :]
-    values: list[Any] = [-1, 0, 1, 3, 2**31, 2**63, 2**64, 1.5, True, None, "", "F16", "F4", [], {}, [0, 8], [4, 8]]
-    mutants = []
     for _ in range(count):
-        if rng.random() < 0.5:
-            raw = bytearray(original)
-            for _ in range(rng.randint(1, 3)):
-                position = rng.randrange(len(raw)) if rng.random() < 0.2 else rng.randrange(min(len(raw), size + 8))
-                kind = rng.randrange(4)
-                if kind == 0:
-                    raw[position] ^= 1 << rng.randrange(8)
-                elif kind == 1:
-                    raw[position] = rng.choice(b'{}[]",:0129-eE. \\\x00\xff')
-                elif kind == 2:
-                    del raw[position : position + rng.randint(1, 5)]
-                else:
-                    raw[position:position] = rng.choice([b"0", b"9", b",", b"[", b'"a":', b"\xf0", b" "])
-            mutants.append(bytes(raw))
-        else:
-            changed = json.loads(json.dumps(header))
-            name = rng.choice(list(changed))
-            target: Any = changed
-            key: Any = name
-            while isinstance(target[key], dict | list) and target[key] and rng.random() < 0.8:
-                target = target[key]
-                key = rng.choice(list(target)) if isinstance(target, dict) else rng.randrange(len(target))
-            target[key] = rng.choice(values)
-            mutants.append(file_bytes(changed, data))
-    return mutants
+        raw = bytearray(original)
+        for _ in range(rng.randint(1, 3)):
+            position = rng.randrange(len(raw)) if rng.random() < 0.2 else rng.randrange(min(len(raw), size + 8))
+            kind = rng.randrange(4)
+            if kind == 0:
+                raw[position] ^= 1 << rng.randrange(8)
+            elif kind == 1:
+                raw[position] = rng.choice(b'{}[]",:0129-eE. \\\x00\xff')
+            elif kind == 2:
+                del raw[position : position + rng.randint(1, 5)]
+            else:
+                raw[position:position] = rng.choice([b"0", b"9", b",", b"[", b'"a":', b"\xf0", b" ", b"null", b"-1"])
+        yield bytes(raw)
 
 
 def test_fuzzed_files_load_as_the_reference_loads_them_or_are_refused(tmp_path):
@@ -269,7 +239,7 @@ def test_fuzzed_files_load_as_the_reference_loads_them_or_are_refused(tmp_path):
             refused += 1
         else:
             accepted += 1
-            assert_same(loaded, reference.load(raw))
+            assert_same_bits(loaded, reference.load(raw))
     assert refused > 3500
     assert accepted > 100  # damage to a name, to metadata or to a number is legal
     assert time.process_time() - start < 5.0

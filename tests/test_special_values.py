@@ -73,6 +73,7 @@ UNARY: dict[str, Case] = {
     "leaky_relu with slope -1": function("leaky_relu", -1.0),
     "softplus with beta 2": function("softplus", 2.0, 5.0),
     "round to tenths": method("round", decimals=1),
+    "nan_to_num by one number": method("nan_to_num", 7.0),
     "nan_to_num by numbers": method("nan_to_num", 1.0, 2.0, 3.0),
     **{
         f"clamp{bounds}": method("clamp", *bounds)
@@ -170,33 +171,18 @@ def compare(name: str, case: Case, arrays: tuple[np.ndarray, ...], dtype: str, d
 
 @needs_torch
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", UNARY)
-def test_functions_of_one_number(name: str, dtype: str) -> None:
-    compare(name, UNARY[name], (VALUES,), dtype, ALL)
-
-
-@needs_torch
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", BINARY)
-def test_functions_of_two_numbers(name: str, dtype: str) -> None:
-    compare(name, BINARY[name], PAIRS, dtype, ALL)
-
-
-@needs_torch
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_along_a_dimension(name: str, dtype: str) -> None:
-    # The gradient of log_softmax is 1 - 3 p, which cancels where the three elements of a row are the same.
-    close = {"atol": 4 * float(np.finfo(dtype).eps)} if name == "log_softmax" else {}
-    compare(name, REDUCTIONS[name], (ROWS,), dtype, ALL, **close)
-
-
-@needs_torch
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", NORMALISED)
-def test_normalisations(name: str, dtype: str) -> None:
-    """Differences of nearly equal terms, so the tolerance is of the terms."""
-    compare(name, NORMALISED[name], (PLAIN_ROWS,), dtype, FINITE, atol=1e-3 if dtype == "float32" else 1e-11)
+@pytest.mark.parametrize("name", [*UNARY, *BINARY, *REDUCTIONS, *NORMALISED])
+def test_functions(name: str, dtype: str) -> None:
+    if name in UNARY:
+        compare(name, UNARY[name], (VALUES,), dtype, ALL)
+    elif name in BINARY:
+        compare(name, BINARY[name], PAIRS, dtype, ALL)
+    elif name in REDUCTIONS:
+        # The gradient of log_softmax is 1 - 3 p, which cancels where the three elements of a row are the same.
+        close = {"atol": 4 * float(np.finfo(dtype).eps)} if name == "log_softmax" else {}
+        compare(name, REDUCTIONS[name], (ROWS,), dtype, ALL, **close)
+    else:  # differences of nearly equal terms, so the tolerance is of the terms
+        compare(name, NORMALISED[name], (PLAIN_ROWS,), dtype, FINITE, atol=1e-3 if dtype == "float32" else 1e-11)
 
 
 @needs_torch
@@ -214,6 +200,7 @@ def test_of_all_values(name: str) -> None:
 BY_HAND: dict[str, tuple[Callable[..., Any], list[float], Any, list[float]]] = {  # function, x, value, gradient of 1
     "max": (lambda x: x.max(), [1.0, NAN, NAN], NAN, [0.0, 0.5, 0.5]),
     "min": (lambda x: x.min(), [NAN, INF], NAN, [1.0, 0.0]),
+    "maximum": (lambda x: x.maximum(mg.tensor([1.0, 2.0])).sum(), [1.0, 3.0], 4.0, [0.5, 1.0]),
     "amax": (lambda x: x.amax(), [1.0, NAN], NAN, [NAN, NAN]),
     "median": (lambda x: x.median(), [2.0, 1.0, 2.0, 9.0], 2.0, [0.5, 0.0, 0.5, 0.0]),
     "median of NaN": (lambda x: x.median(), [2.0, NAN], NAN, [0.0, 1.0]),

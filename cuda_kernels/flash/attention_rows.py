@@ -11,23 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray
+from ..platform.array import Array, copy
 from ..platform.language import cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.philox import philox_block, unit_float32
 
+Arrays = tuple[Array, ...]
 # Hq, H, Tq, Tk, D; causal; threshold, seed and offset of dropout.
-SIZES = ("int64",) * 5 + ("int32", "float32", "uint64", "uint64")
+SIZES = "int64 x5, int32, float32, uint64 x2"
 THREE, TWO = np.uint64(3), np.uint64(2)
 
 
-def strides(count: int) -> tuple[str, ...]:
-    """Steps of ``count`` operands (B, heads, T, D) along their first three dimensions; the last is contiguous."""
-    return ("int64",) * (3 * count)
-
-
-def steps_of(*operands: DeviceArray) -> list[int]:
-    """These steps."""
+def steps_of(*operands: Array) -> list[int]:
+    """Steps of operands (B, heads, T, D) along their first three dimensions; the last is contiguous."""
     return [step for x in operands for step in x.steps[:3]]
 
 
@@ -58,12 +54,10 @@ def dot(x: Any, i: Any, y: Any, j: Any, D: Any, zero: Any) -> Any:
     return s
 
 
-def _forward(real: Any) -> Kernel:
+def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
     word = np.dtype(real).name
 
-    @kernel(
-        *[f"{word}*"] * 5, "int64", *SIZES, word, word, *strides(3), threads=128, registers=56, name=f"forward_{word}"
-    )
+    @kernel(f"{word}* x5, int64, {SIZES}, {word} x2, int64 x9", threads=128, registers=56, of=word)
     def forward(
         y, lse, q, k, v, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
@@ -99,21 +93,15 @@ def _forward(real: Any) -> Kernel:
             for c in range(D):
                 y[place + c] *= inverse
 
-    return forward
-
-
-def _queries(real: Any) -> Kernel:
-    word = np.dtype(real).name
-
     @kernel(
-        *[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(5),
-        threads=128, registers={"float32": 56, "float64": 64}[word], name=f"dq_{word}",
+        f"{word}* x8, int64, {SIZES}, {word} x2, int64 x15",
+        threads=128, registers={"float32": 56, "float64": 64}[word], of=word,
     )  # fmt: skip
-    def dq_of_rows(
-        dq, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+    def dq(
+        grads, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t,
     ):  # fmt: skip
-        """dq (B, Tq, Hq, D), and delta (n,) = sum over D of dy y."""
+        """grads: dq (B, Tq, Hq, D), and delta (n,) = sum over D of dy y."""
         row = np.int64(cuda.grid(1))
         if row < n:
             b, h, i = place_of(row, Tq, Hq)
@@ -125,7 +113,7 @@ def _queries(real: Any) -> Kernel:
             shared_part = dot(dy, gradient, y, b * y_b + h * y_h + i * y_t, D, zero)
             delta[row] = shared_part
             for c in range(D):
-                dq[place + c] = zero
+                grads[place + c] = zero
             for j in range(min(Tk, i + 1) if causal else Tk):
                 p = math.exp(scale * dot(q, query, k, key + j * k_t, D, zero) - lse[row])
                 dp = dot(dy, gradient, v, value + j * v_t, D, zero)
@@ -133,19 +121,10 @@ def _queries(real: Any) -> Kernel:
                     dp = zero if dropped(row * Tk + j, threshold, seed, offset) else dp * kept
                 ds = p * (dp - shared_part) * scale
                 for c in range(D):
-                    dq[place + c] += ds * k[key + j * k_t + c]
+                    grads[place + c] += ds * k[key + j * k_t + c]
 
-    return dq_of_rows
-
-
-def _keys(real: Any) -> Kernel:
-    word = np.dtype(real).name
-
-    @kernel(
-        *[f"{word}*"] * 8, "int64", *SIZES, word, word, *strides(4),
-        threads=128, registers=80, resident=6, name=f"dk_dv_{word}",
-    )  # fmt: skip
-    def dk_dv_of_rows(
+    @kernel(f"{word}* x8, int64, {SIZES}, {word} x2, int64 x12", threads=128, registers=80, resident=6, of=word)
+    def dk_dv(
         dk, dv, dy, q, k, v, lse, delta, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
     ):  # fmt: skip
@@ -176,10 +155,30 @@ def _keys(real: Any) -> Kernel:
                         dk[place + c] += ds * q[query + c]
                         dv[place + c] += weight * dy[gradient + c]
 
-    return dk_dv_of_rows
+    return forward, dq, dk_dv
 
 
-REALS = (np.float32, np.float64)
-FORWARD = {np.dtype(real): _forward(real) for real in REALS}
-QUERIES = {np.dtype(real): _queries(real) for real in REALS}
-KEYS = {np.dtype(real): _keys(real) for real in REALS}
+_KERNELS = {np.dtype(real): _kernels(real) for real in (np.float32, np.float64)}
+
+
+def contiguous_rows(x: Array) -> Array:
+    """x (B, heads, T, D), or a copy, with contiguous rows."""
+    return x if x.steps[-1] == 1 or x.shape[-1] <= 1 else copy(x)
+
+
+def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.forward`` of ``inputs``, q, k, v, into y (B, Tq, Hq, D) and lse."""
+    inputs = tuple(map(contiguous_rows, inputs))
+    run, n = _KERNELS[y.dtype][0], lse.size
+    run.launch(-(-n // 32), y, lse, *inputs, n, *settings, *steps_of(*inputs), threads=32)
+
+
+def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.backward`` into ``grads``, dq, dk, dv (B, T, heads, D), of ``inputs``, dy, q, k, v, y, lse; delta (B,
+    Hq, Tq) is scratch."""
+    (dq, dk, dv), (*operands, lse) = grads, inputs
+    dy, q, k, v, y = operands = [contiguous_rows(x) for x in operands]
+    _, queries, keys = _KERNELS[y.dtype]
+    arguments, n, rows = (*settings, *steps_of(*operands)), lse.size, k.shape[0] * k.shape[1] * k.shape[2]
+    queries.launch(-(-n // 32), dq, delta, *operands, lse, n, *arguments, threads=32)
+    keys.launch(-(-rows // 32), dk, dv, dy, q, k, v, lse, delta, rows, *arguments[:-3], threads=32)

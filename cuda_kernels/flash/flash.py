@@ -15,30 +15,29 @@ from typing import Any
 import numpy as np
 
 from ..platform import libcuda
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 from ..platform.language import SIMULATED, cuda, math
 from ..platform.launch import Kernel, kernel
-from .attention_rows import SIZES, steps_of, strides
-from .flash_tiles import THREADS, FlashTiles, row_max, row_sum
+from .attention_rows import SIZES, Arrays, contiguous_rows, steps_of
+from .flash_tiles import FlashTiles, row_max, row_sum
 
 LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
-MAX_SHARED_BYTES = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
 
-def _forward(f: FlashTiles) -> Kernel:
-    real, R, side, size = f.real, f.R, f.side, f.size
+def _kernels(f: FlashTiles) -> tuple[Kernel, Kernel, Kernel]:
+    real, word, R, side, size, pitch = f.real, f.word, f.R, f.side, f.size, f.pitch
     sums_size, scores_size = R * f.groups * 4, R * R
-    load_tile, scores, add_rows, store_rows = f.load_tile, f.scores, f.add_rows, f.store_rows
-    put, drop = f.put, f.drop
-    exponential, unit = f.exponential, real(f.unit)
-    lowest = -real(np.inf)
+    load_tile, scores, put, get, drop = f.load_tile, f.scores, f.put, f.get, f.drop
+    add_rows, add_columns, store_rows = f.add_rows, f.add_columns, f.store_rows
+    exponential, unit, per_unit = f.exponential, real(f.unit), real(1 / f.unit)
+    lowest, of = -real(np.inf), f"{f.word}_{f.DMAX}"
+    two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
 
     @kernel(
-        *[f"{f.word}*"] * 5, *SIZES, f.word, f.word, *strides(3), "int32", "int32", "int32",
-        threads=THREADS, registers=128, resident=2, shared_bytes=f.bytes(3), name=f"forward_{f.word}_{f.DMAX}",
-        vector_loads=True,
+        f"{word}* x5, {SIZES}, {word} x2, int64 x9, int32 x3",
+        registers=128, resident=2, shared_bytes=f.bytes(3), of=of, vector_loads=True,
     )  # fmt: skip
-    def flash_forward(
+    def forward(
         y, lse, q, k, v, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, heads, tiles, wide,
     ):  # fmt: skip
@@ -104,23 +103,12 @@ def _forward(f: FlashTiles) -> Kernel:
             totals[i] = real(1) / total
         store_rows(y, ((b * Tq + first) * Hq + h) * D, Hq * D, sums, totals, rows, D)
 
-    return flash_forward
-
-
-def _queries(f: FlashTiles) -> Kernel:
-    real, R, side, size = f.real, f.R, f.side, f.size
-    sums_size, scores_size = R * f.groups * 4, R * R
-    load_tile, scores, add_rows, store_rows = f.load_tile, f.scores, f.add_rows, f.store_rows
-    put, get, drop = f.put, f.get, f.drop
-    exponential, unit, per_unit, pitch = f.exponential, real(f.unit), real(1 / f.unit), f.pitch
-
     @kernel(
-        *[f"{f.word}*"] * 8, *SIZES, f.word, f.word, *strides(5), "int32", "int32", "int32",
-        threads=THREADS, registers=128, resident=2, shared_bytes=f.bytes(4), name=f"dq_{f.word}_{f.DMAX}",
-        vector_loads=True,
+        f"{word}* x8, {SIZES}, {word} x2, int64 x15, int32 x3",
+        registers=128, resident=2, shared_bytes=f.bytes(4), of=of, vector_loads=True,
     )  # fmt: skip
-    def flash_dq(
-        dq, delta, dy, q, k, v, y, lse, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+    def dq(
+        grads, delta, dy, q, k, v, y, lse, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t, heads, tiles, wide,
     ):  # fmt: skip
         shared = cuda.shared.array(0, real, alignment=16)
@@ -183,25 +171,13 @@ def _queries(f: FlashTiles) -> Kernel:
             add_rows(sums, shared, p_tile, k_tile, min(side, keys - key))
         for i in range(R):
             deltas[i] = scale * unit
-        store_rows(dq, ((b * Tq + first) * Hq + h) * D, Hq * D, sums, deltas, rows, D)
-
-    return flash_dq
-
-
-def _keys(f: FlashTiles) -> Kernel:
-    real, R, side, size = f.real, f.R, f.side, f.size
-    sums_size, scores_size = R * f.groups * 4, R * R
-    load_tile, scores, add_columns, store_rows = f.load_tile, f.scores, f.add_columns, f.store_rows
-    put, get, drop = f.put, f.get, f.drop
-    exponential, unit, per_unit = f.exponential, real(f.unit), real(1 / f.unit)
-    two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
+        store_rows(grads, ((b * Tq + first) * Hq + h) * D, Hq * D, sums, deltas, rows, D)
 
     @kernel(
-        *[f"{f.word}*"] * 8, *SIZES, f.word, f.word, *strides(4), "int32", "int32",
-        threads=THREADS, registers=128 if two else 192, resident=1 + two, shared_bytes=f.bytes(4),
-        name=f"dk_dv_{f.word}_{f.DMAX}", vector_loads=True,
+        f"{word}* x8, {SIZES}, {word} x2, int64 x12, int32 x2", registers=128 if two else 192, resident=1 + two,
+        shared_bytes=f.bytes(4), of=of, vector_loads=True,
     )  # fmt: skip
-    def flash_dk_dv(
+    def dk_dv(
         dk, dv, dy, q, k, v, lse, delta, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
         dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, heads, wide,
     ):  # fmt: skip
@@ -270,34 +246,28 @@ def _keys(f: FlashTiles) -> Kernel:
             factors[i] = scale * unit
         store_rows(dk, place, step, k_sums, factors, count, D)
 
-    return flash_dk_dv
+    return forward, dq, dk_dv
 
 
 _SIZES = [FlashTiles(np.float32, 64, 4), FlashTiles(np.float32, 128, 2), FlashTiles(np.float64, 64, 2)]
-_KERNELS = {(np.dtype(f.real), f.DMAX): (f, _forward(f), _queries(f), _keys(f)) for f in _SIZES}
+_KERNELS = {(np.dtype(f.real), f.DMAX): (f, *_kernels(f)) for f in _SIZES}
 _LARGEST_BYTES = max(f.bytes(4) for f in _SIZES)
 
 
 @functools.cache
 def fits(device: int) -> bool:
     """Whether a block of the device may have the shared memory that the tiles need (cards from 2020 on)."""
-    return SIMULATED or libcuda.device_attribute(MAX_SHARED_BYTES, device) >= _LARGEST_BYTES
+    return SIMULATED or libcuda.device_attribute(libcuda.SHARED_PER_BLOCK, device) >= _LARGEST_BYTES
 
 
-def _choose(q: DeviceArray) -> tuple[FlashTiles, Kernel, Kernel, Kernel]:
+def _choose(q: Array) -> tuple[FlashTiles, Kernel, Kernel, Kernel]:
     return _KERNELS[q.dtype, 64 if q.shape[-1] <= 64 else 128]
 
 
-def _wide(*operands: DeviceArray) -> int:
+def _wide(x: Array) -> bool:
     """Whether all rows can be read 128 bits at once."""
-    return int(
-        all(
-            x.shape[-1] % 4 == 0
-            and x.pointer % 16 == 0
-            and all(n == 1 or step % 4 == 0 for n, step in zip(x.shape[:-1], x.steps))
-            for x in operands
-        )
-    )
+    steps = [step for n, step in zip(x.shape[:-1], x.steps) if n > 1]
+    return x.pointer % 16 == 0 and not any(step % 4 for step in (x.shape[-1], *steps))
 
 
 def _in_units(f: FlashTiles, settings: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -306,28 +276,22 @@ def _in_units(f: FlashTiles, settings: tuple[Any, ...]) -> tuple[Any, ...]:
     return *rest, scale / f.unit, kept
 
 
-def forward(
-    y: DeviceArray, lse: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, settings: tuple[Any, ...]
-) -> None:
-    """``attention.forward`` into y (B, Tq, Hq, D) and lse; rows contiguous, nothing empty."""
-    f, kernel_, _, _ = _choose(q)
+def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.forward`` of ``inputs``, q, k, v, into y (B, Tq, Hq, D) and lse; nothing empty."""
+    q, k, v = map(contiguous_rows, inputs)
+    f, run, _, _ = _choose(q)
     B, Hq, Tq, _ = q.shape
-    tiles = -(-Tq // f.side)
-    arguments = (*_in_units(f, settings), *steps_of(q, k, v), B * Hq, tiles, _wide(q, k, v))
-    kernel_.launch(B * Hq * tiles, y, lse, q, k, v, *arguments)
+    tiles, wide = -(-Tq // f.side), int(all(map(_wide, (q, k, v))))
+    run.launch(B * Hq * tiles, y, lse, q, k, v, *_in_units(f, settings), *steps_of(q, k, v), B * Hq, tiles, wide)
 
 
-Arrays = tuple[DeviceArray, ...]
-
-
-def backward(grads: Arrays, delta: DeviceArray, inputs: Arrays, settings: tuple[Any, ...]) -> None:
-    """``attention.backward`` into ``grads``, dq, dk, dv (B, T, heads, D), of ``inputs``, dy, q, k, v, y, lse; delta (B,
-    Hq, Tq) is scratch."""
-    (dq, dk, dv), (dy, q, k, v, y, lse) = grads, inputs
+def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.backward``, as ``attention_rows.backward``."""
+    (dq, dk, dv), (*operands, lse) = grads, inputs
+    dy, q, k, v, _ = operands = [contiguous_rows(x) for x in operands]
     f, _, queries, keys = _choose(q)
-    B, Hq, Tq, _ = q.shape
-    H, Tk = k.shape[1:3]
-    tiles, settings, wide = -(-Tq // f.side), _in_units(f, settings), _wide(dy, q, k, v)
-    steps = steps_of(dy, q, k, v, y)
-    queries.launch(B * Hq * tiles, dq, delta, dy, q, k, v, y, lse, *settings, *steps, B * Hq, tiles, wide)
+    (B, Hq, Tq, _), (H, Tk) = q.shape, k.shape[1:3]
+    tiles, settings, wide = -(-Tq // f.side), _in_units(f, settings), int(all(map(_wide, (dy, q, k, v))))
+    steps = steps_of(*operands)
+    queries.launch(B * Hq * tiles, dq, delta, *operands, lse, *settings, *steps, B * Hq, tiles, wide)
     keys.launch(B * H * -(-Tk // f.side), dk, dv, dy, q, k, v, lse, delta, *settings, *steps[:-3], B * H, wide)

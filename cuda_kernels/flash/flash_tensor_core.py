@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, copy, empty
+from ..platform.array import Array, copy
 from ..platform.language import FULL_WARP, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..ptx.fragments import adder
-from .attention_rows import steps_of
+from .attention_rows import Arrays, steps_of
 
 LARGEST = 128  # head size
 SIDE = 64  # queries, and keys, of a tile
@@ -120,7 +120,7 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
         return x + cuda.shfl_xor_sync(FULL_WARP, x, 2)
 
     @kernel(
-        f"{word}*", "float32*", *[f"{word}*"] * 3, *["int32"] * 6, "float32", *["int64"] * 9, "int32", "int32",
+        f"{word}*, float32*, {word}* x3, int32 x6, float32, int64 x9, int32 x2",
         threads=THREADS, registers=registers, resident=3 if DMAX == 64 else 2, shared_bytes=5 * tile_bytes,
         name=f"forward_{word}_{DMAX}", capability=TENSOR_CORES, instructions=("HMMA", "LDSM", "LDGSTS", "MUFU.EX2"),
         flops=lambda *args: 4 * args[0].size * args[8] // (1 + args[10]),
@@ -153,8 +153,10 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
         ptx.cp_async_commit()
         for i in range(outputs):
             o[i] = f32(0)
-        top, low_top = LOWEST, LOWEST  # of this thread's two rows, 8 apart
-        total, low_total = f32(0), f32(0)
+        tops, totals = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)  # of its two rows, 8 apart
+        largest = cuda.local.array(2, np.float32)
+        for side in range(2):
+            tops[side], totals[side] = LOWEST, f32(0)
         row, half = np.int32(lane & 15), np.int32(lane >> 4)
         ptx.cp_async_wait1()
         cuda.syncthreads()
@@ -185,35 +187,29 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
             for i in range(SCORES):
                 s[i] *= scale
             if following > Tk or (causal and following > first):
-                end = np.int32(min(mine + 1, Tk) if causal else Tk)
-                low_end = np.int32(min(mine + 9, Tk) if causal else Tk)
                 column = np.int32(key + (lane & 3) * 2)
-                for j in range(8):
-                    s[4 * j] = s[4 * j] if column + 8 * j < end else LOWEST
-                    s[4 * j + 1] = s[4 * j + 1] if column + 8 * j + 1 < end else LOWEST
-                    s[4 * j + 2] = s[4 * j + 2] if column + 8 * j < low_end else LOWEST
-                    s[4 * j + 3] = s[4 * j + 3] if column + 8 * j + 1 < low_end else LOWEST
-            largest, low_largest = top, low_top
-            for j in range(8):
-                largest = max(largest, max(s[4 * j], s[4 * j + 1]))
-                low_largest = max(low_largest, max(s[4 * j + 2], s[4 * j + 3]))
-            largest, low_largest = row_max(largest), row_max(low_largest)
-            decay, low_decay = ptx.exp2_approx(top - largest), ptx.exp2_approx(low_top - low_largest)
-            top, low_top = largest, low_largest
-            total *= decay
-            low_total *= low_decay
-            for j in range(8):
-                s[4 * j] = ptx.exp2_approx(s[4 * j] - top)
-                s[4 * j + 1] = ptx.exp2_approx(s[4 * j + 1] - top)
-                s[4 * j + 2] = ptx.exp2_approx(s[4 * j + 2] - low_top)
-                s[4 * j + 3] = ptx.exp2_approx(s[4 * j + 3] - low_top)
-                total += s[4 * j] + s[4 * j + 1]
-                low_total += s[4 * j + 2] + s[4 * j + 3]
-            for j in range(outputs // 4):
-                o[4 * j] *= decay
-                o[4 * j + 1] *= decay
-                o[4 * j + 2] *= low_decay
-                o[4 * j + 3] *= low_decay
+                for side in range(2):
+                    end = np.int32(min(mine + 8 * side + 1, Tk) if causal else Tk)
+                    for i in range(2 * side, SCORES, 4):
+                        s[i] = s[i] if column + i // 4 * 8 < end else LOWEST
+                        s[i + 1] = s[i + 1] if column + i // 4 * 8 + 1 < end else LOWEST
+            for side in range(2):
+                top = tops[side]
+                for i in range(2 * side, SCORES, 4):
+                    top = max(top, max(s[i], s[i + 1]))
+                largest[side] = row_max(top)
+            for side in range(2):
+                top = largest[side]
+                decay = ptx.exp2_approx(tops[side] - top)
+                tops[side] = top
+                totals[side] *= decay
+                for i in range(2 * side, SCORES, 4):
+                    s[i] = ptx.exp2_approx(s[i] - top)
+                    s[i + 1] = ptx.exp2_approx(s[i + 1] - top)
+                    totals[side] += s[i] + s[i + 1]
+                for i in range(2 * side, outputs, 4):
+                    o[i] *= decay
+                    o[i + 1] *= decay
 
             ptx.cp_async_wait1()  # v is there, the next k on its way
             cuda.syncthreads()
@@ -227,24 +223,18 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
             ptx.cp_async_commit()
             offset = np.int32(tile_bytes - offset)
 
-        total, low_total = row_sum(total), row_sum(low_total)
         column = np.int32((lane & 3) * 2)
-        if mine < Tq:
-            if lane & 3 == 0:
-                lse[np.int64(head) * Tq + mine] = LN2 * (top + math.log2(total))
-            factor = f32(1) / total
-            place = ((np.int64(b) * Tq + mine) * Hq + h) * D + column
-            for j in range(outputs // 4):
-                if column + 8 * j < D:
-                    ptx.store2(y, place + 8 * j, narrow(o[4 * j] * factor, o[4 * j + 1] * factor))
-        if mine + 8 < Tq:
-            if lane & 3 == 0:
-                lse[np.int64(head) * Tq + mine + 8] = LN2 * (low_top + math.log2(low_total))
-            factor = f32(1) / low_total
-            place = ((np.int64(b) * Tq + mine + 8) * Hq + h) * D + column
-            for j in range(outputs // 4):
-                if column + 8 * j < D:
-                    ptx.store2(y, place + 8 * j, narrow(o[4 * j + 2] * factor, o[4 * j + 3] * factor))
+        for side in range(2):
+            total, at_row = row_sum(totals[side]), np.int32(mine + 8 * side)
+            if at_row < Tq:
+                if lane & 3 == 0:
+                    lse[np.int64(head) * Tq + at_row] = LN2 * (tops[side] + math.log2(total))
+                factor = f32(1) / total
+                place = ((np.int64(b) * Tq + at_row) * Hq + h) * D + column
+                for j in range(outputs // 4):
+                    if column + 8 * j < D:
+                        i = 4 * j + 2 * side
+                        ptx.store2(y, place + 8 * j, narrow(o[i] * factor, o[i + 1] * factor))
 
     return forward_tiles
 
@@ -256,23 +246,19 @@ FORWARD = {
 }
 
 
-def forward(
-    q: DeviceArray, k: DeviceArray, v: DeviceArray, causal: bool, scale: float
-) -> tuple[DeviceArray, DeviceArray]:
-    """``attention.forward`` of halves, heads a multiple of 8 up to ``LARGEST``, without dropout; nothing empty."""
-    (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
-    y = empty((B, Tq, Hq, D), q.dtype, q.device)
-    lse = empty((B, Hq, Tq), np.float32, q.device)
-    q, k, v = (aligned(x) for x in (q, k, v))
-    tiles = -(-Tq // SIDE)
-    run = FORWARD[q.dtype.name, 64 if D <= 64 else 128]
-    exponent = float(scale) / python_math.log(2)
-    sizes = Hq, H, Tq, Tk, D, int(causal)
-    run.launch(B * Hq * tiles, y, lse, q, k, v, *sizes, exponent, *steps_of(q, k, v), B * Hq, tiles)
-    return y.swapaxes(1, 2), lse
+def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.forward`` of ``inputs``, q, k, v: halves, heads a multiple of 8 up to ``LARGEST``, without dropout.
+
+    y (B, Tq, Hq, D), lse float32; nothing is empty.
+    """
+    (*sizes, _, _, _, scale, _), operands = settings, [aligned(x) for x in inputs]
+    B, Hq, Tq, D = inputs[0].shape
+    tiles, run = -(-Tq // SIDE), FORWARD[y.dtype.name, 64 if D <= 64 else 128]
+    exponent = scale / python_math.log(2)
+    run.launch(B * Hq * tiles, y, lse, *operands, *sizes, exponent, *steps_of(*operands), B * Hq, tiles)
 
 
-def aligned(x: DeviceArray) -> DeviceArray:
+def aligned(x: Array) -> Array:
     """x (B, heads, T, D), whose rows begin at multiples of 16 bytes, or such a copy."""
     fits = x.steps[-1] == 1 and all(n == 1 or step % 8 == 0 for n, step in zip(x.shape[:3], x.steps))
     return x if fits and x.pointer % 16 == 0 else copy(x)

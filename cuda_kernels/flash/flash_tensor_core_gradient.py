@@ -22,17 +22,18 @@ Source: Dao, "FlashAttention-2" (2023).
 from __future__ import annotations
 
 import math as python_math
+from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array
 from ..platform.language import cuda
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..rowwise.collective import warp_sum
-from .attention_rows import steps_of
+from .attention_rows import Arrays, steps_of
 from .flash_tensor_core import SIDE, THREADS, aligned, products, tile_functions
 
 f32: type[np.float32] = np.float32
@@ -41,13 +42,10 @@ f32: type[np.float32] = np.float32
 def _delta(word: str) -> Kernel:
     widen, _ = conversions(word)
 
-    @kernel(
-        "float32*", *[f"{word}*"] * 2, *["int32"] * 4, *["int64"] * 6,
-        threads=128, registers=32, name=f"delta_{word}", capability=TENSOR_CORES,
-    )  # fmt: skip
-    def rows(delta, dy, y, H, T, D, n, dy_b, dy_h, dy_t, y_b, y_h, y_t):
-        """delta (B, H, T) = dy . y, a warp for each row."""
-        row = np.uint32(cuda.grid(1) // 32)
+    @kernel(f"float32*, {word}* x2, int32 x4, int64 x6", threads=128, registers=32, capability=TENSOR_CORES, of=word)
+    def delta(dots, dy, y, H, T, D, n, dy_b, dy_h, dy_t, y_b, y_h, y_t):
+        """dots (B, H, T) = dy . y, a warp for each row."""
+        row = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(4) + np.uint32(cuda.threadIdx.x >> 5))
         if row < np.uint32(n):
             outer = np.uint32(row // np.uint32(T))
             t = np.int64(row - outer * np.uint32(T))
@@ -61,9 +59,9 @@ def _delta(word: str) -> Kernel:
                 total += widen(dy[dy_row + c]) * widen(y[y_row + c])
             total = warp_sum(total)
             if lane == 0:
-                delta[row] = total
+                dots[row] = total
 
-    return rows
+    return delta
 
 
 def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers: bool, registers: int) -> Kernel:
@@ -78,7 +76,7 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
     scores, outputs = height // 2, DMAX // 2  # of a thread
 
     @kernel(
-        *[f"{word}*"] * 6, *["float32*"] * 2, *["int32"] * 6, *["float32"] * 2, *["int64"] * 12, "int32", "int32",
+        f"{word}* x6, float32* x2, int32 x6, float32 x2, int64 x12, int32 x2",
         threads=THREADS, registers=registers, resident=2, shared_bytes=2 * kept_bytes + 4 * tile_bytes,
         name=f"{'keys' if keeps_keys else 'queries'}_{word}_{DMAX}", capability=TENSOR_CORES,
         instructions=("HMMA", "LDSM", "LDGSTS", "MUFU.EX2"),
@@ -234,32 +232,17 @@ KEYS = {
 }
 
 
-def backward(
-    dy: DeviceArray,
-    q: DeviceArray,
-    k: DeviceArray,
-    v: DeviceArray,
-    out: DeviceArray,
-    lse: DeviceArray,
-    causal: bool,
-    scale: float,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-    """``attention.backward`` of halves, heads a multiple of 8 and at most 128, without dropout; nothing empty."""
-    (B, Hq, Tq, D), (H, Tk) = q.shape, k.shape[1:3]
-    word = q.dtype.name
-    kind = word, 64 if D <= 64 else 128
-    dq = empty((B, Tq, Hq, D), q.dtype, q.device)
-    dk, dv = (empty((B, Tk, H, D), q.dtype, q.device) for _ in range(2))
-    delta = empty((B, Hq, Tq), np.float32, q.device)
-    dy, q, k, v, out = (aligned(x) for x in (dy, q, k, v, out))
-    n = B * Hq * Tq
-    DELTA[word].launch(-(-n // 4), delta, dy, out, Hq, Tq, D, n, *steps_of(dy, out))
-    sizes = Hq, H, Tq, Tk, D, int(causal), float(scale) / python_math.log(2), float(scale)
-    for kernels, grads, operands, heads, rows in (
+def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
+    """``attention.backward``, as ``attention_rows.backward``; of what ``flash_tensor_core.forward`` takes."""
+    (*sizes, _, _, _, scale, _), (dq, dk, dv), lse = settings, grads, inputs[-1]
+    dy, q, k, v, y = (aligned(x) for x in inputs[:-1])
+    (B, Hq, Tq, D), (H, Tk), n = q.shape, k.shape[1:3], lse.size
+    kind = q.dtype.name, 64 if D <= 64 else 128
+    DELTA[kind[0]].launch(-(-n // 4), delta, dy, y, Hq, Tq, D, n, *steps_of(dy, y))
+    for kernels, results, operands, heads, rows in (
         (QUERIES, (dq, dq), (q, dy, k, v), B * Hq, Tq),
         (KEYS, (dk, dv), (k, v, q, dy), B * H, Tk),
     ):
-        tiles = -(-rows // SIDE)
-        settings = *sizes, *steps_of(*operands), heads, tiles
-        kernels[kind].launch(heads * tiles, *grads, *operands, lse, delta, *settings)
-    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+        tiles, scales = -(-rows // SIDE), (scale / python_math.log(2), scale)
+        arguments = *sizes, *scales, *steps_of(*operands), heads, tiles
+        kernels[kind].launch(heads * tiles, *results, *operands, lse, delta, *arguments)

@@ -6,8 +6,8 @@ line for each shows registers, shared memory, spills, 128-bit loads, tensor-core
 loads of their operands from shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions;
 ``--sass`` adds a line that counts every instruction. The exit status is 1 if a kernel breaks its budget: more registers
 than it states, a spill, local memory, float64 arithmetic in a kernel without float64 arguments, no 128-bit load or none
-of the ``instructions`` where it states them, or a loss that the assembler warns of (asynchronous products, wgmma, that
-it lets wait for one another).
+of the ``instructions`` where it states them, a loss that the assembler warns of (asynchronous products, wgmma, that it
+lets wait for one another), or an instruction of a whole warp that not all of its lanes may reach (``divergence.py``).
 
 ``--warm`` compiles them into the cache instead, for this machine's GPU where there is one: a program that launches them
 later need not. What the cache holds does not depend on the machine, so it may be filled on another one and carried.
@@ -35,9 +35,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ..platform import compiler, libcuda, memory
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
+from . import divergence
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Report:
     spills: int
     instructions: Counter[str]
     warnings: tuple[str, ...]
+    divergent: tuple[str, ...]
 
     def count(self, *prefixes: str) -> int:
         """Instructions whose name begins with one of these."""
@@ -90,6 +94,7 @@ class Report:
         if self.kernel.vector_loads and not self.vector_loads:
             found.append("no 128-bit load")
         found += self.warnings
+        found += [f"not all lanes of a warp may come to {name}" for name in self.divergent]
         found += [f"no {name}" for name in self.kernel.instructions if not self.count(name)]
         return found
 
@@ -151,6 +156,7 @@ def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
         spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
         instructions=Counter(instructions),
         warnings=tuple(re.findall(compiler.LOSS_WARNING, log)),
+        divergent=tuple(dict.fromkeys(divergence.divergent(ptx))),
     )
 
 
@@ -207,11 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     does = _kept if options.warm else functools.partial(_described, sass=options.sass)
     with _pool(min(options.jobs, len(work)), options.lazy, files) as pool:
         done = pool.map(does, work, chunksize=8)  # neighbours share device functions
-        for i, (text, faults) in enumerate(done, 1):
+        hidden = None if options.warm else True  # None: where nobody watches
+        for text, faults in tqdm(done, total=len(work), unit="kernel", disable=hidden):
             print(text, end="", flush=True)
             broken += faults
-            if options.warm and sys.stderr.isatty():
-                print(f"\r{i} of {len(work)} kernels", end="\n" * (i == len(work)), file=sys.stderr, flush=True)
     if options.warm:
         print(f"{len(work)} compiled kernels in {compiler.cache_folder()}")
         return 0

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda
 from ..platform.launch import kernel
 from ..ptx import ptx
@@ -30,10 +30,9 @@ FOUR, SIXTEEN = 4, 16
 PITCH = TILE + 4
 SLICE_SIZE = SLICE * PITCH
 f32: type[np.float32] = np.float32
-SIGNATURE = ("float32*",) * 3 + ("int64",) * 3
 
 
-@kernel(*SIGNATURE, threads=(SIDE, SIDE), registers=40)
+@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=40)
 def naive(y, a, b, M, N, K):
     row = cuda.blockIdx.x * SIDE + cuda.threadIdx.x
     column = cuda.blockIdx.y * SIDE + cuda.threadIdx.y
@@ -44,7 +43,7 @@ def naive(y, a, b, M, N, K):
         y[row * N + column] = s
 
 
-@kernel(*SIGNATURE, threads=(SIDE, SIDE), registers=40)
+@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=40)
 def coalesced(y, a, b, M, N, K):
     column = cuda.blockIdx.y * SIDE + cuda.threadIdx.x
     row = cuda.blockIdx.x * SIDE + cuda.threadIdx.y
@@ -55,7 +54,7 @@ def coalesced(y, a, b, M, N, K):
         y[row * N + column] = s
 
 
-@kernel(*SIGNATURE, threads=(SIDE, SIDE), registers=40)
+@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=40)
 def shared(y, a, b, M, N, K):
     a_tile = cuda.shared.array((SIDE, SIDE), f32)
     b_tile = cuda.shared.array((SIDE, SIDE), f32)
@@ -74,7 +73,7 @@ def shared(y, a, b, M, N, K):
         y[row * N + column] = s
 
 
-@kernel(*SIGNATURE, threads=(SIDE, SIDE), registers=48)
+@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=48)
 def column_of_four(y, a, b, M, N, K):
     a_tile = cuda.shared.array((TILE, SIDE), f32)
     b_tile = cuda.shared.array((SIDE, SIDE), f32)
@@ -100,7 +99,7 @@ def column_of_four(y, a, b, M, N, K):
             y[(row + SIDE * i) * N + column] = s[i]
 
 
-@kernel(*SIGNATURE, threads=(SIDE, SIDE), registers=64)
+@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=64)
 def square_of_four(y, a, b, M, N, K):
     a_tile = cuda.shared.array((TILE, SLICE), f32)
     b_tile = cuda.shared.array((SLICE, TILE), f32)
@@ -132,7 +131,7 @@ def square_of_four(y, a, b, M, N, K):
                 y[(row + SIDE * i) * N + column + SIDE * j] = s[4 * i + j]
 
 
-@kernel(*SIGNATURE, threads=(SIDE, SIDE), registers=64, vector_loads=True)
+@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=64, vector_loads=True)
 def vectors(y, a, b, M, N, K):
     """K and N are multiples of 4. The tile of a is stored by columns, so that its reads are vectors too."""
     a_tile = cuda.shared.array(SLICE_SIZE, f32, alignment=16)
@@ -187,7 +186,7 @@ STEPS: dict[str, Any] = {
 }
 
 
-def multiply(step: str, a: DeviceArray, b: DeviceArray) -> DeviceArray:
+def multiply(step: str, a: Array, b: Array) -> Array:
     """a @ b by one step; a (M, K) and b (K, N) C-contiguous float32, K and N multiples of 4 for "vectors"."""
     (M, K), N = a.shape, b.shape[1]
     y = empty((M, N), a.dtype, a.device)

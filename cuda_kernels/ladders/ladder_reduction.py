@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
@@ -27,7 +27,7 @@ THREADS = 256
 BLOCKS = 1024  # of ``grid_stride``, at most
 
 
-@kernel("float32*", "float32*", "int64", threads=1, registers=40)
+@kernel("float32* x2, int64", threads=1, registers=40)
 def one_thread(x: Any, y: Any, n: Any) -> None:
     """y[0] = the sum of x[0 : n]."""
     total = np.float32(0)
@@ -47,7 +47,7 @@ def halve(values: Any, t: Any) -> None:
         half //= 2
 
 
-@kernel("float32*", "float32*", "int64", threads=THREADS, registers=16)
+@kernel("float32* x2, int64", registers=16)
 def tree(x: Any, y: Any, n: Any) -> None:
     """y[b] = the sum of the 256 values of block b."""
     values = cuda.shared.array(THREADS, np.float32)
@@ -60,7 +60,7 @@ def tree(x: Any, y: Any, n: Any) -> None:
         y[cuda.blockIdx.x] = values[0]
 
 
-@kernel("float32*", "float32*", "int64", threads=THREADS, registers=16)
+@kernel("float32* x2, int64", registers=16)
 def add_while_loading(x: Any, y: Any, n: Any) -> None:
     """y[b] = the sum of the 512 values of block b."""
     values = cuda.shared.array(THREADS, np.float32)
@@ -73,7 +73,7 @@ def add_while_loading(x: Any, y: Any, n: Any) -> None:
         y[cuda.blockIdx.x] = values[0]
 
 
-@kernel("float32*", "float32*", "int64", threads=THREADS, registers=24)
+@kernel("float32* x2, int64", registers=24)
 def shuffles(x: Any, y: Any, n: Any) -> None:
     """As before; a warp's sum takes 5 exchanges of registers, and the 8 warps' sums one barrier."""
     of_warps = cuda.shared.array(32, np.float32)
@@ -90,7 +90,7 @@ def shuffles(x: Any, y: Any, n: Any) -> None:
         y[cuda.blockIdx.x] = total
 
 
-@kernel("float32*", "float32*", "int64", threads=THREADS, registers=32, vector_loads=True)
+@kernel("float32* x2, int64", registers=32, vector_loads=True)
 def grid_stride(x: Any, y: Any, n: Any) -> None:
     """y[b] = the sum of every gridDim-th group of 1024 values; x is aligned to 16 bytes."""
     of_warps = cuda.shared.array(32, np.float32)
@@ -117,7 +117,7 @@ LADDER: tuple[tuple[Kernel, int], ...] = (  # and how many values a block adds
 )
 
 
-def reduce(step: int, x: DeviceArray) -> DeviceArray:
+def reduce(step: int, x: Array) -> Array:
     """The sum of contiguous float32 x, (1,), by step 1 to 5."""
     chosen, per_block = LADDER[step - 1]
     blocks = min(max(ceil_div(x.size, per_block), 1), BLOCKS if chosen is grid_stride else 1 << 30) if per_block else 1

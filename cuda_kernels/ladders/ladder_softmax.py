@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, math
 from ..platform.launch import kernel
 from ..pointwise.rules import larger_of as larger
@@ -30,7 +30,7 @@ COUNT: int = _TILE.values
 LOWEST = np.float32(-np.inf)
 
 
-@kernel("float32*", "float32*", "int64", "int64", threads=THREADS, registers=32)
+@kernel("float32* x2, int64 x2", threads=THREADS, registers=32)
 def row_per_thread(x: Any, y: Any, N: Any, C: Any) -> None:
     """A thread for each row."""
     row = np.int64(cuda.grid(1))
@@ -44,7 +44,7 @@ def row_per_thread(x: Any, y: Any, N: Any, C: Any) -> None:
             y[row * C + j] = math.exp(x[row * C + j] - m) / s
 
 
-@kernel("float32*", "float32*", "int64", "int64", threads=THREADS, registers=32)
+@kernel("float32* x2, int64 x2", threads=THREADS, registers=32)
 def row_per_block(x: Any, y: Any, N: Any, C: Any) -> None:
     """A block for each row."""
     partial = cuda.shared.array(32, np.float32)
@@ -60,7 +60,7 @@ def row_per_block(x: Any, y: Any, N: Any, C: Any) -> None:
         y[row * C + j] = math.exp(x[row * C + j] - m) / s
 
 
-@kernel("float32*", "float32*", "int64", "int64", threads=THREADS, registers=32)
+@kernel("float32* x2, int64 x2", threads=THREADS, registers=32)
 def online(x: Any, y: Any, N: Any, C: Any) -> None:
     """A block for each row; a thread's sum is corrected when its maximum grows, and again for the block's."""
     partial = cuda.shared.array(32, np.float32)
@@ -74,9 +74,7 @@ def online(x: Any, y: Any, N: Any, C: Any) -> None:
         y[row * C + j] = math.exp(x[row * C + j] - top) / s
 
 
-@kernel(
-    "float32*", "float32*", "int64", "int64", "int32", threads=THREADS, registers=40, vector_loads=True
-)  # fmt: skip
+@kernel("float32* x2, int64 x2, int32", threads=THREADS, registers=40, vector_loads=True)
 def registers(x: Any, y: Any, N: Any, C: Any, vectors: Any) -> None:
     """A block for each row of at most 2048 values; -inf stands behind its end."""
     partial = cuda.shared.array(32, np.float32)
@@ -96,7 +94,7 @@ def registers(x: Any, y: Any, N: Any, C: Any, vectors: Any) -> None:
     write(y, row * C, C, vectors, values)
 
 
-def softmax(step: int, x: DeviceArray) -> DeviceArray:
+def softmax(step: int, x: Array) -> Array:
     """softmax of contiguous float32 x (N, C) by rows, by step 1 to 4. ValueError for rows too long for step 4."""
     N, C = x.shape
     y = empty(x.shape, x.dtype, x.device)

@@ -18,10 +18,10 @@ import numpy as np
 
 from ..platform.language import cuda
 from ..platform.launch import Kernel, kernel
-from ..rowwise.transposes import NUMBERS, TILE_SIDE, TILE_THREADS, through_tile
+from ..rowwise.transposes import TILE_SIDE, TILE_THREADS, through_tile
 
 
-@kernel("bits32*", "bits32*", *NUMBERS, threads=TILE_THREADS, registers=30)
+@kernel("bits32* x2, int64 x6", threads=TILE_THREADS, registers=30)
 def naive(y, x, rows, columns, sy, sx, by, bx):
     c = np.int64(cuda.blockIdx.x) * TILE_SIDE + cuda.threadIdx.x
     first = np.int64(cuda.blockIdx.y) * TILE_SIDE

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import memory, recording
-from ..platform.array import DeviceArray, from_host
+from ..platform.array import Array, from_host
 from ..platform.language import THREADS, cuda, device_function, libdevice
 from ..platform.launch import Kernel, kernel
 from ..platform.upload import Upload
@@ -91,9 +91,8 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
     update = device_function(element)
 
     @kernel(
-        "int64*", "int64*", "int64*", "int32*", f"{real.__name__}*", "int32",
-        threads=THREADS, registers=registers, name=f"{name}_{word}", vector_loads=True,
-    )  # fmt: skip
+        f"int64* x3, int32*, {real.__name__}*, int32", registers=registers, name=f"{name}_{word}", vector_loads=True
+    )
     def step(addresses, sizes, grads, chunks, scalars, length):
         """``addresses`` (tensors, columns): p, its states, its half weights; ``chunks`` (chunks, 2): the tensor, and
         which of its chunks."""
@@ -169,12 +168,12 @@ class Cut:
         chunks = np.stack([tensor, np.arange(tensor.size) - starts[tensor]], axis=1)
         self.count: int = len(chunks)
         self.longest: int = min(max(self.sizes, default=0), length)
-        self.chunks: DeviceArray = from_host(chunks.astype(np.int32), device)
-        self._device_sizes: DeviceArray = from_host(np.array(self.sizes, np.int64), device)
-        self.starts: DeviceArray = from_host(starts, device)
+        self.chunks: Array = from_host(chunks.astype(np.int32), device)
+        self._device_sizes: Array = from_host(np.array(self.sizes, np.int64), device)
+        self.starts: Array = from_host(starts, device)
 
     @property
-    def device_sizes(self) -> DeviceArray:
+    def device_sizes(self) -> Array:
         """The sizes; of a graph that may leave out an update, those of the present launch."""
         graph = recording.current()
         return self._device_sizes if graph is None else graph.allowed_sizes(self._device_sizes)
@@ -200,10 +199,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        params: Sequence[DeviceArray],
-        *states: Sequence[DeviceArray],
-        weights: Sequence[DeviceArray] | None = None,
+        self, params: Sequence[Array], *states: Sequence[Array], weights: Sequence[Array] | None = None
     ) -> None:
         if any(len(arrays) != len(params) for arrays in states):
             counts = " and ".join(str(len(arrays)) for arrays in states)
@@ -212,7 +208,7 @@ class Table:
         self.device: int = params[0].device if params else memory.current_device()
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"the optimizer kernels update float32 or float64 parameters, not {self.dtype}")
-        self.arrays: tuple[list[DeviceArray], ...] = (list(params), *map(list, states))
+        self.arrays: tuple[list[Array], ...] = (list(params), *map(list, states))
         self.grad_dtype: np.dtype[Any] = self.dtype
         if weights is not None:
             self.grad_dtype = np.dtype(weights[0].dtype if weights else np.float16)
@@ -231,12 +227,12 @@ class Table:
         addresses = np.array([[array.pointer for array in column] for column in self.arrays], np.int64)
         with recording.outside() as graph:
             self.cut: Cut = Cut([p.size for p in params], CHUNK, self.device)
-            self.addresses: DeviceArray = from_host(np.ascontiguousarray(addresses.T), self.device)
+            self.addresses: Array = from_host(np.ascontiguousarray(addresses.T), self.device)
         self._upload: Upload | None = None
         if graph is not None:
             graph.keep.append(self)
 
-    def check(self, grads: Sequence[DeviceArray], scalars: np.ndarray, columns: int) -> None:
+    def check(self, grads: Sequence[Array], scalars: np.ndarray, columns: int) -> None:
         """Raise ValueError or TypeError, naming the position, for arguments that do not fit the table.
 
         grads:   one array for each parameter: the table's dtype and device, as many elements, C-contiguous
@@ -253,7 +249,7 @@ class Table:
             if not same or g.device != self.device:
                 self._check_array(i, g, sizes[i], self.grad_dtype)
 
-    def send(self, grads: Sequence[DeviceArray], scalars: np.ndarray, *more: np.ndarray) -> list[DeviceArray]:
+    def send(self, grads: Sequence[Array], scalars: np.ndarray, *more: np.ndarray) -> list[Array]:
         """The gradients' addresses, the scalars in the table's dtype with ``ROW_LENGTH`` columns, and ``more``: on the
         device from the next launch on."""
         rows = recording.mapped(scalars, self._rows)
@@ -268,7 +264,7 @@ class Table:
         rows[:, : scalars.shape[1]] = scalars
         return rows
 
-    def launch(self, step: Kernel, grads: Sequence[DeviceArray], scalars: np.ndarray) -> None:
+    def launch(self, step: Kernel, grads: Sequence[Array], scalars: np.ndarray) -> None:
         """Start a kernel of ``updater`` for the states that the table has."""
         cut, graph = self.cut, recording.current()
         if graph is not None:
@@ -278,7 +274,7 @@ class Table:
             arguments = self.addresses, cut.device_sizes, addresses, cut.chunks, rows, cut.length
             step.launch(cut.count, *arguments, threads=cut.threads(4))
 
-    def _check_array(self, i: int, array: DeviceArray, size: int, dtype: np.dtype[Any]) -> None:
+    def _check_array(self, i: int, array: Array, size: int, dtype: np.dtype[Any]) -> None:
         if array.dtype != dtype:
             raise TypeError(f"array {i} has dtype {array.dtype}, the table has {dtype}")
         if array.size != size:

@@ -137,15 +137,9 @@ class DeviceArray:
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, writeable: bool = True
     ) -> DeviceArray:
         """The elements at other strides, in bytes, from ``offset`` bytes after the first on."""
-        return DeviceArray(
-            self.memory,
-            shape,
-            self.dtype,
-            strides,
-            self.pointer + offset,
-            self if self.base is None else self.base,
-            self.writeable and writeable,
-        )
+        base = self if self.base is None else self.base
+        kept = self.writeable and writeable
+        return DeviceArray(self.memory, shape, self.dtype, strides, self.pointer + offset, base, kept)
 
     def reshape(self, *shape: Any) -> DeviceArray:
         """As NumPy's: a view where the strides allow it, else of a contiguous copy; one size may be -1."""
@@ -235,6 +229,8 @@ class DeviceArray:
         }
 
 
+Array = DeviceArray
+"""Its name in every backend."""
 _words: dict[np.dtype[Any], tuple[str, str]] = {}
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from . import libcuda, memory, recording
-from .array import DeviceArray, empty, from_host, zeros
+from .array import Array, empty, from_host, zeros
 from .language import SIMULATED, cuda, cupy
 from .launch import kernel
 from .memory import Memory
@@ -106,13 +106,13 @@ class _Block:
         self.used = 0
         self.entries: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
 
-    def add(self, numbers: Varying) -> DeviceArray:
+    def add(self, numbers: Varying) -> Array:
         start = self.used
         here = self.host[start : start + numbers.nbytes].view(numbers.dtype).reshape(numbers.shape)
         self.entries.append((here, numbers.now))
         self.used += -(-numbers.nbytes // 16) * 16
         target = self.upload.target
-        return DeviceArray(target.memory, numbers.shape, numbers.dtype, None, target.pointer + start, target)
+        return Array(target.memory, numbers.shape, numbers.dtype, None, target.pointer + start, target)
 
     def send(self) -> None:
         for here, now in self.entries:
@@ -133,9 +133,9 @@ class RecordedGraph:
         self.keep: list[Any] = []
         self.explain: Callable[[str, str], str] = "during capture {}: a launch could not do that again; {}".format
         self._blocks: list[_Block] = []
-        self.allowed: DeviceArray | None = None
+        self.allowed: Array | None = None
         """int32 (1,) of the device, or None: optimizers captured from now on leave out their update where it is 0."""
-        self.outside_range: DeviceArray | None = None
+        self.outside_range: Array | None = None
         self._nodes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._executable: Any = None
         self._captured = False
@@ -237,12 +237,12 @@ class RecordedGraph:
         finally:
             recording.begin(self)
 
-    def write_beside(self, target: DeviceArray, numbers: np.ndarray) -> None:
+    def write_beside(self, target: Array, numbers: np.ndarray) -> None:
         """Copy the numbers to ``target`` now, whatever other streams do: loading a kernel might wait for them."""
         with recording.outside(), memory.on_device(self.device), self._side:
             memory.copy_in(target.pointer, numbers)
 
-    def number(self, numbers: np.ndarray) -> DeviceArray:
+    def number(self, numbers: np.ndarray) -> Array:
         """Where the numbers are on the device during each launch; ``Varying`` ones are computed anew before it."""
         with self.paused():
             if not isinstance(numbers, Varying):
@@ -255,7 +255,7 @@ class RecordedGraph:
                 self._blocks += room
             return room[0].add(numbers)
 
-    def in_range(self, first_bad: DeviceArray, n: int) -> None:
+    def in_range(self, first_bad: Array, n: int) -> None:
         """Note, in each launch, if ``first_bad`` (1,) int64, the position of a bad index among ``n``, is less than it.
 
         ``outside_range`` int32 (1,) is then 1 until somebody clears it.
@@ -265,13 +265,12 @@ class RecordedGraph:
                 self.outside_range = zeros((1,), np.int32, self.device)
         note_outside.launch(1, self.outside_range, first_bad, n)
 
-    def allowed_sizes(self, sizes: DeviceArray) -> DeviceArray:
+    def allowed_sizes(self, sizes: Array) -> Array:
         """``sizes``, int64, or zeros where ``allowed`` is 0: what a kernel then goes over is empty."""
         if self.allowed is None:
             return sizes
         found = empty(sizes.shape, np.int64, self.device)
-        if sizes.size:
-            sizes_if.launch(-(-sizes.size // 128), found, sizes, self.allowed, sizes.size)
+        sizes_if.launch_each(sizes.size, found, sizes, self.allowed, sizes.size)
         return found
 
     # Launches ---------------------------------------------------------------------------------------------------------
@@ -296,13 +295,13 @@ class RecordedGraph:
         return f"Graph({state}, cuda:{self.device}, {self.pool.nbytes} bytes)"
 
 
-@kernel("int32*", "int64*", "int64", threads=32, registers=16)
+@kernel("int32*, int64*, int64", threads=32, registers=16)
 def note_outside(flag: Any, first_bad: Any, n: Any) -> None:
     if cuda.threadIdx.x == 0 and first_bad[0] < n:
         flag[0] = 1
 
 
-@kernel("int64*", "int64*", "int32*", "int64", threads=128, registers=16)
+@kernel("int64* x2, int32*, int64", threads=128, registers=16)
 def sizes_if(found: Any, sizes: Any, allowed: Any, n: Any) -> None:
     i = cuda.grid(1)
     if i < n:
@@ -312,9 +311,7 @@ def sizes_if(found: Any, sizes: Any, allowed: Any, n: Any) -> None:
 LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED, APART = 1, 2, 3, 4, 5, 6  # why an update is left out
 
 
-@kernel(
-    "float64*", "int64", "int64", "int64", "float64*", "int32*", "int32*", "int32*", "int32*", threads=32, registers=64
-)
+@kernel("float64*, int64 x3, float64*, int32* x4", threads=32, registers=64)
 def decide(results, ranks, losses, marks, norm, overflow, outside, stopped, allowed):
     """``allowed``: whether an update may be made, ``results``: 0 or why not, the norm, and then, which are there, this
     rank's marks, and each rank's losses and marks, which must be the same.

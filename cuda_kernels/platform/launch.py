@@ -33,8 +33,8 @@ import numpy as np
 
 from ..simulator import simulated_memory, simulator
 from . import compiler, libcuda, limits, memory, recording, signatures, streams, tensor_map
-from .array import DeviceArray
-from .language import SIMULATED
+from .array import Array
+from .language import SIMULATED, THREADS
 from .tensor_map import TensorMap
 
 Grid = int | tuple[int, ...]
@@ -105,7 +105,7 @@ class Kernel(compiler.Declaration):
         device = memory.current_device()
         values: list[Any] = []
         for word, a in zip(self._words, args):
-            if type(a) is DeviceArray:
+            if type(a) is Array:
                 if word not in a.words:
                     raise self._misfit(args)
                 if a.memory.device != device:
@@ -147,6 +147,11 @@ class Kernel(compiler.Declaration):
         if DEBUG >= 2 and recording.current() is None:
             self._report((x, y, z), args, started)
 
+    def launch_each(self, n: int, *args: Any) -> None:
+        """Start the kernel with a thread for each of n elements, in blocks of its size or one smaller block."""
+        most = self.threads[0]
+        self.launch(-(-n // most), *args, threads=max(min(most, n), 1))
+
     def _load(self, device: int) -> ctypes.c_void_p:
         found = memory.capability(device)
         if found < self.capability or (self.only and found != self.capability):
@@ -163,7 +168,7 @@ class Kernel(compiler.Declaration):
     def _simulate(self, grid: tuple[int, int, int], threads: tuple[int, int, int], args: tuple[Any, ...]) -> None:
         kept: list[Any] = []  # numbers, and addresses for pointers: what a graph keeps on a GPU
         for word, a in zip(self.signature, args, strict=True):
-            if isinstance(a, DeviceArray):
+            if isinstance(a, Array):
                 kept.append(a.pointer)
             elif isinstance(a, TensorMap):
                 kept.append(a)
@@ -210,40 +215,42 @@ class Kernel(compiler.Declaration):
 
     def work(self, args: tuple[Any, ...]) -> tuple[int, int]:
         """(bytes, floating-point operations) of a launch; bytes are each array's once where nothing else is stated."""
-        moved = self.nbytes(*args) if self.nbytes else sum(a.nbytes for a in args if isinstance(a, DeviceArray))
+        moved = self.nbytes(*args) if self.nbytes else sum(a.nbytes for a in args if isinstance(a, Array))
         return moved, self.flops(*args) if self.flops else 0
 
     def _call(self, args: tuple[Any, ...], grid: tuple[int, int, int]) -> str:
-        shown = ", ".join(f"{a.dtype.name}{list(a.shape)}" if isinstance(a, DeviceArray) else repr(a) for a in args)
+        shown = ", ".join(f"{a.dtype.name}{list(a.shape)}" if isinstance(a, Array) else repr(a) for a in args)
         return f"{self.name}({shown}) on a grid of {grid}"
 
     def _misfit(self, args: tuple[Any, ...]) -> TypeError:
-        found = ", ".join(a.words[0] if isinstance(a, DeviceArray) else _shown(a) for a in args)
+        found = ", ".join(a.words[0] if isinstance(a, Array) else _shown(a) for a in args)
         pointers = "a pointer takes a DeviceArray: from_host(array), or a tensor's .data"
         return TypeError(f"kernel {self} was launched with ({found}); {pointers}")
 
 
 def kernel(
-    *signature: str, threads: int | tuple[int, ...], name: str | None = None, **stated: Any
+    *signature: str, threads: int | tuple[int, ...] = THREADS, name: str = "", of: str = "", **stated: Any
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``.
 
-    ``stated``: the other fields of ``compiler.Declaration``, at least ``registers``. ``name``: of a
-    kernel that a factory makes; the file's name comes before it.
+    ``signature``: words, ``"float32* x2, int64"`` or one by one (``signatures.py``). ``stated``: the other fields of
+    ``compiler.Declaration``, at least ``registers``. ``of``: what a factory makes the kernel of, which follows the
+    function's name; or ``name``, all of it. The file's name comes before it.
     """
+    words = signatures.words(*signature)
+    signatures.check(words)
 
     def declare(function: Callable[..., None]) -> Kernel:
         parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
-        if len(signature) != len(parameters):
+        if len(words) != len(parameters):
             raise ValueError(
-                f"kernel {function.__name__}({', '.join(parameters)}) has {len(signature)} words for "
-                f"{len(parameters)} parameters: ({', '.join(signature)})"
+                f"kernel {function.__name__}({', '.join(parameters)}) has {len(words)} words for "
+                f"{len(parameters)} parameters: ({', '.join(words)})"
             )
-        signatures.check(signature)
-        full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}"
+        full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}{of and '_'}{of}"
         if full in KERNELS:
             raise ValueError(f"there are two kernels {full}")
-        KERNELS[full] = Kernel(function, full, signature, _three(threads), **stated)
+        KERNELS[full] = Kernel(function, full, words, _three(threads), **stated)
         return KERNELS[full]
 
     return declare
@@ -276,7 +283,7 @@ if not SIMULATED:
     except OSError:  # no driver: kernels can be compiled and inspected, and nothing can be launched
         _cu_launch_kernel = None
 
-multiply_adds: Kernel = kernel(
-    "float32*", "int32", "float32", threads=256, registers=40, flops=limits.multiply_add_flops
-)(limits.multiply_adds)
+multiply_adds: Kernel = kernel("float32*, int32, float32", registers=40, flops=limits.multiply_add_flops)(
+    limits.multiply_adds
+)
 """What a float32 rate is measured by, for ``MINIGRAD_DEBUG=2``."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .array import DeviceArray, from_host, to_host
+from .array import Array, from_host, to_host
 
 
 class OnHost:
@@ -22,7 +22,7 @@ class OnHost:
         compute = getattr(self._family, function)
 
         def run(*arguments: Any) -> Any:
-            found = compute(*[to_host(x) if isinstance(x, DeviceArray) else x for x in arguments])
+            found = compute(*[to_host(x) if isinstance(x, Array) else x for x in arguments])
             if found is None:
                 raise NotImplementedError(f"{self._name}.{function} writes in place, and the family is in PLAIN_ONLY")
             return tuple(map(_back, found)) if isinstance(found, tuple) else _back(found)

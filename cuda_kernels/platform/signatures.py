@@ -5,7 +5,7 @@ that dtype. ``bool*`` (bytes 0 and 1), ``float16*`` and ``bfloat16*`` take such 
 and ``uint16``: the bits, which ``ptx.float16_to_float`` and its like convert. ``bits8* bits16* bits32* bits64*`` take
 arrays of any dtype of that width, for kernels that only move values. A number is its dtype's name without a star.
 ``tensor_map`` takes a ``TensorMap``, whose 128 bytes are the parameter; the kernel sees their address, as uint64. These
-words come first, because the bytes lie at multiples of 64.
+words come first, because the bytes lie at multiples of 64. ``"float32* x2, int64"`` is float32* twice, and int64.
 """
 
 from __future__ import annotations
@@ -17,15 +17,8 @@ import numpy as np
 
 from . import tensor_map
 
-_STORAGE = {
-    "bool": "uint8",
-    "float16": "uint16",
-    "bfloat16": "uint16",
-    "bits8": "uint8",
-    "bits16": "uint16",
-    "bits32": "uint32",
-    "bits64": "uint64",
-}
+_BITS = {f"bits{n}": f"uint{n}" for n in (8, 16, 32, 64)}
+_STORAGE = {"bool": "uint8", "float16": "uint16", "bfloat16": "uint16"} | _BITS
 _ELEMENTS = ("float32", "float64", "int64", "int32", "uint8", "uint16", "uint32", "uint64")
 TENSOR_MAP = "tensor_map"
 _NUMBERS = {"int32": "i4x", "int64": "q", "uint32": "I4x", "uint64": "Q", "float32": "f4x", "float64": "d"}
@@ -35,6 +28,15 @@ def storage(word: str) -> str:
     """The dtype as which the kernel sees what ``word`` points to."""
     name = word.removesuffix("*")
     return _STORAGE.get(name, name)
+
+
+def words(*texts: str) -> tuple[str, ...]:
+    """The words of a signature."""
+    found: list[str] = []
+    for text in ", ".join(texts).split(", ") if texts else ():
+        word, _, count = text.partition(" x")
+        found += [word] * int(count or 1)
+    return tuple(found)
 
 
 def check(words: tuple[str, ...]) -> None:

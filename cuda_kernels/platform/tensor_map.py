@@ -73,19 +73,10 @@ def _encoded(tensor: TensorMap) -> bytes:
     memory.set_device(tensor.device)  # this may be the first that a thread asks of the driver, which needs a context
     room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     place = -ctypes.addressof(room) % MAP_ALIGNMENT
-    libcuda.call(
-        "cuTensorMapEncodeTiled",
-        ctypes.c_void_p(ctypes.addressof(room) + place),
-        ctypes.c_int(_DTYPES[tensor.dtype]),
-        ctypes.c_uint32(3),
-        ctypes.c_void_p(tensor.pointer),
-        (ctypes.c_uint64 * 3)(*tensor.sizes),
-        (ctypes.c_uint64 * 2)(*tensor.steps),
-        (ctypes.c_uint32 * 3)(*tensor.box),
-        (ctypes.c_uint32 * 3)(1, 1, 1),  # every element
-        ctypes.c_int(0),  # nothing interleaved
-        ctypes.c_int(_SWIZZLE_128),
-        ctypes.c_int(_FETCH_256),
-        ctypes.c_int(0),  # zeros outside
-    )
+    array = (ctypes.c_uint64 * 3)(*tensor.sizes), (ctypes.c_uint64 * 2)(*tensor.steps)
+    box = (ctypes.c_uint32 * 3)(*tensor.box), (ctypes.c_uint32 * 3)(1, 1, 1)  # every element of it
+    settings = map(ctypes.c_int, (0, _SWIZZLE_128, _FETCH_256, 0))  # nothing interleaved; zeros outside
+    target, source = ctypes.c_void_p(ctypes.addressof(room) + place), ctypes.c_void_p(tensor.pointer)
+    kind = ctypes.c_int(_DTYPES[tensor.dtype]), ctypes.c_uint32(3)
+    libcuda.call("cuTensorMapEncodeTiled", target, *kind, source, *array, *box, *settings)
     return room.raw[place : place + MAP_BYTES]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import memory, recording
-from .array import DeviceArray, empty
+from .array import Array, empty
 from .streams import Event
 
 
@@ -23,13 +23,13 @@ class Upload:
     DEPTH = 4  # steps that the host may be ahead before it waits
 
     def __init__(self, nbytes: int, device: int) -> None:
-        self.target: DeviceArray = empty(nbytes, np.uint8, device)
+        self.target: Array = empty(nbytes, np.uint8, device)
         self._buffers: list[np.ndarray] = [memory.pinned_empty((nbytes,), np.uint8) for _ in range(self.DEPTH)]
         self._events: list[Event] = [Event() for _ in range(self.DEPTH)]
         self._sent = 0
         weakref.finalize(self, _wait, self._events)  # before the buffers are used for something else
 
-    def send(self, *parts: np.ndarray) -> list[DeviceArray]:
+    def send(self, *parts: np.ndarray) -> list[Array]:
         """Contiguous NumPy arrays of 8 or 4 bytes an element, in one copy; where they are on the device.
 
         During capture they are numbers of the graph's.
@@ -46,7 +46,7 @@ class Upload:
             start, end = end, end + part.nbytes
             buffer[start:end] = part.reshape(-1).view(np.uint8)
             target = self.target
-            arrived.append(DeviceArray(target.memory, part.shape, part.dtype, None, target.pointer + start, target))
+            arrived.append(Array(target.memory, part.shape, part.dtype, None, target.pointer + start, target))
             end += -end % 8
         memory.copy_in(self.target.pointer, buffer[:end], wait=False)
         event.record()

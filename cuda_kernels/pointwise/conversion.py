@@ -91,38 +91,29 @@ def _number(source: np.dtype[Any], target: np.dtype[Any]) -> Convert:
     return convert
 
 
-def conversions(word: str) -> tuple[Any, Any]:
-    """``widen``, of an element to float32, and ``narrow``, of two float32 to elements."""
-    if word == "float32":
-
-        @device_function
-        def both(x, y):
-            return x, y
-
-        return _as_it_is, both
-    widen = ptx.bfloat16_to_float if word == "bfloat16" else ptx.float16_to_float
-    pack = ptx.pack_bfloat16 if word == "bfloat16" else ptx.pack_float16
-
-    @device_function
-    def halves(x, y):
-        word = pack(x, y)
-        return np.uint16(word & np.uint32(0xFFFF)), np.uint16(word >> np.uint32(16))
-
-    return widen, halves
-
-
-@device_function
-def _as_it_is(x: Any) -> Any:
-    return x
-
-
 def element_conversions(word: str) -> tuple[Convert, Convert]:
     """From an element of dtype ``word``, as it lies in memory, to what sums are formed of, and back."""
     halves = {
         "float16": (ptx.float16_to_float, ptx.float_to_float16),
         "bfloat16": (ptx.bfloat16_to_float, ptx.float_to_bfloat16),
     }
-    return halves.get(word, (_as_it_is, _as_it_is))
+    as_it_is = device_function(lambda x: x)
+    return halves.get(word, (as_it_is, as_it_is))
+
+
+def conversions(word: str) -> tuple[Any, Any]:
+    """``widen``, of an element to float32, and ``narrow``, of two float32 to elements."""
+    widen = element_conversions(word)[0]
+    pack = {"bfloat16": ptx.pack_bfloat16, "float16": ptx.pack_float16}.get(word)
+    if pack is None:
+        return widen, device_function(lambda x, y: (x, y))
+
+    @device_function
+    def halves(x, y):
+        pair = pack(x, y)
+        return np.uint16(pair & np.uint32(0xFFFF)), np.uint16(pair >> np.uint32(16))
+
+    return widen, halves
 
 
 def _truncate(real: Any, integer: Any) -> Convert:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, to_host, zeros
+from ..platform.array import Array, to_host, zeros
 from ..platform.language import math
 from .pointwise import Pointwise, kind, like
-from .rules import is_float, libdevice_function, rule
+from .rules import is_float, is_zero, libdevice_function, rule
 
 
 @rule
@@ -90,27 +90,19 @@ def _pow(real):
     return of_integers
 
 
-_ANY_ZERO = Pointwise(
-    "any_zero",
-    rule(lambda real: lambda x: x == real(0)),
-    like(np.logical_not),
-    1,
-    width=1,
-    marks=True,
-    eager=("int64 to uint8",),
-    lazy=("int32 to uint8",),
-)
+_ZEROS: Any = {"width": 1, "marks": True, "eager": ("int64 to uint8",), "lazy": ("int32 to uint8",)}
+_ANY_ZERO = Pointwise("any_zero", is_zero, like(np.logical_not), 1, **_ZEROS)
 
 
 class Division(Pointwise):
     """An operation without a value for an integer divided by 0: ZeroDivisionError. (Floats give infinities and NaN.)"""
 
-    def __call__(self, *inputs: Any, out: DeviceArray | None = None, dtype: np.dtype[Any] | None = None) -> DeviceArray:
+    def __call__(self, *inputs: Any, out: Array | None = None, dtype: np.dtype[Any] | None = None) -> Array:
         """As of ``Pointwise``. The flag is copied back, for integer dtypes only."""
         y = inputs[1]
-        kinds = [v.dtype if isinstance(v, DeviceArray) else kind(v) for v in inputs]
+        kinds = [v.dtype if isinstance(v, Array) else kind(v) for v in inputs]
         if self.resolve(*kinds)[-1].kind in "iu":
-            if isinstance(y, DeviceArray):
+            if isinstance(y, Array):
                 flag = zeros((1,), np.uint8, y.device)
                 _ANY_ZERO(y, out=flag.view(y.shape, (0,) * y.ndim))
                 found = bool(to_host(flag)[0])
@@ -131,11 +123,11 @@ fmod: Pointwise = Division("fmod", _fmod, like(np.fmod), 2, **_KINDS)
 _POW = Pointwise("pow", _pow, like(np.power), 2, width=1, lazy=("float64", "int64"))
 
 
-def pow(x: Any, y: Any) -> DeviceArray:
+def pow(x: Any, y: Any) -> Array:
     """x ** y. Of integers with a negative exponent in y the integer part: 0, or 1 and -1 for these.
 
     Raises ValueError if y is a negative integer number and x of integers, as NumPy.
     """
-    if isinstance(y, int) and y < 0 and isinstance(x, DeviceArray) and x.dtype.kind in "iu":
+    if isinstance(y, int) and y < 0 and isinstance(x, Array) and x.dtype.kind in "iu":
         raise ValueError("Integers to negative integer powers are not allowed.")
     return _POW(x, y)

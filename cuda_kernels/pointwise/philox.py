@@ -47,13 +47,10 @@ def philox_block(block: Any, seed: Any, offset: Any) -> Any:
         start = ptx.pointer_uint64(np.int64(seed))
         seed, offset = start[0], start[1] + (offset & OTHER_BITS)
     return philox4x32(
-        np.uint32(block & LOW_WORD),
-        np.uint32(block >> HALF_WORD),
-        np.uint32(offset & LOW_WORD),
-        np.uint32(offset >> HALF_WORD),
-        np.uint32(seed & LOW_WORD),
-        np.uint32(seed >> HALF_WORD),
-    )
+        np.uint32(block & LOW_WORD), np.uint32(block >> HALF_WORD),
+        np.uint32(offset & LOW_WORD), np.uint32(offset >> HALF_WORD),
+        np.uint32(seed & LOW_WORD), np.uint32(seed >> HALF_WORD),
+    )  # fmt: skip
 
 
 @device_function

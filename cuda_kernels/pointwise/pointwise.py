@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import launch, memory, recording
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..ptx.fours import fours
 from . import conversion, layout, pointwise_source
@@ -107,7 +107,7 @@ class Pointwise:
                 self._variants[full] = self._variants[key] = found
         return found
 
-    def __call__(self, *inputs: Any, out: DeviceArray | None = None, dtype: np.dtype[Any] | None = None) -> DeviceArray:
+    def __call__(self, *inputs: Any, out: Array | None = None, dtype: np.dtype[Any] | None = None) -> Array:
         """The result, in a new array (of ``dtype``) or in ``out``, of the inputs' broadcast shape.
 
         Raises ValueError where shapes do not broadcast, OverflowError for a number that the integer dtype cannot hold.
@@ -115,7 +115,7 @@ class Pointwise:
         kinds = []
         layouts: list[Any] = []
         for x in inputs:
-            if type(x) is DeviceArray:
+            if type(x) is Array:
                 kinds.append(x.dtype)
                 layouts.append((x.shape, x.strides, x.dtype.itemsize))
             else:
@@ -124,7 +124,7 @@ class Pointwise:
         variant = self.variant(tuple(kinds), dtype if out is None else out.dtype)
         if out is None:
             plan = layout.plan(self.width, tuple(layouts), None, variant.result.itemsize)
-            z = _new(plan, variant.result, next(x.device for x in inputs if type(x) is DeviceArray))
+            z = _new(plan, variant.result, next(x.device for x in inputs if type(x) is Array))
         else:
             plan = layout.plan(self.width, tuple(layouts), (out.shape, out.strides), out.dtype.itemsize)
             z = out
@@ -164,28 +164,23 @@ class Variant:
         source = pointwise_source.source(len(stored), operation.width, numbers, operation.marks)
         exec(compile(source, operation.family["__file__"], "exec"), names)
         wide = any(dtype.itemsize == 8 for dtype in (*stored, *computed, result))
-        steps = ["int64"] * (len(stored) + 1)
+        steps, arrays = f"int64 x{len(stored) + 1}", ", ".join(f"{dtype.name}*" for dtype in (result, *stored))
+        words = f"{arrays}, {', '.join(map(number_word, computed))}, int32, uint32 x2, int64, {steps}, int32, {steps}"
         self.kernel: launch.Kernel = launch.kernel(
-            f"{result.name}*",
-            *(f"{dtype.name}*" for dtype in stored),
-            *(number_word(c) for c in computed),
-            *("int32", "uint32", "uint32", "int64", *steps),
-            *("int32", *steps),
-            *["uint32", *steps] * layout.MIDDLE,
-            threads=THREADS,
+            words + f", uint32, {steps}" * layout.MIDDLE,
             registers=operation.registers64 if wide else operation.registers,
             name=_name(operation.name, stored, result),
             slow_path=operation.slow_path,
             vector_loads=operation.width == 4 and any(dtype.itemsize >= 4 for dtype in stored),
         )(names["run"])
 
-    def launch(self, z: DeviceArray, inputs: tuple[Any, ...], plan: layout.LaunchPlan) -> None:
+    def launch(self, z: Array, inputs: tuple[Any, ...], plan: layout.LaunchPlan) -> None:
         """Compute into ``z``."""
         arrays = []
         numbers: list[int | float] = []
         fixed = 0
         for j, x in enumerate(inputs):
-            if type(x) is DeviceArray:
+            if type(x) is Array:
                 arrays.append(x)
                 numbers.append(0)
             else:
@@ -268,10 +263,10 @@ def as_number(x: Any, computed: np.dtype[Any]) -> int | float:
     return int(x)
 
 
-_placeholders: dict[tuple[np.dtype[Any], int], DeviceArray] = {}
+_placeholders: dict[tuple[np.dtype[Any], int], Array] = {}
 
 
-def _placeholder(dtype: np.dtype[Any], device: int) -> DeviceArray:
+def _placeholder(dtype: np.dtype[Any], device: int) -> Array:
     """What stands for the address of an input that is a number; nothing reads it."""
     key = (dtype, device)
     found = _placeholders.get(key)
@@ -281,7 +276,7 @@ def _placeholder(dtype: np.dtype[Any], device: int) -> DeviceArray:
     return found
 
 
-def _new(plan: layout.LaunchPlan, dtype: np.dtype[Any], device: int) -> DeviceArray:
+def _new(plan: layout.LaunchPlan, dtype: np.dtype[Any], device: int) -> Array:
     if plan.strides is None:
         return empty(plan.shape, dtype, device)
-    return DeviceArray(memory.allocate(plan.size * dtype.itemsize, device), plan.shape, dtype, plan.strides)
+    return Array(memory.allocate(plan.size * dtype.itemsize, device), plan.shape, dtype, plan.strides)

@@ -23,16 +23,9 @@ def source(n: int, width: int, numbers: list[bool], marks: bool) -> str:
     ``marks``: write only where the result is true.
     """
     arrays = ["z", *(str(j) for j in range(n))]
-    parameters = [
-        "z",
-        *(f"x{j}" for j in range(n)),
-        *(f"v{j}" for j in range(n)),
-        "modes",
-        "groups",
-        "columns",
-        "inner",
-    ]
-    parameters += [*(f"s{a}" for a in arrays), "outer", *(f"t{a}" for a in arrays)]
+    inputs = [*(f"x{j}" for j in range(n)), *(f"v{j}" for j in range(n))]
+    steps = [f"s{a}" for a in arrays]
+    parameters = ["z", *inputs, "modes", "groups", "columns", "inner", *steps, "outer", *(f"t{a}" for a in arrays)]
     for k in range(MIDDLE):
         parameters += [f"n{k}", *(f"t{a}_{k}" for a in arrays)]
     lines = [
@@ -62,13 +55,10 @@ def source(n: int, width: int, numbers: list[bool], marks: bool) -> str:
 def _one(n: int, numbers: list[bool], marks: bool) -> list[str]:
     lines = []
     for j in range(n):
-        read = f"x{j}[p{j}]"
         if numbers[j]:
-            lines += [f"        if modes >> {2 * j} & 3 == 2:", f"            a{j} = raw{j}(v{j})", "        else:"]
-            read = "    " + f"a{j} = {read}"
-            lines += [f"        {read}"]
+            lines += [f"        a{j} = raw{j}(v{j}) if modes >> {2 * j} & 3 == 2 else x{j}[p{j}]"]
         else:
-            lines += [f"        a{j} = {read}"]
+            lines += [f"        a{j} = x{j}[p{j}]"]
     value = f"rule({', '.join(f'load{j}(a{j})' for j in range(n))})"
     if marks:
         return [*lines, f"        if {value}:", "            z[pz] = one"]

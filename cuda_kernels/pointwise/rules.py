@@ -53,6 +53,8 @@ def rounding(name: str) -> Any:
 
 
 same: Any = of_numbers(lambda x: x)
+is_zero: Any = rule(lambda real: lambda x: x == real(0))
+"""Zero has the type of x: comparing with Python's 0 would widen floats to float64."""
 
 
 def is_float(real: Any) -> bool:

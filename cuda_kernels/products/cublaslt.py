@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import launch, libcuda, memory, recording
-from ..platform.array import DeviceArray, contiguous, empty
+from ..platform.array import Array, contiguous, empty
 from ..platform.language import SIMULATED
 from .epilogue import finish, finish4
 from .record import ADD, BIAS, GELU, SLOPE, Problem, problem
@@ -310,20 +310,12 @@ def _run(p: Problem, epilogue: int, tf32: bool) -> bool:
     bias, other = (0 if x is None else x.pointer for x in (p.bias, p.other))
     added, before = (other, 0) if adds else (y.pointer, other)
     addresses = p.b.pointer, p.a.pointer, added, y.pointer, bias, before
-    compute = COMPUTE_64F if operand == "float64" else COMPUTE_32F
+    compute = COMPUTE_32F_FAST_TF32 if tf32 and operand == "float32" else COMPUTE_32F
     call = LibraryCall(
-        y.device,
-        operand,
-        y.dtype.name,
-        COMPUTE_32F_FAST_TF32 if tf32 and operand == "float32" else compute,
-        p.sizes,
-        count,
-        b._replace(step=b_step),
-        a._replace(step=a_step),
-        (b_transposed, a_transposed),
-        epilogue & ~ADD,
+        y.device, operand, y.dtype.name, COMPUTE_64F if operand == "float64" else compute, p.sizes, count,
+        b._replace(step=b_step), a._replace(step=a_step), (b_transposed, a_transposed), epilogue & ~ADD,
         tuple(map(_alignment, addresses)),
-    )
+    )  # fmt: skip
     with memory.on_device(y.device):
         with _lock:
             plan = plan_of(call)
@@ -371,7 +363,7 @@ def _start(
         )  # fmt: skip
 
 
-def _matrix(x: DeviceArray) -> tuple[bool, Matrix]:
+def _matrix(x: Array) -> tuple[bool, Matrix]:
     """Whether the library must transpose the last two dimensions, and the matrix that it sees. ValueError: neither."""
     rows, columns = x.shape[-2:]
     row, column = x.steps[-2:]
@@ -384,7 +376,7 @@ def _matrix(x: DeviceArray) -> tuple[bool, Matrix]:
     raise ValueError(f"{x!r} with steps {x.steps} has neither contiguous rows nor contiguous columns")
 
 
-def _readable(x: DeviceArray) -> DeviceArray:
+def _readable(x: Array) -> Array:
     """x, or a copy with contiguous rows."""
     try:
         _matrix(x)

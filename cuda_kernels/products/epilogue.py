@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, device_function, libdevice, math
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
@@ -30,7 +30,7 @@ EXPONENT = np.float32(-GELU_SLOPE / python_math.log(2))
 U1, U2, U3 = np.float32(GELU_SLOPE), np.float32(3 * GELU_CUBIC), np.float32(GELU_CUBIC)
 
 
-Target = tuple[DeviceArray, DeviceArray, DeviceArray, int]  # where sums go, bias, other and the epilogue
+Target = tuple[Array, Array, Array, int]  # where sums go, bias, other and the epilogue
 
 
 def whole(p: Problem) -> Target:
@@ -93,13 +93,10 @@ def steps_of(real: Any) -> Any:
 
 
 def _sum_parts(real: Any) -> Kernel:
-    word = f"{np.dtype(real).name}*"
+    word = np.dtype(real).name
     finish = steps_of(real)
 
-    @kernel(
-        word, word, word, word, "uint32", "uint32", "int32", "int32",
-        threads=256, registers=32, name=f"sum_parts_{np.dtype(real).name}",
-    )  # fmt: skip
+    @kernel(f"{word}* x4, uint32 x2, int32 x2", registers=32, of=word)
     def sum_parts(y, parts, bias, other, n, N, splits, epilogue):
         """parts (splits, n), y (n,) of rows of N."""
         i = cuda.grid(1)
@@ -115,10 +112,10 @@ def _sum_parts(real: Any) -> Kernel:
 SUM_PARTS = {np.dtype(real): _sum_parts(real) for real in (np.float32, np.float64)}
 
 
-def finish(p: Problem, parts: DeviceArray, splits: int, epilogue: int) -> None:
+def finish(p: Problem, parts: Array, splits: int, epilogue: int) -> None:
     """y = the sum of so many parts of y's size and dtype, one after the other in memory, then steps of an epilogue."""
     y, bias, other, _ = whole(p)
-    SUM_PARTS[y.dtype].launch(-(-y.size // 256), y, parts, bias, other, y.size, p.sizes[1], splits, epilogue)
+    SUM_PARTS[y.dtype].launch_each(y.size, y, parts, bias, other, y.size, p.sizes[1], splits, epilogue)
 
 
 # Four columns, on tensor cores ----------------------------------------------------------------------------------------
@@ -214,8 +211,8 @@ def _sum_parts4(operand: str, out: str) -> Kernel:
     get, _ = FOUR["float32"]
 
     @kernel(
-        f"{out}*", "float32*", f"{operand}*", f"{out}*", "uint32", "uint32", "int32", "int32",
-        threads=256, registers=36, name=f"sum_parts_{operand}_{out}", capability=TENSOR_CORES,
+        f"{out}*, float32*, {operand}*, {out}*, uint32 x2, int32 x2",
+        registers=36, capability=TENSOR_CORES, of=f"{operand}_{out}",
     )  # fmt: skip
     def sum_parts(y, parts, bias, other, M, N, splits, epilogue):
         """y (M, N) = the sum of parts (splits, M, N), with an epilogue."""
@@ -238,9 +235,8 @@ def _sum_parts4(operand: str, out: str) -> Kernel:
 SUM_PARTS4 = {pair: _sum_parts4(*pair) for pair in PAIRS}
 
 
-def finish4(p: Problem, parts: DeviceArray, splits: int) -> None:
+def finish4(p: Problem, parts: Array, splits: int) -> None:
     """y = the sum of so many float32 parts of y's size, one after the other in memory, then the epilogue."""
     (y, *others, epilogue), N = whole(p), p.sizes[1]
-    rows = y.size // N
-    grid = -(-rows * -(-N // 4) // 256)
-    SUM_PARTS4[p.a.dtype.name, y.dtype.name].launch(grid, y, parts, *others, rows, N, splits, epilogue)
+    rows, run = y.size // N, SUM_PARTS4[p.a.dtype.name, y.dtype.name]
+    run.launch_each(rows * -(-N // 4), y, parts, *others, rows, N, splits, epilogue)

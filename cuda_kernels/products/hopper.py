@@ -28,11 +28,12 @@ Nothing is copied to make it so: ``tensor_core.py`` computes the others.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
 from ..platform import libcuda, memory
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 from ..platform.language import SIMULATED, cuda
 from ..platform.launch import Kernel, kernel
 from ..platform.signatures import TENSOR_MAP
@@ -112,22 +113,15 @@ def _operands(p: Problem, columns: int) -> tuple[Read, Read] | None:
     return None if left is None or right is None else (left, right)
 
 
-def _read(p: Problem, x: DeviceArray, k_axis: int, rows: int) -> Read | None:
+def _read(p: Problem, x: Array, k_axis: int, rows: int) -> Read | None:
     """How TMA reads an operand in tiles of so many rows (of a) or columns (of b)."""
-    return _found(x.pointer, x.dtype.name, x.shape, x.steps, p.y.shape[:-2], k_axis, rows, x.device)
+    array = x.pointer, x.dtype.name, x.shape, x.steps, x.device
+    return _found(array, p.y.shape[:-2], k_axis, rows)
 
 
 @functools.lru_cache(maxsize=4096)
-def _found(
-    pointer: int,
-    dtype: str,
-    shape: tuple[int, ...],
-    steps: tuple[int, ...],
-    leading: tuple[int, ...],
-    k_axis: int,
-    rows: int,
-    device: int,
-) -> Read | None:
+def _found(array: tuple[Any, ...], leading: tuple[int, ...], k_axis: int, rows: int) -> Read | None:
+    pointer, dtype, shape, steps, device = array
     batch = merge(leading, steps, (0,) * len(leading))
     if len(batch) > 1:
         return None
@@ -197,15 +191,9 @@ def tiles_of(operand: str, out: str, columns: int, kinds: str) -> Kernel:
     floats = CONSUMERS * warp_floats
 
     @kernel(
-        TENSOR_MAP, TENSOR_MAP, f"{out}*", f"{operand}*", f"{out}*", *["int32"] * 6, *TILE_WORDS, "uint32",
-        threads=THREADS,
-        registers=168,
-        resident=1,
-        shared_bytes=STAGES * stage + 1024,
-        name=f"tiles_{operand}_{out}_{columns}_{kinds}",
-        capability=CAPABILITY,
-        only=True,
-        instructions=("HGMMA", "UTMALDG"),
+        f"{TENSOR_MAP} x2, {out}*, {operand}*, {out}*, int32 x6, {TILE_WORDS}, uint32",
+        threads=THREADS, registers=168, resident=1, shared_bytes=STAGES * stage + 1024, capability=CAPABILITY,
+        only=True, instructions=("HGMMA", "UTMALDG"), of=f"{operand}_{out}_{columns}_{kinds}",
         flops=lambda *args: 2 * args[2].size * args[7] // args[-3],
         nbytes=lambda *args: args[0].nbytes + args[1].nbytes + args[2].nbytes,
     )  # fmt: skip

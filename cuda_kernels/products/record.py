@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 
 BIAS, ADD, GELU, SLOPE = 1, 2, 4, 8  # bits of an epilogue
 Merged = list[tuple[int, int, int]]  # of leading dimensions: size, step of a, step of b
@@ -31,11 +31,11 @@ class Problem(NamedTuple):
     It is right for two leading dimensions at most; ``choose.py`` takes products of more apart.
     """
 
-    y: DeviceArray
-    a: DeviceArray
-    b: DeviceArray
-    bias: DeviceArray | None
-    other: DeviceArray | None
+    y: Array
+    a: Array
+    b: Array
+    bias: Array | None
+    other: Array | None
     epilogue: int
     sizes: tuple[int, int, int]
     matrices: int
@@ -50,12 +50,7 @@ class Problem(NamedTuple):
 
 
 def problem(
-    y: DeviceArray,
-    a: DeviceArray,
-    b: DeviceArray,
-    bias: DeviceArray | None = None,
-    other: DeviceArray | None = None,
-    epilogue: int = 0,
+    y: Array, a: Array, b: Array, bias: Array | None = None, other: Array | None = None, epilogue: int = 0
 ) -> Problem:
     """The record of a product. Where one matrix b is for all rows of a, and these follow on one another, y, a and b
     have no leading dimensions.
@@ -76,7 +71,7 @@ def problem(
     return Problem(y, a, b, bias, other, epilogue, sizes, matrices, batch, words)
 
 
-def broadcast(a: DeviceArray, b: DeviceArray) -> tuple[DeviceArray, DeviceArray, tuple[int, ...]]:
+def broadcast(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...]]:
     """a and b with the same leading dimensions, and the shape of their product. ValueError if they have none."""
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(
@@ -87,7 +82,7 @@ def broadcast(a: DeviceArray, b: DeviceArray) -> tuple[DeviceArray, DeviceArray,
     return expand(a, batch), expand(b, batch), (*batch, a.shape[-2], b.shape[-1])
 
 
-def expand(x: DeviceArray, batch: tuple[int, ...]) -> DeviceArray:
+def expand(x: Array, batch: tuple[int, ...]) -> Array:
     """A view with these leading dimensions, the steps of repeated ones 0."""
     leading = x.shape[:-2]
     if leading == batch:

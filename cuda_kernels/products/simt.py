@@ -47,9 +47,7 @@ def multiply(p: Problem) -> None:
         _multiply_tiles(p)
         return
     y, bias, other, epilogue = whole(p)
-    threads = min(128, -(-y.size * lanes // 32) * 32)
-    grid = -(-y.size * lanes // threads)
-    kernel.launch(grid, y, p.a, p.b, bias, other, *p.words, epilogue, y.size, threads=threads)
+    kernel.launch_each(y.size * lanes, y, p.a, p.b, bias, other, *p.words, epilogue, y.size)
 
 
 def is_small(p: Problem) -> bool:
@@ -89,11 +87,6 @@ def _multiply_tiles(p: Problem) -> None:
 # The kernels ------------------------------------------------------------------------------
 
 
-def arrays(real: Any) -> tuple[str, ...]:
-    """y, a, b, bias and other of a signature."""
-    return (f"{np.dtype(real).name}*",) * 5
-
-
 @device_function
 def _place(element: Any, M: Any, N: Any) -> Any:
     """The matrix, row and column of an element of y."""
@@ -105,17 +98,9 @@ def _place(element: Any, M: Any, N: Any) -> Any:
 def _dot(real: Any, vector: bool) -> Kernel:
     """A warp's 32 lanes share a sum; with ``vector`` each reads 4 elements at once, which K and the steps allow."""
     finish = steps_of(real)
-    count = 4 if vector else 1
+    word, count = np.dtype(real).name, 4 if vector else 1
 
-    @kernel(
-        *arrays(real),
-        *WORDS,
-        "uint32",
-        threads=128,
-        registers=48,
-        name=f"dot_{np.dtype(real).name}{'_wide' * vector}",
-        vector_loads=vector,
-    )
+    @kernel(f"{word}* x5, {WORDS}, uint32", threads=128, registers=48, vector_loads=vector, of=word + "_wide" * vector)
     def dot(
         y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, n,
@@ -146,10 +131,10 @@ WIDE_DOT = _dot(np.float32, True)
 
 def _small(dtype: Any) -> Kernel:
     finish = steps_of(dtype)
-    logical = dtype is np.bool_
+    word, logical = np.dtype(dtype).name, dtype is np.bool_
     zero = np.uint8(0) if logical else dtype(0)
 
-    @kernel(*arrays(dtype), *WORDS, "uint32", threads=128, registers=32, name=f"small_{np.dtype(dtype).name}")
+    @kernel(f"{word}* x5, {WORDS}, uint32", threads=128, registers=32, of=word)
     def small(
         y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, n,

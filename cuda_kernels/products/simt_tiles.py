@@ -74,7 +74,7 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
     bits at once; the caller has checked addresses and sizes. Without it they are read one by one at any strides.
     GELU is the epilogue of the kernel ``with_gelu`` only, with fast exponentials: others would not stay in registers.
     """
-    side = 16 * T
+    word, side = np.dtype(real).name, 16 * T
     depth = 1024 // side  # 4 elements of each operand for each thread
     width = min(T, 4)  # elements that lie together in a thread's fragment; the rest of its T lie 16 widths further
     pitch = side + PADDING  # of rows of a slice in shared memory
@@ -130,17 +130,10 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
                             y[first + lane] = sums[i * T + j]
 
     @kernel(
-        *(f"{np.dtype(real).name}*",) * 5,
-        *WORDS,
-        *TILE_WORDS,
-        threads=256,
-        registers=registers,
-        resident=2 if vector and not with_gelu else 1,
-        name=f"tiled_{np.dtype(real).name}_{side}{'_' * vector}{contiguous}{'_gelu' * with_gelu}",
-        fastmath=with_gelu,
-        vector_loads=vector,
+        f"{word}* x5, {WORDS}, {TILE_WORDS}", registers=registers, resident=2 if vector and not with_gelu else 1,
+        of=f"{word}_{side}{'_' * vector}{contiguous}{'_gelu' * with_gelu}", fastmath=with_gelu, vector_loads=vector,
         flops=lambda *args: 2 * args[0].size * args[7] // args[-2],
-    )
+    )  # fmt: skip
     def tiled(
         y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, row_tiles, column_tiles, splits, chunk,

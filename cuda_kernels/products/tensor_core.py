@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
@@ -70,7 +70,7 @@ def multiply(p: Problem) -> None:
         finish4(p, y, tiles.splits)
 
 
-def _aligned(x: DeviceArray) -> DeviceArray:
+def _aligned(x: Array) -> Array:
     """A copy whose rows, or columns if these are contiguous, begin at multiples of 16 bytes."""
     transposed = x.steps[-2] == 1
     once = x.view(tuple(1 if step == 0 else n for n, step in zip(x.shape[:-2], x.steps)) + x.shape[-2:], x.strides)
@@ -181,15 +181,9 @@ def tiles_of(operand: str, out: str, side: int, kinds: str) -> Kernel:
     product = {2: "HMMA.16816.F32", 4: "HMMA.1688.F32.TF32"}[itemsize]
 
     @kernel(
-        f"{out}*", *[f"{operand}*"] * 3, f"{out}*",
-        *WORDS,
-        *TILE_WORDS,
-        threads=2 * side,
-        registers=registers,
-        resident=256 // side,
-        name=f"tiles_{operand}_{out}_{side}_{kinds}",
-        capability=TENSOR_CORES,
-        instructions=(product, "LDGSTS", *["LDSM"] * uses_ldmatrix),
+        f"{out}*, {operand}* x3, {out}*, {WORDS}, {TILE_WORDS}",
+        threads=2 * side, registers=registers, resident=256 // side, of=f"{operand}_{out}_{side}_{kinds}",
+        capability=TENSOR_CORES, instructions=(product, "LDGSTS", *["LDSM"] * uses_ldmatrix),
         flops=lambda *args: 2 * args[0].size * args[7] // args[-2],
     )  # fmt: skip
     def tiles(

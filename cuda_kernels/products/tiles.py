@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray
+from ..platform.array import Array
 from ..platform.language import device_function
 from ..platform.launch import LAZY_KERNELS, Kernel
 from .record import Problem
@@ -27,8 +27,8 @@ SLICE = 64  # a part of a sum is a multiple of it: at least the depth of an engi
 GROUP = 8  # rows of tiles that blocks walk together, so that the slices of b that they share are found in L2
 
 # What kernels take after their arrays: sizes, steps in elements, the batch, the epilogue; also ``ProductTiles``.
-WORDS = ("int32",) * 3 + ("int64",) * 4 + ("uint32",) + ("int64",) * 4 + ("int32",)
-TILE_WORDS = ("uint32",) * 3 + ("int32",)
+WORDS = "int32 x3, int64 x4, uint32, int64 x4, int32"
+TILE_WORDS = "uint32 x3, int32"
 
 
 Sides = Sequence[int]
@@ -62,7 +62,7 @@ def plan(M: int, N: int, K: int, count: int, sides: Sides) -> tuple[int, int]:
     return side, splits
 
 
-def along(x: DeviceArray, k_axis: int, whole: int = 1) -> str:
+def along(x: Array, k_axis: int, whole: int = 1) -> str:
     """Along what 16 bytes of x at a time can be read: "k", "o" for the other of the last two dimensions, or "".
 
     That dimension's size is a multiple of ``whole``.

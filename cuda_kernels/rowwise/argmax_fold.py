@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.rules import larger_of as larger
@@ -67,12 +67,9 @@ def _pair_fold(
     name: str, word: str, wide: Any, second: Any, combine: Any, first: Any, none: Any, finish: Any
 ) -> Kernel:
     """``first`` and ``none``: the state of no value. ``second``: the dtype of the state's second half."""
-    counts, of_column = second is np.int64, down_column_of_pairs(combine)
+    counts, of_column, other = second is np.int64, down_column_of_pairs(combine), second.__name__
 
-    @kernel(
-        f"{word}*", f"{second.__name__}*", f"{word}*", f"{second.__name__}*",
-        "int64", "int64", "int64", "int64", "int32", "int32", threads=THREADS, registers=48, name=f"{name}_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}*, {other}*, {word}*, {other}*, int64 x4, int32 x2", registers=64, name=f"{name}_{word}")
     def pair_fold(x, x2, y, y2, outputs, n, inner, part, of_pairs, last):
         """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``of_pairs``: of (x, x2); y unless ``last``."""
         firsts = cuda.shared.array(THREADS, wide)
@@ -86,7 +83,8 @@ def _pair_fold(
             start = cuda.blockIdx.y * part
             stop = min(n, start + part)
             at = (o * n + start + place) * inner + i
-            for j in range(start + place, stop, height):
+            j = start + place
+            while j < stop:
                 value = wide(x[at])
                 if of_pairs:
                     a, b = combine(a, b, value, x2[at])
@@ -95,6 +93,7 @@ def _pair_fold(
                 else:
                     a, b = combine(a, b, value, second(1))
                 at += height * inner
+                j += height
         a, b = of_column(a, b, firsts, seconds)
         if output < outputs and place == 0:
             target = (o * cuda.gridDim.y + cuda.blockIdx.y) * inner + i
@@ -125,12 +124,12 @@ def _pair_folds() -> dict[tuple[str, str], Kernel]:
 PAIR_FOLDS: dict[tuple[str, str], Kernel] = _pair_folds()
 
 
-def pair_fold(name: str, x: DeviceArray, outer: int, n: int, inner: int) -> DeviceArray:
+def pair_fold(name: str, x: Array, outer: int, n: int, inner: int) -> Array:
     """argmax, argmin (int64) or logsumexp (x's dtype) of contiguous x (outer, n, inner) over n -> (outer * inner,)."""
     return _pair_fold_parts(name, x, None, outer, n, inner)
 
 
-def _pair_fold_parts(name: str, x: DeviceArray, x2: DeviceArray | None, outer: int, n: int, inner: int) -> DeviceArray:
+def _pair_fold_parts(name: str, x: Array, x2: Array | None, outer: int, n: int, inner: int) -> Array:
     outputs = outer * inner
     (width, height), parts, part = column_plan(outputs, n, inner)
     dtype = x.dtype if name == "logsumexp" else np.dtype(np.int64)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
 from .collective import add_pairs, down_column_of_pairs
@@ -23,10 +23,7 @@ of_column: Any = down_column_of_pairs(add_pairs)
 def _sums(real: Any, of_slopes: bool) -> Kernel:
     word = real.__name__
 
-    @kernel(
-        *(f"{word}*",) * 6, *("int64",) * 8,
-        threads=THREADS, registers=40, name=f"{'slopes' if of_slopes else 'squares'}_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}* x6, int64 x8", registers=40, name=f"{'slopes' if of_slopes else 'squares'}_{word}")
     def sums(dy, x, mean, rstd, first, second, N, C, S, part, per_sample, width, step_n, step_s):
         """first[p, c], of slopes: the sum of dy, second: of dy xhat; else first: of (x - mean)^2. p: part of N S.
 
@@ -73,8 +70,8 @@ CHANNELS: dict[tuple[Any, bool], Kernel] = {
 
 
 def sums(
-    of_slopes: bool, dy: DeviceArray, x: DeviceArray, mean: DeviceArray, rstd: DeviceArray, per_sample: int, width: int
-) -> tuple[DeviceArray, DeviceArray]:
+    of_slopes: bool, dy: Array, x: Array, mean: Array, rstd: Array, per_sample: int, width: int
+) -> tuple[Array, Array]:
     """``of_slopes``: the sums over N and S of dy and dy xhat, (C,); else: of (x - mean)^2, and again."""
     N, C, S = x.shape
     across = 1 if S >= 32 else power_of_two(min(C, 32))

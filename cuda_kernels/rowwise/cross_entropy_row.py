@@ -34,24 +34,21 @@ class Passes(NamedTuple):
 def row_passes(real: Any, cached: bool) -> Passes:
     """``cached``: the row is kept in, and read again from, ``cache`` in shared memory."""
     width = 16 // np.dtype(real).itemsize
-    load, store = (ptx.load4, ptx.store4) if width == 4 else (ptx.load2, ptx.store2)
+    four = width == 4
+    load, store = (ptx.load4, ptx.store4) if four else (ptx.load2, ptx.store2)
 
     @device_function
-    def join4(m: Any, s: Any, v: Any) -> Any:
-        top = larger(larger(larger(v[0], v[1]), larger(v[2], v[3])), m)
+    def join(m: Any, s: Any, v: Any) -> Any:
+        top = larger(v[0], v[1])
+        if four:
+            top = larger(top, larger(v[2], v[3]))
+        top = larger(top, m)
         if top == real(-np.inf):
             return m, s
-        low = math.exp(v[0] - top) + math.exp(v[1] - top)
-        return top, s * math.exp(m - top) + (low + (math.exp(v[2] - top) + math.exp(v[3] - top)))
-
-    @device_function
-    def join2(m: Any, s: Any, v: Any) -> Any:
-        top = larger(larger(v[0], v[1]), m)
-        if top == real(-np.inf):
-            return m, s
-        return top, s * math.exp(m - top) + (math.exp(v[0] - top) + math.exp(v[1] - top))
-
-    join = join4 if width == 4 else join2
+        added = math.exp(v[0] - top) + math.exp(v[1] - top)
+        if four:
+            added += math.exp(v[2] - top) + math.exp(v[3] - top)
+        return top, s * math.exp(m - top) + added
 
     @device_function
     def exponentials(x: Any, base: Any, C: Any, vectors: Any, cache: Any, partial: Any) -> Any:
@@ -91,22 +88,16 @@ def row_passes(real: Any, cached: bool) -> Passes:
         return block_sum(total, partial)
 
     @device_function
-    def gradient4(v: Any, lse: Any, scale: Any, spread: Any, at: Any, on_target: Any) -> Any:
-        return (
-            scale * math.exp(v[0] - lse) - spread - (on_target if at == 0 else real(0)),
-            scale * math.exp(v[1] - lse) - spread - (on_target if at == 1 else real(0)),
-            scale * math.exp(v[2] - lse) - spread - (on_target if at == 2 else real(0)),
-            scale * math.exp(v[3] - lse) - spread - (on_target if at == 3 else real(0)),
-        )
+    def slope(x: Any, lse: Any, scale: Any, spread: Any, is_target: Any, on_target: Any) -> Any:
+        return scale * math.exp(x - lse) - spread - (on_target if is_target else real(0))
 
     @device_function
-    def gradient2(v: Any, lse: Any, scale: Any, spread: Any, at: Any, on_target: Any) -> Any:
-        return (
-            scale * math.exp(v[0] - lse) - spread - (on_target if at == 0 else real(0)),
-            scale * math.exp(v[1] - lse) - spread - (on_target if at == 1 else real(0)),
-        )
-
-    slopes = gradient4 if width == 4 else gradient2
+    def slopes(v: Any, lse: Any, scale: Any, spread: Any, at: Any, on_target: Any) -> Any:
+        low = slope(v[0], lse, scale, spread, at == 0, on_target), slope(v[1], lse, scale, spread, at == 1, on_target)
+        if four:
+            third = slope(v[2], lse, scale, spread, at == 2, on_target)
+            return low[0], low[1], third, slope(v[3], lse, scale, spread, at == 3, on_target)
+        return low
 
     @device_function
     def gradient(
@@ -125,6 +116,6 @@ def row_passes(real: Any, cached: bool) -> Passes:
             for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
                 share = spread * w[j] if spread_by_weight else spread
                 value = cache[j] if cached and not vectors else x[base + j]  # this thread put it there
-                dx[base + j] = scale * math.exp(value - lse) - share - (on_target if j == target else real(0))
+                dx[base + j] = slope(value, lse, scale, share, j == target, on_target)
 
     return Passes(width, exponentials, smoothing, gradient)

@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda
 from ..platform.launch import Kernel, kernel
-from .rows import ceil_div, quotient
+from .rows import quotient
 
 ROW_THREADS = 128
 
 
 def _backward(real: Any) -> Kernel:
-    pointer = f"{real.__name__}*"
+    word = real.__name__
 
-    @kernel(
-        *(pointer,) * 4, "int64", "int64", "int64", "float64",
-        threads=ROW_THREADS, registers=48, name=f"backward_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x4, int64 x3, float64", threads=ROW_THREADS, registers=48, of=word)
     def backward(dy, x, y, dx, outputs, n, inner, zero):
         """Rows o, i of (outer, n, inner); ``zero``: 0 in float64, in which sums and products are formed."""
         output = np.int64(cuda.grid(1))
@@ -66,12 +63,10 @@ def _backward(real: Any) -> Kernel:
 _BACKWARD: dict[np.dtype[Any], Kernel] = {np.dtype(real): _backward(real) for real in (np.float32, np.float64)}
 
 
-def cumprod_gradient(dy: DeviceArray, x: DeviceArray, y: DeviceArray, outer: int, n: int, inner: int) -> DeviceArray:
+def cumprod_gradient(dy: Array, x: Array, y: Array, outer: int, n: int, inner: int) -> Array:
     """dx of contiguous dy, x, y, seen as (outer, n, inner)."""
     dx = empty(x.shape, x.dtype, x.device)
     outputs = outer * inner
-    threads = min(ROW_THREADS, 32 * ceil_div(outputs, 32))
     if x.size:
-        grid = ceil_div(outputs, threads)
-        _BACKWARD[x.dtype].launch(grid, dy, x, y, dx, outputs, n, inner, 0.0, threads=threads)
+        _BACKWARD[x.dtype].launch_each(outputs, dy, x, y, dx, outputs, n, inner, 0.0)
     return dx

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..pointwise.rules import larger_of, smaller_of
@@ -64,9 +64,8 @@ def _fold(name: str, word: str, target: str, wide: Any, combine: Any, identity: 
     within = {2: pair, 4: four, 16: sixteen}[width]
 
     @kernel(
-        f"{word}*", f"{target}*", "int64", "int64", "int64", "int32",
-        threads=THREADS, registers=48, name=f"{name}_rows_{word}_{target}", vector_loads=True,
-    )  # fmt: skip
+        f"{word}*, {target}*, int64 x3, int32", registers=48, name=f"{name}_rows_{word}_{target}", vector_loads=True
+    )
     def rows(x, y, outer, n, part, vectors):
         """y[row, p] = fold of x[row, p part : (p + 1) part], p = blockIdx.y."""
         partial = cuda.shared.array(32, wide)
@@ -95,10 +94,7 @@ def _fold(name: str, word: str, target: str, wide: Any, combine: Any, identity: 
         if row < outer and cuda.threadIdx.x == 0:
             y[row * cuda.gridDim.y + cuda.blockIdx.y] = total
 
-    @kernel(
-        f"{word}*", f"{target}*", "int64", "int64", "int64", "int64",
-        threads=THREADS, registers=48, name=f"{name}_columns_{word}_{target}",
-    )  # fmt: skip
+    @kernel(f"{word}*, {target}*, int64 x4", registers=48, name=f"{name}_columns_{word}_{target}")
     def columns(x, y, outputs, n, inner, part):
         """y[o, p, i] = fold of x[o, p part : (p + 1) part, i], p = blockIdx.y; outputs = outer inner."""
         partial = cuda.shared.array(THREADS, wide)
@@ -166,7 +162,7 @@ def word_of(dtype: np.dtype[Any]) -> str:
     return "bits8" if dtype.itemsize == 1 else dtype.name
 
 
-def fold(name: str, x: DeviceArray, outer: int, n: int, inner: int, dtype: np.dtype[Any]) -> DeviceArray:
+def fold(name: str, x: Array, outer: int, n: int, inner: int, dtype: np.dtype[Any]) -> Array:
     """The fold ``name`` of contiguous x, seen as (outer, n, inner), over n -> (outer * inner,) of ``dtype``."""
     chosen = FOLDS[name, word_of(x.dtype), word_of(dtype)]
     parts, launch = _plan(chosen, x, outer, n, inner)
@@ -175,7 +171,7 @@ def fold(name: str, x: DeviceArray, outer: int, n: int, inner: int, dtype: np.dt
     return y if parts == 1 else fold(name, y, outer, parts, inner, dtype)
 
 
-def _plan(chosen: Fold, x: DeviceArray, outer: int, n: int, inner: int) -> tuple[int, Any]:
+def _plan(chosen: Fold, x: Array, outer: int, n: int, inner: int) -> tuple[int, Any]:
     if inner == 1 and n > ROW:
         parts = max(1, min(n // ROW_PART, FOLD_BLOCKS // max(outer, 1)))
         part = ceil_div(ceil_div(n, parts), THREADS) * THREADS

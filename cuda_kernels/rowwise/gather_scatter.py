@@ -11,15 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from ..platform import families
-from ..platform.array import DeviceArray, empty, zeros
-from ..platform.language import THREADS, cuda, device_function
+from ..platform.array import Array, empty, zeros
+from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
-from .rows import ceil_div
 from .sorting import sort_rows
-from .strided_copy import MOST_WORDS, WIDTHS, threads, words_from
+from .strided_copy import MOST_WORDS, WIDTHS, words_from
 
 LOW_BITS = np.uint64(2**63 - 1)  # of the keys of numbers >= 0, whose highest bit is set
 
@@ -31,8 +30,8 @@ def _mover(bits: int, vector: bool, writes: bool) -> Kernel:
     step = 1 + vector  # words of ``bits`` in each access
 
     @kernel(
-        f"bits{bits}*", f"bits{bits}*", "int64*", *["uint32"] * 4,
-        threads=THREADS, registers=16, name=f"{'put' if writes else 'take'}_{bits * step}_bits", vector_loads=vector,
+        f"bits{bits}* x2, int64*, uint32 x4", registers=16, vector_loads=vector,
+        name=f"{'put' if writes else 'take'}_{bits * step}_bits",
     )  # fmt: skip
     def move(x, y, places, size, N, K, Q):
         i = np.uint32(cuda.grid(1))
@@ -62,21 +61,21 @@ _TAKE = {n: _mover(8 * n, False, False) for n in WIDTHS} | {16: _mover(64, True,
 _PUT = {n: _mover(8 * n, False, True) for n in WIDTHS} | {16: _mover(64, True, True)}
 
 
-def take(x: DeviceArray, places: DeviceArray) -> DeviceArray:
+def take(x: Array, places: Array) -> Array:
     """y (P, N, Q) of x (P, K, Q), contiguous, and places int64 (N,) within [0, K)."""
     y = empty((x.shape[0], places.size, x.shape[2]), x.dtype, x.device)
     _move(_TAKE, x, y, places)
     return y
 
 
-def put(x: DeviceArray, places: DeviceArray, y: DeviceArray, distinct: bool = False) -> None:
+def put(x: Array, places: Array, y: Array, distinct: bool = False) -> None:
     """x[p, places[n], q] = y[p, n, q], all contiguous; of equal places the last one stays."""
     if not distinct:
         places = _keep_winners(places, x.shape[1])
     _move(_PUT, x, y, places)
 
 
-def _move(kernels: dict[int, Kernel], x: DeviceArray, y: DeviceArray, places: DeviceArray) -> None:
+def _move(kernels: dict[int, Kernel], x: Array, y: Array, places: Array) -> None:
     P, N, Q = y.shape
     if not y.size:
         return
@@ -95,17 +94,17 @@ def _move(kernels: dict[int, Kernel], x: DeviceArray, y: DeviceArray, places: De
         raise ValueError(f"indexing: {K} places of {Q} elements each; at most {MOST_WORDS} are supported")
     size = P * N * words
     pair = (words_from(a, a.pointer, min(width, 8)) for a in (x, y))
-    kernels[width].launch(ceil_div(size, THREADS), *pair, places, size, N, K, words, threads=threads(size))
+    kernels[width].launch_each(size, *pair, places, size, N, K, words)
 
 
-@kernel("int64*", "int32*", "int64", threads=THREADS, registers=16)
+@kernel("int64*, int32*, int64", registers=16)
 def claim(places, last, n):
     i = cuda.grid(1)
     if i < n:
         ptx.atomic_max(last, places[i], i + 1)
 
 
-@kernel("int64*", "int64*", "int32*", "int64", threads=THREADS, registers=16)
+@kernel("int64* x2, int32*, int64", registers=16)
 def keep_claimed(kept, places, last, n):
     i = cuda.grid(1)
     if i < n:
@@ -113,18 +112,18 @@ def keep_claimed(kept, places, last, n):
         kept[i] = place if last[place] == i + 1 else -1
 
 
-def _keep_winners(places: DeviceArray, K: int) -> DeviceArray:
+def _keep_winners(places: Array, K: int) -> Array:
     """The places, -1 for those that occur again later."""
     n = places.size
     last, kept = zeros(K, np.int32, places.device), empty(n, np.int64, places.device)
-    claim.launch(ceil_div(n, THREADS), places, last, n, threads=threads(n))
-    keep_claimed.launch(ceil_div(n, THREADS), kept, places, last, n, threads=threads(n))
+    claim.launch_each(n, places, last, n)
+    keep_claimed.launch_each(n, kept, places, last, n)
     return kept
 
 
-def winners(places: DeviceArray, K: int) -> DeviceArray:
+def winners(places: Array, K: int) -> Array:
     """bool (N,): whether no later place is the same."""
-    found: DeviceArray = families.comparison.ge(_keep_winners(places, K), 0)
+    found: Array = families.comparison.ge(_keep_winners(places, K), 0)
     return found
 
 
@@ -145,10 +144,7 @@ def _reducer(name: str, dtype: str) -> Kernel:
     real = np.dtype({"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)).type
     read, write = element_conversions(dtype)
 
-    @kernel(
-        f"{dtype}*", f"{dtype}*", "uint64*", "int64*", *["uint32"] * 4,
-        threads=THREADS, registers=25, name=f"{name}_{dtype}",
-    )  # fmt: skip
+    @kernel(f"{dtype}* x2, uint64*, int64*, uint32 x4", registers=25, name=f"{name}_{dtype}")
     def reduce(x, y, places, order, size, N, K, Q):
         """One thread takes all values of a place, from the first one on; places are sorted."""
         i = np.uint32(cuda.grid(1))
@@ -180,7 +176,7 @@ _REDUCE = {
 _HALF = {"float16": _reducer("sum", "float16"), "bfloat16": _reducer("sum", "bfloat16")}
 
 
-def reduce_at(x: DeviceArray, places: DeviceArray, y: DeviceArray, reduce: str) -> None:
+def reduce_at(x: Array, places: Array, y: Array, reduce: str) -> None:
     """x[p, places[n], q] = f(itself, y[p, n, q]) for n in order, all contiguous; half floats are rounded once.
 
     f is the sum, the product, the larger or the smaller one for ``reduce`` "sum", "prod", "amax" or "amin".
@@ -198,4 +194,4 @@ def reduce_at(x: DeviceArray, places: DeviceArray, y: DeviceArray, reduce: str) 
     if max(y.size, K) > MOST_WORDS:
         raise ValueError(f"indexing: {y.size} values at {K} places; at most {MOST_WORDS} are supported")
     keys, order = sort_rows(places.reshape(1, places.size))
-    chosen.launch(ceil_div(y.size, THREADS), x, y, keys, order, y.size, places.size, K, Q, threads=threads(y.size))
+    chosen.launch_each(y.size, x, y, keys, order, y.size, places.size, K, Q)

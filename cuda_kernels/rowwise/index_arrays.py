@@ -13,26 +13,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import families, recording
-from ..platform.array import DeviceArray, contiguous, empty, expand, from_host, full, to_host
-from ..platform.language import THREADS, cuda
+from ..platform.array import Array, contiguous, empty, expand, from_host, full, to_host
+from ..platform.language import cuda
 from ..platform.launch import kernel
 from ..pointwise.pointwise import Pointwise, floating
 from ..pointwise.rules import of_numbers
 from ..ptx import ptx
-from .rows import ceil_div
-from .strided_copy import threads
 
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 
-@kernel("int64*", "int64*", *["int64"] * 4, threads=THREADS, registers=14)
+@kernel("int64* x2, int64 x4", registers=14)
 def first_outside(flag, indices, n, low, high, kept):
     i = cuda.grid(1)
     if i < n and (indices[i] < low or indices[i] >= high) and indices[i] != kept:
         ptx.atomic_min(flag, 0, i)
 
 
-@kernel("int64*", "int64*", "int64", "int64", "int32", threads=THREADS, registers=14)
+@kernel("int64* x2, int64 x2, int32", registers=14)
 def append_index(places, indices, n, size, first):
     """places = places * size + indices, negative ones counted from the end; without places before if ``first``."""
     i = cuda.grid(1)
@@ -45,7 +43,7 @@ def append_index(places, indices, n, size, first):
         places[i] = place
 
 
-@kernel("int64*", "bool*", "int64*", "int64", threads=THREADS, registers=14)
+@kernel("int64*, bool*, int64*, int64", registers=14)
 def compact(places, mask, ends, n):
     """The places where the mask holds; ``ends`` counts them up to and with each."""
     i = cuda.grid(1)
@@ -53,7 +51,7 @@ def compact(places, mask, ends, n):
         places[ends[i] - 1] = i
 
 
-def find_outside(indices: DeviceArray, low: int, high: int, kept: int | None = None) -> int:
+def find_outside(indices: Array, low: int, high: int, kept: int | None = None) -> int:
     """The first position of int64 indices, contiguous, that is neither ``kept`` nor in [low, high); -1 if there is
     none. Copies one number."""
     n = indices.size
@@ -61,7 +59,7 @@ def find_outside(indices: DeviceArray, low: int, high: int, kept: int | None = N
         return 0 if n else -1
     flag = full(1, n, np.int64, indices.device)
     kept = low if kept is None else kept
-    first_outside.launch(ceil_div(n, THREADS), flag, indices, n, low, high, kept, threads=threads(n))
+    first_outside.launch_each(n, flag, indices, n, low, high, kept)
     graph = recording.current()
     if graph is not None:  # each launch checks its own
         graph.in_range(flag, n)
@@ -70,7 +68,7 @@ def find_outside(indices: DeviceArray, low: int, high: int, kept: int | None = N
     return -1 if found == n else found
 
 
-def harmless(indices: DeviceArray, low: int, high: int, kept: int = 0) -> DeviceArray:
+def harmless(indices: Array, low: int, high: int, kept: int = 0) -> Array:
     """During capture int64 indices, contiguous, with 0 in place of those that are neither ``kept`` nor in [low, high).
 
     What a launch checks the host does not know yet, and no kernel may go outside of an array meanwhile.
@@ -78,7 +76,7 @@ def harmless(indices: DeviceArray, low: int, high: int, kept: int = 0) -> Device
     return indices if recording.current() is None else _REPLACE_OUTSIDE(indices, low, high, kept)
 
 
-def nonzero(mask: DeviceArray) -> DeviceArray:
+def nonzero(mask: Array) -> Array:
     """int64 (count,): the flat places where a bool array holds, in order."""
     n = mask.size
     if not n:
@@ -86,7 +84,7 @@ def nonzero(mask: DeviceArray) -> DeviceArray:
     flat = contiguous(mask).reshape(n)
     ends = families.reduce.cumsum(families.elementwise.cast(flat, np.dtype(np.int64)), 0)
     places = empty(int(to_host(ends[n - 1 :])[0]), np.int64, mask.device)
-    compact.launch(ceil_div(n, THREADS), places, flat, ends, n, threads=threads(n))
+    compact.launch_each(n, places, flat, ends, n)
     return places
 
 
@@ -106,10 +104,10 @@ _REPLACE_OUTSIDE = Pointwise(
 class Selection(NamedTuple):
     """x[where]: the dimensions first to last of ``view`` are indexed by ``places``, whose result has ``shape``."""
 
-    view: DeviceArray
+    view: Array
     first: int
     last: int
-    places: DeviceArray
+    places: Array
     shape: tuple[int, ...]
     distinct: bool
 
@@ -130,12 +128,12 @@ def is_basic(where: Any) -> bool:
 
 
 def _is_array(part: Any) -> bool:
-    return isinstance(part, bool | np.bool_ | np.ndarray | DeviceArray | list)
+    return isinstance(part, bool | np.bool_ | np.ndarray | Array | list)
 
 
-def select(x: DeviceArray, where: Any) -> Selection:
+def select(x: Array, where: Any) -> Selection:
     """Resolve an index with arrays. Raises NumPy's IndexError."""
-    parts = [p if isinstance(p, DeviceArray) or not _is_array(p) else _host_array(p) for p in _complete(x, where)]
+    parts = [p if isinstance(p, Array) or not _is_array(p) else _host_array(p) for p in _complete(x, where)]
     view_index: list[Any] = []
     arrays: list[_Part] = []
     axis = 0
@@ -180,12 +178,12 @@ def _width(part: Any) -> int:
     if part is None or isinstance(part, bool | np.bool_):
         return 0
     if _is_array(part):
-        array = part if isinstance(part, DeviceArray) else np.asarray(part)
+        array = part if isinstance(part, Array) else np.asarray(part)
         return array.ndim if array.dtype.kind == "b" else 1
     return 1
 
 
-def _complete(x: DeviceArray, where: Any) -> list[Any]:
+def _complete(x: Array, where: Any) -> list[Any]:
     """The parts of an index, with slices for the Ellipsis and for the dimensions that are not named."""
     parts = list(where) if isinstance(where, tuple) else [where]
     ellipses = [i for i, part in enumerate(parts) if part is Ellipsis]
@@ -198,7 +196,7 @@ def _complete(x: DeviceArray, where: Any) -> list[Any]:
     return [*parts[:at], *[slice(None)] * (x.ndim - named), *parts[at + 1 :]]
 
 
-def _check_mask(mask: Any, x: DeviceArray, axis: int) -> None:
+def _check_mask(mask: Any, x: Array, axis: int) -> None:
     for i, (n, m) in enumerate(zip(x.shape[axis:], mask.shape, strict=False)):
         if n != m:
             raise IndexError(
@@ -207,7 +205,7 @@ def _check_mask(mask: Any, x: DeviceArray, axis: int) -> None:
             )
 
 
-def _places(x: DeviceArray, view: DeviceArray, arrays: list[_Part]) -> tuple[DeviceArray, tuple[int, ...]]:
+def _places(x: Array, view: Array, arrays: list[_Part]) -> tuple[Array, tuple[int, ...]]:
     """The places of all arrays together, int64 (n,), and the shape that the arrays broadcast to."""
     found = [_indices(part, x) for part in arrays]
     try:
@@ -222,11 +220,11 @@ def _places(x: DeviceArray, view: DeviceArray, arrays: list[_Part]) -> tuple[Dev
     for k, (part, indices) in enumerate(zip(arrays, found, strict=True)):
         size = math.prod(view.shape[d] for d in part.dims)
         spread = contiguous(expand(indices, shape))
-        append_index.launch(ceil_div(n, THREADS), places, spread, n, size, k == 0, threads=threads(n))
+        append_index.launch_each(n, places, spread, n, size, k == 0)
     return places, shape
 
 
-def _indices(part: _Part, x: DeviceArray) -> DeviceArray:
+def _indices(part: _Part, x: Array) -> Array:
     """int64 indices on the device, all in range; a mask's are places in its dimensions together."""
     array = part.array
     if array.dtype.kind == "b":
@@ -244,7 +242,7 @@ def _indices(part: _Part, x: DeviceArray) -> DeviceArray:
     return harmless(array, -size, size)
 
 
-def as_indices(indices: DeviceArray) -> DeviceArray:
+def as_indices(indices: Array) -> Array:
     """Integers as contiguous int64."""
     return contiguous(indices if indices.dtype == np.int64 else families.elementwise.cast(indices, np.dtype(np.int64)))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty, full, zeros
+from ..platform.array import Array, empty, full, zeros
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
 from .collective import block_sum
@@ -28,17 +28,14 @@ class RankSelection(NamedTuple):
     bits: int
 
 
-def _selection(word: str, kind: str) -> RankSelection:
+def _selection(bits: int, kind: str) -> RankSelection:
     """``kind``: f, i or u, the keys' order."""
-    bits = int(word.removeprefix("bits"))
     unsigned = np.dtype(f"uint{bits}").type
     top, every = np.uint64(1 << (bits - 1)), np.uint64((1 << bits) - 1)
     one, none = np.uint64(1), np.uint64(0)
     floating, signed = kind == "f", kind != "u"
 
-    @kernel(
-        f"{word}*", "uint64*", "int64*", "int64", "int64", threads=THREADS, registers=40, name=f"count_{kind}{bits}"
-    )
+    @kernel(f"bits{bits}*, uint64*, int64*, int64 x2", registers=40, of=f"{kind}{bits}")
     def count(x, prefix, partial, n, bit):
         """partial[blockIdx.x] = how many keys agree with prefix[0] from ``bit`` on, where it is 0."""
         of_warps = cuda.shared.array(32, np.int64)
@@ -54,7 +51,7 @@ def _selection(word: str, kind: str) -> RankSelection:
         if cuda.threadIdx.x == 0:
             partial[cuda.blockIdx.x] = found
 
-    @kernel("int64*", "uint64*", "int64*", f"{word}*", "int64", threads=1, registers=24, name=f"decide_{kind}{bits}")
+    @kernel(f"int64*, uint64*, int64*, bits{bits}*, int64", threads=1, registers=24, of=f"{kind}{bits}")
     def decide(total, prefix, rank, y, bit):
         """Set this bit of prefix[0], and rank[0] among those that agree with it; y[0] is the value of prefix[0]."""
         if rank[0] >= total[0]:
@@ -69,12 +66,12 @@ def _selection(word: str, kind: str) -> RankSelection:
 
 
 SELECTIONS: dict[tuple[str, int], RankSelection] = {
-    (kind, itemsize): _selection(f"bits{8 * itemsize}", kind)
+    (kind, itemsize): _selection(8 * itemsize, kind)
     for kind, itemsize in (("f", 4), ("f", 8), ("i", 4), ("i", 8), ("u", 1))
 }
 
 
-def select(x: DeviceArray, k: int) -> DeviceArray:
+def select(x: Array, k: int) -> Array:
     """The value of rank k (0 is the smallest) of contiguous x, 0-d; NaNs are the largest or smallest by their sign."""
     chosen = SELECTIONS["u" if x.dtype.kind == "b" else x.dtype.kind, x.itemsize]
     y = empty((), x.dtype, x.device)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import cuda, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
@@ -46,7 +46,7 @@ def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual:
     read_residual = row_tile(real, accesses, residual).read
 
     @kernel(
-        f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
+        f"{word}*, {residual or word}*, {word}* x6, int64 x2, {word}, int32 x2",
         threads=1024 if accesses > 1 else 128, registers=64, vector_loads=True,
         name=f"{label}_rows_{count}_{word}" + (f"_{residual}" if half else ""),
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _forward_long(label: str, real: Any, centred: bool, residual: str = "") -> K
     widen = element_conversions(residual)[0]
 
     @kernel(
-        f"{word}*", f"{residual or word}*", *(f"{word}*",) * 6, "int64", "int64", word, "int32", "int32",
+        f"{word}*, {residual or word}*, {word}* x6, int64 x2, {word}, int32 x2",
         threads=1024, registers=40, name=f"{label}_long_{word}" + (f"_{residual}" if half else ""),
     )  # fmt: skip
     def forward_long(x, r, weight, bias, y, h, mean, rstd, N, C, eps, vectors, affine):
@@ -141,13 +141,13 @@ def _forward_long(label: str, real: Any, centred: bool, residual: str = "") -> K
 def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kernel:
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
-    sums = 2 if centred else 1
-    threads = 32 if accesses == 1 else 1024 if real is np.float32 else 512
+    sums, word = 2 if centred else 1, real.__name__
+    single = real is np.float32
+    threads = 32 if accesses == 1 else 1024 if single else 512
 
     @kernel(
-        *(f"{real.__name__}*",) * 7, "int64", "int64", "int64", "int32", "int32",
-        threads=threads, registers=64 if real is np.float32 else 80, vector_loads=True,
-        name=f"{label}_backward_rows_{count}_{real.__name__}",
+        f"{word}* x7, int64 x3, int32 x2", threads=threads, registers=64 if single else 80, vector_loads=True,
+        name=f"{label}_backward_rows_{count}_{word}",
     )  # fmt: skip
     def backward_rows(dy, x, weight, mean, rstd, dx, partials, N, C, part, vectors, affine):
         """dx of the rows [part blockIdx.x, ...), and their sums for dweight and dbias: partials (parts, 1 or 2, C)."""
@@ -196,10 +196,9 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
 
 
 def _backward_long(label: str, real: Any, centred: bool) -> Kernel:
-    @kernel(
-        *(f"{real.__name__}*",) * 6, "int64", "int64", "int32",
-        threads=1024, registers=40, name=f"{label}_backward_long_{real.__name__}",
-    )  # fmt: skip
+    word = real.__name__
+
+    @kernel(f"{word}* x6, int64 x2, int32", threads=1024, registers=40, name=f"{label}_backward_long_{word}")
     def backward_long(dy, x, weight, mean, rstd, dx, N, C, affine):
         """A block for each row."""
         shared = cuda.shared.array(64, real)
@@ -226,12 +225,9 @@ def _backward_long(label: str, real: Any, centred: bool) -> Kernel:
 
 
 def _weight_sums(label: str, real: Any, centred: bool) -> Kernel:
-    sums = 2 if centred else 1
+    sums, word = 2 if centred else 1, real.__name__
 
-    @kernel(
-        *(f"{real.__name__}*",) * 5, "int64", "int64", "int64",
-        threads=SUM_COLUMNS, registers=40, name=f"{label}_weight_sums_{real.__name__}",
-    )  # fmt: skip
+    @kernel(f"{word}* x5, int64 x3", threads=SUM_COLUMNS, registers=40, name=f"{label}_weight_sums_{word}")
     def weight_sums(dy, x, mean, rstd, partials, N, C, part):
         """What ``backward_rows`` leaves in partials, for the rows of part blockIdx.y; a thread for each column."""
         j = np.int64(cuda.grid(1))
@@ -253,15 +249,18 @@ def _weight_sums(label: str, real: Any, centred: bool) -> Kernel:
     return weight_sums
 
 
+def _forwards(label: str, real: Any, centred: bool, residual: str = "") -> tuple[Kernel, Kernel, Kernel]:
+    """``short``, ``rows`` and ``long`` of the forward pass."""
+    short, rows = (_forward_rows(label, real, accesses, centred, residual) for accesses in (1, 4))
+    return short, rows, _forward_long(label, real, centred, residual)
+
+
 def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
     """All kernels of a normalisation by dtype; their names begin with ``label``."""
     return {
         np.dtype(real): RowNormKernels(
-            _forward_rows(label, real, 1, centred),
-            _forward_rows(label, real, 4, centred),
-            _forward_long(label, real, centred),
-            _backward_rows(label, real, 1, centred),
-            _backward_rows(label, real, 2, centred),
+            *_forwards(label, real, centred),
+            *(_backward_rows(label, real, accesses, centred) for accesses in (1, 2)),
             _backward_long(label, real, centred),
             _weight_sums(label, real, centred),
         )
@@ -270,27 +269,14 @@ def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
 
 
 def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kernel, Kernel]]:
-    """``short``, ``rows`` and ``long`` of the forward pass that adds a residual first, by its dtype and that of x."""
-    return {
-        (np.dtype(real), residual): (
-            _forward_rows(label, real, 1, centred, residual),
-            _forward_rows(label, real, 4, centred, residual),
-            _forward_long(label, real, centred, residual),
-        )
-        for real, residual in (
-            (np.float32, "float32"), (np.float32, "bfloat16"), (np.float32, "float16"), (np.float64, "float64"),
-        )
-    }  # fmt: skip
+    """Those of the forward pass that adds a residual first, by its dtype and that of x."""
+    pairs = [(np.float32, word) for word in ("float32", "bfloat16", "float16")] + [(np.float64, "float64")]
+    return {(np.dtype(real), residual): _forwards(label, real, centred, residual) for real, residual in pairs}
 
 
 def forward(
-    kernels: Any,
-    x: DeviceArray,
-    residual: DeviceArray | None,
-    weight: DeviceArray | None,
-    bias: DeviceArray | None,
-    eps: float,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
+    kernels: Any, x: Array, residual: Array | None, weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array, Array]:
     """``kernels``: (short, rows, long, ...). Contiguous inputs -> y, x + residual (or x), mean, rstd."""
     N, C = x.shape
     y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
@@ -307,14 +293,8 @@ def forward(
 
 
 def backward(
-    kernels: RowNormKernels,
-    sums: int,
-    dy: DeviceArray,
-    x: DeviceArray,
-    weight: DeviceArray | None,
-    mean: DeviceArray,
-    rstd: DeviceArray,
-) -> tuple[DeviceArray, tuple[DeviceArray, ...]]:
+    kernels: RowNormKernels, sums: int, dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array
+) -> tuple[Array, tuple[Array, ...]]:
     """Contiguous inputs -> dx and the ``sums`` (1 or 2) gradients of the parameters, (C,) each."""
     N, C = x.shape
     dx = empty(x.shape, x.dtype, x.device)
@@ -335,5 +315,5 @@ def backward(
         kernels.weight_sums.launch((ceil_div(C, SUM_COLUMNS), parts), dy, x, mean, rstd, partials, N, C, part)
     total = partials if parts == 1 else fold("sum", partials, 1, parts, sums * C, x.dtype)
     return dx, tuple(
-        DeviceArray(total.memory, (C,), x.dtype, pointer=total.pointer + i * C * x.itemsize) for i in range(sums)
+        Array(total.memory, (C,), x.dtype, pointer=total.pointer + i * C * x.itemsize) for i in range(sums)
     )

@@ -80,17 +80,14 @@ def row_tile(real: Any, accesses: int, word: str = "") -> RowTile:
     widen = element_conversions(word)[0]
     width = 16 // np.dtype(real).itemsize
     count = accesses * width
-    load, store = (ptx.load4, ptx.store4) if width == 4 else (ptx.load2, ptx.store2)
+    four = width == 4
+    load, store = (ptx.load4, ptx.store4) if four else (ptx.load2, ptx.store2)
 
     @device_function
-    def get4(values: Any, k: Any) -> Any:
-        return values[k], values[k + 1], values[k + 2], values[k + 3]
-
-    @device_function
-    def get2(values: Any, k: Any) -> Any:
+    def get(values: Any, k: Any) -> Any:
+        if four:
+            return values[k], values[k + 1], values[k + 2], values[k + 3]
         return values[k], values[k + 1]
-
-    get = get4 if width == 4 else get2
 
     @device_function
     def read(x: Any, base: Any, C: Any, vectors: Any, values: Any, padding: Any) -> None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import FULL_WARP, THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from .collective import add
 from .fold import multiply
-from .rows import ceil_div, power_of_two, quotient
+from .rows import ceil_div, quotient
 
 SERIAL = 32  # a thread is enough for so many values
 PART = 4096  # values that are worth a block of their own
@@ -39,10 +39,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         other = cuda.shfl_up_sync(FULL_WARP, value, distance)
         return combine(other, value) if lane >= distance else value
 
-    @kernel(
-        f"{word}*", f"{word}*", "int64", "int64", "int64", "int32", "int32", wide.__name__,
-        threads=THREADS, registers=40, name=f"{name}_serial_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}* x2, int64 x3, int32 x2, {wide.__name__}", registers=40, name=f"{name}_serial_{word}")
     def serial(x, y, outputs, n, inner, reverse, exclusive, start):
         """y[o, j, i] = x[o, 0, i] .. x[o, j, i]; ``reverse``: from the end; ``exclusive``: without x[o, j, i]."""
         output = np.int64(cuda.grid(1))
@@ -60,10 +57,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
                 y[at] = before if exclusive else total
                 at += step
 
-    @kernel(
-        f"{word}*", f"{wide.__name__}*", f"{word}*", "int64", "int64", "int64", "int32", "int32", "int32",
-        threads=THREADS, registers=48, name=f"{name}_by_block_{word}",
-    )  # fmt: skip
+    @kernel(f"{word}*, {wide.__name__}*, {word}*, int64 x3, int32 x3", registers=48, name=f"{name}_by_block_{word}")
     def by_block(x, totals, y, n, inner, part, reverse, exclusive, stage):
         """Stage 0: y, in one part. 1: totals[o, p, i] of parts p = blockIdx.y. 2: y, from totals of those before."""
         of_warps = cuda.shared.array(32, wide)
@@ -112,9 +106,7 @@ SCANS: dict[tuple[str, str], Scan] = {
 }
 
 
-def scan(
-    name: str, x: DeviceArray, outer: int, n: int, inner: int, reverse: bool = False, exclusive: bool = False
-) -> DeviceArray:
+def scan(name: str, x: Array, outer: int, n: int, inner: int, reverse: bool = False, exclusive: bool = False) -> Array:
     """``name`` (sum, prod) of the values so far of contiguous x (outer, n, inner) -> an array of x's shape and dtype.
 
     ``reverse``: from the last value to the first. ``exclusive``: of those before only.
@@ -127,8 +119,7 @@ def scan(
     if not x.size:
         return y
     if n <= SERIAL or (outputs >= OUTPUTS and inner > 1):
-        threads = min(THREADS, power_of_two(outputs))
-        chosen.serial.launch(ceil_div(outputs, threads), x, y, outputs, n, inner, *flags, identity, threads=threads)
+        chosen.serial.launch_each(outputs, x, y, outputs, n, inner, *flags, identity)
         return y
     part = max(PART, ceil_div(n, 1024)) if outputs < 1024 else n
     parts = ceil_div(n, part)

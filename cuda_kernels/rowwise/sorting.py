@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import DeviceArray, empty
+from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
-from .strided_copy import threads
 
 SORTED = 1024
 
@@ -30,9 +29,7 @@ def _key(kind: str, bits: int) -> Kernel:
     infinity = word(0x7F800000 if width == 32 else 0x7FF0000000000000)
     floating, signed = kind == "f", kind == "i"
 
-    @kernel(
-        f"bits{bits}*", f"bits{width}*", "int64", word.__name__, threads=THREADS, registers=10, name=f"key_{kind}{bits}"
-    )
+    @kernel(f"bits{bits}*, bits{width}*, int64, uint{width}", registers=10, of=f"{kind}{bits}")
     def key(x, keys, n, inverted):
         i = cuda.grid(1)
         if i < n:
@@ -65,7 +62,7 @@ def _sort_tiles(width: int) -> Kernel:
     word = np.dtype(f"uint{width}").type
     largest = word((1 << width) - 1)
 
-    @kernel(f"uint{width}*", "int64*", "int64", "int32", threads=SORTED // 2, registers=32, name=f"sort_tiles_{width}")
+    @kernel(f"uint{width}*, int64*, int64, int32", threads=SORTED // 2, registers=32, of=str(width))
     def sort_tiles(keys, order, n, tile):
         """Each tile of each row in place; ``order`` gets the indices. A block has tile / 2 threads, a power of 2."""
         key = cuda.shared.array(SORTED, word)
@@ -102,10 +99,8 @@ def _sort_tiles(width: int) -> Kernel:
 
 
 def _merge(width: int) -> Kernel:
-    @kernel(
-        *[f"uint{width}*", "int64*"] * 2, "int64", "int64", threads=THREADS, registers=26, name=f"merge_runs_{width}"
-    )
-    def merge(keys, order, merged_keys, merged_order, n, run):
+    @kernel(f"uint{width}*, int64*, uint{width}*, int64*, int64 x2", registers=26, of=str(width))
+    def merge_runs(keys, order, merged_keys, merged_order, n, run):
         """Each pair of neighbouring runs of each row into one; the last ones may be short."""
         i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if i < n:
@@ -129,7 +124,7 @@ def _merge(width: int) -> Kernel:
             merged_keys[place] = key
             merged_order[place] = order[row + i]
 
-    return merge
+    return merge_runs
 
 
 _SORT_TILES = {width // 8: _sort_tiles(width) for width in (32, 64)}
@@ -137,13 +132,13 @@ _MERGE = {width // 8: _merge(width) for width in (32, 64)}
 MOST_ROWS = 65535  # of a launch
 
 
-def sort_rows(x: DeviceArray, descending: bool = False) -> tuple[DeviceArray, DeviceArray]:
+def sort_rows(x: Array, descending: bool = False) -> tuple[Array, Array]:
     """x (rows, n), contiguous -> the sorted keys (unsigned) and the indices (int64) that sort each row, stably."""
     rows, n = x.shape
     word: np.dtype[Any] = np.dtype(np.uint32 if x.itemsize < 8 else np.uint64)
     keys, order = empty(x.shape, word, x.device), empty(x.shape, np.int64, x.device)
     inverted = (1 << 8 * word.itemsize) - 1 if descending else 0
-    _KEY[x.dtype].launch(-(-x.size // THREADS), x, keys, x.size, inverted, threads=threads(x.size))
+    _KEY[x.dtype].launch_each(x.size, x, keys, x.size, inverted)
     if not x.size:
         return keys, order
     tile = min(SORTED, 1 << max((n - 1).bit_length(), 1))

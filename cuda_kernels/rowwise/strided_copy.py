@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import memory
-from ..platform.array import DeviceArray, merged
-from ..platform.language import THREADS, cuda, device_function
+from ..platform.array import Array, merged
+from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
 from .transposes import PADDED_TILES, TILE_SIDE, WIDE_TILES
@@ -30,17 +30,7 @@ MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
 SHORTEST, LEAST = 16, 4096  # below these lengths and sizes tiles do not pay
 MOST_LAUNCHES = 64  # of transposes, where several outer dimensions are left
 MOST_BLOCKS = 65535  # of a grid's second and third size
-WIDTHS: dict[int, np.dtype[Any]] = {
-    1: np.dtype(np.uint8),
-    2: np.dtype(np.uint16),
-    4: np.dtype(np.uint32),
-    8: np.dtype(np.uint64),
-}
-
-
-def threads(n: int) -> int:
-    """A block's threads for n elements: fewer than ``THREADS`` where there is little to do."""
-    return max(min(THREADS, n), 1)
+WIDTHS: dict[int, np.dtype[Any]] = {n: np.dtype(f"uint{8 * n}") for n in (1, 2, 4, 8)}
 
 
 @device_function
@@ -70,11 +60,10 @@ def places_of(i: Any, n1: Any, n2: Any, n3: Any, n4: Any, sy: Any, sx: Any) -> A
 
 def _strided(bits: int, vector: bool) -> Kernel:
     """The copy of words of ``bits``; with ``vector`` each of them is two, and strides still count single ones."""
-    word = f"bits{bits}*"
 
     @kernel(
-        word, word, *["uint32"] * RANK, *["int64"] * (2 * RANK),
-        threads=THREADS, registers=20, name=f"copy_{bits * (1 + vector)}_bits", vector_loads=vector,
+        f"bits{bits}* x2, uint32 x{RANK}, int64 x{2 * RANK}",
+        registers=20, name=f"copy_{bits * (1 + vector)}_bits", vector_loads=vector,
     )  # fmt: skip
     def copy_words(y, x, n, n1, n2, n3, n4, sy0, sy1, sy2, sy3, sy4, sx0, sx1, sx2, sx3, sx4):
         i = cuda.grid(1)
@@ -99,7 +88,7 @@ class Dimension(NamedTuple):
     sx: int
 
 
-def copy_into(y: DeviceArray, x: DeviceArray) -> None:
+def copy_into(y: Array, x: Array) -> None:
     """y[...] = x; equal shapes and dtypes, any strides; no position of y occurs twice, and x does not overlap y.
 
     Raises ValueError if shapes or dtypes differ.
@@ -118,7 +107,7 @@ def collapse(shape: tuple[int, ...], sy: tuple[int, ...], sx: tuple[int, ...]) -
     return [Dimension(*d) for d in merged(order)]
 
 
-def _copy(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list[Dimension]) -> None:
+def _copy(y: Array, x: Array, to: int, source: int, dimensions: list[Dimension]) -> None:
     """Copy from address ``source`` to address ``to``, in parts along the outer dimension if one launch cannot."""
     if len(dimensions) > RANK or (len(dimensions) > 1 and math.prod(d.n for d in dimensions) > MOST_WORDS):
         (n, sy, sx), *inner = dimensions
@@ -142,7 +131,7 @@ def _copy(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list
     _launch(y, x, to, source, width, dimensions)
 
 
-def _transpose(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions: list[Dimension]) -> bool:
+def _transpose(y: Array, x: Array, to: int, source: int, dimensions: list[Dimension]) -> bool:
     """Copy through tiles if the inner dimension of x is another one than y's and both are long enough; else False."""
     itemsize = y.itemsize
     inner = [d for d in dimensions if d.sx == itemsize]
@@ -162,23 +151,18 @@ def _transpose(y: DeviceArray, x: DeviceArray, to: int, source: int, dimensions:
     grid = (-(-across.n // side), -(-down.n // side), matrices.n)
     if max(grid[1:]) > MOST_BLOCKS:
         return False
+    steps = [stride // itemsize for stride in (across.sy, down.sx, matrices.sy, matrices.sx)]
     for place in np.ndindex(*(d.n for d in outer)):
         here = to + sum(i * d.sy for i, d in zip(place, outer, strict=True))
         there = source + sum(i * d.sx for i, d in zip(place, outer, strict=True))
-        chosen.launch(
-            grid,
-            words_from(y, here, itemsize),
-            words_from(x, there, itemsize),
-            down.n,
-            across.n,
-            *(stride // itemsize for stride in (across.sy, down.sx, matrices.sy, matrices.sx)),
-        )
+        pair = words_from(y, here, itemsize), words_from(x, there, itemsize)
+        chosen.launch(grid, *pair, down.n, across.n, *steps)
     return True
 
 
-def words_from(x: DeviceArray, pointer: int, width: int) -> DeviceArray:
+def words_from(x: Array, pointer: int, width: int) -> Array:
     """x's memory from an address on, as words of a width, for a kernel's pointer."""
-    return DeviceArray(x.memory, (x.nbytes // width,), WIDTHS[width], (width,), pointer)
+    return Array(x.memory, (x.nbytes // width,), WIDTHS[width], (width,), pointer)
 
 
 def _word(run: int, places: list[int]) -> int:
@@ -189,17 +173,9 @@ def _word(run: int, places: list[int]) -> int:
     return width
 
 
-def _launch(y: DeviceArray, x: DeviceArray, to: int, source: int, width: int, dimensions: list[Dimension]) -> None:
-    dtype = WIDTHS[min(width, 8)]
-    dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
-    words = math.prod(d.n for d in dimensions)
-    _COPY[width].launch(
-        -(-words // THREADS),
-        words_from(y, to, dtype.itemsize),
-        words_from(x, source, dtype.itemsize),
-        words,
-        *(d.n for d in dimensions[1:]),
-        *(d.sy // dtype.itemsize for d in dimensions),
-        *(d.sx // dtype.itemsize for d in dimensions),
-        threads=threads(words),
-    )
+def _launch(y: Array, x: Array, to: int, source: int, width: int, dimensions: list[Dimension]) -> None:
+    n, *rest = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
+    itemsize, words = min(width, 8), math.prod(d.n for d in dimensions)
+    steps = [stride // itemsize for strides in zip(*(d[1:] for d in (n, *rest)), strict=True) for stride in strides]
+    pair = words_from(y, to, itemsize), words_from(x, source, itemsize)
+    _COPY[width].launch_each(words, *pair, words, *(d.n for d in rest), *steps)

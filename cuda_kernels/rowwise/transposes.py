@@ -18,14 +18,13 @@ from ..ptx import ptx
 TILE_SIDE = 32  # of a tile
 TILE_PITCH = TILE_SIDE + 1  # of a tile's rows, where they are padded
 TILE_THREADS = (32, 8)  # each moves 4 elements of a tile
-NUMBERS = ("int64",) * 6
 
 
 def through_tile(name: str, bits: int, pitch: int) -> Kernel:
     """``pitch``: from a row of the tile to the next."""
     dtype = np.dtype(f"uint{bits}").type
 
-    @kernel(f"bits{bits}*", f"bits{bits}*", *NUMBERS, threads=TILE_THREADS, registers=32, name=f"{name}_{bits}_bits")
+    @kernel(f"bits{bits}* x2, int64 x6", threads=TILE_THREADS, registers=32, name=f"{name}_{bits}_bits")
     def transpose(y, x, rows, columns, sy, sx, by, bx):
         square = cuda.shared.array((TILE_SIDE, pitch), dtype)
         i, z = np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.z)
@@ -44,7 +43,7 @@ def through_tile(name: str, bits: int, pitch: int) -> Kernel:
 PADDED_TILES: dict[int, Kernel] = {bits // 8: through_tile("padded", bits, TILE_PITCH) for bits in (8, 16, 32, 64)}
 
 
-@kernel("bits32*", "bits32*", *NUMBERS, threads=(8, 32), registers=24, vector_loads=True)
+@kernel("bits32* x2, int64 x6", threads=(8, 32), registers=24, vector_loads=True)
 def wide_32_bits(y, x, rows, columns, sy, sx, by, bx):
     square = cuda.shared.array((TILE_SIDE, TILE_PITCH), np.uint32)
     i, k, z = 4 * np.int64(cuda.threadIdx.x), np.int64(cuda.threadIdx.y), np.int64(cuda.blockIdx.z)
@@ -58,7 +57,7 @@ def wide_32_bits(y, x, rows, columns, sy, sx, by, bx):
         ptx.store4(y, z * by + (left + k) * sy + top + i, values)
 
 
-@kernel("bits16*", "bits16*", *NUMBERS, threads=(8, 32), registers=34, vector_loads=True)
+@kernel("bits16* x2, int64 x6", threads=(8, 32), registers=34, vector_loads=True)
 def wide_16_bits(y, x, rows, columns, sy, sx, by, bx):
     """A tile of 64 x 64 elements of 2 bytes: two rows for each thread."""
     square = cuda.shared.array((64, 66), np.uint16)

@@ -1,7 +1,7 @@
 """What a rank is about to do, in 128 bytes: sent along with an operation, it lets the others see a disagreement.
 
-A header is 15 integers of 64 bits, those first on which the ranks of a collective must agree, and a check sum (8
-bytes), which tells a header from memory that it has not reached yet.
+A header is the call's number, a digest of what the ranks must agree on, the call in words (cut where they are too
+long), and a check sum, which tells a header from memory that it has not reached yet.
 """
 
 from __future__ import annotations
@@ -13,19 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minigrad.dtypes import SUPPORTED
+from .calls import Call, in_words
 
-from .calls import Call, CallKind, ReduceOp, in_words
-
-_KINDS = tuple(CallKind)
-_MESSAGE = {_KINDS.index(CallKind.SEND), _KINDS.index(CallKind.RECV)}
-_OPS = tuple(ReduceOp)
+SIZE = 128
+_BODY = struct.Struct("=q16s96s")  # number, digest, words
+_AGREED = slice(8, 24)
+_SUM_BYTES = SIZE - _BODY.size
 _DIMS = 6  # of a shape with more, the number of elements alone is told in words
-_LAYOUT = struct.Struct("=15q")
-_AGREED = slice(0, (8 + _DIMS) * 8)
-_SENT = slice(4 * 8, 7 * 8)  # what sender and receiver of a message agree on: tag, dtype, number of elements
-_SUM_BYTES = 8
-SIZE = _LAYOUT.size + _SUM_BYTES
 
 
 class CallHeader(NamedTuple):
@@ -39,49 +33,34 @@ class CallHeader(NamedTuple):
 def pack(call: Call, number: int = 0, step: int | None = None) -> np.ndarray:
     """The header of a call: SIZE bytes, uint8. ``number`` and ``step`` are for engines whose ranks must agree on them:
     how many collectives the communicator has begun, and the trainer's step."""
-    array, dtype, shape = call.array, call.dtype, call.shape
-    # The peer of a message is another one at each end, so it is no part of what they agree on.
-    chosen = call.tag if call.between_two else call.peer if call.kind is CallKind.BROADCAST else None
-    body = _LAYOUT.pack(
-        _KINDS.index(call.kind),
-        number,
-        -1 if step is None else step,
-        -1 if call.op is None else _OPS.index(call.op),
-        -1 if chosen is None else chosen,
-        -1 if dtype is None else SUPPORTED.index(dtype),
-        -1 if array is None else array.size,
-        len(shape),
-        *shape[:_DIMS],
-        *(0,) * (_DIMS - len(shape)),
-        call.sequence,
-    )
-    return np.frombuffer(body + _check_sum(body), np.uint8)
+    shape = call.shape
+    many = len(shape) > _DIMS
+    words = in_words(call.kind.value, call.op, f"{call.array.size} elements" if many else shape, call.dtype, call.peer)
+    agreed = f"{words} {number} {step} {shape if many else ''}"
+    if call.between_two:  # the name, the shape and the peer are others at each end
+        words += f" with tag {call.tag}"
+        agreed = f"{call.tag} {call.dtype} {call.array.size}"
+    if step is not None:
+        words += f" in step {step}"
+    body = _BODY.pack(call.sequence, _digest(agreed.encode(), 16), f"{call.kind.value}\n{words}".encode())
+    return np.frombuffer(body + _digest(body, _SUM_BYTES), np.uint8)
 
 
 def whole(header: np.ndarray) -> bool:
     """Whether these are the bytes of a header, all of them."""
     data = header.tobytes()
-    return _check_sum(data[: _LAYOUT.size]) == data[_LAYOUT.size :]
+    return _digest(data[: _BODY.size], _SUM_BYTES) == data[_BODY.size :]
 
 
 def agree(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two headers belong to one operation: the same collective, or the two ends of a message."""
-    if a[_AGREED].tobytes() == b[_AGREED].tobytes():
-        return True
-    ends = {_LAYOUT.unpack_from(a.data)[0], _LAYOUT.unpack_from(b.data)[0]}
-    return ends == _MESSAGE and a[_SENT].tobytes() == b[_SENT].tobytes()
+    return a[_AGREED].tobytes() == b[_AGREED].tobytes()
 
 
 def read(header: np.ndarray) -> CallHeader:
     """What a rank called."""
-    code, _, step, op, chosen, dtype, count, ndim, *dims, sequence = _LAYOUT.unpack_from(header.data)
-    name = str(_KINDS[code]) if 0 <= code < len(_KINDS) else f"operation code {code}"
-    shape = tuple(dims[:ndim]) if ndim <= _DIMS else f"{count} elements"
-    words = in_words(name, None if op < 0 else _OPS[op], shape, None if dtype < 0 else SUPPORTED[dtype], chosen)
-    if code in _MESSAGE:
-        words += f" with tag {chosen}"
-    if step >= 0:
-        words += f" in step {step}"
+    sequence, _, text = _BODY.unpack_from(header.data)
+    name, _, words = text.rstrip(b"\0").decode(errors="replace").partition("\n")
     return CallHeader(name, words, sequence)
 
 
@@ -91,5 +70,5 @@ def differences(headers: Mapping[int, np.ndarray]) -> str:
     return "; ".join(f"rank {rank} called {header.call} (operation {header.sequence})" for rank, header in read_all)
 
 
-def _check_sum(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_SUM_BYTES).digest()
+def _digest(data: bytes, size: int) -> bytes:
+    return hashlib.blake2b(data, digest_size=size).digest()

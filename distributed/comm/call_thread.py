@@ -5,29 +5,29 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 
-class QueuedCall:
-    """A function handed to another thread: ``ended`` is set when it has returned or raised."""
-
-    def __init__(self) -> None:
-        self.ended: threading.Event = threading.Event()
-        self.result: Any = None
-        self.error: Exception | None = None
+class QueuedCall(Future[Any]):
+    """A function handed to another thread, and what has become of it."""
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended; blocks until then, at most for so long."""
-        return self.ended.wait(min(seconds, threading.TIMEOUT_MAX))
+        return self.done() or bool(wait([self], min(seconds, threading.TIMEOUT_MAX)).done)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it raised; None if it has not ended, too."""
+        return self.exception() if self.done() else None
 
     def run(self, function: Callable[[], Any]) -> None:
-        """Call it here and now, and keep what comes of it."""
-        try:
-            self.result = function()
-        except Exception as error:
-            self.error = error
-        finally:
-            self.ended.set()
+        """Call it here and now, unless it was cancelled, and keep what comes of it."""
+        if self.set_running_or_notify_cancel():
+            try:
+                self.set_result(function())
+            except BaseException as error:
+                self.set_exception(error)
 
 
 class CallThread:
@@ -35,7 +35,8 @@ class CallThread:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[QueuedCall, Callable[[], Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, function: Callable[[], Any]) -> QueuedCall:
         """Have the function called."""
@@ -43,9 +44,11 @@ class CallThread:
         self._jobs.put((job, function))
         return job
 
-    def stop(self) -> None:
-        """End the thread once it has done what was submitted."""
+    def stop(self, seconds: float = 0.0) -> None:
+        """End the thread once it has done what was submitted; waits for that at most for so long."""
         self._jobs.put(None)
+        if seconds:
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:

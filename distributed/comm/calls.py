@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,7 @@ class Call:
         return in_words(str(self.kind), self.op, self.shape, self.dtype, self.peer)
 
 
+@functools.lru_cache  # a training makes the same calls again and again
 def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int | None) -> str:
     """An operation in words; its shape may be words as well."""
     words = name

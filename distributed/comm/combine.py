@@ -7,14 +7,14 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from minigrad.dtypes import is_floating
 
-from .calls import ReduceOp
+from .calls import Call, CallKind, ReduceOp
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -53,3 +53,32 @@ def _reduce(op: ReduceOp, sources: Sequence[Any], result: Any) -> Any:
     if op is ReduceOp.AVG:
         np.divide(result, len(sources), out=result)
     return result
+
+
+def units(call: Call, sent: Mapping[int, Any], received: Mapping[int, Any]) -> list[tuple[list[Any], list[Any]]]:
+    """An operation as pairs (sources, outs) of 1-D arrays: the sources combined go to each of the outs.
+
+    ``sent`` has the arrays that ranks contribute, by rank, ``received`` those that are to be written here; ``call`` is
+    any rank's.
+    """
+    kind = call.kind
+    src = {rank: sent[rank].reshape(-1) for rank in sorted(sent)}
+    dst = {rank: received[rank].reshape(-1) for rank in sorted(received)}
+    if kind is CallKind.ALL_REDUCE or call.between_two:
+        return [([*src.values()], [*dst.values()])]
+    if kind is CallKind.BROADCAST:
+        outs = [out for rank, out in dst.items() if rank != call.peer]
+        return [([source], outs) for rank, source in src.items() if rank == call.peer and outs]
+    n = len(src)
+    if kind is CallKind.REDUCE_SCATTER:
+        return [([_part(x, to, n) for x in src.values()], [out]) for to, out in dst.items()]
+    if kind is CallKind.ALL_TO_ALL:
+        return [([_part(x, to, n)], [_part(out, by, n)]) for by, x in src.items() for to, out in dst.items()]
+    # all_gather and split; a barrier has no arrays
+    return [([x], [_part(out, by, n) for out in dst.values()]) for by, x in src.items()]
+
+
+def _part(array: Any, number: int, count: int) -> Any:
+    """Part ``number`` of ``count`` equal ones."""
+    size = array.size // count
+    return array[number * size : (number + 1) * size]

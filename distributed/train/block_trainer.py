@@ -27,8 +27,8 @@ from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from ..comm.noop import NoOpCommunicator
 from ..comm.place import on_host
-from .block_buckets import BlockBuckets, BlockScaling, BlockUpdater
-from .blocks import BlockLayout
+from .amp_trainer import Scaled
+from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
 from .checkpoint import (
     load_distributed_checkpoint,
@@ -39,7 +39,6 @@ from .checkpoint import (
 from .config import TrainingConfig, TrainingMetrics
 from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
-from .precision import Scaled
 from .step_log import StepLog
 
 
@@ -72,7 +71,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
         self.layout: BlockLayout = BlockLayout.of(model) if layout is None else layout
         self._log = StepLog(communicator, None) if log is None else log
         self._loss_fn: Callable[..., Tensor] | None = None
-        self._precision = self._step.precision = BlockScaling(None)
+        self._precision = self._step.precision = BlockScaling()
         self._step.updater = BlockUpdater(self.layout)
         if communicator.world_size > 1:
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self._log.every})
@@ -152,10 +151,8 @@ class BlockTrainer(Scaled, BucketedTrainer):
             for name, buffer in self._saved_buffers().items():
                 buffer.device.kernels.elementwise.assign(buffer.data, self._buffers_before[name])
                 buffer.bump_version()
-            scaled = self.scaler is not None and self.scaler.get_scale() > 1.0
-            if not scaled or not isinstance(error, NonFiniteGradientError):
+            if not isinstance(error, NonFiniteGradientError) or not self._precision.leave_out():
                 raise
-            self._precision.leave_out()
             return None
         if metrics is not None:
             self._log.after(metrics, self.skipped_steps)

@@ -1,20 +1,32 @@
-"""A model's gradients block by block.
+"""A model's gradients block by block: a bucket for each block, sent when its backward has ended.
 
-backward ->     block 2      block 1      block 0
-sent in order   [block 2] -> [block 1] -> [block 0] -> [head] -> [final norm] -> [embedding]
+    backward      [ head ][ block 2 ][ block 1 ][ block 0 ][ embedding ]
+    all-reduce                     [ block 2 ][ block 1 ][ block 0 ][ head ][ final norm ][ embedding ]
+    AdamW                                                                                              [ all ]
+
+What is not finite is named by rank, block and parameter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from minigrad.autograd import no_grad
+from minigrad.grad_store import GradStore
 from minigrad.nn import Module, ModuleList
+from minigrad.optim import NonFiniteGradientError
 from minigrad.tensor import Tensor
 
+from ..comm.communicator import Communicator
+from .buckets import CommHook, GradientBucketManager
+from .grad_sync import Window
 from .params import Named
+from .reducers import Overlapped
+from .step import Precision, Recorder, Step, Updater, merged
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,119 @@ class BlockLayout:
     def names(self) -> list[str]:
         """The groups' names, in order."""
         return [name for name, _ in self.groups]
+
+
+class NonFiniteBlockGradientError(NonFiniteGradientError):
+    """A gradient holds an infinity or NaN; no weight was changed, on any rank.
+
+    ``step`` is the number of the step. ``where`` has, for each rank concerned, block -> names of parameters; rank None
+    stands for the ranks' sum, where each rank's own gradient is finite.
+    """
+
+    def __init__(self, message: str, norm: float, step: int, where: Mapping[int | None, dict[str, list[str]]]) -> None:
+        super().__init__(message, norm)
+        self.step = step
+        self.where: dict[int | None, dict[str, list[str]]] = dict(where)
+
+
+class BlockBuckets(Overlapped):
+    """Buckets by block. ``more`` are further settings that must be the same on all ranks."""
+
+    capturable = False
+
+    def __init__(self, communicator: Communicator, hook: CommHook, layout: BlockLayout, more: dict[str, Any]) -> None:
+        super().__init__(communicator, sys.maxsize, hook)
+        self._layout, self._more = layout, {"the blocks": layout.names, **more}
+        self._names = {p.id: key for _, named in layout.groups for key, p in named}
+        self._spoiled: set[str] = set()
+
+    def settings(self, step: Step) -> dict[str, Any]:
+        """With the blocks."""
+        return {**super().settings(step), **self._more}
+
+    def new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:
+        """No bucket holds parameters of two blocks."""
+        wanted = {p.id for p in trained}
+        groups = [[p for _, p in named if p.id in wanted] for _, named in self._layout.groups]
+        return GradientBucketManager(
+            trained, self.communicator, self.bucket_size_bytes, self.hook, groups=groups, inspect=self._inspect
+        )
+
+    def _inspect(self, grads: GradStore) -> None:
+        """Note what is not finite in a block before it is sent: in the sum nobody can tell whose it was."""
+        self._spoiled.update(non_finite({self._names[id]: grad for id, grad in grads.items()}))
+
+    def completed(self, window: Window, trained: list[Tensor]) -> Window:
+        """With what is not finite."""
+        return replace(window, non_finite=[self._names[p.id] in self._spoiled for p in trained])
+
+    def check(self, step: Step, windows: list[Window]) -> None:
+        """Raise NonFiniteBlockGradientError too."""
+        if step.precision.scaler is not None:
+            super().check(step, windows)  # first: a loss that is not finite is no overflow of its gradients
+        names = [self._names[p.id] for p in self.trained]
+        bad = {rank: {name for name, spoiled in zip(names, w.non_finite) if spoiled} for rank, w in enumerate(windows)}
+        refuse(self._layout, step, {rank: keys for rank, keys in bad.items() if keys})
+        if step.precision.scaler is None:
+            super().check(step, windows)
+
+    def reset(self) -> None:
+        """Forget what was not finite, too."""
+        super().reset()
+        self._spoiled.clear()
+
+
+class BlockScaling(Precision):
+    """Loss scaling that leaves it to the updater to name the gradients that overflowed."""
+
+    def unscale(self, parts: Iterable[GradStore], recorder: Recorder) -> Iterable[GradStore]:
+        """Unscale, and go on."""
+        if self.scaler is None:
+            return parts
+        grads = merged(parts)
+        recorder.unscale(self.scaler, grads)
+        return [grads]
+
+
+class BlockUpdater(Updater):
+    """Names the blocks whose gradients' sum over the ranks is not finite."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self._layout = layout
+
+    def clip_and_update(self, step: Step, named: Named, parts: Iterable[GradStore]) -> float | None:
+        """Raises NonFiniteBlockGradientError."""
+        grads = merged(parts)
+        try:
+            return super().clip_and_update(step, named, [grads])
+        except NonFiniteGradientError as error:
+            bad = {*non_finite({key: grad for key, p in named if (grad := grads.get(p)) is not None})}
+            rank = 0 if step.reducer.world_size == 1 else None
+            refuse(self._layout, step, {rank: bad} if bad else {}, error.norm)
+            raise
+
+
+def refuse(layout: BlockLayout, step: Step, found: Mapping[int | None, set[str]], norm: float = float("nan")) -> None:
+    """Raise NonFiniteBlockGradientError for parameters whose gradients are not finite, by rank."""
+    where = {
+        rank: {group: bad for group, named in layout.groups if (bad := [key for key, _ in named if key in keys])}
+        for rank, keys in found.items()
+    }
+    if not where:
+        return
+    number = step.global_step + 1
+    words = [
+        ("the ranks' sum" if rank is None else f"rank {rank}")
+        + ", "
+        + ", ".join(f"{group} ({_some(keys)})" for group, keys in groups.items())
+        for rank, groups in where.items()
+    ]
+    text = f"step {number}: gradients are infinite or NaN on {'; '.join(words)}; no weight was changed"
+    raise NonFiniteBlockGradientError(text, norm, number, where)
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def non_finite(grads: Mapping[str, Tensor]) -> list[str]:

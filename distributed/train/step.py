@@ -5,7 +5,7 @@
 A trainer is a Step with its own members. The classes below are those of one process, eager, in full precision:
 
     reducer     makes a window's gradients those of all ranks     (reducers.py: in buckets, beside backward)
-    precision   scales the loss, and unscales the gradients       (precision.py: mixed precision)
+    precision   scales the loss, and unscales the gradients       (amp_trainer.py: mixed precision)
     updater     clips, and steps the optimizer                    (fused_optimizer.py: bucket by bucket)
     recorder    decides on the update, and counts it              (captured_step.py: as part of a CUDA graph)
 """
@@ -27,6 +27,7 @@ from minigrad.optim import (
     Optimizer,
     clip_grad_norm,
 )
+from minigrad.optim.grad_scaler import MIN_SCALE
 from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
@@ -161,33 +162,45 @@ class Reducer:
 
 
 class Precision:
-    """In which dtype is computed, and how the loss is scaled. Here nothing is converted or scaled."""
+    """Multiplies the loss with a scaler's factor, and divides the reduced gradients by it; None: nothing is scaled."""
 
-    scaler: GradScaler | None = None
-    skipped_steps: int = 0
-    """Steps that were left out, because gradients overflowed."""
+    def __init__(self, scaler: GradScaler | None = None) -> None:
+        self.scaler: GradScaler | None = scaler
+        self.skipped_steps: int = 0
+        """Steps that were left out, because gradients overflowed."""
 
     def check(self, named: Named) -> None:
         """Raise ValueError for parameters of a wrong dtype."""
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call ``backward`` of."""
-        return loss
+        return loss if self.scaler is None else self.scaler.scale_loss(loss)
 
     def unscale(self, parts: Iterable[GradStore], recorder: Recorder) -> Iterable[GradStore] | None:
-        """The gradients of the unscaled loss; None if the step is to be left out, because they overflowed."""
-        return parts
+        """The gradients of the unscaled loss; None if they overflowed and the step is left out. Without that, clipping
+        refuses them."""
+        if self.scaler is None:
+            return parts
+        grads = merged(parts)
+        return [grads] if recorder.unscale(self.scaler, grads) or not self.leave_out() else None
 
     def leave_out(self) -> bool:
-        """Note that scaled gradients overflowed. Returns whether the step is left out; if not, it is an error."""
-        return False
+        """Note that scaled gradients overflowed: lower the scale and count the step. Returns whether it is left out; if
+        not, because there is no scale or it has fallen to its least, it is an error."""
+        if self.scaler is None or (self.scaler.adapts and self.scaler.get_scale() <= MIN_SCALE):
+            return False
+        self.scaler.update_scale(overflow=True)
+        self.skipped_steps += 1
+        return True
 
     def adapt(self) -> None:
         """Note that an update was made."""
+        if self.scaler is not None:
+            self.scaler.update_scale(overflow=False)
 
     def settings(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
-        return {}
+        return {} if self.scaler is None else {"the loss scale": self.scaler.state_dict()}
 
 
 class Updater:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 from graph_cases import leaf
+from in_threads import good, outcomes
 
 import minigrad as mg
 
@@ -22,38 +21,16 @@ def test_backward_in_several_threads_at_once() -> None:
         return grad
 
     alone = [grads_of(i) for i in range(6)]
-    results: dict[tuple[int, int], np.ndarray] = {}
-    barrier = threading.Barrier(6)
-
-    def work(i: int) -> None:
-        barrier.wait()
-        for repeat in range(10):
-            results[i, repeat] = grads_of(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 60
-    for (i, _), grad in results.items():
-        np.testing.assert_array_equal(grad, alone[i])
+    found = outcomes(range(6), lambda i: [grads_of(i) for _ in range(10)])
+    for want, grads in zip(alone, good([*found.values()]), strict=True):
+        for grad in grads:
+            np.testing.assert_array_equal(grad, want)
 
 
 def test_one_retained_graph_in_several_threads() -> None:
     x = leaf(50)
     loss = (x.exp() * x).sum() + (x + x).sum()
     want = loss.backward(retain_graph=True)[x].numpy()
-    found = []
-
-    def work() -> None:
-        for _ in range(30):
-            found.append(loss.backward(retain_graph=True)[x].numpy())
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 120
-    assert all(np.array_equal(grad, want) for grad in found)
+    found = outcomes(range(4), lambda _: [loss.backward(retain_graph=True)[x].numpy() for _ in range(30)])
+    for grads in good([*found.values()]):
+        assert all(np.array_equal(grad, want) for grad in grads)

@@ -54,11 +54,8 @@ def test_numpy_scalars_from_forward_and_backward_become_arrays() -> None:
 
 
 def test_none_means_zero() -> None:
-    class Stops(Function):
+    class Stops(Passes):
         """y = a + b, but no gradient to a."""
-
-        def forward(self, a: Any, b: Any) -> Any:
-            return a + b
 
         def backward(self, dy: Any) -> Any:
             return None, dy
@@ -71,27 +68,24 @@ def test_none_means_zero() -> None:
         np.testing.assert_array_equal(grads[a].numpy(), np.ones(3))
 
 
-def _wrong(result: Any) -> type[Function]:
-    class Wrong(Function):
-        def forward(self, a: Any, b: Any) -> Any:
-            return a + b
+SHAPE = r"shape .* for input 1 of shape \(3,\)"
+COUNT = r"Wrong\.backward returned \d gradients for 2 inputs"
 
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        *((lambda dy, count=count: (dy,) * count, COUNT) for count in (0, 1, 3)),
+        (lambda dy: dy, COUNT),
+        *((lambda dy, shape=shape: (dy, np.ones(shape)), SHAPE) for shape in ((2,), (3, 3, 1), ())),
+    ],
+)
+def test_gradients_of_the_wrong_number_or_shape(result: Any, message: str) -> None:
+    class Wrong(Passes):
         def backward(self, dy: Any) -> Any:
             return result(dy)
 
-    return Wrong
-
-
-@pytest.mark.parametrize("result", [lambda dy: dy, lambda dy: (dy,), lambda dy: (dy, dy, dy), lambda dy: ()])
-def test_a_wrong_number_of_gradients(result: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"Wrong\.backward returned \d gradients for 2 inputs"):
-        _wrong(result).apply(leaf(3), leaf(3)).sum().backward()
-
-
-@pytest.mark.parametrize("shape", [(2,), (3, 3, 1), ()])
-def test_a_gradient_of_the_wrong_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(RuntimeError, match=r"shape .* for input 1 of shape \(3,\)"):
-        _wrong(lambda dy: (dy, np.ones(shape))).apply(leaf(3), leaf(3)).sum().backward()
+    raises(RuntimeError, message, lambda: Wrong.apply(leaf(3), leaf(3)).sum().backward())
 
 
 def test_missing_methods_are_named() -> None:

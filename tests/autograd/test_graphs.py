@@ -14,12 +14,11 @@ import minigrad as mg
 
 
 def test_a_chain_of_100_000_operations() -> None:
-    x = mg.tensor(2.0, requires_grad=True)
+    x = mg.tensor(2.0, dtype="float64", requires_grad=True)
     y = x
-    for _ in range(100_000):
-        y = y + 1.0
-    assert y.item() == 100_002
-    assert y.backward()[x].item() == 1
+    for _ in range(50_000):
+        y = (y + 1.0) * 1.0001
+    assert y.backward()[x].item() == pytest.approx(1.0001**50_000, rel=1e-10)
 
 
 def test_a_long_chain_is_dropped_without_backward() -> None:
@@ -32,15 +31,6 @@ def test_a_long_chain_is_dropped_without_backward() -> None:
     assert oldest() is None
 
 
-def test_a_chain_of_saving_operations_is_freed_and_differentiated() -> None:
-    x = mg.tensor(1.0, dtype="float64", requires_grad=True)
-    y = x
-    for _ in range(20_000):
-        y = y * 1.0001
-    grad = y.backward()[x].item()
-    assert grad == pytest.approx(1.0001**20_000, rel=1e-10)
-
-
 def test_diamonds_are_walked_once_per_node() -> None:
     """2^200 paths, 400 nodes."""
     x = mg.tensor(1.0, dtype="float64", requires_grad=True)
@@ -48,16 +38,6 @@ def test_diamonds_are_walked_once_per_node() -> None:
     for _ in range(200):
         y = y * 0.5 + y * 0.5
     assert y.backward()[x].item() == 1
-
-
-def test_nested_diamond_against_the_formula() -> None:
-    x = leaf(5)
-    a = x * x
-    b = a * x
-    y = (a * b + b / (a + 1)).sum()
-    v = x.detach().numpy()
-    want = 5 * v**4 + (3 * v**2 * (v**2 + 1) - v**3 * 2 * v) / (v**2 + 1) ** 2
-    np.testing.assert_allclose(y.backward()[x].numpy(), want, rtol=1e-12)
 
 
 @pytest.mark.parametrize("uses", [1, 2, 3, 7])
@@ -89,25 +69,13 @@ def test_the_same_tensor_as_both_inputs() -> None:
     np.testing.assert_array_equal((x - x).sum().backward()[x].numpy(), np.zeros(3))
 
 
-def test_an_input_that_needs_no_gradient_gets_none() -> None:
-    x, constant = leaf(3), mg.ones(3, dtype="float64")
-    grads = (x * constant + constant).sum().backward()
-    assert x in grads and constant not in grads and len(grads) == 1
-
-
-def test_only_leaves_have_gradients() -> None:
-    x = leaf(3)
-    y = x * 2
-    grads = (y * y).sum().backward()
-    assert grads.keys() == [x.id]
-    raises(KeyError, "is not a leaf", lambda: grads[y])
-
-
-def test_a_leaf_that_the_loss_does_not_depend_on() -> None:
-    x, other = leaf(3), leaf(3)
+def test_only_leaves_below_the_loss_that_need_it_have_gradients() -> None:
+    x, constant, other = leaf(3), mg.ones(3, dtype="float64"), leaf(3)
+    y = x * constant + constant
     unused = other * x  # recorded, but above the loss, not below it
-    grads = (x * 1).sum().backward()
-    assert other not in grads and unused.requires_grad
+    grads = (y * y).sum().backward()
+    assert grads.keys() == [x.id] and unused.requires_grad
+    raises(KeyError, "is not a leaf", lambda: grads[y])
 
 
 def test_backward_of_a_leaf_is_the_seed_in_its_own_memory() -> None:
@@ -157,10 +125,8 @@ def test_gradient_must_fit(gradient: Any) -> None:
 
 
 def test_without_requires_grad() -> None:
-    raises(RuntimeError, "does not require grad", lambda: mg.ones(3).sum().backward())
-    x = leaf(3)
     with mg.no_grad():
-        y = (x * 2).sum()
+        y = (leaf(3) * 2).sum()
     raises(RuntimeError, "no_grad or detached", lambda: y.backward())
 
 

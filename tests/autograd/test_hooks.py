@@ -9,7 +9,7 @@ import pytest
 from graph_cases import leaf
 
 import minigrad as mg
-from minigrad import Function, Tensor, nn
+from minigrad import Tensor, nn
 from minigrad.engine import reachable
 
 
@@ -52,24 +52,16 @@ def test_leaves_used_late_are_reported_early() -> None:
             super().on_leaf_grad_ready(id, grad)
             done.append(sum(r() is None for r in activations))
 
-    activations = []
-    y = x
     hook, done = Progress(), []
-    for node in _walk(y.sum()):
-        if type(node).__name__ == "Tanh":
-            activations.append(weakref.ref(node.saved[0]))
-    del node, x
-    loss = y.sum()
-    del y
+    loss = x.sum()
+    nodes = reachable(loss.node)[0]
+    activations = [weakref.ref(node.saved[0]) for node in nodes if type(node).__name__ == "Tanh"]
+    del nodes, x
     loss.backward(hook=hook)
     ids = [id for id, _, _ in hook.calls]
     want = [{p.id for p in layer.parameters()} for layer in reversed(layers)]
     assert [set(ids[i : i + 2]) for i in range(0, 10, 2)] == want
     assert done == sorted(done) and done[1] <= 2 and done[-1] >= 4
-
-
-def _walk(root: Tensor) -> list[Function]:
-    return reachable(root.node)[0]
 
 
 def test_a_leaf_used_early_and_late_is_reported_after_its_last_use() -> None:
@@ -82,12 +74,8 @@ def test_a_leaf_used_early_and_late_is_reported_after_its_last_use() -> None:
     hook = Recorder()
     ((x * middle) * tied).sum().backward(hook=hook)
     assert [id for id, _, _ in hook.calls] == [middle.id, tied.id]
-
-
-def test_a_leaf_as_root_is_reported() -> None:
-    x = mg.tensor(1.0, requires_grad=True)
     hook = Recorder()
-    x.backward(hook=hook)
+    leaf().backward(hook=hook)  # a leaf as root
     assert len(hook.calls) == 1
 
 

@@ -157,19 +157,6 @@ def test_infinity_and_nan(dtype):
     np.testing.assert_allclose(y[0, 0, :300], 1, rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_as_pytorch(causal):
-    torch = pytest.importorskip("torch", reason="the reference is PyTorch")
-    dy, q, k, v = operands(2, 4, 4, 50, 60, 16, np.float64)
-    leaves = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
-    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
-    expected.backward(torch.tensor(dy))
-    y, _, *gradients = run(dy, q, k, v, causal, 0.25)
-    np.testing.assert_allclose(y, expected.detach(), atol=1e-13)
-    for gradient, leaf in zip(gradients, leaves):
-        np.testing.assert_allclose(gradient, leaf.grad, atol=1e-12)
-
-
 @kernel
 def _largest(x, tiles, start):
     return row_maximum(pointer(x), tiles * tile_columns(pointer(x)), start)

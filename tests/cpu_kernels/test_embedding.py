@@ -39,15 +39,10 @@ def test_sum_is_in_order_of_positions():
     np.testing.assert_array_equal(dweight, expected)
 
 
-def test_strided_inputs():
-    weight, indices, dy = inputs(6, 6, (4, 5), np.float32)
-    np.testing.assert_array_equal(embedding.forward(weight.T, indices.T), weight.T[indices.T])
-    ours, expected = np.zeros((6, 6), np.float32), np.zeros((6, 6), np.float32)
-    embedding.backward_into(dy.transpose(1, 0, 2), indices.T, ours)
-    embedding.backward_into(dy.transpose(1, 0, 2).copy(), indices.T.copy(), expected)
-    np.testing.assert_array_equal(ours, expected)
+def test_a_table_in_another_order_is_refused():
+    _, indices, dy = inputs(6, 6, (4, 5), np.float32)
     with pytest.raises(ValueError, match="C-contiguous"):
-        embedding.backward_into(dy, indices, ours.T)
+        embedding.backward_into(dy, indices, np.zeros((6, 6), np.float32).T)
 
 
 def test_half_width_gradients_are_added_to_what_is_there():

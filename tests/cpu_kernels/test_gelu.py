@@ -1,4 +1,4 @@
-"""GELU kernels against the plain ones in float64, and PyTorch."""
+"""GELU kernels against the plain ones in float64."""
 
 import numpy as np
 import pytest
@@ -35,13 +35,6 @@ def test_backward(n, approximate):
     np.testing.assert_allclose(dx, expected, rtol=2e-6, atol=2e-6)
 
 
-@APPROXIMATE
-def test_strided_inputs(approximate):
-    x = np.random.default_rng(2).normal(size=(6, 8)).astype(np.float32)
-    np.testing.assert_array_equal(gelu.forward(x.T, approximate), gelu.forward(x, approximate).T)
-    np.testing.assert_array_equal(gelu.backward(x.T, x.T, approximate), gelu.backward(x, x, approximate).T)
-
-
 def test_unknown_form():
     with pytest.raises(ValueError, match="'none'"):
         gelu.forward(np.ones(2, np.float32), "sigmoid")
@@ -49,21 +42,12 @@ def test_unknown_form():
 
 @APPROXIMATE
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_as_pytorch(dtype, approximate):
-    torch = pytest.importorskip("torch", reason="the reference is PyTorch")
-    x = np.array([np.nan, 0.0, -0.5, 3.0, -6.0, 80.0, -80.0, 1e-30], dtype)
-    leaf = torch.tensor(x, requires_grad=True)
-    y = torch.nn.functional.gelu(leaf, approximate=approximate)
-    y.sum().backward()
-    np.testing.assert_allclose(gelu.forward(x, approximate), y.detach().numpy(), rtol=2e-6, atol=5e-7)
-    dx = gelu.backward(np.ones_like(x), x, approximate)
-    np.testing.assert_allclose(dx, leaf.grad.numpy(), rtol=2e-6, atol=5e-7)
-
-
-@APPROXIMATE
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_infinity(dtype, approximate):
-    # As the formula x Phi(x) has it. PyTorch agrees in its scalar code and gives NaN for +inf in its vector code.
-    y = gelu.forward(np.array([np.inf, -np.inf], dtype), approximate)
-    assert y[0] == np.inf
-    assert np.isnan(y[1])
+def test_special_values(dtype, approximate):
+    """At infinity as the formula x Phi(x) has it: -inf times 0 is NaN."""
+    x = np.array([np.nan, 0.0, -0.5, 3.0, -6.0, 80.0, -80.0, 1e-30, np.inf, -np.inf], dtype)
+    with np.errstate(invalid="ignore"):
+        expected = plain.forward(x.astype(np.float64), approximate)
+        slope = plain.backward(np.ones(8), x[:8].astype(np.float64), approximate)
+    assert expected[-2] == np.inf and np.isnan(expected[-1])
+    np.testing.assert_allclose(gelu.forward(x, approximate), expected, rtol=2e-6, atol=5e-7)
+    np.testing.assert_allclose(gelu.backward(np.ones(8, dtype), x[:8], approximate), slope, rtol=2e-6, atol=5e-7)

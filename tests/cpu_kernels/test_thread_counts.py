@@ -101,36 +101,26 @@ WEIGHTS += [(INNER, CHANNELS), (CHANNELS, INNER)]
 
 @case(*[(SEQUENCES, TOKENS, CHANNELS)] * 2, *(shape for pair in WEIGHTS for shape in (pair, pair[:1])))
 def transformer_block(k, x, dy, *weights):
-    if k.stages is not None:
-        options, block = (HEADS, (1e-3, 1e-3), True, "tanh", 0.3), k.stages.transformer_block
-        y, kept = block.forward(x, weights, options, True)
-        (alone, _), grads = (
-            block.forward(x, weights, options, False),
-            block.backward(dy, x, weights[::2], kept, options, (True,) * 13),
-        )
-        return y, alone, *grads
-    n1, b1, wqkv, bqkv, wo, bo, n2, b2, w, b, v, c = weights  # one by one
-    attention, layer_norm, linear = k.attention, k.layer_norm, k.linear
-    X, DY = x.reshape(-1, CHANNELS), dy.reshape(-1, CHANNELS)
-    normed, *stats = layer_norm.forward(X, n1, b1, 1e-3)
-    qkv = linear.forward(normed, wqkv, bqkv).reshape(SEQUENCES, TOKENS, 3, HEADS, -1)
-    a, lse = attention.forward(*(qkv[:, :, i].swapaxes(1, 2) for i in range(3)), ATTENTION)
-    merged = a.swapaxes(1, 2).reshape(-1, CHANNELS)
-    X2 = linear.forward(merged, wo, bo, X)
-    normed_2, *stats_2 = layer_norm.forward(X2, n2, b2, 1e-3)
-    g, h = linear.forward_gelu(normed_2, w, b, "tanh")
-    dh, g = linear.backward_gelu(DY, v, h, "tanh")
-    _, dv, dc = linear.backward(DY, g, None, (False, True, True))
-    dn2, dw, db = linear.backward(dh, normed_2, w, (True,) * 3)
-    dx2, dnorm_2, dbias_2 = layer_norm.backward(dn2, X2, n2, *stats_2)
-    dx2 = dx2 + DY
-    da, dwo, dbo = linear.backward(dx2, merged, wo, (True,) * 3)
-    dqkv = attention.backward_packed(da.reshape(a.swapaxes(1, 2).shape).swapaxes(1, 2), qkv, a, lse, ATTENTION)
-    dn1, dwqkv, dbqkv = linear.backward(dqkv.reshape(-1, 3 * CHANNELS), normed, wqkv, (True,) * 3)
-    dx, dnorm_1, dbias_1 = layer_norm.backward(dn1, X, n1, *stats)
-    y = linear.forward(g, v, c, X2).reshape(x.shape)
-    grads = (dx + dx2).reshape(x.shape), dnorm_1, dbias_1, dwqkv, dbqkv, dwo, dbo, dnorm_2, dbias_2, dw, db, dv, dc
-    return y, y, *grads
+    if k.stages is None:
+        return block_one_by_one(x, dy, weights)
+    options, block = (HEADS, (1e-3, 1e-3), True, "tanh", (CHANNELS // HEADS) ** -0.5), k.stages.transformer_block
+    y, kept = block.forward(x, weights, options, True)
+    alone, _ = block.forward(x, weights, options, False)
+    return y, alone, *block.backward(dy, x, weights[::2], kept, options, (True,) * 13)
+
+
+def block_one_by_one(x, dy, weights):
+    """The results and gradients of the module, whose operations run one by one with plain kernels."""
+    import minigrad as mg
+
+    block = mg.nn.Block(CHANNELS, HEADS, hidden=INNER, eps=1e-3).to(mg.float64)
+    names = [name for name, _ in block.named_parameters()]
+    block.load_state_dict(dict(zip(names, weights, strict=True)))
+    start = mg.tensor(x, requires_grad=True)
+    with mg.kernels("plain"):
+        y = block(start)
+        grads = y.backward(mg.tensor(dy))
+    return (y.detach().numpy(),) * 2 + tuple(grads[leaf].numpy() for leaf in (start, *block.parameters()))
 
 
 @case((N, C), (C,), (N, C))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 WITHOUT_DEVICE = {"test_inspect.py"}  # it compiles, and launches nothing
+OF_THE_SIMULATOR = {"test_simulator.py", "test_hopper_ptx.py", "test_tensor_core_ptx.py"}
 
 
 class NoDevice(pytest.Module):
@@ -16,11 +18,13 @@ class NoDevice(pytest.Module):
 
     def collect(self):
         _, reason = importlib.import_module("minigrad.cuda_kernels").availability()
+        reason = reason or "a GPU cannot be asked"
         pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    usable, _ = importlib.import_module("minigrad.cuda_kernels").availability()
+    kernels = importlib.import_module("minigrad.cuda_kernels")
+    usable = kernels.simulated() if module_path.name in OF_THE_SIMULATOR else kernels.availability()[0]
     return None if usable or module_path.name in WITHOUT_DEVICE else NoDevice.from_parent(parent, path=module_path)
 
 
@@ -37,3 +41,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(kernel, "launch", record)
     return names
+
+
+@pytest.fixture(params=[None, 1], ids=["in order", "shuffled"])
+def order(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The simulator's threads by their numbers, and in another order; a GPU has its own, and needs one run."""
+    if request.param is not None and not importlib.import_module("minigrad.cuda_kernels").simulated():
+        pytest.skip("the threads' order is the simulator's to choose")
+    with importlib.import_module("simulated").ordered(request.param):
+        yield

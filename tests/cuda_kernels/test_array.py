@@ -14,9 +14,7 @@ import pytest
 import minigrad as mg
 from minigrad import Tensor, cuda_kernels
 from minigrad.cuda_kernels.platform import array, memory
-
-if cuda_kernels.availability()[0]:
-    from minigrad.cuda_kernels.platform.array import DeviceArray
+from minigrad.cuda_kernels.platform.array import DeviceArray
 
 
 def both(shape: tuple[int, ...] = (3, 4, 5)) -> tuple[np.ndarray, DeviceArray]:

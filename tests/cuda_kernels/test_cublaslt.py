@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from product_cases import RNG, bf16, check_epilogues, f16, f32, f64, product, stored
+from product_cases import bf16, check_epilogues, draw, f16, f32, f64, product, stored
 
 import minigrad as mg
 from minigrad.cuda_kernels import matmul, simulated
@@ -28,10 +28,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 TOLERANCE = {bf16: 2**-8, f16: 2**-11, f32: 1e-6, f64: 1e-13}
-
-
-def draw(*shape: int, dtype: Any = f32) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def check(y: Any, expected: np.ndarray) -> None:
@@ -174,19 +170,6 @@ def test_what_is_numbas_always(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(array.to_host(matmul.matmul(empty, empty.T)), np.zeros((2, 2)))
     with pytest.raises(KeyError):
         matmul.matmul(*[array.from_host(draw(2, 2))] * 2)
-
-
-def test_operations(fake: FakeCublasLt) -> None:
-    """linear, forward and backward, by the library alone."""
-    x, w, b = draw(2, 3, 8), draw(5, 8), draw(5)
-    tensors = [mg.tensor(v, device="cuda", requires_grad=True) for v in (x, w, b)]
-    y = mg.nn.functional.linear(*tensors)
-    grads = mg.backward(y, mg.ones(y.shape, device="cuda"))
-    np.testing.assert_allclose(y.numpy(force=True), x @ w.T + b, rtol=1e-5, atol=1e-5)
-    ones = np.ones((6, 5), f32)
-    np.testing.assert_allclose(grads[tensors[0]].numpy(force=True).reshape(6, 8), ones @ w, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(grads[tensors[1]].numpy(force=True), ones.T @ x.reshape(6, 8), rtol=1e-5, atol=1e-5)
-    assert len(fake.calls) == 3
 
 
 def test_a_captured_graph_repeats_the_products(fake: FakeCublasLt) -> None:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from minigrad import cuda_kernels
-
-if not cuda_kernels.availability()[0]:
-    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
+from simulated import ordered
 
 import minigrad
 from minigrad import bfloat16
 from minigrad.cuda_kernels import embedding
 from minigrad.cuda_kernels.platform import array
-from minigrad.cuda_kernels.simulator import simulator
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", bfloat16], ids=str)
@@ -28,11 +23,10 @@ def test_sums_over_chunks(columns, dtype):
     np.add.at(expected, indices, dy.astype(np.float64))
     found = []
     for seed in (None, 1, 2):
-        simulator.order(seed)
-        dweight = array.from_host(start)
-        embedding.backward_into(array.from_host(dy), array.from_host(indices), dweight)
-        found.append(array.to_host(dweight))
-    simulator.order(None)
+        with ordered(seed):
+            dweight = array.from_host(start)
+            embedding.backward_into(array.from_host(dy), array.from_host(indices), dweight)
+            found.append(array.to_host(dweight))
     tolerance = {"float32": 1e-5, "float64": 1e-14, "float16": 1e-3}.get(dtype, 8e-3)
     np.testing.assert_allclose(found[0].astype(np.float64), expected, rtol=tolerance, atol=tolerance)
     for again in found[1:]:

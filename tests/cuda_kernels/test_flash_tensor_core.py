@@ -59,53 +59,44 @@ def test_scales_that_turn_the_order(scale: float, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(array.to_host(y).astype("f8"), expected, atol=2e-3)
 
 
-@pytest.mark.parametrize("D", [64, 128])
-def test_gradients_of_bfloat16(D: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels of mixed precision; probabilities and their gradients are rounded to 8 bits between the products."""
-    monkeypatch.setattr(memory, "capability", lambda _: (8, 0))
-    monkeypatch.setattr(attention, "SMALL", 0)
-    arrays = [RNG.standard_normal((1, 2, 19, D)).astype(ml_dtypes.bfloat16) for _ in range(4)]
-    results = []
-    for device, dtype in (("cuda", minigrad.bfloat16), ("cpu", minigrad.float64)):
-        q, k, v, dy = (minigrad.tensor(x, device=device, dtype=dtype, requires_grad=True) for x in arrays)
-        y = minigrad.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        grads = minigrad.backward(y, dy.detach())
-        results.append([grads.get(x).numpy(force=True).astype("f8") for x in (q, k, v)])
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(found, expected, atol=2**-7 * np.abs(expected).max())
-    used = {name.partition(".")[2] for name in launched if name.startswith("flash_tensor_core_gradient")}
-    assert used == {"delta_bfloat16", f"queries_bfloat16_{D}", f"keys_bfloat16_{D}"}
+F16, BF16 = minigrad.float16, minigrad.bfloat16
 
 
 @pytest.mark.parametrize(
-    ("capability", "small", "shapes", "causal"),
+    ("dtype", "capability", "small", "shapes", "causal"),
     [
-        ((8, 0), 0, ((2, 3, 16), (1, 3, 16)), False),  # two heads share keys
-        ((8, 0), 0, ((1, 66, 8), (1, 66, 8)), True),  # two tiles each way
-        ((8, 0), 0, ((1, 3, 64), (1, 67, 64)), True),  # keys that no query sees
-        ((8, 0), 0, ((2, 33, 128), (1, 33, 128)), True),  # tiles of 32 rows
-        ((8, 0), 0, ((1, 3, 72), (1, 34, 72)), False),
-        ((8, 0), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # too small for tiles
-        ((7, 5), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # a device without the instructions
+        (BF16, (8, 0), 0, ((2, 19, 64), (2, 19, 64)), True),  # rounded to 8 bits between the products
+        (BF16, (8, 0), 0, ((2, 19, 128), (2, 19, 128)), True),
+        (F16, (8, 0), 0, ((2, 3, 16), (1, 3, 16)), False),  # two heads share keys
+        (F16, (8, 0), 0, ((1, 66, 8), (1, 66, 8)), True),  # two tiles each way
+        (F16, (8, 0), 0, ((1, 3, 64), (1, 67, 64)), True),  # keys that no query sees
+        (F16, (8, 0), 0, ((2, 33, 128), (1, 33, 128)), True),  # tiles of 32 rows
+        (F16, (8, 0), 0, ((1, 3, 72), (1, 34, 72)), False),
+        (F16, (8, 0), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # too small for tiles
+        (F16, (7, 5), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # a device without the instructions
     ],
 )
 def test_gradients(
-    capability: tuple[int, int], small: int, shapes: tuple[tuple[int, ...], ...], causal: bool,
+    dtype: Any, capability: tuple[int, int], small: int, shapes: tuple[tuple[int, ...], ...], causal: bool,
     launched: list[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of the operation: halves in and out, whichever kernels compute."""
     monkeypatch.setattr(memory, "capability", lambda _: capability)
     monkeypatch.setattr(attention, "SMALL", small)
     queries, keys = shapes
-    arrays = [RNG.standard_normal((1, *shape)).astype(np.float16) for shape in (queries, keys, keys, queries)]
+    arrays = [RNG.standard_normal((1, *shape)).astype(dtype) for shape in (queries, keys, keys, queries)]
     results = []
-    for device, dtype in (("cuda", minigrad.float16), ("cpu", minigrad.float64)):
-        q, k, v, dy = (minigrad.tensor(x, device=device, dtype=dtype, requires_grad=True) for x in arrays)
+    for device, computed in (("cuda", dtype), ("cpu", minigrad.float64)):
+        q, k, v, dy = (minigrad.tensor(x, device=device, dtype=computed, requires_grad=True) for x in arrays)
         y = minigrad.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
         grads = minigrad.backward(y, dy.detach())
         results.append([x.numpy(force=True) for x in (y, *(grads.get(x) for x in (q, k, v)))])
     for found, expected in zip(*results, strict=True):
-        assert found.dtype == np.float16
-        np.testing.assert_allclose(found.astype("f8"), expected, atol=1e-3 * max(1, np.abs(expected).max()))
+        assert found.dtype == dtype
+        tolerance = (1e-3 if dtype == F16 else 2**-7) * max(1, np.abs(expected).max())
+        np.testing.assert_allclose(found.astype("f8"), expected, atol=tolerance)
     used = {name.partition(".")[0] for name in launched if name.startswith("flash")}
     assert used == ({"flash_tensor_core", "flash_tensor_core_gradient"} if small == 0 else set())
+    if dtype == BF16:
+        kernels = {name.partition(".")[2] for name in launched if name.startswith("flash_tensor_core_gradient")}
+        assert kernels == {"delta_bfloat16", f"queries_bfloat16_{queries[2]}", f"keys_bfloat16_{queries[2]}"}

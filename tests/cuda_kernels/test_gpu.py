@@ -185,26 +185,6 @@ def test_more_than_two_to_the_31_elements():
     memory.empty_cache(0)
 
 
-def test_training_follows_the_cpu():
-    from minigrad.models import GPT2, GPT2Config
-    from minigrad.optim import AdamW
-
-    tokens = mg.from_numpy(np.random.default_rng(0).integers(0, 211, (4, 65)))
-    losses = {}
-    for device in ("cpu", "cuda"):
-        mg.manual_seed(3)
-        model = GPT2(GPT2Config(vocab_size=211, block_size=64, n_layer=2, n_head=4, n_embd=64)).to(device)
-        optimizer = AdamW(model.named_parameters(), lr=1e-3)
-        x, y = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
-        losses[device] = []
-        for _ in range(10):
-            loss = model.loss(x, y)
-            optimizer.step(loss.backward())
-            losses[device].append(loss.item())
-    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=2e-4)
-    assert losses["cuda"][-1] < losses["cuda"][0]
-
-
 # Streams --------------------------------------------------------------------------------------------------------------
 
 
@@ -272,13 +252,6 @@ def test_pinned_memory_is_copied_as_part_of_the_stream():
     mg.cuda.synchronize()
     assert x.is_pinned() and back.is_pinned()
     np.testing.assert_array_equal(back.numpy(), x.numpy() + 1)
-
-
-def test_out_of_memory_is_survived():
-    _, total = mg.cuda.mem_get_info()
-    with pytest.raises(mg.cuda.OutOfMemoryError, match=r"cuda:0 is out of memory: .* MiB were asked for"):
-        mg.zeros(total, 2, device="cuda")
-    assert mg.ones(3, device="cuda").sum().item() == 3
 
 
 def library_on_gpu(name: str) -> Any:

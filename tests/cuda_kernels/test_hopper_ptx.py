@@ -10,11 +10,6 @@ import numpy as np
 import pytest
 from simulated import run
 
-from minigrad import cuda_kernels
-
-if not cuda_kernels.simulated():
-    pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
-
 from minigrad.cuda_kernels.platform import array
 from minigrad.cuda_kernels.platform.language import cuda
 from minigrad.cuda_kernels.platform.tensor_map import TensorMap

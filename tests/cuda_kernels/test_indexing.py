@@ -5,23 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minigrad import cuda_kernels
-
-if not cuda_kernels.availability()[0]:
-    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
-
 from minigrad.cuda_kernels import indexing as cuda
 from minigrad.cuda_kernels.platform import array
 from minigrad.cuda_kernels.rowwise import gather_scatter, index_arrays, sorting
-from minigrad.cuda_kernels.simulator import simulator
 from minigrad.plain_kernels import indexing as plain
-
-
-@pytest.fixture(params=[None, 1, 2], ids=["in order", "shuffled", "shuffled again"])
-def shuffled(request):
-    simulator.order(request.param)
-    yield
-    simulator.order(None)
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -42,7 +29,7 @@ def test_sorting_is_stable_and_places_nan_and_zeros(dtype, descending):
 
 
 @pytest.mark.parametrize("n", [17, 63, 100])
-def test_sorted_tiles_are_merged(n, monkeypatch, shuffled):
+def test_sorted_tiles_are_merged(n, monkeypatch, order):
     monkeypatch.setattr(sorting, "SORTED", 8)
     monkeypatch.setattr(sorting, "MOST_ROWS", 2)
     x = np.random.default_rng(0).integers(-9, 9, (3, n)).astype(np.float32)
@@ -52,7 +39,7 @@ def test_sorted_tiles_are_merged(n, monkeypatch, shuffled):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_repeated_places_give_the_same_bits_in_any_order(dtype, shuffled):
+def test_repeated_places_give_the_same_bits_in_any_order(dtype, order):
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((5, 3)).astype(dtype), rng.standard_normal((2, 20, 3)).astype(dtype)
     where = rng.integers(-5, 5, (2, 20))
@@ -68,7 +55,7 @@ def test_repeated_places_give_the_same_bits_in_any_order(dtype, shuffled):
 
 @pytest.mark.parametrize("reduce", ["prod", "amax", "amin"])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
-def test_reductions_at_places(dtype, reduce, shuffled):
+def test_reductions_at_places(dtype, reduce, order):
     rng = np.random.default_rng(0)
     x, y = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((3, 4), (2, 7)))
     if dtype == "float32":
@@ -95,7 +82,7 @@ def test_views_are_written_through():
     np.testing.assert_array_equal(array.to_host(base), x)
 
 
-def test_places_of_masks(shuffled):
+def test_places_of_masks(order):
     for density in (0.0, 0.3, 1.0):
         mask = np.random.default_rng(0).random((7, 50)) < density
         for chosen, moved in ((mask, array.from_host(mask)), (mask.T, array.from_host(mask).T)):

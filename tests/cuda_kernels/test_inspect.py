@@ -94,7 +94,7 @@ BAD = """
     from minigrad.cuda_kernels.platform import compiler
     from minigrad.cuda_kernels.products import hopper
     from minigrad.cuda_kernels.ptx import hopper_ptx, ptx
-    from minigrad.cuda_kernels.platform.language import cuda, math
+    from minigrad.cuda_kernels.platform.language import FULL_WARP, cuda, math
     from minigrad.cuda_kernels.platform.launch import kernel
 
     multiply, zeros = hopper_ptx.wgmma("bfloat16", 64, "kk"), hopper_ptx.zeros(64)
@@ -148,8 +148,30 @@ BAD = """
             a, b, c, d = ptx.load4(x, 4 * i)
             ptx.store4(x, 4 * i, (d, c, b, a))
 
-    for made in (many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good):
-        print(made.function.__name__, inspect.report(made, (8, 0)).faults())
+    def sum_of_some(limit):
+        @kernel("float32*", "int64", threads=256, registers=64, name=f"sum_of_{limit}")
+        def some(x, n):
+            t = cuda.threadIdx.x
+            if t < limit:
+                x[t] += cuda.shfl_xor_sync(FULL_WARP, x[t], 1)
+            for i in range(t >> 5, n, 8):
+                if x[256 + i]:
+                    x[t] += cuda.shfl_xor_sync(FULL_WARP, x[t], 2)
+            cuda.syncthreads()
+            x[t] = cuda.shfl_xor_sync(FULL_WARP, x[t], 4)
+        return some
+
+    @kernel("float32*", "int64", threads=256, registers=64)
+    def sum_in_uneven_loop(x, n):
+        t = cuda.threadIdx.x
+        for i in range(x[t]):
+            x[i] += cuda.shfl_xor_sync(FULL_WARP, x[t], 1)
+
+    for made in (
+        many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good, sum_in_uneven_loop,
+        sum_of_some(33), sum_of_some(64),
+    ):
+        print(made.name.partition(".")[2], inspect.report(made, (8, 0)).faults())
     print("sums_read_too_early", inspect.report(sums_read_too_early, (9, 0)).faults())
     for made in (sums_read_too_early, hopper.tiles_of("bfloat16", "bfloat16", 256, "oo")):
         with warnings.catch_warnings(record=True) as caught:
@@ -168,7 +190,9 @@ def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
     for name in ("sums_read_too_early", "nvjitlink_128"):
         assert "wgmma.mma_async instructions are serialized" in found[name]
     assert found["nvjitlink_288"] == "[]"
-    assert found["good"] == "[]"
+    assert found["good"] == found["sum_of_64"] == "[]"  # whole warps take either way
+    for name in ("sum_of_33", "sum_in_uneven_loop"):
+        assert found[name] == "['not all lanes of a warp may come to shfl.sync.bfly.b32']"
 
 
 def test_arguments() -> None:

@@ -14,10 +14,6 @@ import pytest
 from refusals import raises
 
 from minigrad import cuda_kernels
-
-if not cuda_kernels.availability()[0]:
-    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
-
 from minigrad.cuda_kernels.platform import array, launch, libcuda, memory
 from minigrad.cuda_kernels.platform.language import cuda
 from minigrad.cuda_kernels.platform.launch import Kernel, kernel

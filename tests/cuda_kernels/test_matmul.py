@@ -7,7 +7,7 @@ from pathlib import Path
 import house
 import numpy as np
 import pytest
-from product_cases import check_epilogues, product, stored
+from product_cases import RNG, check_epilogues, draw, product, stored
 from simulated import ordered
 
 from minigrad.cuda_kernels import matmul
@@ -15,13 +15,8 @@ from minigrad.cuda_kernels.platform import array, choices, launch, memory
 from minigrad.cuda_kernels.products import hopper, simt, tensor_core, tiles
 from minigrad.dtypes import as_dtype
 
-RNG = np.random.default_rng(0)
 LAYOUTS = {"k": "rows", "o": "columns", "-": "neither", "odd": "odd"}  # by along what kernels read the left operand
 TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float64): 1e-13}
-
-
-def draw(*shape, dtype="f4"):
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 @pytest.fixture

@@ -6,18 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-
-from minigrad import cuda_kernels
-
-if not cuda_kernels.availability()[0]:
-    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
+from simulated import ordered
 
 from minigrad.cuda_kernels import movement as cuda
 from minigrad.cuda_kernels.ladders import ladder_transpose as ladder
 from minigrad.cuda_kernels.platform import array
-from minigrad.cuda_kernels.platform.launch import Kernel
 from minigrad.cuda_kernels.rowwise import transposes
-from minigrad.cuda_kernels.simulator import simulator
 from minigrad.plain_kernels import movement as plain
 
 DTYPES = ["uint8", "float16", "float32", "float64"]
@@ -26,15 +20,6 @@ RUNGS = [ladder.naive, ladder.tile, transposes.PADDED_TILES[4], transposes.wide_
 
 def draw(shape, dtype):
     return np.random.default_rng(0).integers(0, 250, shape).astype(dtype)
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """The names of the kernels that were started."""
-    names = []
-    launch = Kernel.launch
-    monkeypatch.setattr(Kernel, "launch", lambda self, *a, **k: (names.append(self.name), launch(self, *a, **k))[1])
-    return names
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,11 +61,8 @@ def test_wide_words_where_runs_are_kept(launched):
 )
 def test_transposes_go_through_tiles(shape, order, dtype, name, launched):
     x = draw(shape, dtype)
-    simulator.order(1)
-    try:
+    with ordered(1):
         y = array.copy(array.from_host(x).transpose(*order))
-    finally:
-        simulator.order(None)
     np.testing.assert_array_equal(array.to_host(y), x.transpose(order))
     assert set(launched) == {f"transposes.{name}"}
 

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import host
 from optimizer_cases import CASES
 from refusals import raises
 
 import minigrad
 from minigrad import Device, Tensor, cuda_kernels, plain_kernels
+from minigrad.cuda_kernels import from_host, to_host
 from minigrad.cuda_kernels.optimizers import multi_tensor
 from minigrad.cuda_kernels.platform.upload import Upload
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module, Parameter
-from minigrad.optim import EMA, GradScaler, clip_grad_norm, clip_grad_norm_async
+from minigrad.optim import EMA, clip_grad_norm, clip_grad_norm_async
 from minigrad.optim.clip import NonFiniteGradientError
 
-USABLE = cuda_kernels.availability()[0]
-to_host, from_host = (cuda_kernels.__getattr__(name) if USABLE else None for name in ("to_host", "from_host"))
 CHUNK = 96  # elements, so that small arrays have several chunks
 SHAPES = [(0, 2), (), (3,), (4, 24), (97,), (5, 41), (2, 96)]
 MATRICES = [(4, 5), (7, 3), (1, 1)]
@@ -38,15 +38,6 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_tensor, "CHUNK", CHUNK)
     monkeypatch.setattr(cuda_kernels.grad_norm, "NORM_CHUNK", CHUNK)
-
-
-@pytest.fixture(params=[None, 1], ids=["in order", "shuffled"])
-def _order(request: pytest.FixtureRequest) -> Iterator[None]:
-    from minigrad.cuda_kernels.simulator import simulator
-
-    simulator.order(request.param)
-    yield
-    simulator.order(None)
 
 
 def draw(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[np.ndarray]:
@@ -63,10 +54,6 @@ def store(params: list[Tensor], grads: list[np.ndarray]) -> GradStore:
     for p, g in zip(params, grads, strict=True):
         found.insert(p, Tensor(g, device=p.device))
     return found
-
-
-def host(x: Tensor) -> np.ndarray:
-    return np.asarray(x.device.kernels.to_host(x.data))
 
 
 def compare(found: np.ndarray, expected: np.ndarray, exact: bool) -> None:
@@ -98,7 +85,7 @@ def stepped(
         yield found, expected
 
 
-@pytest.mark.usefixtures("_order")
+@pytest.mark.usefixtures("order")
 @pytest.mark.parametrize("dtype", REALS)
 @pytest.mark.parametrize("name", [name for name in CASES if name != "Muon"])
 def test_steps_are_the_cpus(name: str, dtype: str) -> None:
@@ -211,7 +198,7 @@ def arrays(dtypes: tuple[str, ...]) -> list[np.ndarray]:
     return [draw([(n,)], dtypes[i % len(dtypes)], i)[0] for i, n in enumerate(sizes)]
 
 
-@pytest.mark.usefixtures("_order")
+@pytest.mark.usefixtures("order")
 def test_sum_of_squares() -> None:
     grad_norm = cuda_kernels.grad_norm
     for dtypes in (("float32",), ("float64",), ("float32", "float64")):
@@ -262,7 +249,7 @@ def both(run: Callable[[Any, list[Any]], Any], xs: list[np.ndarray]) -> tuple[li
     return back, found, expected
 
 
-@pytest.mark.usefixtures("_order")
+@pytest.mark.usefixtures("order")
 def test_scale() -> None:
     xs = [*arrays(("float32", "float64")), np.array([1, 6e4, np.inf], np.float16)]
     back, _, _ = both(lambda family, a: family.scale_([*a[:-1], a[-1][::2]], 2.3), xs)
@@ -272,7 +259,7 @@ def test_scale() -> None:
     cuda_kernels.grad_norm.scale_([], 0.5)
 
 
-@pytest.mark.usefixtures("_order")
+@pytest.mark.usefixtures("order")
 @pytest.mark.parametrize("dtypes", [("float32",), ("float64",), ("float32", "float64"), ("float32", "float16")])
 def test_clip(dtypes: tuple[str, ...]) -> None:
     xs = [x / np.max(np.abs(x), initial=1) for x in arrays(dtypes)]
@@ -312,7 +299,7 @@ def test_an_array_given_twice_counts_twice_and_is_changed_once() -> None:
     np.testing.assert_allclose(back[0], 1 / 3, rtol=1e-6)
 
 
-@pytest.mark.usefixtures("_order")
+@pytest.mark.usefixtures("order")
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
 def test_unscale_and_finite_check(bad: float | None) -> None:
     for dtype in ("float32", "float64", "float16"):
@@ -376,18 +363,6 @@ def test_clipping_without_waiting_needs_one_device() -> None:
     assert clip_grad_norm_async(GradStore(), 1.0).item() == 0.0
     with pytest.raises(ValueError, match="max_norm"):
         clip_grad_norm_async(found, 0.0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_scaler_tells_overflows(device: str) -> None:
-    params = on(device, [np.zeros(3, np.float32), np.zeros(2, np.float32)])
-    scaler = GradScaler(4.0)
-    assert not scaler.found_inf
-    for value, overflow in ((8.0, False), (np.inf, True), (np.nan, True), (2.0, False)):
-        found = store(params, [np.ones(3, np.float32), np.array([1, value], np.float32)])
-        scaler.unscale_(found)
-        assert scaler.found_inf is overflow
-        np.testing.assert_array_equal(host(found.get(params[1])), np.array([0.25, value / 4], np.float32))
 
 
 def test_threads_have_their_own_way_to_the_device() -> None:

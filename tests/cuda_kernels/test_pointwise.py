@@ -11,19 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minigrad import cuda_kernels
-
-if not cuda_kernels.availability()[0]:
-    pytest.skip(cuda_kernels.availability()[1], allow_module_level=True)
-
 import minigrad
-from minigrad import plain_kernels
+from minigrad import cuda_kernels, plain_kernels
 from minigrad.cuda_kernels import comparison, elementwise, gelu, log_sigmoid
 from minigrad.cuda_kernels.platform import launch
 from minigrad.cuda_kernels.platform.array import from_host, to_host
 from minigrad.cuda_kernels.platform.language import device_function
 from minigrad.cuda_kernels.pointwise import layout, pointwise, rules
-from minigrad.cuda_kernels.simulator import simulator
 
 RNG = np.random.default_rng(0)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -32,14 +26,6 @@ DTYPES = [*map(np.dtype, ("float64", "float32", "float16", "int64", "int32", "ui
 
 def draw(*shape, dtype="f4"):
     return RNG.integers(-40, 40, shape).astype(dtype) / np.ones((), dtype)
-
-
-@pytest.fixture(params=[None, 3])
-def shuffled(request):
-    """Threads by their numbers, and in another order."""
-    simulator.order(request.param)
-    yield
-    simulator.order(None)
 
 
 LAYOUTS = {
@@ -57,7 +43,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("second", LAYOUTS)
 @pytest.mark.parametrize("first", LAYOUTS)
-def test_any_two_layouts(first, second, shuffled):
+def test_any_two_layouts(first, second, order):
     x, y = draw(3, 5, 6), draw(3, 5, 6)
     hx, hy = LAYOUTS[first](x), LAYOUTS[second](y)
     dx, dy = LAYOUTS[first](from_host(x)), LAYOUTS[second](from_host(y))
@@ -151,24 +137,26 @@ def test_casts(source, target):
     np.testing.assert_array_equal(to_host(y)[1].astype("f8"), expected.astype("f8"))
 
 
-LATER = [
+KERNELS = [
     (operation, words)
     for operation in {**vars(comparison), **vars(elementwise)}.values()
-    if isinstance(operation, pointwise.Pointwise) and operation.name not in ("cast", "clamp", "nan_to_num")
-    for words in operation.lazy
+    if isinstance(operation, pointwise.Pointwise) and operation.name not in ("cast", "fill", "clamp", "nan_to_num")
+    for words in (*operation.eager, *operation.lazy)
     if operation.module != "division" and " to " not in words
 ]
 
 
-@pytest.mark.parametrize(("operation", "words"), LATER, ids=lambda x: getattr(x, "name", x))
-def test_kernels_that_are_made_later(operation, words, launched):
+@pytest.mark.parametrize(("operation", "words"), KERNELS, ids=lambda x: getattr(x, "name", x))
+def test_every_kernel_computes_what_the_plain_ones_do(operation, words, launched):
     name, kinds = f"{operation.module}.{operation.name}_{words.replace(' ', '_')}", words.split() * operation.inputs
     with np.errstate(all="ignore"):
         x = np.meshgrid(*(SPECIAL.astype(minigrad.dtypes.as_dtype(kind)) for kind in kinds[: operation.inputs]))
         expected = getattr(getattr(plain_kernels, operation.module), operation.name)(*x)
     found = to_host(operation(*map(from_host, x)))
-    assert launched == [launch.LAZY_KERNELS[name]().name] and found.dtype == expected.dtype
-    np.testing.assert_allclose(found.astype("f8"), expected.astype("f8"), rtol=1e-15 if "64" in words else 2**-8)
+    assert len(launched) == 1 and found.dtype == expected.dtype
+    assert words in operation.eager or launched == [launch.LAZY_KERNELS[name]().name]
+    rtol = 1e-15 if "64" in words else 2e-6 if "32" in words else 2**-8
+    np.testing.assert_allclose(found.astype("f8"), expected.astype("f8"), rtol=rtol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -339,20 +327,3 @@ def test_two_threads_may_need_a_kernel_at_once(monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(operation.variant, [kinds] * 2)
     assert first is second
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
-def test_tensors_of_integers(dtype):
-    """Shifts, reductions of rows and of columns, values written where a mask holds, and what a division refuses."""
-    rng = np.random.default_rng(0)
-    x, n = rng.integers(0, 100, (5, 7)).astype(dtype), rng.integers(0, 4, (5, 7)).astype(dtype)
-    a, b = minigrad.tensor(x, device="cuda"), minigrad.tensor(n, device="cuda")
-    for found, expected in (((a << b), x << n), ((a >> b), x >> n), ((a << 1), x << 1)):
-        np.testing.assert_array_equal(found.numpy(force=True), expected)
-    for axis in (0, 1):
-        for name, reference in (("sum", np.sum), ("amax", np.max), ("amin", np.min), ("argmax", np.argmax)):
-            np.testing.assert_array_equal(getattr(a, name)(axis).numpy(force=True), reference(x, axis))
-    a[b > 1] = 3
-    np.testing.assert_array_equal(a.numpy(force=True), np.where(n > 1, np.asarray(3, dtype), x))
-    with pytest.raises(ZeroDivisionError):
-        a // b

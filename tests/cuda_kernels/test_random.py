@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minigrad import cuda_kernels, plain_kernels
+from minigrad.cuda_kernels import to_host as host
 
-host = cuda_kernels.__getattr__("to_host") if cuda_kernels.availability()[0] else None
 SIZES = [0, 1, 2, 3, 4, 5, 127, 1030, 2100 if cuda_kernels.simulated() else 5000]  # of tiles to sort: up to 3
 STATES = [(0, 0), (2**64 - 1, 3), (0x0123_4567_89AB_CDEF, 2**40)]
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from simulated import ordered
 
 from minigrad import plain_kernels as plain
 from minigrad.cuda_kernels import (
@@ -21,18 +22,7 @@ from minigrad.cuda_kernels import (
 from minigrad.cuda_kernels.ladders import ladder_reduction, ladder_softmax
 from minigrad.cuda_kernels.platform.array import from_host, to_host
 from minigrad.cuda_kernels.rowwise import fold, scan
-from minigrad.cuda_kernels.simulator import simulator
 from minigrad.dtypes import as_dtype
-
-
-@pytest.fixture(params=[None, 5], ids=["ordered", "shuffled"])
-def order(request):
-    """The threads' order in the simulator; a GPU has its own, and needs one run."""
-    if request.param is not None and not simulated():
-        pytest.skip("the threads' order is the simulator's to choose")
-    simulator.order(request.param)
-    yield
-    simulator.order(None)
 
 
 def same(found, expected, rtol=2e-5, atol=2e-6):
@@ -123,19 +113,29 @@ def test_gradient_of_products_past_zeros(order):
     same([reduce.prod_of_others(from_host(x), 1)], [plain.reduce.prod_of_others(x, 1)])
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis"), [((3, 5), 1), ((3, 20), 1), ((2, 516), 1), ((1, 1029), 1), ((2, 40, 3), 1)], ids=str
-)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_softmax_in_registers_and_in_columns(dtype, shape, axis, order):
+def check_softmax(shape, dtype):
+    """Both functions along dimension 1 and their gradients, where scores are -inf too."""
     x, dy = 3 * normal(*shape, dtype=dtype), normal(*shape, seed=1, dtype=dtype)
+    x[0, : (shape[1] + 1) // 2] = -np.inf
     rtol = 2e-5 if dtype == "float32" else 1e-12
-    x[0, :2] = -np.inf
-    for pair in (("forward", "backward"), ("log_forward", "log_backward")):
-        y, dx = (getattr(plain.softmax, name) for name in pair)
-        y = y(x, axis)
-        same([getattr(softmax, pair[0])(from_host(x), axis)], [y], rtol, rtol / 10)
-        same([getattr(softmax, pair[1])(from_host(dy), from_host(y), axis)], [dx(dy, y, axis)], rtol, rtol / 10)
+    for forward, backward in (("forward", "backward"), ("log_forward", "log_backward")):
+        y = getattr(plain.softmax, forward)(x, 1)
+        same([getattr(softmax, forward)(from_host(x), 1)], [y], rtol, rtol / 2)
+        dx = getattr(plain.softmax, backward)(dy, y, 1)
+        same([getattr(softmax, backward)(from_host(dy), from_host(y), 1)], [dx], 10 * rtol, rtol / 2)
+
+
+def check_softmax_of_bad_rows(C, dtype="float32"):
+    x = normal(3, C, dtype=dtype)
+    x[0, 1], x[1, C - 1], x[2] = np.nan, np.inf, -np.inf
+    for forward in (softmax.forward, softmax.log_forward):
+        assert np.isnan(to_host(forward(from_host(x), 1))).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 20), (2, 516), (1, 1029), (2, 40, 3)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_softmax_in_registers_and_in_columns(dtype, shape, order):
+    check_softmax(shape, dtype)
 
 
 @pytest.mark.parametrize("C", [17, 1029, 5000, 4100])
@@ -147,88 +147,51 @@ def test_softmax_of_rows_that_a_block_goes_over(monkeypatch, dtype, C, order):
         for real, kernels in table.items():
             small = SimpleNamespace(threads=(0, 1))
             monkeypatch.setitem(table, real, kernels._replace(short=small, rows=small))
-    x, dy = 3 * normal(2, C, dtype=dtype), normal(2, C, seed=1, dtype=dtype)
-    x[0, : C // 2] = -np.inf
-    rtol = 1e-5 if dtype == "float32" else 1e-12
-    for pair in (("forward", "backward"), ("log_forward", "log_backward")):
-        y, dx = (getattr(plain.softmax, name) for name in pair)
-        y = y(x, 1)
-        same([getattr(softmax, pair[0])(from_host(x), 1)], [y], rtol=rtol, atol=rtol)
-        same([getattr(softmax, pair[1])(from_host(dy), from_host(y), 1)], [dx(dy, y, 1)], rtol=10 * rtol, atol=rtol)
-    x = normal(3, C, dtype=dtype)
-    x[0, 1], x[1, C - 1], x[2] = np.nan, np.inf, -np.inf
-    for name in ("forward", "log_forward"):
-        assert np.isnan(to_host(getattr(softmax, name)(from_host(x), 1))).all()
+    check_softmax((2, C), dtype)
+    check_softmax_of_bad_rows(C, dtype)
 
 
-def test_softmax_of_rows_with_nan_or_infinity():
-    for C in (5, 20):
-        x = normal(3, C)
-        x[0, 1], x[1, 1], x[2] = np.nan, np.inf, -np.inf
-        for name in ("forward", "log_forward"):
-            assert np.isnan(to_host(getattr(softmax, name)(from_host(x), 1))).all()
+@pytest.mark.parametrize("C", [5, 20])
+def test_softmax_of_rows_with_nan_or_infinity(C):
+    check_softmax_of_bad_rows(C)
 
 
-@pytest.mark.parametrize(("dtype", "C", "rtol"), [("float64", 8200, 1e-9), ("float32", 16400, 1e-4)])
-def test_rows_longer_than_the_registers(dtype, C, rtol):
-    """Read twice by softmax, more than once by the norms."""
-    x, dy, r, w = (normal(*shape, seed=i, dtype=dtype) for i, shape in enumerate(((1, C), (1, C), (1, C), (C,))))
-    y, mean, rstd = plain.layer_norm.forward(x, w, w, 1e-5)
-    d = [from_host(a) for a in (dy, x, w, mean, rstd)]
-    same([softmax.forward(d[1], 1)], [plain.softmax.forward(x, 1)], rtol=1e-12 if dtype == "float64" else 1e-5)
-    same(layer_norm.forward(d[1], d[2], d[2], 1e-5), (y, mean, rstd), rtol, rtol / 5)
-    same(layer_norm.backward(*d), plain.layer_norm.backward(dy, x, w, mean, rstd), rtol, rtol)
-    y, rstd = plain.rms_norm.forward(x, w, 1e-5)
-    same(rms_norm.forward(d[1], d[2], 1e-5), (y, rstd), rtol, rtol / 5)
-    same(rms_norm.backward(*d[:3], from_host(rstd)), plain.rms_norm.backward(dy, x, w, rstd), rtol, rtol)
-    h = x + r
-    y, mean, rstd = plain.layer_norm.forward(h, w, w, 1e-5)
-    same(layer_norm.add_forward(d[1], from_host(r), d[2], d[2], 1e-5), (y, h, mean, rstd), rtol, rtol / 5)
+def check_norms(N, C, dtype, residual):
+    """Both norms of x + r, alone and with the sum in the same pass, which is rounded once, and their gradients."""
+    x, r, dy, w, b = (1 + normal(*s, seed=i, dtype=dtype) for i, s in enumerate(((N, C),) * 3 + ((C,),) * 2))
+    r = r.astype(as_dtype(residual))
+    h = x + r.astype(dtype)
+    dx, dr, ddy, dw, db, dh = (from_host(a) for a in (x, r, dy, w, b, h))
+    rtol = 1e-4 if dtype == "float32" else 1e-9
+    y, mean, rstd = plain.layer_norm.forward(h, w, b, 1e-5)
+    same(layer_norm.add_forward(dx, dr, dw, db, 1e-5), (y, h, mean, rstd), rtol, rtol / 5)
+    same(layer_norm.forward(dh, dw, db, 1e-5), (y, mean, rstd), rtol, rtol / 5)
+    found = layer_norm.backward(ddy, dh, dw, from_host(mean), from_host(rstd))
+    same(found, plain.layer_norm.backward(dy, h, w, mean, rstd), rtol, rtol)
     y, rstd = plain.rms_norm.forward(h, w, 1e-5)
-    same(rms_norm.add_forward(d[1], from_host(r), d[2], 1e-5), (y, h, rstd), rtol, rtol / 5)
+    same(rms_norm.add_forward(dx, dr, dw, 1e-5), (y, h, rstd), rtol, rtol / 5)
+    same(rms_norm.forward(dh, dw, 1e-5), (y, rstd), rtol, rtol / 5)
+    same(rms_norm.backward(ddy, dh, dw, from_host(rstd)), plain.rms_norm.backward(dy, h, w, rstd), rtol, rtol)
 
 
 @pytest.mark.parametrize(("N", "C"), [(1, 1), (9, 8), (5, 130), (2, 516)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_norms_and_their_sums_with_a_residual(dtype, N, C, order):
-    x, r, dy = (1 + normal(N, C, seed=i, dtype=dtype) for i in range(3))
-    w, b = normal(C, seed=3, dtype=dtype), normal(C, seed=4, dtype=dtype)
-    dx, dr, dw, db, ddy = (from_host(a) for a in (x, r, w, b, dy))
-    h = x + r
-    rtol = 1e-4 if dtype == "float32" else 1e-11
-    y, mean, rstd = plain.layer_norm.forward(h, w, b, 1e-5)
-    same(layer_norm.add_forward(dx, dr, dw, db, 1e-5), (y, h, mean, rstd), rtol, rtol / 5)
-    same(layer_norm.forward(from_host(h), dw, db, 1e-5), (y, mean, rstd), rtol, rtol / 5)
-    found = layer_norm.backward(ddy, from_host(h), dw, from_host(mean), from_host(rstd))
-    same(found, plain.layer_norm.backward(dy, h, w, mean, rstd), rtol, rtol / 2)
-    y, rstd = plain.rms_norm.forward(h, w, 1e-5)
-    same(rms_norm.add_forward(dx, dr, dw, 1e-5), (y, h, rstd), rtol, rtol / 50)
-    same(rms_norm.forward(from_host(h), dw, 1e-5), (y, rstd), rtol, rtol / 50)
-    found = rms_norm.backward(ddy, from_host(h), dw, from_host(rstd))
-    same(found, plain.rms_norm.backward(dy, h, w, rstd), rtol, rtol / 2)
+    check_norms(N, C, dtype, dtype)
 
 
-@pytest.mark.parametrize(
-    ("N", "C", "half"),
-    [
-        (5, 12, "bfloat16"),
-        (5, 12, "float16"),
-        (2, 133, "bfloat16"),
-        (1, 516, "float16"),
-        (1, 9000, "bfloat16"),
-        (1, 16400, "bfloat16"),
-        (1, 16400, "float16"),
-    ],
-)
-def test_norms_with_a_residual_of_half_floats(N, C, half):
-    """h is the sum of x and the widened residual, rounded once; rows in a warp, in a block, and too long for one."""
-    x, r, w = normal(N, C), normal(N, C, seed=1).astype(as_dtype(half)), normal(C, seed=2)
-    h = x + r.astype("f4")
-    inputs = [from_host(a) for a in (x, r, w)]
-    y, mean, rstd = plain.layer_norm.forward(h, w, w, 1e-5)
-    same(layer_norm.add_forward(*inputs, inputs[2], 1e-5), (y, h, mean, rstd), rtol=1e-4, atol=2e-5)
-    y, rstd = plain.rms_norm.forward(h, w, 1e-5)
-    same(rms_norm.add_forward(*inputs, 1e-5), (y, h, rstd), rtol=1e-4)
+@pytest.mark.parametrize(("N", "C"), [(5, 12), (2, 133), (1, 516), (1, 9000), (1, 16400)])
+@pytest.mark.parametrize("residual", ["bfloat16", "float16"])
+def test_norms_with_a_residual_of_half_floats(N, C, residual):
+    """Rows in a warp, in a block, and too long for one."""
+    check_norms(N, C, "float32", residual)
+
+
+@pytest.mark.parametrize(("dtype", "C"), [("float64", 8200), ("float32", 16400)])
+def test_rows_longer_than_the_registers(dtype, C):
+    """Read twice by softmax, more than once by the norms."""
+    check_norms(1, C, dtype, dtype)
+    check_softmax((1, C), dtype)
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (7, 6, 1), (2, 4, 40), (90, 2, 7)], ids=str)
@@ -249,6 +212,20 @@ def test_norms_by_channel(shape, order):
     same(found, plain.group_norm.backward(dy, x, w, mean, rstd), rtol=1e-4, atol=5e-5)
 
 
+def check_cross_entropy(x, dlosses, targets, smoothing=0.0, w=None):
+    """Loss and gradient at once, over the logits themselves too: the results of the plain kernels, which it returns."""
+    losses, lse = plain.cross_entropy.forward(x, targets, -100, smoothing, w)
+    expected = losses, lse, plain.cross_entropy.backward(dlosses, x, targets, lse, -100, smoothing, w)
+    options = -100, smoothing, None if w is None else from_host(w)
+    close = (2e-5, 2e-6) if x.dtype == np.float32 else (1e-12, 1e-12)
+    d, logits, t = map(from_host, (dlosses, x, targets))
+    same(cross_entropy.forward_backward(d, logits, t, *options), expected, *close)
+    *_, found = cross_entropy.forward_backward(d, logits, t, *options, dlogits=logits)
+    assert found is logits
+    same([logits], expected[2:], *close)
+    return expected
+
+
 @pytest.mark.parametrize(
     ("dtype", "C", "nbytes"),
     [
@@ -267,42 +244,28 @@ def test_cross_entropy_of_rows_in_more_shared_memory(dtype, C, nbytes, monkeypat
     for size, kernel in fused.items():
         one = SimpleNamespace(launch=lambda *a, k=kernel, n=size, **o: (used.append(n >> 10), k.launch(*a, **o)))
         monkeypatch.setitem(fused, size, one)
-    losses, lse = plain.cross_entropy.forward(x, targets, -100, 0.1, None)
-    dx = plain.cross_entropy.backward(dlosses, x, targets, lse, -100, 0.1, None)
-    found = cross_entropy.forward_backward(from_host(dlosses), from_host(x), from_host(targets), -100, 0.1, None)
-    same(found, (losses, lse, dx), *((2e-5, 2e-6) if dtype == "float32" else (1e-12, 1e-12)))
-    assert used == [nbytes]
+    check_cross_entropy(x, dlosses, targets, 0.1)
+    assert used == [nbytes] * 2
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("N", "C"), [(5, 8), (4, 131), (1, 1032)])
-def test_cross_entropy_in_one_pass(N, C, smoothing, weighted, order):
-    """Loss and gradient at once, over the logits themselves too, are forward's and backward's."""
+def test_cross_entropy_in_one_pass_and_in_two(N, C, smoothing, weighted, order):
     x, dlosses = 3 * normal(N, C), normal(N, seed=1)
     targets = np.random.default_rng(2).integers(0, C, N)
     if N > 1:
         targets[1], x[1, 0], x[2, 1], x[3, 2] = -100, np.nan, -np.inf, np.inf
     w = 1 + normal(C, seed=3) ** 2 if weighted else None
-    losses, lse = plain.cross_entropy.forward(x, targets, -100, smoothing, w)
-    dx = plain.cross_entropy.backward(dlosses, x, targets, lse, -100, smoothing, w)
+    losses, lse, dx = check_cross_entropy(x, dlosses, targets, smoothing, w)
     t, options = from_host(targets), (-100, smoothing, None if w is None else from_host(w))
     same(cross_entropy.forward(from_host(x), t, *options), (losses, lse))
     same([cross_entropy.backward(from_host(dlosses), from_host(x), t, from_host(lse), *options)], [dx])
-    same(cross_entropy.forward_backward(from_host(dlosses), from_host(x), t, *options), (losses, lse, dx))
-    logits = from_host(x)
-    *_, found = cross_entropy.forward_backward(from_host(dlosses), logits, t, *options, dlogits=logits)
-    assert found is logits
-    same([logits], [dx])
 
 
 def test_a_row_too_long_for_shared_memory_is_read_twice(monkeypatch):
     monkeypatch.setattr(cross_entropy, "_shared_limit", lambda device: 0)
-    x, one, t = normal(2, 12), np.ones(2, np.float32), np.array([3, 11])
-    losses, lse = plain.cross_entropy.forward(x, t, -100, 0.0, None)
-    dx = plain.cross_entropy.backward(one, x, t, lse, -100, 0.0, None)
-    found = cross_entropy.forward_backward(from_host(one), from_host(x), from_host(t), -100, 0.0, None)
-    same(found, (losses, lse, dx))
+    check_cross_entropy(normal(2, 12), np.ones(2, np.float32), np.array([3, 11]))
 
 
 def test_the_first_bad_target_is_found():
@@ -320,11 +283,10 @@ def test_the_same_bits_at_each_run_in_any_order_of_threads():
     x, w = normal(40, 130), normal(130, seed=1)
     found = []
     for seed in (None, 1, 2):
-        simulator.order(seed)
-        d = [from_host(a) for a in (x, x, w, x[:, 0].copy(), x[:, 1].copy())]
-        arrays = reduce.sum(d[0], (0,), False), reduce.sum(d[0], (0, 1), False), *layer_norm.backward(*d)
-        found.append([to_host(a).tobytes() for a in arrays])
-    simulator.order(None)
+        with ordered(seed):
+            d = [from_host(a) for a in (x, x, w, x[:, 0].copy(), x[:, 1].copy())]
+            arrays = reduce.sum(d[0], (0,), False), reduce.sum(d[0], (0, 1), False), *layer_norm.backward(*d)
+            found.append([to_host(a).tobytes() for a in arrays])
     assert found[0] == found[1] == found[2]
 
 

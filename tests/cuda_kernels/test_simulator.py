@@ -11,23 +11,12 @@ import pytest
 from simulated import run
 
 from minigrad import cuda_kernels
-
-if not cuda_kernels.simulated():
-    pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
-
 from minigrad.cuda_kernels.platform.language import FULL_WARP, cuda
 from minigrad.cuda_kernels.ptx import ptx
 from minigrad.cuda_kernels.rowwise.collective import block_max, block_sum, warp_max, warp_sum
-from minigrad.cuda_kernels.simulator import simulator
 from minigrad.cuda_kernels.simulator.simulated_memory import SimulationError
 
-
-@pytest.fixture(params=[None, 1, 2], autouse=True)
-def order(request: pytest.FixtureRequest) -> Any:
-    """The threads by their numbers, and in two shuffled orders."""
-    simulator.order(request.param)
-    yield
-    simulator.order(None)
+pytestmark = pytest.mark.usefixtures("order")
 
 
 def test_each_thread_has_its_place() -> None:

@@ -10,11 +10,6 @@ import numpy as np
 import pytest
 from simulated import ordered, run
 
-from minigrad import cuda_kernels
-
-if not cuda_kernels.simulated():
-    pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
-
 from minigrad.cuda_kernels.platform.language import cuda
 from minigrad.cuda_kernels.ptx import ptx
 from minigrad.cuda_kernels.simulator import tensor_core_sums

@@ -7,17 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from product_cases import draw
 
 import minigrad as mg
 from minigrad.cuda_kernels.platform import memory
 from minigrad.cuda_kernels.products import simt
 
-RNG = np.random.default_rng(0)
 BOUND = 2**-10 + 2**-22  # of |a| |b|: each operand is off by at most 2^-11 of itself
-
-
-def draw(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -59,21 +55,6 @@ def test_matmul_in_all_transpositions(
     close(dw.T if transpose_b else dw, a.T, dy)
     products = [name for name in launched if name.startswith(("simt", "tensor_core", "hopper"))]
     assert len(products) == 3 and all(name.startswith("tensor_core.tiles_float32") for name in products)
-
-
-def test_linear_einsum_and_batches(launched: list[str]) -> None:
-    a, weight, bias, b = draw(2, 5, 24), draw(9, 24), draw(9), draw(2, 24, 6)
-    x, w, c, z = (mg.tensor(v, device="cuda", requires_grad=True) for v in (a, weight, bias, b))
-    y = mg.nn.functional.linear(x, w, c)
-    grads = mg.backward(y, mg.ones(y.shape, device="cuda"))
-    ones = np.ones((10, 9), np.float32)
-    close(y, a, weight.T, bias.astype("f8"))
-    close(grads[x].reshape(10, 24), ones, weight)
-    close(grads[w], ones.T, a.reshape(10, 24))
-    np.testing.assert_array_equal(grads[c].numpy(force=True), np.full(9, 10.0))
-    close(x @ z, a, b)
-    close(mg.einsum("bmk,bkn->bmn", x, z), a, b)
-    assert not any(name.startswith(("simt.", "simt_tiles.")) for name in launched)
 
 
 def test_what_stays_float32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,8 @@ def test_any_number_of_ranks_sees_the_same_batches(n, batch_size, world_size, dr
         assert len(set(seen)) == len(seen) == (n // batch_size * batch_size if drop_last else n)
 
 
-@given(st.integers(0, 20), st.integers(1, 4), st.integers(1, 4))
-def test_resume_on_another_world_size_goes_on_with_the_same_batches(steps, before, after):
+@given(st.integers(0, 20), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_resume_on_another_world_size_goes_on_with_the_same_batches(steps, before, after, drop_last):
     def endless(sampler):
         while True:
             yield from sampler
@@ -48,7 +48,7 @@ def test_resume_on_another_world_size_goes_on_with_the_same_batches(steps, befor
         return (np.concatenate(parts) for parts in zip(*map(endless, samplers)))
 
     def world(size):
-        return [EpochSampler(23, 4, 5, rank=rank, world_size=size) for rank in range(size)]
+        return [EpochSampler(23, 4, 5, drop_last, rank=rank, world_size=size) for rank in range(size)]
 
     straight = together(world(1))
     old, new = world(before), world(after)
@@ -59,6 +59,7 @@ def test_resume_on_another_world_size_goes_on_with_the_same_batches(steps, befor
     assert len(set(states)) == 1
     for sampler in new:
         sampler.load_state_dict(json.loads(states[0]))
+        assert json.dumps(sampler.state_dict()) == states[0]
     for expected, found in itertools.islice(zip(straight, together(new)), 12):
         np.testing.assert_array_equal(found, expected)
 

@@ -24,15 +24,17 @@ def test_the_bytes_of_both_formats(tmp_path):
     assert raw[1024:] == b"\0\0\1\0\2\1\xff\xff"
 
 
-@pytest.mark.parametrize("format", ["nanogpt", "llm.c"])
+FORMATS = pytest.mark.parametrize("format", ["nanogpt", "llm.c"])
+
+
+@FORMATS
 def test_round_trip_in_one_piece_or_many(tmp_path, format):
     path = tmp_path / "tokens.bin"
     whole = TOKENS.astype(np.int32)
     for given in (whole, np.repeat(whole, 2)[::2], [whole[:300], [], whole[300:301], whole[301:]], iter([whole])):
         assert write_tokens(path, given, format) == 1000
         found = open_tokens(path, format)
-        assert found.dtype == np.uint16
-        assert not found.flags.writeable
+        assert found.dtype == np.uint16 and not found.flags.writeable
         np.testing.assert_array_equal(found, TOKENS)
     assert os.listdir(tmp_path) == ["tokens.bin"]
 

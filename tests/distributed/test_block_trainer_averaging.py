@@ -1,12 +1,28 @@
-"""Ranks that average their gradients step as one process with the whole batch, and stay equal."""
+"""Ranks that average their gradients, block by block, step as one process with the whole batch, and stay equal."""
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from block_trainer_nets import CONFIG, C, Net, One, Plain, alone, assert_like_one_process, batch, contents, train
+from block_trainer_nets import (
+    CONFIG,
+    C,
+    Net,
+    One,
+    Plain,
+    alone,
+    assert_like_one_process,
+    batch,
+    contents,
+    held,
+    noting,
+    parts,
+    train,
+)
 from data_parallel import state_bits
 from in_threads import in_threads
 
@@ -14,7 +30,9 @@ from minigrad import Tensor, nn
 from minigrad.device import CPU
 from minigrad.distributed import (
     BlockDistributedTrainer,
+    BlockLayout,
     Communicator,
+    DistributedTrainer,
     GradientBucketManager,
     NoOpCommunicator,
     ReplicaMismatchError,
@@ -23,8 +41,8 @@ from minigrad.distributed import (
     TrainingConfig,
     all_reduce_hook,
     run_threads,
-    shard_batches,
 )
+from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import SGD
 
 
@@ -77,13 +95,7 @@ def test_must_all_parameters_are_reduced_exactly_once_also_frozen_and_missing_on
 
     def body(comm: ThreadCommunicator) -> Any:
         sent: list[int] = []
-
-        def hook(communicator: Communicator, bucket: Tensor) -> Any:
-            sent.append(bucket.numel())
-            return all_reduce_hook(communicator, bucket)
-
-        made = net(comm.rank)
-        return train(comm, made, (7, 5), hook=hook), sent
+        return train(comm, net(comm.rank), (7, 5), hook=noting(sent)), sent
 
     for got, sent in run_threads(2, body, timeout=20):
         assert_like_one_process(got, want)
@@ -91,35 +103,6 @@ def test_must_all_parameters_are_reduced_exactly_once_also_frozen_and_missing_on
         assert sent == [C * C + 1, 1, C * C + 1, 2, 5 * C] * 4
         for name in ("blocks.1.weight", "norm.weight", "unused.weight"):
             assert np.array_equal(got[1][name], start[name])
-
-    def part(comm: ThreadCommunicator) -> Any:
-        """The last block is used on rank 1 alone: rank 0 counts as zeros."""
-        made, used = Net(), comm.rank == 1
-        trainer = BlockDistributedTrainer(made, comm, TrainingConfig(max_grad_norm=None), optimizer=SGD(
-            made.named_parameters(), lr=1.0))  # fmt: skip
-        last = made.blocks[2]
-        trainer._loss_fn = lambda x: ((x @ last.weight).sum() * used + made.norm.weight.sum()) / len(x)
-        before = last.weight.data.copy()
-        trainer.train_batch(np.ones((4, C)))
-        return before - last.weight.data
-
-    for moved in run_threads(2, part, timeout=20):
-        np.testing.assert_allclose(moved, 0.5, atol=1e-14)
-
-
-def test_must_uneven_shards_of_3_batches_on_2_ranks_complete_and_save(tmp_path):
-    def body(comm: ThreadCommunicator) -> Any:
-        net = Net(comm.rank)
-        trainer = BlockDistributedTrainer(net, comm, CONFIG)
-        mine = shard_batches(3, comm.rank, 2)
-        for i in range(2):
-            cut = [batch(mine[i], slice(0, 4))] if i < len(mine) else []
-            assert trainer.train_batch(*sum(cut, ())) is not None
-            trainer.verify_replicas()
-        return trainer.global_step, trainer.save_checkpoint(tmp_path / "run")
-
-    assert [step for step, _ in run_threads(2, body, timeout=20)] == [2, 2]
-    assert (tmp_path / "run/step-00000002/manifest.json").exists()
 
 
 def test_must_large_gradients_of_134_mb_are_reduced():
@@ -146,7 +129,7 @@ def test_must_world_1_is_simple_trainer_bit_for_bit(communicator, accum):
         loss = other.loss(Tensor(x), Tensor(y))
         assert block.train_batch(x, y) == simple.step(other.named_parameters(), loss.backward(), loss.item())
     assert state_bits(block, net) == state_bits(simple, other) and block.communicator.stats.operations == 0
-    assert {k: a.tobytes() for k, a in contents(net).items()} == {k: a.tobytes() for k, a in contents(other).items()}
+    assert held(net) == held(other)
 
 
 def test_must_accumulation_is_one_batch_one_reduction_and_a_clip_after_it():
@@ -154,13 +137,8 @@ def test_must_accumulation_is_one_batch_one_reduction_and_a_clip_after_it():
     assert all(m.grad_norm > 0.5 for m in want[0]), "the clip must act"
 
     def body(comm: ThreadCommunicator) -> Any:
-        sent = []
-
-        def hook(communicator: Communicator, bucket: Tensor) -> Any:
-            sent.append(bucket.numel())
-            return all_reduce_hook(communicator, bucket)
-
-        return train(comm, Plain(comm.rank), (7, 5), accum=3, hook=hook), len(sent)
+        sent: list[int] = []
+        return train(comm, Plain(comm.rank), (7, 5), accum=3, hook=noting(sent)), len(sent)
 
     for got, sent in run_threads(2, body, timeout=20):
         assert_like_one_process(got, want)
@@ -224,3 +202,76 @@ def test_must_no_cpu_staging_of_gradients(monkeypatch):
 
     run_threads(2, body, timeout=20)
     assert sizes and max(sizes) < 64 * 64 * 4
+
+
+# ---------------------------------------------------------------------- which block is sent when
+
+
+def test_must_order_is_reversed_and_a_block_is_sent_when_its_backward_ends():
+    def body(comm: ThreadCommunicator) -> list[str]:
+        net, events = Net(), []
+
+        def hook(communicator: Communicator, bucket: Tensor) -> Any:
+            events.append("sent")
+            return all_reduce_hook(communicator, bucket)
+
+        trainer = BlockDistributedTrainer(net, comm, CONFIG, hook=hook)
+        assert trainer.layout.names == ["block 2", "block 1", "block 0", "unused", "head", "norm", "embedding"]
+        for i, block in enumerate(net.blocks):
+            block.told = partial(events.append, f"backward of block {i} ended")
+        trainer.train_batch(*batch(0, parts((6, 6), comm.rank)))
+        assert trainer.num_buckets == 7
+        return events
+
+    for events in run_threads(2, body, timeout=20):
+        assert events == [
+            *("sent", "backward of block 2 ended", "sent", "backward of block 1 ended"),
+            *("sent", "backward of block 0 ended", "sent", "sent", "sent", "sent"),
+        ]
+
+
+def test_must_order_layouts_of_the_models():
+    gpt = GPT2(GPT2Config(vocab_size=7, block_size=4, n_layer=2, n_head=1, n_embd=4, tied=False))
+    assert BlockLayout.of(gpt).names == ["block 1", "block 0", "lm_head", "ln_f", "embedding"]
+    llama = Llama(LlamaConfig(7, 4, 3, 1, 1, 4, 8))
+    assert BlockLayout.of(llama).names[:3] == ["block 2", "block 1", "block 0"]
+    every = [p for model in (gpt, llama) for _, named in BlockLayout.of(model).groups for _, p in named]
+    assert sorted(p.id for p in every) == sorted(p.id for model in (gpt, llama) for p in model.parameters())
+    with pytest.raises(ValueError, match="Linear has 0 ModuleLists"):
+        BlockLayout.of(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="blocks is 'x'; GPT2 has the ModuleLists h"):
+        BlockLayout.of(gpt, "x")
+
+
+def test_must_order_bucketed_is_unbucketed_bit_for_bit():
+    def body(comm: ThreadCommunicator) -> Any:
+        net, other = Plain(dtype=np.float32), Plain(dtype=np.float32)
+        block = BlockDistributedTrainer(net, comm, CONFIG)
+        plain = DistributedTrainer(CONFIG, comm)
+        for step in range(3):
+            x, y = batch(step, parts((7, 5), comm.rank), np.float32)
+            made = block.train_batch(x, y)
+            loss = other.loss(Tensor(x), Tensor(y))
+            assert made == plain.step(other.named_parameters(), loss.backward(), loss.item(), len(x))
+        return [p.data.tobytes() for p in net.parameters()] == [p.data.tobytes() for p in other.parameters()]
+
+    assert run_threads(2, body, timeout=20) == [True, True]
+
+
+def test_should_overlap_communication_that_runs_beside_backward_is_measured():
+    def body(comm: ThreadCommunicator) -> tuple[float, float]:
+        net = Net()
+        trainer = BlockDistributedTrainer(net, comm, CONFIG)
+        trainer.train_batch(*batch(0))
+        comm.barrier()
+        busy, waited = comm.stats.busy_s, comm.stats.waited_s
+        if comm.rank == 0:  # 0.3 s of backward after block 2 was sent
+            for block in net.blocks:
+                block.told = partial(time.sleep, 0.1)
+        else:  # which the other rank sends 0.15 s late
+            time.sleep(0.15)
+        trainer.train_batch(*batch(1))
+        return comm.stats.busy_s - busy, comm.stats.waited_s - waited
+
+    busy, waited = run_threads(2, body, timeout=20)[0]
+    assert busy > 0.1 and waited < 0.5 * busy

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from block_trainer_nets import CONFIG, Net, One, batch, contents, parts
+from block_trainer_nets import CONFIG, Net, One, batch, held, parts
 from data_parallel import state_bits
 
 import minigrad
 from minigrad.distributed import (
     BlockDistributedTrainer,
-    Communicator,
     NoOpCommunicator,
     ReplicaMismatchError,
     ThreadCommunicator,
@@ -24,35 +24,22 @@ from minigrad.serialization import CheckpointError
 
 
 def test_must_checkpoint_resumes_bit_for_bit_on_every_rank(tmp_path):
-    def make(comm: Communicator, seed: int) -> tuple[Net, BlockDistributedTrainer]:
-        net = Net(seed, np.float32)
-        return net, BlockDistributedTrainer(net, comm, CONFIG, log=tmp_path / f"log-{seed}.jsonl")
-
-    def steps(comm: Communicator, trainer: BlockDistributedTrainer, which: range) -> None:
-        for step in which:
+    def body(comm: ThreadCommunicator, resumes: bool) -> Any:
+        net = Net(9 if resumes else 0, np.float32)
+        trainer = BlockDistributedTrainer(net, comm, CONFIG, log=tmp_path / f"log-{resumes}.jsonl")
+        if resumes:
+            assert trainer.load_checkpoint(tmp_path / "run") == {"note": "x"}
+            assert trainer.global_step == 3
+            trainer.verify_replicas()
+        for step in range(trainer.global_step, 6):
+            if step == 3 and not resumes:
+                assert trainer.save_checkpoint(tmp_path / "run", {"note": "x"}) == tmp_path / "run/step-00000003"
             trainer.train_batch(*batch(step, parts((7, 5), comm.rank), np.float32))
+        return state_bits(trainer, net), held(net)
 
-    def whole(comm: ThreadCommunicator) -> Any:
-        net, trainer = make(comm, 0)
-        steps(comm, trainer, range(3))
-        path = trainer.save_checkpoint(tmp_path / "run", {"note": "x"})
-        assert path == tmp_path / "run/step-00000003"
-        steps(comm, trainer, range(3, 6))
-        return state_bits(trainer, net), contents(net)
-
-    def resumed(comm: ThreadCommunicator) -> Any:
-        net, trainer = make(comm, 9)
-        assert trainer.load_checkpoint(tmp_path / "run") == {"note": "x"}
-        assert trainer.global_step == 3
-        trainer.verify_replicas()
-        steps(comm, trainer, range(3, 6))
-        return state_bits(trainer, net), contents(net)
-
-    straight, again = run_threads(2, whole, timeout=20), run_threads(2, resumed, timeout=20)
-    for (bits, held), (bits2, held2) in zip(straight, again):
-        assert bits == bits2
-        assert {k: a.tobytes() for k, a in held.items()} == {k: a.tobytes() for k, a in held2.items()}
-    assert [r["step"] for r in read_json_lines(tmp_path / "log-9.jsonl")] == [4, 5, 6]
+    straight, resumed = (run_threads(2, partial(body, resumes=resumes), timeout=20) for resumes in (False, True))
+    assert straight == resumed
+    assert [r["step"] for r in read_json_lines(tmp_path / "log-True.jsonl")] == [4, 5, 6]
 
 
 def test_must_checkpoint_of_another_dtype_is_not_cast_in_silence(tmp_path):

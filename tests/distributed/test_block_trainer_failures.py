@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from block_trainer_nets import CONFIG, C, Net, One, Spoil, batch, contents, parts, train
+from block_trainer_nets import CONFIG, C, Net, One, Spoil, batch, held, parts, train
 from data_parallel import state_bits
 from in_threads import in_threads
 
@@ -26,6 +26,7 @@ from minigrad.distributed import (
     TrainingConfig,
     run_threads,
 )
+from minigrad.distributed.train.blocks import non_finite
 
 
 @pytest.mark.parametrize("accum", [1, 2])
@@ -50,7 +51,7 @@ def test_must_non_finite_gradients_halt_every_rank_naming_rank_block_and_step(
     trainer._loss_fn = loss
     for step in range(3):
         x, y = batch(step, parts((4, 4, 4), comm.rank))
-        before = state_bits(trainer, net), {k: a.tobytes() for k, a in contents(net).items()}
+        before = state_bits(trainer, net), held(net)
         for spoiled in [True, False] if step == 1 else [False]:
             for i in range(accum):
                 if not spoiled or i + 1 < accum:
@@ -60,7 +61,7 @@ def test_must_non_finite_gradients_halt_every_rank_naming_rank_block_and_step(
                 with pytest.raises(NonFiniteBlockGradientError, match=message) as error:
                     trainer.train_batch(x, y)
                 assert (error.value.step, error.value.where) == (2, {rank: {group: [name]}})
-                assert (state_bits(trainer, net), {k: a.tobytes() for k, a in contents(net).items()}) == before
+                assert (state_bits(trainer, net), held(net)) == before
     trainer.verify_replicas()
     assert trainer.global_step == 3
 
@@ -84,6 +85,13 @@ def test_must_non_finite_in_a_world_of_one_and_in_sums_and_losses():
         assert one.blocks[0].weight.item() == 0.0
 
     run_threads(2, body, timeout=20)
+
+
+def test_what_is_not_finite_is_named():
+    grads = {"a": Tensor(np.zeros((2, 3))), "b": Tensor(np.array([0.0, 1e200]))}
+    assert non_finite(grads) == []  # 1e200 is finite, its square is not
+    grads["b"].data[1] = math.inf
+    assert non_finite(grads) == ["b"] and non_finite({}) == []
 
 
 @pytest.mark.parametrize("what", ["shape", "dtype", "step", "later step", "blocks", "samples"])
@@ -112,11 +120,10 @@ def test_must_mismatch_raises_on_every_rank_before_averaging(comm: ThreadCommuni
     if what == "later step":
         trainer.train_batch(*batch(0))
     trainer._step.global_step += odd
-    before = contents(net)
+    before = held(net)
     with pytest.raises(CollectiveMismatchError, match="the (global step|number of the step) is"):
         trainer.train_batch(*batch(1))
-    after = contents(net)
-    assert all(np.array_equal(after[name], array) for name, array in before.items())
+    assert held(net) == before
 
 
 @pytest.mark.parametrize(("kind", "errors"), [("kill", (PeerLostError,)), ("delay", (CommTimeoutError,))])

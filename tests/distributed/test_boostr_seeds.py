@@ -5,11 +5,10 @@ Like there, the world has one rank. What it takes several ranks to see is in tes
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import numpy as np
 import pytest
+from data_parallel import parameters, store
+from in_threads import good, in_threads, outcomes
 
 from minigrad import GradStore, Tensor, TensorId, nn
 from minigrad.distributed import (
@@ -20,8 +19,10 @@ from minigrad.distributed import (
     SimpleTrainer,
     ThreadCommunicator,
     TrainingConfig,
-    run_threads,
+    TrainingMetrics,
 )
+
+PLAIN = TrainingConfig(learning_rate=1e-4, weight_decay=0.0, grad_accum_steps=1, max_grad_norm=None)
 
 
 def parameter(values: list[float]) -> Tensor:
@@ -37,24 +38,16 @@ def gradient(p: Tensor, values: list[float]) -> GradStore:
 # ---------------------------------------------------------------------- DistributedTrainer
 
 
-def test_distributed_trainer_creation():
-    config = TrainingConfig(learning_rate=1e-3, weight_decay=0.01, grad_accum_steps=1, max_grad_norm=1.0)
-    trainer = DistributedTrainer(config, NoOpCommunicator())
+def test_distributed_trainer_creation_and_broadcast_noop():
+    trainer = DistributedTrainer(PLAIN, NoOpCommunicator())
     assert trainer.global_step == 0
-
-
-def test_distributed_trainer_broadcast_noop():
-    config = TrainingConfig(learning_rate=1e-3, weight_decay=0.01, grad_accum_steps=1, max_grad_norm=None)
-    trainer = DistributedTrainer(config, NoOpCommunicator())
     t = Tensor(np.array([1.0, 2.0], np.float32))
-    params: dict[TensorId, Tensor] = {t.id: t}
-    trainer.broadcast_params(params)
+    trainer.broadcast_params({t.id: t})
     assert t.tolist() == [1.0, 2.0]
 
 
 def test_distributed_trainer_step():
-    config = TrainingConfig(learning_rate=1e-4, weight_decay=0.0, grad_accum_steps=1, max_grad_norm=None)
-    trainer = DistributedTrainer(config, NoOpCommunicator())
+    trainer = DistributedTrainer(PLAIN, NoOpCommunicator())
     param = parameter([1.0, 2.0])
     metrics = trainer.step({param.id: param}, gradient(param, [0.1, 0.2]), 0.5)
     assert metrics is not None
@@ -84,8 +77,7 @@ def test_what_is_no_collection_of_parameters_is_refused(given):
 
 
 def test_distributed_trainer_grad_accumulation():
-    config = TrainingConfig(learning_rate=1e-4, weight_decay=0.0, grad_accum_steps=2, max_grad_norm=None)
-    trainer = DistributedTrainer(config, NoOpCommunicator())
+    trainer = DistributedTrainer(PLAIN.with_grad_accum_steps(2), NoOpCommunicator())
     param = parameter([1.0, 2.0])
     params = {param.id: param}
     assert trainer.step(params, gradient(param, [0.1, 0.2]), 0.5) is None  # still accumulating
@@ -98,26 +90,18 @@ def test_distributed_trainer_grad_accumulation():
     np.testing.assert_allclose(moment, [0.1 * 0.2, 0.1 * 0.3], rtol=1e-6)  # (1 - beta1) times the mean gradient
 
 
-def test_distributed_trainer_send_sync():
+@pytest.mark.parametrize("world", [1, 2])
+def test_distributed_trainer_send_sync(world):
     """Rust's ``Send + Sync``: a trainer made in one thread is used in others, one after the other."""
-    for world in (1, 2):
-        comms = ThreadCommunicator.group(world, timeout=20)
-        params = [parameter([1.0, 2.0]) for _ in comms]
-        trainers = [DistributedTrainer(TrainingConfig(), comm) for comm in comms]
-        results: list[Any] = []
+    params = [parameter([1.0, 2.0]) for _ in range(world)]
+    trainers = [DistributedTrainer(TrainingConfig(), comm) for comm in ThreadCommunicator.group(world, timeout=20)]
 
-        def step(rank: int, params: Any = params, trainers: Any = trainers, results: Any = results) -> None:
-            results.append(trainers[rank].step([params[rank]], gradient(params[rank], [0.1, 0.2]), 0.5))
+    def step(rank: int) -> TrainingMetrics | None:
+        return trainers[rank].step([params[rank]], gradient(params[rank], [0.1, 0.2]), 0.5)
 
-        for turn in range(2):
-            threads = [threading.Thread(target=step, args=(rank,)) for rank in range(world)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(20)
-            assert [metrics.step for metrics in results[-world:]] == [turn + 1] * world
-        for comm in comms:
-            comm.close()
+    for turn in range(2):
+        steps = good(list(outcomes(range(world), step).values()))
+        assert [metrics.step for metrics in steps] == [turn + 1] * world
 
 
 # ---------------------------------------------------------------------- FusedDistributedOptimizer
@@ -139,19 +123,14 @@ def test_fused_optimizer_no_grads():
     assert opt.timestep == 1  # counted even with no matching gradients
 
 
-def test_fused_optimizer_bucket_building():
+@pytest.mark.parametrize(("size", "buckets"), [(16, 2), (31, 2), (32, 1)])
+@in_threads(2)
+def test_fused_optimizer_bucket_building(comm: ThreadCommunicator, size, buckets):
     # 16 bytes are 4 floats: the first gradient fits, the second begins another bucket.
-    def num_buckets(comm: ThreadCommunicator, size: int = 16) -> int:
-        opt = FusedDistributedOptimizer(FusedOptimizerConfig(bucket_size_bytes=size), comm)
-        params = [parameter([0.0] * 4), parameter([0.0] * 4)]
-        grads = gradient(params[0], [1.0] * 4)
-        grads.insert(params[1], Tensor(np.full(4, 2.0, np.float32)))
-        opt.step(params, grads)
-        return opt.num_buckets
-
-    assert run_threads(2, num_buckets, timeout=20) == [2, 2]
-    assert run_threads(2, lambda comm: num_buckets(comm, 32), timeout=20) == [1, 1]
-    assert run_threads(2, lambda comm: num_buckets(comm, 31), timeout=20) == [2, 2]
+    opt = FusedDistributedOptimizer(FusedOptimizerConfig(bucket_size_bytes=size), comm)
+    params = parameters((4,), (4,))
+    opt.step(params, store(params, [1.0, 2.0]))
+    assert opt.num_buckets == buckets
 
 
 def test_fused_optimizer_set_lr():

@@ -29,6 +29,7 @@ from data_parallel import (
     parameters,
     run,
     shares,
+    store,
 )
 from hypothesis import strategies as st
 from in_threads import in_threads
@@ -75,6 +76,15 @@ def test_each_dtype_has_buckets_of_its_own():
         ("float64", 6),
         ("float32", 6),
     ]
+
+
+def test_groups_of_buckets_are_checked():
+    comm, (a, b) = NoOpCommunicator(), parameters((2,), (2,), dtype=np.float64)
+    for groups in ([[a]], [[a], [a, b]], [[a, a]]):
+        with pytest.raises(ValueError, match="must be in exactly one group"):
+            GradientBucketManager([a, b], comm, groups=groups)
+    assert GradientBucketManager([a, b], comm, groups=[[b], [], [a]]).num_buckets == 2
+    assert GradientBucketManager([a, b], comm, 8, groups=[[a, b]]).num_buckets == 2
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "16", None])
@@ -185,10 +195,7 @@ def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced(comm: Th
 
     trainer.optimizer.update = noted  # type: ignore[method-assign]
     for step in range(2):
-        grads = GradStore()
-        for p in params:
-            grads.insert(p, filled(p))
-        trainer.step(params, grads, 1.0)
+        trainer.step(params, store(params, [1.0] * 3), 1.0)
         launches = [("launch", i) for i in range(3)]
         turns = [(what, i) for i in range(3) for what in ("arrived", "updated")]
         assert watched.events == launches + turns
@@ -204,10 +211,7 @@ def test_with_clipping_the_fused_optimizer_updates_only_when_all_have_arrived(co
     trainer = make_trainer("fused", comm, clip=1.0, bucket=16, hook=watched)
     step = trainer.optimizer.step
     trainer.optimizer.step = lambda grads: (watched.events.append(len(grads)), step(grads))  # type: ignore
-    grads = GradStore()
-    for p in params:
-        grads.insert(p, filled(p))
-    trainer.step(params, grads, 1.0)
+    trainer.step(params, store(params, [1.0] * 3), 1.0)
     assert watched.events == [("launch", i) for i in range(3)] + [("arrived", i) for i in range(3)] + [3]
 
 

@@ -13,7 +13,7 @@ from minigrad import Tensor
 from minigrad.distributed import run_threads
 from minigrad.distributed.mirrors.flodl import replica_threads
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend
-from minigrad.distributed.mirrors.flodl.replica_average import average, weighted_mean
+from minigrad.distributed.mirrors.flodl.replica_group import average, weighted_mean
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

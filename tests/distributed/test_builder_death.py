@@ -13,7 +13,7 @@ from replica_builder import CADENCE, SYNC, Net, builder, is_replica, loss_of
 from minigrad import Tensor
 from minigrad.distributed.comm.threads.faults import Fault, FaultPlan
 from minigrad.distributed.comm.threads.thread import ThreadCommunicator
-from minigrad.distributed.mirrors.flodl import replica_average
+from minigrad.distributed.mirrors.flodl import replica_group
 from minigrad.distributed.mirrors.flodl.coordinator import CadencePlan, Coordinator
 from minigrad.distributed.mirrors.flodl.ddp_handle import ReplicaFailedError
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
@@ -90,8 +90,8 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
             raise MemoryError("no room for the sum")
         return original(tensors, share)
 
-    original = replica_average.pack
-    monkeypatch.setattr(replica_average, "pack", pack)
+    original = replica_group.pack
+    monkeypatch.setattr(replica_group, "pack", pack)
     handle = builder(policy=policy, backend=AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
     with handle._threads.changed:
         handle._threads.wait(lambda: False)

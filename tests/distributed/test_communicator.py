@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 
 import numpy as np
 import pytest
 from communicator_suite import CHECKS, name_of
+from refusals import raises
 
 from minigrad import Tensor, cuda
 from minigrad.distributed import (
@@ -39,8 +41,7 @@ def test_a_world_of_one_is_a_communicator(check, device):
 def test_alone_there_is_nobody_to_send_to():
     comm = NoOpCommunicator()
     for call in (comm.send, comm.recv):
-        with pytest.raises(ValueError, match="nobody to exchange with"):
-            call(Tensor(np.ones(1)), 0)
+        raises(ValueError, "nobody to exchange with", functools.partial(call, Tensor(np.ones(1)), 0))
 
 
 def test_an_exception_in_the_block_breaks_and_closes():
@@ -114,12 +115,9 @@ def test_the_hidden_share_is_what_was_not_waited_for():
 def test_seconds_are_checked():
     assert check_seconds("t", 3) == 3.0 and check_seconds("t", math.inf) == math.inf
     for value in (0, -1, math.nan, "1", None, True):
-        with pytest.raises(ValueError, match="t is .*expected a number of seconds > 0"):
-            check_seconds("t", value)
-    with pytest.raises(ValueError, match="timeout"):
-        ThreadCommunicator.group(2, timeout=0)
-    with pytest.raises(ValueError, match="timeout"):
-        NoOpCommunicator(timeout=-1)
+        raises(ValueError, "t is .*expected a number of seconds > 0", functools.partial(check_seconds, "t", value))
+    raises(ValueError, "timeout", lambda: ThreadCommunicator.group(2, timeout=0))
+    raises(ValueError, "timeout", lambda: NoOpCommunicator(timeout=-1))
 
 
 def test_an_engine_must_write_everything():
@@ -130,5 +128,4 @@ def test_an_engine_must_write_everything():
 def test_a_read_only_tensor_is_not_written():
     array = np.ones(3)
     array.setflags(write=False)
-    with pytest.raises(ValueError, match="read-only"):
-        NoOpCommunicator().all_reduce(Tensor.wrap(array))
+    raises(ValueError, "read-only", lambda: NoOpCommunicator().all_reduce(Tensor.wrap(array)))

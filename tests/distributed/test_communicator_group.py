@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replica_models import Part, assert_same_part, trained_alone
 
 import minigrad
 from minigrad import Tensor, nn
@@ -18,14 +19,11 @@ from minigrad.distributed import (
     OptimizerKind,
     PipelineParallelTrainer,
     RowParallelLinear,
-    SimpleTrainer,
     TensorParallelTrainer,
     TrainerConfig,
-    TrainingConfig,
     run_threads,
 )
 from minigrad.models import GPT2, GPT2Config
-from minigrad.nn import functional as F
 
 RNG = np.random.default_rng(0)
 BATCHES = [RNG.integers(0, 11, (5, 7)) for _ in range(3)]
@@ -64,19 +62,7 @@ def split(block: nn.Block, comm: Communicator) -> nn.Block:
     return block
 
 
-def alone() -> tuple[list[tuple[float, float]], dict[str, np.ndarray]]:
-    model = gpt2()
-    optimizer = CONFIG.optimizer.build(model.named_parameters())
-    trainer, found = SimpleTrainer(TrainingConfig(max_grad_norm=0.5), optimizer), []
-    for tokens in BATCHES:
-        logits, wanted = model(Tensor(tokens[:, :-1])), Tensor(labels(tokens))
-        loss = F.cross_entropy(logits.reshape(-1, 11), wanted.reshape(-1), ignore_index=-100)
-        metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
-        found.append((metrics.loss, metrics.grad_norm))
-    return found, {name: p.detach().numpy() for name, p in model.named_parameters()}
-
-
-def train(world: Communicator, sizes: dict[str, int]) -> tuple[list[tuple[float, float]], dict[str, np.ndarray]]:
+def train(world: Communicator, sizes: dict[str, int]) -> Part:
     group = CommunicatorGroup(world, **sizes)
     model = gpt2()
     if sizes["tensor"] > 1:
@@ -97,20 +83,17 @@ def train(world: Communicator, sizes: dict[str, int]) -> tuple[list[tuple[float,
             whole = getattr(block.mlp, name).whole()
             weights |= {f"h.{i}.mlp.{name}.{key}": value.numpy() for key, value in whole.items()}
     group.close()
-    return [(stats.loss, stats.grad_norm) for stats in found], weights
+    return Part([(stats.loss, stats.grad_norm) for stats in found], weights)
 
 
 @pytest.mark.parametrize(("data", "pipeline", "tensor"), [(2, 2, 2), (1, 2, 2), (2, 2, 1), (2, 1, 2)])
 def test_a_gpt2_over_all_dimensions_is_one_process(data, pipeline, tensor):
     """Replicas with unequally many labels, clipping by the norm of the whole model."""
-    stats, weights = alone()
+    alone = trained_alone(gpt2(), CONFIG, [(tokens[:, :-1], labels(tokens)) for tokens in BATCHES])
     sizes = {"data": data, "pipeline": pipeline, "tensor": tensor}
     ranks = run_threads(data * pipeline * tensor, lambda comm: train(comm, sizes), timeout=60)
-    assert set().union(*(found for _, found in ranks)) == weights.keys()
-    for got, found in ranks:
-        np.testing.assert_allclose(got, stats, rtol=1e-9)
-        for name, array in found.items():
-            np.testing.assert_allclose(array, weights[name], rtol=1e-7, atol=1e-9, err_msg=name)
+    assert set().union(*(part.weights for part in ranks)) == alone.weights.keys()
+    assert_same_part(ranks, alone)
 
 
 def test_the_ranks_of_each_dimension():

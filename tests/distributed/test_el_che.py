@@ -217,13 +217,3 @@ def test_counts_stay_in_bounds_whatever_is_measured(n: int, anchor: int, limit: 
         assert sum(clamped) == min(total, sum(counts))
         assert all(0 <= a <= b for a, b in zip(clamped, counts, strict=True))
         assert total < n or min(clamped) >= 1
-
-
-@settings(max_examples=50, deadline=None)
-@given(ms=st.lists(st.floats(1, 50), min_size=2, max_size=6), anchor=st.integers(1, 20))
-def test_constant_speeds_give_every_rank_the_same_time(ms: list[float], anchor: int) -> None:
-    cadence = ElChe(len(ms), anchor)
-    for _ in range(3):
-        report(cadence, [own * count for own, count in zip(ms, cadence.batch_counts, strict=True)], 0.0)
-    for own, count in zip(ms, cadence.batch_counts, strict=True):
-        assert abs(own * count - cadence.anchor_wall_ms) <= own / 2 + 1e-6

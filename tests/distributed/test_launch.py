@@ -100,15 +100,6 @@ def test_the_job_ends_when_nobody_reads_its_output():
         process.stderr.close()
 
 
-def test_a_module(tmp_path):
-    (tmp_path / "some_module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
-    out = subprocess.run(
-        [sys.executable, "-m", "minigrad.distributed.launch", "-n", "1", "-m", "some_module", "-x", "1"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert (out.returncode, out.stdout) == (0, "[0] __main__ ['-x', '1']\n"), out.stderr
-
-
 @pytest.mark.parametrize(
     ("act", "code", "words"),
     [

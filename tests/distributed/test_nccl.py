@@ -14,12 +14,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import in_threads
-import ml_dtypes
 import numpy as np
 import pytest
 from communicator_suite import BREAKING, CHECKS, break_by_other_message, check_send_and_recv, name_of
 from fake_nccl import FakeMachine, FakeStream
-from in_threads import outcomes
+from in_threads import outcomes, wait_until
+from refusals import raises
 
 from minigrad import Tensor
 from minigrad.device import CPU, Device, DeviceError
@@ -30,7 +30,6 @@ from minigrad.distributed import (
     CommunicatorBrokenError,
     NcclCommunicator,
     PeerLostError,
-    ReduceOp,
     RendezvousError,
 )
 from minigrad.distributed.comm.nccl import nccl, nccl_launch
@@ -127,83 +126,8 @@ def test_without_a_peer_every_operation_ends_by_its_deadline(machine, how):
     assert ("abort", 0) in machine.calls("abort")
 
 
-# ---------------------------------------------------------------------- what NCCL is asked for
-
-
-def test_arguments_of_each_call(machine):
-    def fn(comm):
-        for dtype, code in ((np.float32, 7), (np.float64, 8), (np.float16, 6), (ml_dtypes.bfloat16, 9)):
-            a = np.ones(6, dtype)
-            comm.all_reduce(Tensor.wrap(a), ReduceOp.AVG)
-            yield ("allReduce", 0, a.ctypes.data, a.ctypes.data, 6, code, 4)
-        for dtype, code in ((np.int32, 2), (np.int64, 4), (np.uint8, 1), (np.bool_, 1)):
-            a = np.ones(6, dtype)
-            comm.all_reduce(Tensor.wrap(a), ReduceOp.MAX)
-            yield ("allReduce", 0, a.ctypes.data, a.ctypes.data, 6, code, 2)
-        a, b = np.ones(4, np.float32), np.zeros(4, np.float32)
-        for op, code in ((ReduceOp.SUM, 0), (ReduceOp.PROD, 1), (ReduceOp.MIN, 3)):
-            comm.reduce_scatter(Tensor.wrap(a), Tensor.wrap(b), op)
-            yield ("reduceScatter", 0, a.ctypes.data, b.ctypes.data, 4, 7, code)
-        comm.broadcast(Tensor.wrap(a), 0)
-        yield ("broadcast", 0, a.ctypes.data, a.ctypes.data, 4, 7, 0)
-        comm.all_gather(Tensor.wrap(a), Tensor.wrap(b))
-        yield ("allGather", 0, a.ctypes.data, b.ctypes.data, 4, 7, 0)
-
-    (wanted,) = good(machine, 1, lambda comm: list(fn(comm)), check=False)
-    seen = machine.calls("allReduce", "reduceScatter", "broadcast", "allGather")
-    assert [call[:-1] for call in seen] == wanted
-    assert len({call[-1] for call in seen}) == 1  # one stream for all
-
-
-def test_groups(machine):
-    a, b = np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
-
-    def fn(comm):
-        send, recv = np.full(6, comm.rank, np.float32), np.zeros(6, np.float32)
-        comm.all_to_all(Tensor.wrap(send), Tensor.wrap(recv))
-        if comm.rank == 0:
-            works = [comm.recv(Tensor.wrap(b), 1, async_op=True), comm.send(Tensor.wrap(a), 1, async_op=True)]
-        else:
-            works = [comm.recv(Tensor(np.zeros(6, np.float32)), 0, async_op=True)]
-            works += [comm.send(Tensor(np.ones(6, np.float32)), 0, async_op=True)]
-        for work in works:
-            work.wait()
-        return send.ctypes.data, recv.ctypes.data
-
-    (send, recv), _ = good(machine, 2, fn, check=False)
-    mine = {thread for thread, name, what in machine.log if name == "use"}
-    assert len(mine) == 2
-    first = next(thread for thread, name, what in machine.log if name == "send" and what[0] == 0)
-    calls = [(name, *what[1:-1]) for thread, name, what in machine.log if thread == first and len(what) != 2]
-    calls = [call for call in calls if call[0] in ("groupStart", "groupEnd", "send", "recv")]
-    assert calls == [
-        ("groupStart",),
-        ("send", send, 3, 7, 0),
-        ("recv", recv, 3, 7, 0),
-        ("send", send + 12, 3, 7, 1),
-        ("recv", recv + 12, 3, 7, 1),
-        ("groupEnd",),
-        ("groupStart",),
-        ("recv", b.ctypes.data, 6, 7, 1),
-        ("send", a.ctypes.data, 6, 7, 1),
-        ("groupEnd",),
-    ]
-    assert b.tolist() == [1.0] * 6
-
-
-def test_a_barrier_moves_a_byte_and_nothing_is_asked_for_empty_tensors(machine):
-    def fn(comm):
-        comm.all_reduce(Tensor(np.zeros((0, 3))))
-        comm.all_to_all(Tensor(np.zeros(0)), Tensor(np.zeros(0)))
-        comm.barrier()
-
-    good(machine, 1, fn, check=False)
-    ((_, _, send, recv, count, dtype, _, _),) = machine.calls("allReduce")
-    assert (send, count, dtype) == (recv, 1, 1)
-    assert machine.calls("send", "recv") == []
-
-
-def test_with_check_a_header_goes_before_each_operation(machine):
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_header_goes_before_each_operation_that_is_checked(machine, checked):
     def fn(comm):
         comm.all_reduce(Tensor(np.ones(5)))
         if comm.rank == 0:
@@ -211,10 +135,12 @@ def test_with_check_a_header_goes_before_each_operation(machine):
         else:
             comm.recv(Tensor(np.ones(5)), 0, tag=3)
 
-    good(machine, 2, fn)
-    first = [(name, what[3:5]) for _, name, what in machine.log if name in ("allGather", "allReduce") and what[0] == 0]
-    assert first == [("allGather", (128, 1)), ("allReduce", (5, 8))]
-    assert [what[2:4] for _, name, what in machine.log if name == "send"] == [(128, 1), (5, 8)]
+    good(machine, 2, fn, check=checked)
+    calls = [call for call in machine.calls("allGather", "allReduce", "send") if call[1] == 0]  # of rank 0
+    found = [(name, *arguments[-4:-2]) for name, *arguments in calls]  # numbers of elements, and NCCL's dtypes
+    headers = [("allGather", 128, 1), ("send", 128, 1)]
+    operations = [("allReduce", 5, 8), ("send", 5, 8)]
+    assert found == ([headers[0], operations[0], headers[1], operations[1]] if checked else operations)
 
 
 # ---------------------------------------------------------------------- streams, events, memory
@@ -339,10 +265,7 @@ def test_a_missing_rank_ends_the_constructor(machine):
     with pytest.raises(RendezvousError, match="not all of the 2 ranks .* within 0.3 s"):
         NcclCommunicator(2, 0, CUDA, machine.nccl.get_unique_id(), rendezvous_timeout=0.3)
     machine.shut()  # the missing rank comes after all
-    deadline = time.monotonic() + 5
-    while ("abort", 0) not in machine.calls("abort"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: machine.calls("abort") == [("abort", 0)])
 
 
 def test_what_nccl_says_at_the_beginning_is_told(machine, monkeypatch):
@@ -398,11 +321,8 @@ def test_an_error_of_the_call_itself_is_raised_by_wait(machine, monkeypatch):
 
         comm._handles.comm.allReduce = fails
         work = comm.all_reduce(Tensor(np.ones(3)), async_op=True)
-        deadline = time.monotonic() + 5
-        while not work.is_completed():
-            assert time.monotonic() < deadline
-        with pytest.raises(CommError, match="status 5"):
-            work.wait()
+        wait_until(work.is_completed)
+        raises(CommError, "status 5", work.wait)
         with pytest.raises(CommunicatorBrokenError):
             work.wait()
 
@@ -456,14 +376,6 @@ def test_close_destroys_and_an_error_aborts(machine):
     assert machine.calls("destroy", "abort") == [("destroy", 0), ("abort", 0)]
 
 
-def test_what_was_never_closed_is_aborted_at_exit(machine):
-    comm = NcclCommunicator(1, 0, CUDA)
-    nccl._abort_all()
-    assert machine.calls("abort") == [("abort", 0)]
-    comm.close()
-    assert machine.calls("abort", "destroy") == [("abort", 0)]
-
-
 ENDS_WITHOUT_CLOSE = """
 import threading
 from fake_nccl import FakeMachine
@@ -496,26 +408,12 @@ def test_a_process_that_ends_without_close_aborts():
     ],
 )
 def test_wrong_arguments(machine, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        NcclCommunicator(*arguments)
+    raises(ValueError, words, lambda: NcclCommunicator(*arguments))
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match="called through CuPy .*pip install"):
-        nccl.unique_id()
+    raises(DeviceError, "called through CuPy .*pip install", nccl.unique_id)
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=SimpleNamespace(available=False)))
-    with pytest.raises(DeviceError, match="libnccl .*pip install"):
-        nccl.unique_id()
-
-
-def test_the_codes_are_nccls():
-    module = pytest.importorskip("cupy.cuda.nccl", reason="CuPy is not installed")
-    if not module.available:
-        pytest.skip("NCCL is not installed")
-    for dtype, code in nccl_launch.DTYPES.items():
-        name = {"bool": "UINT8"}.get(str(dtype), str(dtype).upper())
-        assert code == getattr(module, f"NCCL_{name}")
-    for op, code in nccl_launch.OPS.items():
-        assert code == getattr(module, f"NCCL_{op.name}")
+    raises(DeviceError, "libnccl .*pip install", nccl.unique_id)

@@ -191,16 +191,6 @@ def test_a_norm_below_the_limit_changes_nothing_and_no_limit_reports_no_norm():
     assert results[0][1] == results[1][1]
 
 
-def test_with_lr_schedule_returns_the_trainer_and_metrics_tell_the_rate_that_was_used():
-    params = make_params()
-    schedule = CosineAnnealing(1.0, 0.1, warmup_steps=2, total_steps=6)
-    trainer = SimpleTrainer(TrainingConfig(learning_rate=7.0))
-    assert trainer.with_lr_schedule(schedule) is trainer
-    rates = [trainer.step(params, make_grads(params, i), 1.0).lr for i in range(8)]
-    assert rates == [schedule.get_lr(step) for step in range(8)]
-    assert trainer.optimizer.lr == 0.1
-
-
 # ---------------------------------------------------------------------- parameters
 
 
@@ -256,20 +246,6 @@ def test_gradients_of_other_tensors_enter_neither_norm_nor_step():
     assert metrics is not None
     assert metrics.grad_norm == pytest.approx(norm_of(make_grads(params, 0), params), rel=1e-6)
     np.testing.assert_array_equal(bystander.data, np.ones(3))
-
-
-def test_parameters_may_join_later_and_frozen_ones_stay():
-    params = make_params()
-    params[1].requires_grad_(False)
-    trainer = SimpleTrainer()
-    trainer.step(params[:1], make_grads(params, 0), 1.0)
-    joined = params[2].data.copy()
-    frozen = params[1].data.copy()
-    trainer.step(params[1:], make_grads(params, 1, skip=(0, 1)), 1.0)  # the positions begin at 0 again
-    assert not np.array_equal(params[2].data, joined)
-    np.testing.assert_array_equal(params[1].data, frozen)
-    assert isinstance(trainer.optimizer, AdamW)
-    assert [state.step for state in trainer.optimizer.state.values()] == [1, 1]
 
 
 def test_layers_may_come_go_and_be_frozen_between_two_steps():
@@ -365,13 +341,6 @@ def test_flush_makes_a_step_of_the_part_of_a_window_that_there_is():
     assert metrics is not None and (metrics.step, metrics.loss) == (1, 1.5)
     assert trainer.flush(params) is None
 
-    expected = make_params(np.float64)
-    whole = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
-    for i in range(2):
-        whole.step(expected, make_grads(expected, i), 1.0)
-    for p, q in zip(params, expected):
-        assert p.data.tobytes() == q.data.tobytes()
-
 
 def toy(seed: int = 0, n: int = 24) -> tuple[nn.Module, np.ndarray, np.ndarray]:
     """A small network in float64 and data of a function that it can learn."""
@@ -384,25 +353,6 @@ def toy(seed: int = 0, n: int = 24) -> tuple[nn.Module, np.ndarray, np.ndarray]:
 def squared_error(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
     error = model(Tensor(x)) - Tensor(y)
     return (error * error).mean()
-
-
-@pytest.mark.parametrize("pieces", [2, 3, 8])
-def test_pieces_of_a_batch_train_like_the_whole(pieces):
-    results = []
-    for n in (1, pieces):
-        model, x, y = toy()
-        trainer = SimpleTrainer(TrainingConfig(learning_rate=0.01, max_grad_norm=0.1, grad_accum_steps=n))
-        losses = []
-        for _ in range(10):
-            for part, target in zip(np.split(x, n), np.split(y, n)):
-                loss = squared_error(model, part, target)
-                metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
-            assert metrics is not None
-            losses += [metrics.loss, metrics.grad_norm]
-        results.append((losses, [p.data for p in model.parameters()]))
-    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-12)
-    for p, q in zip(results[1][1], results[0][1]):
-        np.testing.assert_allclose(p, q, rtol=1e-12, atol=1e-12)
 
 
 # ---------------------------------------------------------------------- resuming

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import threading
 from typing import Any
 
 import pytest
+from in_threads import good, outcomes
+from refusals import raises
 
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, IdleGap, Timeline
 from minigrad.files import durable
@@ -115,8 +116,7 @@ def test_timeline_file_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable, "write_all", full)
-    with pytest.raises(OSError, match="No space left"):
-        Timeline().save_csv(path)
+    raises(OSError, "No space left", lambda: Timeline().save_csv(path))
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["run.csv"]
 
 
@@ -127,11 +127,6 @@ def test_timeline_is_bounded_and_safe_for_threads():
         for i in range(400):
             timeline.custom("x", rank, i=i)
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    good([*outcomes(range(3), work).values()])
     assert len(timeline.events) == 500 and timeline.summary().dropped == 700
-    with pytest.raises(ValueError, match="max_events is 0, expected an integer >= 1"):
-        Timeline(max_events=0)
+    raises(ValueError, "max_events is 0, expected an integer >= 1", lambda: Timeline(max_events=0))

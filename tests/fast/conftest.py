@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import harness
 import pytest
 
@@ -17,3 +19,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def fast_ways() -> None:
     if FAST_IS_OFF:
         pytest.skip("MINIGRAD_FAST=0: there are no fast ways to test")
+
+
+@pytest.fixture
+def on_one_thread(set_threads: Callable[[int], None]) -> None:
+    """One thread shares any batch evenly."""
+    set_threads(1)

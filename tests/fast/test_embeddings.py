@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, host, integers, uniform
+from graph_cases import operations
+from harness import Op, every_check, host, integers, torch, uniform
 
 import minigrad as mg
 from minigrad import nn
 from minigrad.models import GPT2, GPT2Config
-
-from harness import torch  # isort: skip
-
 
 MODEL = GPT2(GPT2Config(vocab_size=1, block_size=1, n_layer=1, n_head=1, n_embd=1))
 
@@ -51,10 +49,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def tables(V: int, rows: int, C: int, dtype: str = "float32") -> tuple[nn.Embedding, nn.Embedding]:
@@ -64,16 +59,6 @@ def tables(V: int, rows: int, C: int, dtype: str = "float32") -> tuple[nn.Embedd
 
 def tokens_of(V: int, B: int, T: int) -> mg.Tensor:
     return mg.tensor(np.random.default_rng(1).integers(0, V, (B, T)))
-
-
-def nodes_of(x: mg.Tensor) -> list[str]:
-    found, waiting = [], [x.node]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and hasattr(node, "edges"):
-            found.append(type(node).__name__)
-            waiting.extend(node.edges)
-    return found
 
 
 def results(x: mg.Tensor, dy: mg.Tensor, *leaves: mg.Tensor) -> list[np.ndarray]:
@@ -90,11 +75,11 @@ def test_bits_are_those_of_the_operations_one_by_one(B, T, rows, C, start, train
     tokens = tokens_of(7, B, T)
     dy = mg.tensor(np.random.default_rng(2).standard_normal((B, T, C)), dtype=dtype)
     x = embed(tokens, start, wte, wpe)
-    assert "PositionedEmbedding" in nodes_of(x)
+    assert "PositionedEmbedding" in operations(x)
     ours = results(x, dy, wte.weight, wpe.weight)
     with mg.unfused("embeddings"):
         x = embed(tokens, start, wte, wpe)
-        assert "PositionedEmbedding" not in nodes_of(x)
+        assert "PositionedEmbedding" not in operations(x)
         expected = results(x, dy, wte.weight, wpe.weight)
     assert len(ours) == len(expected) == 1 + sum(trained)
     for a, b in zip(ours, expected, strict=True):
@@ -158,14 +143,14 @@ def test_modules_that_were_changed_are_called(change: Callable[[Any, Any], None]
     change(wte, wpe)
     tokens = tokens_of(5, 2, 4)
     x = embed(tokens, 0, wte, wpe)
-    assert "PositionedEmbedding" not in nodes_of(x)
+    assert "PositionedEmbedding" not in operations(x)
     expected = wte(tokens) + wpe(mg.arange(4))
     np.testing.assert_array_equal(host(x), host(expected))
 
 
 def test_within_detect_anomaly_operations_are_apart():
     with mg.detect_anomaly():
-        assert "PositionedEmbedding" not in nodes_of(embed(tokens_of(5, 2, 4), 0, *tables(5, 4, 3)))
+        assert "PositionedEmbedding" not in operations(embed(tokens_of(5, 2, 4), 0, *tables(5, 4, 3)))
 
 
 def test_what_it_refuses():

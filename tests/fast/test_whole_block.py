@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import CHECKS, Op, check_name, host, uniform
+from harness import Op, every_check, host, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -19,17 +19,9 @@ from minigrad.cpu_kernels.stages import transformer_block as kernel
 from minigrad.fast.gpt2 import TransformerBlock
 from minigrad.plain_kernels import attention, layer_norm, linear
 
-from harness import torch  # isort: skip
-
+pytestmark = pytest.mark.usefixtures("on_one_thread")  # tests that compute on several threads say so
 EPS = 1e-3  # large enough to be seen
 MATRICES = (2, 4, 8, 10)  # among the weights
-
-
-@pytest.fixture(autouse=True)
-def on_one_thread() -> Iterator[None]:
-    """Tests that compute on several say so; any batch is shared evenly by one."""
-    with threads(1):
-        yield
 
 
 @contextlib.contextmanager
@@ -129,10 +121,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=check_name)
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_op(op, check, device):
-    check(op, device)
+test_op = every_check(OPS)
 
 
 def test_the_harness_runs_one_operation_on_the_cpu():
@@ -432,11 +421,6 @@ def test_a_bias_is_not_needed_again():
         np.testing.assert_array_equal(host(found[leaf]), host(expected[leaf]))
 
 
-class Doubled(nn.Linear):
-    def forward(self, x: mg.Tensor) -> mg.Tensor:
-        return 2 * super().forward(x)
-
-
 INNER = ["ln_1", "attn", "attn.c_attn", "attn.c_proj", "attn.resid_dropout", "ln_2", "mlp", "mlp.c_fc", "mlp.gelu",
          "mlp.c_proj", "mlp.dropout"]  # fmt: skip
 
@@ -482,16 +466,6 @@ def test_a_forward_that_a_class_was_given_is_called(monkeypatch):
     forward = nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: 2 * forward(self, x))
     assert np.abs(results(block, x, one=False)[0] - plain[0]).max() > 1e-3
-
-
-def test_a_linear_layer_of_another_class_is_called():
-    block = drawn(8, 2)
-    x = input_for(block, 2, 8)
-    plain = host(block(x))
-    other = Doubled(8, 24)
-    other.load_state_dict(block.attn.c_attn.state_dict())
-    block.attn.c_attn = other
-    assert np.abs(results(block, x, one=False)[0] - plain).max() > 1e-3
 
 
 def test_hooks_of_the_block_itself_do_not_divide_it():

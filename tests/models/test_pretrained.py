@@ -282,10 +282,7 @@ def test_rope_of_old_and_new_files(fields: Any, base: float, scaling: Any, tmp_p
         ({"rope_interleaved": True}, "rope_interleaved = True is not supported, only False"),
         ({"sliding_window": 4096}, "sliding_window = 4096 is not supported, only null"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = .*, only 'full_attention' of every"),
-        (
-            {"layer_types": "full_attention"},
-            "layer_types = 'full_attention' is not supported, only 'full_attention' of",
-        ),
+        ({"layer_types": "full_attention"}, "layer_types = 'full_attention' is not supported, only 'full_attention' "),
         ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries, but num_hidden_layers is 1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"hidden_size": None}, "hidden_size is None, expected a positive integer"),
@@ -367,52 +364,42 @@ def test_a_name_with_and_without_prefix_is_refused(folder: Path) -> None:
     raises(CheckpointError, "'ln_f.bias' is stored twice", lambda: from_pretrained(folder))
 
 
+SHARD, MISSING = "model-{:05}-of-00004.safetensors", object()
+
+
+def with_index(folder: Path, changes: dict[str, Any] | None) -> Path:
+    """A copy of a stored model whose index says other files of weights; None: of no weights."""
+    shutil.copytree(GOLDEN / "gpt2", folder)
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    files = {} if changes is None else {**index["weight_map"], **changes}
+    index["weight_map"] = {name: file for name, file in files.items() if file is not MISSING}
+    path.write_text(json.dumps(index))
+    return folder
+
+
 @pytest.mark.parametrize(
     "file",
     ["../model/model-00001-of-00004.safetensors", "/etc/passwd", "..", "a/b.safetensors", "model.bin", "", 3, None,
      "\\\\host\\x.safetensors", ".hidden/../x.safetensors", "model-00001-of-00004.safetensors\n"],
 )  # fmt: skip
 def test_an_index_cannot_lead_out_of_the_folder(file: Any, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "gpt2", tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"]["transformer.ln_f.bias"] = file
-    path.write_text(json.dumps(index))
-    raises(CheckpointError, "is not the name of a file in the folder", lambda: from_pretrained(tmp_path / "model"))
-
-
-def first_shard(index: dict[str, Any]) -> None:
-    index["weight_map"]["transformer.ln_f.bias"] = index["weight_map"]["transformer.wte.weight"]
-
-
-def forget(index: dict[str, Any]) -> None:
-    del index["weight_map"]["transformer.ln_f.bias"]
-
-
-def invent(index: dict[str, Any]) -> None:
-    index["weight_map"]["x"] = "model-00009-of-00004.safetensors"
-
-
-def empty(index: dict[str, Any]) -> None:
-    index["weight_map"] = {}
+    model = with_index(tmp_path / "model", {"transformer.ln_f.bias": file})
+    raises(CheckpointError, "is not the name of a file in the folder", lambda: from_pretrained(model))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        (first_shard, "'transformer.ln_f.bias' is not in model-00001-of-00004"),
-        (forget, "'transformer.ln_f.bias' is in .*, but not so in the index"),
-        (invent, "model-00009-of-00004.safetensors: the file is missing"),
-        (empty, "it has no weight_map"),
+        ({"transformer.ln_f.bias": SHARD.format(1)}, "'transformer.ln_f.bias' is not in model-00001-of-00004"),
+        ({"transformer.ln_f.bias": MISSING}, "'transformer.ln_f.bias' is in .*, but not so in the index"),
+        ({"x": SHARD.format(9)}, "model-00009-of-00004.safetensors: the file is missing"),
+        (None, "it has no weight_map"),
     ],
 )
-def test_an_index_must_agree_with_its_files(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "gpt2", tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    change(index)
-    path.write_text(json.dumps(index))
-    raises(CheckpointError, message, lambda: from_pretrained(tmp_path / "model"))
+def test_an_index_must_agree_with_its_files(changes: Any, message: str, tmp_path: Path) -> None:
+    model = with_index(tmp_path / "model", changes)
+    raises(CheckpointError, message, lambda: from_pretrained(model))
 
 
 @pytest.mark.parametrize(
@@ -432,13 +419,13 @@ def test_hostile_configurations(content: bytes, message: str, folder: Path) -> N
 
 
 def test_folders_without_weights(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere is not a folder; models are read from local folders"):
-        from_pretrained(folder / "nowhere")
+    local = "nowhere is not a folder; models are read from local folders"
+    raises(CheckpointError, local, lambda: from_pretrained(folder / "nowhere"))
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="has neither model.safetensors nor model.safetensors.index.json(\n|$)"):
-        from_pretrained(folder)
+    neither = "has neither model.safetensors nor model.safetensors.index.json(\n|$)"
+    raises(CheckpointError, neither, lambda: from_pretrained(folder))
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="pytorch_model.bin is a pickle, .* convert it to safetensors"):
-        from_pretrained(folder)
+    pickle = "pytorch_model.bin is a pickle, .* convert it to safetensors"
+    raises(CheckpointError, pickle, lambda: from_pretrained(folder))
     save_safetensors(folder / "model.safetensors", {})
     raises(CheckpointError, "holds no weights", lambda: from_pretrained(folder))

@@ -53,11 +53,13 @@ def test_a_list_grows_and_changes() -> None:
     assert [type(child).__name__ for child in m] == ["ReLU", "SiLU", "Tanh", "Sigmoid"] and names(m) == list("0123")
     part = m[1:3]
     assert type(part) is nn.ModuleList and names(part) == ["0", "1"] and part[0] is m[1] and part[1] is m[2]
+    assert nn.Sequential()(part) is part
     for wrong in (lambda: m.append(3), lambda: m.insert(0, 3), lambda: m.extend([3]), lambda: m.__setitem__(0, 3)):  # type: ignore[arg-type, list-item, call-overload, unused-ignore]  # the error is the test
         with pytest.raises(TypeError, match="ModuleList holds Modules, not int"):
             wrong()
-    with pytest.raises(IndexError):
-        m[4] = nn.ReLU()
+    for use in (lambda: m[4], lambda: m.__setitem__(4, nn.ReLU())):
+        with pytest.raises(IndexError):
+            use()
     assert len(m) == 4
 
 

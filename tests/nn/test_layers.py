@@ -7,17 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import needs_torch, torch
 from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-
-try:
-    import torch
-except ImportError:
-    torch = None
-
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed: nothing to compare with")
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
@@ -61,10 +55,6 @@ def test_embedding() -> None:
     grad = y.sum().backward()[layer.weight].numpy()
     np.testing.assert_array_equal(grad[:, 0], [1, 3, 1, 0, 0, 0, 0, 0, 0, 1])
     assert layer(mg.tensor([1, 2], dtype="uint8")).shape == (2, 4) and layer(mg.zeros(0, dtype="int64")).shape == (0, 4)
-    for bad in (10, -1):
-        with pytest.raises(IndexError, match=f"index {bad} at position 1 is out of range for 10 rows"):
-            layer(mg.tensor([3, bad]))
-    raises(TypeError, r"integers, not float32; the order is embedding\(indices, weight\)", lambda: layer(mg.ones(2)))
 
 
 def test_embedding_starts_standard_normal() -> None:
@@ -74,33 +64,26 @@ def test_embedding_starts_standard_normal() -> None:
 
 
 @pytest.mark.parametrize("shape", [5, (5,), (4, 5)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_layer_norm(shape: Any, bias: bool) -> None:
-    layer = double(nn.LayerNorm(shape, bias=bias))
-    assert (layer.bias is None) is not bias
+@pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, True)])
+def test_layer_norm(shape: Any, affine: bool, bias: bool) -> None:
+    layer = double(nn.LayerNorm(shape, 1e-5, affine, bias))  # PyTorch's third argument: elementwise_affine
+    assert (layer.weight is not None, layer.bias is not None) == (affine, affine and bias)
     x = values(3, 4, 5) * 7 + 100
     axes = tuple(range(-len(layer.normalized_shape), 0))
     want = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
     np.testing.assert_allclose(layer(Tensor(x)).detach().numpy(), want, rtol=1e-9, atol=1e-9)
-    layer.load_state_dict({n: values(*p.shape, seed=1) for n, p in layer.state_dict().items()})
-    assert mg.gradcheck(lambda x, *_: layer(x), [Tensor(values(3, 4, 5), requires_grad=True), *layer.parameters()])
-
-
-def test_layer_norm_without_weights() -> None:
-    layer = nn.LayerNorm(5, 1e-5, False)  # PyTorch's third argument: elementwise_affine
-    assert layer.weight is None and layer.bias is None and not layer.state_dict()
-    x = values(3, 5) * 7 + 100
-    want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(layer(Tensor(x)).numpy(), want, rtol=1e-9, atol=1e-9)
+    state = {n: values(*p.shape, seed=1) for n, p in layer.state_dict().items()}
+    layer.load_state_dict(state)
+    want = want * state.get("weight", 1) + state.get("bias", 0)
+    np.testing.assert_allclose(layer(Tensor(x)).detach().numpy(), want, rtol=1e-9, atol=1e-9)
 
 
 def test_modules_become_half_and_bfloat16() -> None:
     layer = nn.BatchNorm1d(3)
-    for name in ("half", "bfloat16", "float", "double"):
+    dtypes = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
+    for name, dtype in dtypes.items():
         assert getattr(layer, name)() is layer
-        dtype = {"half": "float16", "float": "float32", "double": "float64"}.get(name, name)
-        kept = [layer.weight, layer.running_mean]
-        assert [str(t.dtype) for t in kept if t is not None] == [dtype, dtype]
+        assert layer.weight.dtype == layer.running_mean.dtype == dtype  # type: ignore[union-attr]
         assert str(layer.num_batches_tracked.dtype) == "int64"  # type: ignore[union-attr]
 
 
@@ -230,9 +213,9 @@ def test_normalisations_refuse_other_sizes() -> None:
     assert repr(nn.RMSNorm(5)) == "RMSNorm((5,), eps=None)" and repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05)"
 
 
+@needs_torch
 @pytest.mark.parametrize("padding_idx", [1, -3])
 def test_embedding_with_padding_as_in_torch(padding_idx):
-    torch = pytest.importorskip("torch", reason="compares with PyTorch")
     indices = np.array([[0, 1, 3], [1, 1, 0]])
     layer, theirs = nn.Embedding(4, 2, padding_idx), torch.nn.Embedding(4, 2, padding_idx)
     assert (layer.weight[1] == 0).all() and not (layer.weight[0] == 0).any() and layer.padding_idx == 1

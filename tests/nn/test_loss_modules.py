@@ -88,10 +88,3 @@ def test_small_layers():
     v = x.numpy()
     np.testing.assert_allclose(nn.ELU(0.5)(x).numpy(), np.where(v > 0, v, 0.5 * np.expm1(np.minimum(v, 0))), rtol=1e-12)
     np.testing.assert_allclose(nn.Softplus(2.0)(x).numpy(), np.logaddexp(0, 2 * v) / 2, rtol=1e-8)
-
-
-def test_numpy_of_what_requires_grad_needs_force():
-    x = minigrad.tensor([1.0, 2.0], requires_grad=True)
-    with pytest.raises(RuntimeError, match="requires grad"):
-        x.numpy()
-    assert x.numpy(force=True).tolist() == [1.0, 2.0]

@@ -13,7 +13,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.nn import Module, ModuleList, Parameter, Sequential
+from minigrad.nn import Module, Parameter, Sequential
 
 
 class Tied(Module):
@@ -83,20 +83,6 @@ def test_attributes_find_their_table() -> None:
     assert not hasattr(m, "child") and getattr(m, "child", 3) == 3
 
 
-def test_assigning_before_init_says_so() -> None:
-    class Early(Module):
-        def __init__(self) -> None:
-            self.layer = nn.ReLU()
-
-    raises(AttributeError, r"Early: call super\(\)\.__init__\(\) before assigning 'layer'", lambda: Early())
-
-
-def test_reassigning_keeps_the_order() -> None:
-    layer = nn.Linear(2, 2)
-    layer.weight = Parameter(mg.zeros(2, 2))
-    assert names(layer.named_parameters()) == ["weight", "bias"] and layer.weight.tolist() == [[0, 0], [0, 0]]
-
-
 def test_a_module_without_forward() -> None:
     raises(NotImplementedError, "Module has no forward", lambda: Module()(1))
 
@@ -119,11 +105,8 @@ def test_buffers() -> None:
     assert list(m.state_dict()) == ["weight", "mean", "count"] and m.later is None
     m.mean = mg.ones(2)  # stays a buffer
     m.later = mg.ones(3)
-    assert names(m.named_buffers()) == ["mean", "mask", "later", "count"] and m.state_dict()["later"].tolist() == [
-        1,
-        1,
-        1,
-    ]
+    assert names(m.named_buffers()) == ["mean", "mask", "later", "count"]
+    assert m.state_dict()["later"].tolist() == [1] * 3
     m.later = None
     assert m.later is None and "later" not in m.state_dict()
     m.later = mg.ones(1)
@@ -146,7 +129,8 @@ def test_buffer_names_that_do_not_work(name: str) -> None:
 def test_names_are_dotted_in_order_of_definition() -> None:
     m = Sequential(nn.Linear(2, 3), Sequential(nn.ReLU(), nn.Linear(3, 1, bias=False)))
     assert names(m.named_parameters()) == ["0.weight", "0.bias", "1.1.weight"]
-    assert names(m.named_parameters("model")) == ["model.0.weight", "model.0.bias", "model.1.1.weight"]
+    for _ in range(2):  # what was listed before does not matter
+        assert names(m.named_parameters("a.b")) == ["a.b.0.weight", "a.b.0.bias", "a.b.1.1.weight"]
     assert names(m.named_modules()) == ["", "0", "1", "1.0", "1.1"] and len(list(m.modules())) == 5
     assert m.num_parameters() == 6 + 3 + 3
     assert [p.id for p in m.parameters()] == [p.id for _, p in m.named_parameters()]
@@ -163,17 +147,6 @@ def test_shared_weights_and_modules_are_listed_once() -> None:
     ring.child = nn.ReLU()
     ring.child.parent = ring
     assert len(list(ring.modules())) == 2
-
-
-def test_lists() -> None:
-    m = ModuleList([nn.ReLU(), nn.GELU()]).append(nn.Tanh())
-    assert len(m) == 3 and isinstance(m[-1], nn.Tanh) and [type(x).__name__ for x in m] == ["ReLU", "GELU", "Tanh"]
-    with pytest.raises(IndexError):
-        m[3]
-    with pytest.raises(TypeError, match="ModuleList holds Modules, not int"):
-        m.append(3)  # type: ignore[arg-type]  # what is tested
-    x = mg.tensor([-1.0, 2.0])
-    assert Sequential(nn.ReLU(), nn.ReLU())(x).tolist() == [0, 2] and Sequential()(x) is x
 
 
 def test_deep_nesting() -> None:
@@ -236,24 +209,11 @@ def test_conversion_to_integers_is_refused_and_changes_nothing() -> None:
     assert m.weight.dtype == m.bias.dtype == np.float32
 
 
-def test_an_optimizer_survives_conversion() -> None:
-    m = nn.Linear(2, 2)
-    optimizer = mg.optim.AdamW(m.parameters(), lr=0.1)
-    optimizer.step(m(mg.ones(1, 2)).sum().backward())
-    m.to(mg.float64)
-    before = m.weight.detach().numpy().copy()
-    optimizer.step(m(mg.ones(1, 2, dtype="float64")).sum().backward())
-    assert m.weight.dtype == np.float64 and (m.weight.detach().numpy() < before).all()
-
-
 # ---------------------------------------------------------------------- state
 
 
 def test_state_goes_round() -> None:
-    a, b = (
-        Sequential(nn.Linear(3, 4), nn.LayerNorm(4), Buffers()),
-        Sequential(nn.Linear(3, 4), nn.LayerNorm(4), Buffers()),
-    )
+    a, b = (Sequential(nn.Linear(3, 4), nn.LayerNorm(4), Buffers()) for _ in range(2))
     a[2].mean = mg.tensor([5.0, 6.0])
     ids = [p.id for p in b.parameters()]
     b.load_state_dict(a.state_dict())
@@ -261,9 +221,8 @@ def test_state_goes_round() -> None:
     for name, value in a.state_dict().items():
         np.testing.assert_array_equal(b.state_dict()[name].numpy(), value.numpy())
     state = a.state_dict()
-    assert not any(t.requires_grad for t in state.values()) and np.shares_memory(
-        state["0.weight"].data, a[0].weight.data
-    )
+    assert not any(t.requires_grad for t in state.values())
+    assert np.shares_memory(state["0.weight"].data, a[0].weight.data)
     assert not np.shares_memory(b[0].weight.data, a[0].weight.data)
 
 
@@ -354,23 +313,22 @@ def test_repr() -> None:
 
 def test_deepcopy_copies_weights_and_keeps_shared_ones_shared() -> None:
     model = nn.Module()
-    model.first = nn.Linear(3, 3)
-    model.second = nn.Linear(3, 3)
+    model.first, model.second = nn.Linear(3, 3), nn.Linear(3, 3)
     model.second.weight = model.first.weight
     twin = copy.deepcopy(model)
+    weight = twin.first.weight
     assert twin.first.weight is twin.second.weight
-    assert type(twin.first.weight) is nn.Parameter
-    assert twin.first.weight.requires_grad
-    assert twin.first.weight.id != model.first.weight.id
+    assert type(weight) is nn.Parameter and weight.requires_grad and weight.id != model.first.weight.id
     with mg.no_grad():
-        twin.first.weight.fill_(7.0)
+        weight.fill_(7.0)
     assert not (model.first.weight == 7.0).any()
     raises(RuntimeError, "use .detach", lambda: copy.deepcopy(model.first.weight * 2))
 
 
 def test_only_a_parameter_or_none_takes_the_place_of_a_parameter():
     layer = nn.Linear(4, 2)
-    weight = layer.weight
+    layer.weight = weight = Parameter(mg.zeros(2, 4))
+    assert list(layer.state_dict()) == ["weight", "bias"]  # in its place
     for wrong in (mg.ones(2, 4), np.ones((2, 4)), nn.Linear(1, 1)):
         with pytest.raises(TypeError, match=f"cannot assign {type(wrong).__name__} as parameter 'weight' of Linear"):
             layer.weight = wrong
@@ -445,23 +403,13 @@ def test_tables_and_attributes_hold_the_same_whatever_is_done() -> None:
 
 def test_initialising_a_module_again_removes_its_parameters() -> None:
     m = nn.Linear(2, 2)
-    assert names(m.named_parameters()) == ["weight", "bias"]
     Module.__init__(m)
     assert names(m.named_parameters()) == []
-
-
-def test_a_prefix_stands_before_every_name() -> None:
-    m = Sequential(nn.Linear(2, 2), Tied())
-    for _ in range(2):
-        expected = ["0.weight", "0.bias", "1.again"]
-        assert names(m.named_parameters()) == expected
-        assert names(m.named_parameters("a.b")) == [f"a.b.{name}" for name in expected]
 
 
 def test_what_was_removed_and_modules_that_are_gone_are_not_kept_in_memory() -> None:
     m, other = Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
     weights = [weakref.ref(p) for p in (*m.parameters(), *other.parameters())]
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         m[0] = nn.ReLU()
@@ -470,5 +418,4 @@ def test_what_was_removed_and_modules_that_are_gone_are_not_kept_in_memory() -> 
         del m, other
         assert [weight() for weight in weights] == [None] * 6
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()

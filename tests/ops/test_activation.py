@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from harness import Op, dyadic, every_check, host, needs_torch, torch, unary
+from harness import Op, dyadic, every_check, torch, unary
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -89,18 +88,3 @@ def test_vectors_of_length_0_have_no_direction(device):
     y = F.cosine_similarity(x, mg.ones(2, 3, device=device))
     assert y.tolist() == [0, 0]
     assert y.sum().backward()[x].isfinite().all()
-
-
-@needs_torch
-@pytest.mark.parametrize("name", ["leaky_relu", "elu", "softplus", "selu"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_extreme_values_are_pytorchs(name, dtype, device):
-    values = np.array([0.0, -0.0, np.inf, -np.inf, 1e30, -1e30, 200, -200, 30, -30, 1e-6, -1e-6], dtype)
-    x = mg.tensor(values, device=device, requires_grad=True)
-    z = torch.tensor(values, requires_grad=True)
-    y, expected = getattr(F, name)(x), getattr(torch.nn.functional, name)(z)
-    rtol = 8 * np.finfo(dtype).eps
-    np.testing.assert_allclose(host(y), expected.detach().numpy(), rtol=rtol, atol=rtol)
-    assert getattr(F, name)(x.detach() * np.nan).isnan().all()
-    expected.sum().backward()
-    np.testing.assert_allclose(host(y.sum().backward()[x]), z.grad.numpy(), rtol=rtol, atol=rtol)

@@ -97,13 +97,14 @@ def test_a_large_mean_does_not_hide_the_variance(device):
 
 def test_errors(device):
     x = mg.ones(2, 3, device=device)
-    with pytest.raises(ValueError, match=r"batch_norm: x of shape \(3,\); expected \(N, C, ...\)"):
-        F.batch_norm(x[0], None, None, training=True)
-    raises(ValueError, "evaluation needs running_mean and running_var", lambda: F.batch_norm(x, None, None))
-    with pytest.raises(ValueError, match=r"x of shape \(1, 3\); training needs more than one value of each channel"):
-        F.batch_norm(x[:1], None, None, training=True)
-    with pytest.raises(ValueError, match=r"batch_norm: running_var has shape \(2,\), expected \(3,\)"):
-        F.batch_norm(x, x[0], x[:, 0])
-    with pytest.raises(ValueError, match=r"batch_norm: weight has shape \(2,\), expected \(3,\)"):
-        F.batch_norm(x, x[0], x[0], x[:, 0])
-    raises(TypeError, "batch_norm expects a floating tensor, not int64", lambda: F.batch_norm(x.long(), x[0], x[0]))
+    row, column = x[0], x[:, 0]
+    few = r"x of shape \(1, 3\); training needs more than one value of each channel"
+    for words, call in (
+        (r"batch_norm: x of shape \(3,\); expected \(N, C, ...\)", lambda: F.batch_norm(row, None, None)),
+        ("evaluation needs running_mean and running_var", lambda: F.batch_norm(x, None, None)),
+        (few, lambda: F.batch_norm(x[:1], None, None, training=True)),
+        (r"batch_norm: running_var has shape \(2,\), expected \(3,\)", lambda: F.batch_norm(x, row, column)),
+        (r"batch_norm: weight has shape \(2,\), expected \(3,\)", lambda: F.batch_norm(x, row, row, column)),
+    ):
+        raises(ValueError, words, call)
+    raises(TypeError, "batch_norm expects a floating tensor, not int64", lambda: F.batch_norm(x.long(), row, row))

@@ -30,27 +30,6 @@ def drop(x, p, seed=3):
     return F.dropout(x, p, generator=mg.Generator(seed))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 0), (300, 400)])
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_value_and_gradient_have_one_mask(p, shape, dtype, device):
-    """y = x m / (1 - p), dx = dy m / (1 - p): read m off y, and expect it in dx."""
-    if simulated(device) and shape == (300, 400):
-        shape = (30, 40)  # more than one block
-    rng = np.random.default_rng(0)
-    x = mg.tensor((1 + rng.random(shape)).astype(dtype), device=device, requires_grad=True)
-    y = drop(x, p)
-    assert (y.dtype, y.shape) == (x.dtype, x.shape)
-    mask = host(y) != 0
-    scale = mask / (1 - p)
-    rtol = 8 * float(np.finfo(dtype).eps)
-    np.testing.assert_allclose(host(y), host(x) * scale, rtol=rtol)
-    dy = rng.standard_normal(shape).astype(dtype)
-    grad = y.backward(mg.tensor(dy, device=device))[x]
-    assert (grad.dtype, grad.shape) == (x.dtype, x.shape)
-    np.testing.assert_allclose(host(grad), dy * scale, rtol=rtol)
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_the_rate_and_the_mean(p, device):
     n = 10_000 if simulated(device) else 200_000

@@ -53,3 +53,5 @@ def test_triangles_and_logic(dtype, device):
     np.testing.assert_array_equal(host(y.tril(1)), np.tril(x, 1))
     np.testing.assert_array_equal(host(y.triu(-1)), np.triu(x, -1))
     np.testing.assert_array_equal(host(y.logical_xor(z)), np.logical_xor(x, other))
+    if dtype != "bool":
+        np.testing.assert_array_equal(host((y << z) >> 1), (x << other) >> 1)

@@ -71,21 +71,6 @@ def test_zero_rows_and_empty_rows(device):
     assert F.rms_norm(mg.ones(2, 0, device=device), 0).shape == (2, 0)
 
 
-def test_the_number_of_threads_does_not_matter(set_threads):
-    rng = np.random.default_rng(0)
-    x, dy = (mg.tensor(rng.standard_normal((333, 150)).astype("f4")) for _ in range(2))
-    w = mg.tensor(rng.standard_normal(150).astype("f4"), requires_grad=True)
-    x.requires_grad_()
-    found = []
-    for count in (mg.get_num_threads(), 1):
-        set_threads(count)
-        y = F.rms_norm(x, 150, w)
-        grads = y.backward(dy)
-        found.append((host(y), host(grads[x]), host(grads[w])))
-    for one, several in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, several)
-
-
 def test_nan_and_infinity_reach_the_result(device):
     x = np.ones((3, 4), np.float32)
     x[0, 1], x[1, 2] = np.nan, np.inf
@@ -95,7 +80,7 @@ def test_nan_and_infinity_reach_the_result(device):
 
 def test_errors(device):
     x, p = mg.ones(2, 3, device=device), mg.ones(2, device=device)
-    with pytest.raises(ValueError, match=r"rms_norm: x of shape \(2, 3\) does not end in normalized_shape \(2,\)"):
-        F.rms_norm(x, 2)
+    words = r"rms_norm: x of shape \(2, 3\) does not end in normalized_shape \(2,\)"
+    raises(ValueError, words, lambda: F.rms_norm(x, 2))
     raises(ValueError, r"rms_norm: weight has shape \(2,\), expected \(3,\)", lambda: F.rms_norm(x, 3, p))
     raises(TypeError, "rms_norm expects a floating tensor, not int64", lambda: F.rms_norm(x.long(), 3))

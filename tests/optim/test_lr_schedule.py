@@ -41,83 +41,52 @@ ALL: list[LrSchedule] = [
 ]
 
 
-def check(schedule: LrSchedule, expected: dict[int, float]) -> None:
+COSINE_999 = 0.001 + 0.009 * (1 + math.cos(math.pi * 999 / 1000)) / 2
+COSINE_QUARTER = 0.001 + 0.009 * (1 + math.sqrt(0.5)) / 2
+WSD = {0: 0.0001, 99: 0.01, 100: 0.01, 499: 0.01, 500: 0.01, 1000: 0.001, 10**9: 0.001}
+CLOSED_FORMS: list[tuple[LrSchedule, dict[int, float]]] = [
+    (Constant(1e-3), {0: 1e-3, 10**12: 1e-3}),
+    # The base rate is reached at the last step of the warmup.
+    (LinearWarmup(0.01, 100), {0: 0.0001, 49: 0.005, 98: 0.0099, 99: 0.01, 100: 0.01, 10**9: 0.01}),
+    (LinearWarmup(0.01, 0), {0: 0.01}),
+    (LinearWarmup(0.01, 1), {0: 0.01, 1: 0.01}),
+    (CosineAnnealing(0.01, 0.001, 100, 1100), {0: 0.0001, 99: 0.01, 100: 0.01, 350: COSINE_QUARTER, 600: 0.0055}),
+    (CosineAnnealing(0.01, 0.001, 100, 1100), {1100: 0.001}),
+    (CosineAnnealing(0.01, 0.001, 0, 1000), {0: 0.01, 999: COSINE_999, 1000: 0.001, 10**15: 0.001}),
+    (CosineAnnealing(0.01, 0.001, 5, 5), {4: 0.01, 5: 0.001}),  # a warmup and nothing else
+    (Wsd(0.01, 0.001, 100, 400, 500), {**WSD, 625: 0.001 + 0.009 * 0.75}),  # linear
+    (Wsd(0.01, 0.001, 100, 400, 500, "cosine"), {**WSD, 625: COSINE_QUARTER}),
+    (Wsd(0.01, 0.001, 100, 400, 500, DecayShape.Sqrt), {**WSD, 625: 0.001 + 0.009 * 0.5}),
+    (Wsd(0.01, 0.001, 0, 2, 0), {0: 0.01, 1: 0.01, 2: 0.001}),
+    (StepDecay(0.1, 0.1, 30), {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 90: 0.0001}),
+    (ExponentialDecay(0.1, 0.01), {0: 0.1, 1: 0.1 * math.exp(-0.01), 100: 0.1 / math.e, 10**7: 0.0}),
+    (CyclicalLr(0.001, 0.01, 100), {0: 0.001, 25: 0.0055, 50: 0.01, 75: 0.0055, 99: 0.00118, 100: 0.001, 250: 0.01}),
+    (CyclicalLr(0.0, 1.0, 5), {0: 0, 1: 0.5, 2: 1, 3: 2 / 3, 4: 1 / 3, 5: 0}),  # an odd cycle still reaches the top
+    (CyclicalLr(0.0, 1.0, 2), {0: 0, 1: 1, 2: 0}),
+    (WarmRestarts(0.01, 0.0, 10, 2.0), {0: 0.01, 5: 0.005, 10: 0.01, 20: 0.005, 30: 0.01, 50: 0.005, 70: 0.01}),
+    (WarmRestarts(0.01, 0.0, 10, 1.0, 0.5), {0: 0.01, 9: 0.005 * (1 + math.cos(0.9 * math.pi)), 10: 0.005, 20: 0.0025}),
+    (WarmRestarts(0.01, 0.0, 1), {10**15: 0.01}),  # immediate, not a loop over the periods
+    # Periods 1, 1, 2, 3, 5: floors of 1.5**k, which do not stay at 1.
+    (WarmRestarts(0.01, 0.0, 1, 1.5), {0: 0.01, 1: 0.01, 2: 0.01, 3: 0.005, 4: 0.01, 7: 0.01}),
+    (WarmRestarts(0.01, 0.004, 10, 1.0, 0.1), {10: 0.004, 15: 0.004, 10**4: 0.004}),  # never under min_lr
+    (InverseSqrt(0.01, 4000), {0: 0.01 / 4000, 999: 0.0025, 3999: 0.01, 15999: 0.005}),
+    (Lambda(lambda step: 0.1 / (1 + step)), {0: 0.1, 9: 0.01}),
+]
+
+
+@pytest.mark.parametrize(("schedule", "expected"), CLOSED_FORMS)
+def test_closed_form(schedule: LrSchedule, expected: dict[int, float]) -> None:
     for step, lr in expected.items():
         # The formula and the schedule round in different orders.
         assert schedule.get_lr(step) == pytest.approx(lr, rel=1e-12, abs=1e-18), f"{schedule} at step {step}"
 
 
-def test_constant() -> None:
-    check(Constant(1e-3), {0: 1e-3, 10**12: 1e-3})
-
-
-def test_linear_warmup_reaches_the_base_rate_at_its_last_step() -> None:
-    check(LinearWarmup(0.01, 100), {0: 0.0001, 49: 0.005, 98: 0.0099, 99: 0.01, 100: 0.01, 10**9: 0.01})
-    check(LinearWarmup(0.01, 0), {0: 0.01})
-    check(LinearWarmup(0.01, 1), {0: 0.01, 1: 0.01})
-
-
-def test_cosine_annealing() -> None:
-    check(
-        CosineAnnealing(base_lr=0.01, min_lr=0.001, warmup_steps=100, total_steps=1100),
-        {0: 0.0001, 99: 0.01, 100: 0.01, 350: 0.001 + 0.009 * (1 + math.sqrt(0.5)) / 2, 600: 0.0055, 1100: 0.001},
-    )
-    last = 0.001 + 0.009 * (1 + math.cos(math.pi * 999 / 1000)) / 2
-    check(CosineAnnealing(0.01, 0.001, 0, 1000), {0: 0.01, 999: last, 1000: 0.001, 10**15: 0.001})
+def test_rates_at_the_turning_points() -> None:
     assert CosineAnnealing(0.3, 0.1, 0, 7).get_lr(0) == 0.3  # not a rounding beside it
-    check(CosineAnnealing(0.01, 0.001, 5, 5), {4: 0.01, 5: 0.001})  # a warmup and nothing else
-
-
-@pytest.mark.parametrize(
-    ("shape", "quarter"), [(DecayShape.Linear, 0.75), ("cosine", (1 + math.sqrt(0.5)) / 2), ("sqrt", 0.5)]
-)
-def test_wsd(shape: DecayShape | str, quarter: float) -> None:
-    schedule = Wsd(0.01, 0.001, 100, 400, 500, shape)
-    assert isinstance(schedule.decay_shape, DecayShape)
-    check(schedule, {0: 0.0001, 99: 0.01, 100: 0.01, 499: 0.01, 500: 0.01, 625: 0.001 + 0.009 * quarter})
-    check(schedule, {1000: 0.001, 10**9: 0.001})
-    assert 0.001 < schedule.get_lr(999) < 0.0011
-    check(Wsd(0.01, 0.001, 0, 2, 0, shape), {0: 0.01, 1: 0.01, 2: 0.001})
-
-
-def test_step_decay() -> None:
-    check(StepDecay(0.1, 0.1, 30), {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 90: 0.0001})
-
-
-def test_exponential_decay() -> None:
-    check(ExponentialDecay(0.1, 0.01), {0: 0.1, 1: 0.1 * math.exp(-0.01), 100: 0.1 / math.e, 10**7: 0.0})
-
-
-def test_cyclical() -> None:
-    check(
-        CyclicalLr(0.001, 0.01, 100), {0: 0.001, 25: 0.0055, 50: 0.01, 75: 0.0055, 99: 0.00118, 100: 0.001, 250: 0.01}
-    )
-    check(CyclicalLr(0.0, 1.0, 5), {0: 0, 1: 0.5, 2: 1, 3: 2 / 3, 4: 1 / 3, 5: 0})  # an odd cycle still reaches the top
-    check(CyclicalLr(0.0, 1.0, 2), {0: 0, 1: 1, 2: 0})
-
-
-def test_warm_restarts() -> None:
-    check(WarmRestarts(0.01, 0.0, 10, 2.0), {0: 0.01, 5: 0.005, 10: 0.01, 20: 0.005, 30: 0.01, 50: 0.005, 70: 0.01})
-    check(
-        WarmRestarts(0.01, 0.0, 10, 1.0, 0.5),
-        {0: 0.01, 9: 0.005 * (1 + math.cos(0.9 * math.pi)), 10: 0.005, 20: 0.0025},
-    )
-    assert WarmRestarts(0.01, 0.0, 1).get_lr(10**15) == 0.01  # immediate, not a loop over the periods
-    # Periods 1, 1, 2, 3, 5: floors of 1.5**k, which do not stay at 1.
-    check(WarmRestarts(0.01, 0.0, 1, 1.5), {0: 0.01, 1: 0.01, 2: 0.01, 3: 0.005, 4: 0.01, 7: 0.01})
-    check(WarmRestarts(0.01, 0.004, 10, 1.0, 0.1), {10: 0.004, 15: 0.004, 10**4: 0.004})  # never under min_lr
-
-
-def test_inverse_sqrt_peaks_at_the_base_rate() -> None:
-    schedule = InverseSqrt(0.01, 4000)
-    check(schedule, {0: 0.01 / 4000, 999: 0.0025, 3999: 0.01, 15999: 0.005})
-    assert max(range(8000), key=schedule.get_lr) == 3999
-
-
-def test_lambda() -> None:
-    check(Lambda(lambda step: 0.1 / (1 + step)), {0: 0.1, 9: 0.01})
-    with pytest.raises(ValueError, match=r"fn\(3\) returned nan"):
-        Lambda(lambda step: math.nan).get_lr(3)
+    assert max(range(8000), key=InverseSqrt(0.01, 4000).get_lr) == 3999
+    for shape in DecayShape:
+        schedule = Wsd(0.01, 0.001, 100, 400, 500, shape.value)
+        assert schedule.decay_shape is shape and 0.001 < schedule.get_lr(999) < 0.0011
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=lambda s: type(s).__name__)
@@ -135,22 +104,16 @@ def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedu
         setattr(schedule, dataclasses.fields(schedule)[0].name, 1.0)  # type: ignore[arg-type]
 
 
-@given(
-    st.floats(1e-9, 10),
-    st.floats(0, 1),
-    st.integers(0, 50),
-    st.integers(0, 50),
-    st.integers(0, 50),
-    st.sampled_from(list(DecayShape)),
-)
+STEPS = st.integers(0, 50)
+
+
+@given(st.floats(1e-9, 10), st.floats(0, 1), STEPS, STEPS, STEPS, st.sampled_from(list(DecayShape)))
 def test_decaying_schedules_rise_in_the_warmup_fall_after_it_and_stay_in_bounds(
     base: float, share: float, warmup: int, stable: int, decay: int, shape: DecayShape
 ) -> None:
     low = base * share
-    for schedule in (
-        Wsd(base, low, warmup, stable, decay, shape),
-        CosineAnnealing(base, low, warmup, warmup + decay + 1),
-    ):
+    cosine = CosineAnnealing(base, low, warmup, warmup + decay + 1)
+    for schedule in (Wsd(base, low, warmup, stable, decay, shape), cosine):
         lrs = [schedule.get_lr(step) for step in range(warmup + stable + decay + 3)]
         tiny = 1e-12 * base
         assert all(a <= b + tiny for a, b in itertools.pairwise(lrs[:warmup]))
@@ -179,6 +142,7 @@ def test_decaying_schedules_rise_in_the_warmup_fall_after_it_and_stay_in_bounds(
         (lambda: WarmRestarts(0.1, 0.0, 10, 0.5), r"period_mult is 0.5, expected at least 1"),
         (lambda: WarmRestarts(0.1, 0.0, 0), r"first_period is 0"),
         (lambda: InverseSqrt(0.1, 0), r"warmup_steps is 0, expected an integer >= 1"),
+        (lambda: Lambda(lambda step: math.nan).get_lr(3), r"fn\(3\) returned nan"),
     ],
 )
 def test_bad_arguments_are_named(make: object, message: str) -> None:

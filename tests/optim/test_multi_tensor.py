@@ -90,38 +90,12 @@ def test_models_that_share_an_optimizer_are_trained_as_by_their_own(kind: str) -
     assert [p.data.tobytes() for p in ours] == [p.data.tobytes() for p in theirs]
 
 
-def test_an_option_out_of_range_is_refused_in_later_steps_too() -> None:
-    params = make_params(shapes=[(3,), (4, 5)])
-    optimizer = CASES["AdamW"].make(params)
-    optimizer.step(make_grads(params, 0))
-    before = bits(optimizer, params)
-    optimizer.param_groups[0]["lr"] = -1.0
-    with pytest.raises(ValueError, match="lr is -1.0"):
-        optimizer.step(make_grads(params, 1))
-    optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"]
-    assert bits(optimizer, params) == before
-
-
-@pytest.mark.parametrize("array", [np.ones((5, 4), np.float32), np.ones((4, 5))], ids=["shape", "dtype"])
-def test_a_gradient_that_does_not_fit_is_refused_in_later_steps_too(array: np.ndarray) -> None:
-    params = make_params(shapes=[(3,), (4, 5)])
-    optimizer = CASES["AdamW"].make(params)
-    for step in range(2):
-        optimizer.step(make_grads(params, step))
-    before = bits(optimizer, params)
-    grads = make_grads(params, 2)
-    grads.insert(params[1], Tensor.wrap(array))
-    with pytest.raises((ValueError, TypeError), match=r"parameter 1 has .*, its gradient"):
-        optimizer.step(grads)
-    assert bits(optimizer, params) == before
-
-
-def test_strided_gradients_are_taken_as_what_they_show_in_later_steps_too() -> None:
+def test_strided_gradients_are_taken_as_what_they_show() -> None:
     ours, theirs = make_params(shapes=[(4, 5)]), make_params(shapes=[(4, 5)])
     optimizer, reference = CASES["AdamW"].make(ours), CASES["AdamW"].make(theirs)
     for step in range(4):
         wide = np.random.default_rng(step).standard_normal((8, 5)).astype(np.float32)
         grad = wide[::2]
-        optimizer.step(GradStore({ours[0]._id: Tensor.wrap(grad if step >= 2 else grad.copy())}))
+        optimizer.step(GradStore({ours[0]._id: Tensor.wrap(grad.copy() if step == 1 else grad)}))
         reference.step(GradStore({theirs[0]._id: Tensor.wrap(grad.copy())}))
     assert bits(optimizer, ours) == bits(reference, theirs)

@@ -136,21 +136,3 @@ PAYLOAD = {
     CallKind.SEND: message,
     CallKind.RECV: message,
 }
-
-
-def at_once(rank: int, call: Call, sent: list[Any]) -> None:
-    """Finish a small collective whose whole ``sent`` arrays of all ranks (1-D, in order) came with the headers."""
-    if call.kind is CallKind.BROADCAST:
-        call.recv.reshape(-1)[...] = sent[call.peer or 0]
-    elif call.kind is CallKind.ALL_REDUCE:
-        out = np.empty_like(sent[rank])
-        combine(call.op, sent, [out])
-        call.recv.reshape(-1)[...] = out
-    elif call.kind is CallKind.REDUCE_SCATTER:
-        own = cut(sent[rank].size, len(sent))[rank]
-        combine(call.op, [x[own] for x in sent], [call.recv.reshape(-1)])
-    elif call.kind in (CallKind.ALL_GATHER, CallKind.SPLIT):
-        call.recv.reshape(-1)[...] = np.concatenate(sent)
-    elif call.kind is CallKind.ALL_TO_ALL:
-        own = cut(sent[rank].size, len(sent))[rank]
-        call.recv.reshape(-1)[...] = np.concatenate([x[own] for x in sent])

@@ -20,6 +20,7 @@ import numpy as np
 
 from .. import call_header
 from ..calls import FINISHED, Call, CallKind, Work
+from ..combine import combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError, RendezvousError
 from ..communicator import Communicator
 from ..deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds
@@ -133,7 +134,9 @@ class MpiCommunicator(Communicator):
         if inline:
             own = message[call_header.SIZE :]
             got = [own if p == self.rank else self._inbox[p][call_header.SIZE :] for p in range(self.world_size)]
-            exchange.at_once(self.rank, call, [x[: sent.nbytes].view(sent.dtype) for x in got])
+            arrays = {p: x[: sent.nbytes].view(sent.dtype) for p, x in enumerate(got)}
+            for sources, outs in units(call, arrays, {self.rank: call.recv}):
+                combine(call.op, sources, outs)
         elif call.kind in exchange.PAYLOAD:
             yield from exchange.PAYLOAD[call.kind](self._mail, call)
         self._under_way = False

@@ -130,9 +130,7 @@ class Progress:
             self._news.notify()
         if not job.wait(timeout):
             raise TimeoutError(f"not done after {timeout:g} s")
-        if job.error is not None:
-            raise job.error
-        return job.result
+        return job.result()
 
     def submit(self, operation: Operation) -> None:
         """Give an operation to the thread."""

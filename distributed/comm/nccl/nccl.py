@@ -38,8 +38,7 @@ from ..calls import Call, CallKind, Work
 from ..comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
 from ..communicator import Communicator
 from ..deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
-from .nccl_capture import CapturedWork
-from .nccl_launch import Handles, NcclLaunch
+from .nccl_launch import CapturedWork, Handles, NcclLaunch
 
 ID_BYTES = 128
 END_SECONDS = 10.0  # for NCCL to abort or to destroy a communicator; then its thread is left to itself
@@ -179,11 +178,11 @@ class NcclCommunicator(Communicator):
             self._error = RendezvousError(f"NCCL did not start on {self.device}: {_words(job.error)}", rank=self.rank)
         if self._error is not None:
             self._closed = True
-            self._thread.submit(lambda: job.result.comm.abort() if job.result else None)  # should it come too late
+            self._thread.submit(lambda: None if job.error else job.result().comm.abort())  # should it come too late
             self._thread.stop()
             self._ender.stop()
             raise self._error from job.error
-        self._handles: Handles = job.result
+        self._handles: Handles = job.result()
         _OPEN.add(self)
 
     def _connect(self, connect: Callable[[], Any]) -> Handles:
@@ -281,7 +280,7 @@ class NcclCommunicator(Communicator):
         self.stats.busy_s += launch.seconds
         self.stats.waited_s += min(time.monotonic() - began, launch.seconds)
 
-    def _broken(self, error: Exception, call: Call) -> CommError:
+    def _broken(self, error: BaseException, call: Call) -> CommError:
         """Abort because of the error; what to raise."""
         failure = self._fail(self._translated(error, call))
         self._abort()
@@ -340,7 +339,7 @@ class NcclCommunicator(Communicator):
             **call.where(self.rank),
         )
 
-    def _translated(self, error: Exception, call: Call) -> CommError:
+    def _translated(self, error: BaseException, call: Call) -> CommError:
         if isinstance(error, CommError):
             return error
         status = getattr(error, "status", error.args[0] if isinstance(error, KeyError) and error.args else None)
@@ -359,7 +358,7 @@ class NcclCommunicator(Communicator):
         job = self._thread.submit(lambda: self._handles.comm.commSplit(-1 if color is None else color, key))
         if not job.wait(self.timeout) or job.error is not None:
             raise self._broken(job.error or self._expired(call, self.timeout), call) from job.error
-        comm = job.result
+        comm = job.result()
         if comm is None:
             return None
         child = type(self).__new__(type(self))

@@ -11,17 +11,19 @@ one.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..calls import Call, CallKind, CommStats, ReduceOp
-from ..combine import combine
+from ..call_thread import CallThread
+from ..calls import Call, CommStats, ReduceOp
+from ..combine import combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
 from ..place import is_on_host
 from .device_combine import BLOCK_BYTES as DEVICE_BLOCK_BYTES
@@ -116,7 +118,7 @@ class _Operation:
         parts = self.parts.values()
         call = next(iter(parts)).call
         received = {part.seat.rank: part.call.recv for part in parts if part.call.recv is not None}
-        pairs = _units(call, self.sends, received)
+        pairs = units(call, self.sends, received)
         self.nbytes = sum(len(outs) * outs[0].nbytes for _, outs in pairs)
         self.ready = [part.ready for part in parts if part.ready is not None]
         self.tasks = deque(_blocks(call.op, pairs))
@@ -134,35 +136,6 @@ class _Operation:
 def words_of(call: Call) -> str:
     """A call and its number, as errors name it."""
     return f"{call} (operation {call.sequence})"
-
-
-def _units(call: Call, sent: Mapping[int, Any], received: Mapping[int, Any]) -> list[tuple[list[Any], list[Any]]]:
-    """An operation as pairs (sources, outs) of 1-D arrays: the sources combined go to each of the outs.
-
-    ``sent`` has the arrays that ranks contribute, by rank, ``received`` those that are to be written here; ``call`` is
-    any rank's.
-    """
-    kind = call.kind
-    src = {rank: sent[rank].reshape(-1) for rank in sorted(sent)}
-    dst = {rank: received[rank].reshape(-1) for rank in sorted(received)}
-    if kind is CallKind.ALL_REDUCE or call.between_two:
-        return [([*src.values()], [*dst.values()])]
-    if kind is CallKind.BROADCAST:
-        outs = [out for rank, out in dst.items() if rank != call.peer]
-        return [([source], outs) for rank, source in src.items() if rank == call.peer and outs]
-    n = len(src)
-    if kind is CallKind.REDUCE_SCATTER:
-        return [([_part(x, to, n) for x in src.values()], [out]) for to, out in dst.items()]
-    if kind is CallKind.ALL_TO_ALL:
-        return [([_part(x, to, n)], [_part(out, by, n)]) for by, x in src.items() for to, out in dst.items()]
-    # all_gather and split; a barrier has no arrays
-    return [([x], [_part(out, by, n) for out in dst.values()]) for by, x in src.items()]
-
-
-def _part(array: Any, number: int, count: int) -> Any:
-    """Part ``number`` of ``count`` equal ones."""
-    size = array.size // count
-    return array[number * size : (number + 1) * size]
 
 
 def _blocks(op: ReduceOp | None, pairs: list[tuple[list[Any], list[Any]]]) -> Iterator[_Task]:
@@ -188,12 +161,11 @@ class Group:
         self.size = size
         self.failure: Failure | None = None
         self._lock = threading.Lock()
-        self._work_to_do = threading.Condition(self._lock)
         self._incomplete: dict[Hashable, _Operation] = {}
         self._queue: deque[_Operation] = deque()
         self._last_call: dict[int, str] = {}
         self._left: dict[int, str] = {}
-        self._helpers: list[threading.Thread] = []
+        self._helpers: list[CallThread] = []
         self._children: dict[Hashable, tuple[Group, list[int]]] = {}
 
     # ------------------------------------------------------------------ what the ranks call
@@ -228,12 +200,13 @@ class Group:
             del self._incomplete[key]
             operation.prepare()
             self._queue.append(operation)
+            if len(self._queue) > 1:
+                return part  # its turn comes
             if operation.nbytes > SMALL_BYTES:
                 self._call_helpers()
                 return part
         began = time.monotonic()
-        while self._run_one(operation):
-            pass
+        self._work(operation)
         seat.stats.waited_s += time.monotonic() - began
         return part
 
@@ -265,7 +238,9 @@ class Group:
             else:
                 self._left[rank] = f"is gone: {type(error).__name__}: {error}"
                 self._fail(PeerLostError, f"rank {rank} {self._left[rank]}", (rank,))
-            self._work_to_do.notify_all()
+            if len(self._left) == self.size:
+                while self._helpers:
+                    self._helpers.pop().stop()
 
     def child(self, key: Hashable, members: list[int], rank: int) -> Group:
         """The group that the members of ``key`` share; each of them asks once."""
@@ -303,61 +278,39 @@ class Group:
 
     # ------------------------------------------------------------------ working the queue off
 
-    def _run_one(self, until: _Operation | None = None) -> bool:
-        """Do one block of the first operation; False if there is none to do, or operation ``until`` is over."""
-        with self._lock:
-            claimed = self._claim(until)
-        if claimed is None:
-            return False
-        operation, task = claimed
-        trouble = None
-        try:
-            for ready in operation.ready:
-                ready.synchronize()
-            _combine(*task)
-        except Exception as error:  # out of memory, most likely; the ranks must hear of it
-            trouble = f"{type(error).__name__}: {error}"
-        with self._lock:
-            operation.running -= 1
-            if trouble is not None:
-                if operation.all_parts:
-                    self._fail(CommError, f"{words_of(operation.all_parts[0].call)} failed: {trouble}", ())
-                operation.end(failed=True)
-            self._retire()
-        return True
+    def _work(self, operation: _Operation) -> None:
+        """Do blocks of the queue's first operation until none is left."""
+        while (task := self._claim(operation)) is not None:
+            try:
+                for ready in operation.ready:
+                    ready.synchronize()
+                _combine(*task)
+            except Exception as error:  # out of memory, most likely; the ranks must hear of it
+                with self._lock:
+                    if operation.all_parts:
+                        words = words_of(operation.all_parts[0].call)
+                        self._fail(CommError, f"{words} failed: {type(error).__name__}: {error}", ())
+                    operation.end(failed=True)
+            with self._lock:
+                operation.running -= 1
 
-    def _claim(self, until: _Operation | None) -> tuple[_Operation, _Task] | None:
-        self._retire()
-        if not self._queue or (until is not None and self._queue[0] is not until):
+    def _claim(self, operation: _Operation) -> _Task | None:
+        """A block to do. Where there is none, all operations end that are done, and the next one begins."""
+        with self._lock:
+            if operation.tasks:
+                operation.running += 1
+                return operation.tasks.popleft()
+            ended = False
+            while self._queue and not self._queue[0].tasks and not self._queue[0].running:
+                self._queue.popleft().end(failed=False)
+                ended = True
+            if ended and self._queue:
+                self._call_helpers()
             return None
-        operation = self._queue[0]
-        if not operation.tasks:
-            return None  # other threads are at its last blocks
-        operation.running += 1
-        return operation, operation.tasks.popleft()
-
-    def _retire(self) -> None:
-        """End the operations at the head of the queue whose blocks are all done."""
-        ended = False
-        while self._queue and not self._queue[0].tasks and not self._queue[0].running:
-            ended = True
-            self._queue.popleft().end(failed=False)
-        if ended and self._queue:
-            self._call_helpers()
 
     def _call_helpers(self) -> None:
+        """Have threads do the blocks of the queue's first operation."""
         while len(self._helpers) < min(self.size, os.cpu_count() or 1):
-            name = f"minigrad-communication-{len(self._helpers)}"
-            helper = threading.Thread(target=self._help, name=name, daemon=True)
-            self._helpers.append(helper)
-            helper.start()
-        self._work_to_do.notify_all()
-
-    def _help(self) -> None:
-        while True:
-            with self._lock:
-                while not (self._queue and self._queue[0].tasks):
-                    if len(self._left) == self.size:
-                        return
-                    self._work_to_do.wait()
-            self._run_one()
+            self._helpers.append(CallThread(f"minigrad-communication-{len(self._helpers)}"))
+        for helper in self._helpers:
+            helper.submit(functools.partial(self._work, self._queue[0]))

@@ -29,11 +29,10 @@ from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import CadencePlan, Coordinator
 from .ddp_handle import DdpHandle
-from .divergence import DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
-from .options import check_function, check_speed_hint, clamped_overhead, member_of, takes
-from .policies import AverageBackend, AveragingPolicy
+from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
+from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
@@ -296,13 +295,8 @@ class DdpBuilder:
             if self.resume is not None:
                 self.resume.load_into(model)
             model.train()
-            named = list(model.named_parameters())
-            optimizer = self.optim_factory([(name, p) for name, p in named if p.requires_grad])
-            if not isinstance(optimizer, Optimizer):
-                raise TypeError(f"optim_factory(params) returned {type(optimizer).__name__}, expected an Optimizer")
-            if schedule is None and scale != 1.0:
-                for group in optimizer.param_groups:
-                    group["lr"] *= scale
+            own_scale = scale if schedule is None else 1.0
+            optimizer = made_optimizer("optim_factory", self.optim_factory, model, own_scale)
             own = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
             comm = comms[rank] if comms else None
@@ -327,10 +321,8 @@ class DdpBuilder:
     def _cadence(self, plan: CadencePlan) -> tuple[ElChe | None, DivergenceGuard | None, OvershootLimit | None]:
         if plan.world == 1 or plan.policy is AveragingPolicy.SYNC:
             return None, None, None
-        el_che = ElChe(plan.world, min(self.anchor, self.max_anchor)).with_overhead_target(self.overhead_target)
-        el_che = el_che.with_max_anchor(self.max_anchor).with_max_batch_diff(self.max_batch_diff)
-        if self.speed_hint is not None:
-            el_che = el_che.with_speed_ratio(*self.speed_hint)
+        anchors = self.anchor, self.max_anchor
+        el_che = ElChe.adapted(plan.world, *anchors, self.overhead_target, self.speed_hint, self.max_batch_diff)
         guard = None if self.divergence_threshold is None else DivergenceGuard(self.divergence_threshold)
         overshoot = OvershootLimit(plan.batches // plan.world, self.max_overshoot)
         return el_che, guard, overshoot if plan.policy is AveragingPolicy.ASYNC else None

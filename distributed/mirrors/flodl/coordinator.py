@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .divergence import NUDGE, DivergenceGuard, OvershootLimit
 from .el_che import ElChe
 from .epoch_metrics import EpochMetrics
-from .policies import AverageBackend, AveragingPolicy, RoundView, should_average
+from .policies import NUDGE, AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit, should_average
 from .timeline import EventKind, NoTimeline, Timeline
 from .trained_state import RunReport
 from .workload import Batch, Workload
@@ -126,7 +125,7 @@ class Coordinator:
         self.lr_step: int = plan.batches_before // world  # of the next batch after the last average
         self.ready: deque[EpochMetrics] = deque()  # epochs that are over, in order
         self.count_history: list[list[int]] = []
-        self._work = Workload(
+        self.work: Workload = Workload(
             world,
             plan.batches,
             plan.epochs,
@@ -141,7 +140,7 @@ class Coordinator:
         self._throttled = [False] * world
         self._newest_epoch = plan.first_epoch - 1
         self._late: set[int] = set()  # missing when a round was given up; the next one waits for them
-        self._stopping = False
+        self.stopping: bool = False  # before all epochs are done
 
     # ------------------------------------------------------------------ what a replica calls
 
@@ -166,11 +165,11 @@ class Coordinator:
         self.wall_ms[rank] += wall_ms
         self.total_batches[rank] += 1
         self.total_ms[rank] += wall_ms
-        self._work.sums(batch.epoch).add(rank, samples, loss, scalars or {}, wall_ms)
-        for metrics in self._work.end_epochs(self.clock()):
+        self.work.sums(batch.epoch).add(rank, samples, loss, scalars or {}, wall_ms)
+        for metrics in self.work.end_epochs(self.clock()):
             self.ready.append(replace(metrics, device_indices=list(self.plan.device_indices or [0] * self.plan.world)))
             self.timeline.event(EventKind.EPOCH_END, epoch=metrics.epoch)
-        if self.plan.world > 1 and not self._late and should_average(self.plan.policy, self.view()):
+        if self._average_due():
             self._start_round(self.plan.policy is AveragingPolicy.ASYNC and not self._by_communicator)
 
     def average_done(self, rank: int, delta: float) -> None:
@@ -184,12 +183,12 @@ class Coordinator:
     def waited(self, rank: int, ms: float) -> None:
         """The replica has waited for others."""
         self.waited_ms[rank] += ms
-        self._work.waited(rank, ms)
+        self.work.waited(rank, ms)
 
     def failed(self, rank: int, error: BaseException) -> None:
         """The replica is gone, or another one has found it to be: all others stop."""
         self.failures[rank] = error
-        self._stopping = True
+        self.stopping = True
 
     def leave(self, rank: int) -> None:
         """The replica's thread has ended."""
@@ -198,14 +197,9 @@ class Coordinator:
 
     def stop(self) -> None:
         """All replicas stop after their batch."""
-        self._stopping = True
+        self.stopping = True
 
     # ------------------------------------------------------------------ what others ask
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run ends before all epochs are done."""
-        return self._stopping
 
     @property
     def over(self) -> bool:
@@ -215,16 +209,12 @@ class Coordinator:
     @property
     def epochs_done(self) -> int:
         """Epochs that are over, counted from the run's very first."""
-        return self._work.oldest
+        return self.work.oldest
 
     @property
     def batches_ever(self) -> int:
         """Batches of all replicas, those before a resumed run included."""
         return self.plan.batches_before + sum(self.total_batches)
-
-    def upcoming(self, rank: int, count: int) -> list[Batch]:
-        """Up to ``count`` batches that the replica will get next, as far as they have been dealt out to it."""
-        return self._work.upcoming(rank, count)
 
     def report(self) -> RunReport:
         """How the run has gone so far."""
@@ -235,18 +225,6 @@ class Coordinator:
     def counts(self) -> list[int]:
         """Batches that each replica shall do between two averages."""
         return self.el_che.batch_counts if self.el_che is not None else [1] * self.plan.world
-
-    def view(self) -> RoundView:
-        """What the policy decides on."""
-        return RoundView(
-            self.steps,
-            self.wall_ms,
-            self.counts(),
-            0.0 if self.el_che is None else self.el_che.anchor_wall_ms,
-            in_flight=self.round is not None,
-            exited=self._stopping or bool(self.left),
-            epochs_done=self._draining(),
-        )
 
     def next_deadline(self) -> float:
         """When ``check`` has to look again, on the clock; infinity for never."""
@@ -276,7 +254,7 @@ class Coordinator:
     # ------------------------------------------------------------------ tasks
 
     def _next(self, rank: int) -> Task:
-        if self._stopping and not (self.round is not None and self.round.awaits(rank)):
+        if self.stopping and not (self.round is not None and self.round.awaits(rank)):
             return Stop()
         if self.round is not None and self.round.has_task(rank):
             self._take_part(rank, self.round)
@@ -286,7 +264,7 @@ class Coordinator:
             if batch is not None:
                 return batch
             if self.round is None and self._stalled():
-                if not any(self.steps) and not self._work.held:
+                if not any(self.steps) and not self.work.held:
                     return Stop()  # nobody has work, and the last average is behind us
                 self._start_round()
         if self.round is None or self.round.overlaps:
@@ -300,7 +278,7 @@ class Coordinator:
         self._throttled[rank] = reason == "throttle"
         if reason is not None:
             return None
-        batch = self._work.take(rank, self._share(rank), self.clock())
+        batch = self.work.take(rank, self._share(rank), self.clock())
         if batch is not None and batch.epoch > self._newest_epoch:
             self._newest_epoch = batch.epoch
             self.timeline.event(EventKind.EPOCH_START, epoch=batch.epoch)
@@ -309,7 +287,7 @@ class Coordinator:
 
     def _blocked(self, rank: int) -> str | None:
         """Why this replica must not train now, though there may be work."""
-        if self.plan.world == 1 or self._draining():
+        if self.plan.world == 1 or self.draining:
             return None
         if self.plan.policy is AveragingPolicy.SYNC:
             return "average" if self.steps[rank] else None
@@ -324,14 +302,14 @@ class Coordinator:
     def _lead(self, rank: int) -> int:
         """Batches ahead of the slowest of those that have work."""
         others = [
-            self.steps[r] for r in range(self.plan.world) if self._running[r] is not None or self._work.has_work(r)
+            self.steps[r] for r in range(self.plan.world) if self._running[r] is not None or self.work.has_work(r)
         ]
         return self.steps[rank] - min(others, default=self.steps[rank])
 
     def _stalled(self) -> bool:
         """Whether no replica can go on, so that only an average (or the end) helps."""
         return not any(
-            self._running[r] is not None or (self._blocked(r) is None and self._work.has_work(r))
+            self._running[r] is not None or (self._blocked(r) is None and self.work.has_work(r))
             for r in range(self.plan.world)
         )
 
@@ -340,9 +318,10 @@ class Coordinator:
         round = self.round
         return round is not None and round.collected is None and self.plan.policy is not AveragingPolicy.SYNC
 
-    def _draining(self) -> bool:
+    @property
+    def draining(self) -> bool:
         """Whether a replica has done all that it will ever do."""
-        work = self._work
+        work = self.work
         return work.last_epochs_open() and any(
             self._running[r] is None and not work.has_work(r) for r in range(self.plan.world)
         )
@@ -353,9 +332,15 @@ class Coordinator:
 
     # ------------------------------------------------------------------ rounds
 
+    def _average_due(self) -> bool:
+        if self.plan.world == 1 or self.round is not None or self._late or self.stopping or self.left or self.draining:
+            return False
+        anchor_wall_ms = 0.0 if self.el_che is None else self.el_che.anchor_wall_ms
+        return should_average(self.plan.policy, self.steps, self.wall_ms, self.counts(), anchor_wall_ms)
+
     def _start_round(self, overlaps: bool = False) -> None:
         self.rounds += 1
-        checkpoint = self._work.oldest if self._work.held else None
+        checkpoint = self.work.oldest if self.work.held else None
         self.round = Average(self.rounds, self.clock(), checkpoint, overlaps and checkpoint is None)
 
     def _take_part(self, rank: int, round: Average) -> None:
@@ -398,7 +383,7 @@ class Coordinator:
         self.wall_ms = [now - then for now, then in zip(self.wall_ms, wall_ms)]
         self.lr_step = (self.batches_ever - sum(self.steps)) // self.plan.world
         if round.checkpoint is not None:
-            self._work.release()
+            self.work.release()
         self.round = None
 
     @property

@@ -64,6 +64,21 @@ class ElChe:
         self._ms: list[float | None] = [None] * world_size
         self._counts = self._ideal_counts()
 
+    @classmethod
+    def adapted(
+        cls,
+        world_size: int,
+        anchor: int,
+        max_anchor: int,
+        overhead_target: float,
+        speed_hint: tuple[int, float] | None,
+        max_batch_diff: int | None = None,
+    ) -> ElChe:
+        """One with all settings, those below; ``speed_hint`` is (slowest rank, ratio), None: all are equally fast."""
+        made = cls(world_size, min(anchor, max_anchor)).with_overhead_target(overhead_target)
+        made.with_max_anchor(max_anchor).with_max_batch_diff(max_batch_diff)
+        return made if speed_hint is None else made.with_speed_ratio(*speed_hint)
+
     # ------------------------------------------------------------------ settings
 
     def with_overhead_target(self, target: float) -> ElChe:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from minigrad.errors import check_float, check_int
+from minigrad.nn import Module
+from minigrad.optim import Optimizer
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -52,3 +54,14 @@ def check_speed_hint(name: str, hint: Any) -> tuple[int, float]:
 def clamped_overhead(name: str, target: Any) -> float:
     """A share of the time, 0 to 1, clamped to 0.01 ... 0.5; ValueError for anything else."""
     return min(max(check_float(name, target, 0.0, 1.0), 0.01), 0.5)
+
+
+def made_optimizer(name: str, factory: Callable[[Any], Optimizer], model: Module, lr_scale: float) -> Optimizer:
+    """What ``factory`` (called ``name``) makes of the pairs (name, parameter) that require grad, its learning rates
+    times ``lr_scale``. TypeError for anything else than an Optimizer."""
+    made = factory([(name, p) for name, p in model.named_parameters() if p.requires_grad])
+    if not isinstance(made, Optimizer):
+        raise TypeError(f"{name}(params) returned {type(made).__name__}, expected an Optimizer")
+    for group in made.param_groups:
+        group["lr"] *= lr_scale
+    return made

@@ -97,12 +97,7 @@ class ReplicaLoader:
         for batch in wanted:
             if batch not in self._jobs:
                 self._jobs[batch] = self._thread.submit(functools.partial(self._load, batch))
-        job = self._jobs.pop(task)
-        job.wait(threading.TIMEOUT_MAX)
-        batch, error = job.result
-        if error is not None:
-            raise error
-        return to_device(batch, self._device)
+        return to_device(self._jobs.pop(task).result(), self._device)
 
     def close(self) -> None:
         """End the thread, after the batch that it is at."""
@@ -110,13 +105,10 @@ class ReplicaLoader:
         if self._thread is not None:
             self._thread.stop()
 
-    def _load(self, batch: Batch) -> tuple[Any, BaseException | None]:
+    def _load(self, batch: Batch) -> Any:
         if self._closed:
-            return None, None
+            return None
         words = np.random.SeedSequence(self._seed, spawn_key=(batch.epoch, batch.index)).generate_state(1, np.uint64)
-        try:
-            with drawing_from(Generator(int(words[0]))):
-                made = self._fetch(self._order.indices(batch.epoch, batch.index))
-            return (pinned(made) if self._device.type == "cuda" else made), None
-        except BaseException as error:  # SystemExit too: it is the replica that fails
-            return None, error
+        with drawing_from(Generator(int(words[0]))):
+            made = self._fetch(self._order.indices(batch.epoch, batch.index))
+        return pinned(made) if self._device.type == "cuda" else made

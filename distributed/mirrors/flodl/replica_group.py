@@ -1,14 +1,26 @@
-"""What connects the replicas that one process has, each in a thread of its own."""
+"""The replicas that one process has, each in a thread of its own: what connects them, and how they are averaged.
+
+An average is weighted with the batches that each has done. A communicator of the CPU, or of the replicas' devices, adds
+the same flat arrays in the same order, so both give the same bits (but NCCL's order is its own).
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from minigrad.device import Device, DeviceError
-from minigrad.nn import Module
+import numpy as np
 
+from minigrad.device import CPU, Device, DeviceError
+from minigrad.dtypes import is_floating
+from minigrad.nn import Module, Parameter
+from minigrad.tensor import Tensor
+
+from ...comm.calls import ReduceOp
+from ...comm.combine import combine
 from ...comm.communicator import Communicator
 from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...comm.nccl.nccl import NcclCommunicator, check_device
@@ -16,6 +28,8 @@ from ...comm.threads.thread import ThreadCommunicator
 from ...train.params import Named
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
+
+Flats = dict[np.dtype[Any], Any]  # raw arrays of one device
 
 
 def replica_communicators(devices: Sequence[Device], timeout: float = DEFAULT_TIMEOUT) -> list[Communicator]:
@@ -97,3 +111,100 @@ def _no_nccl(devices: Sequence[Device]) -> str | None:
     except DeviceError as error:
         return str(error)
     return None
+
+
+def average(communicator: Communicator, tensors: Sequence[Tensor], weights: Sequence[int]) -> float:
+    """Replace every replica's tensors by the mean Σ w_r x_r / Σ w_r; all get the same bits.
+
+    Floating tensors (parameters, and buffers such as running means) are averaged, float16 and bfloat16 in float32.
+    Integer and bool tensors (counters) become the largest. All replicas call it, with the same weights, at least one
+    of them > 0. The sums are made where the communicator is: on the CPU, or on the replicas' GPUs.
+
+    Returns how far the replica was from the mean: |x - mean| / |mean| over the floating tensors. Frozen Parameters
+    stay as they are. Nothing is changed if the operation fails.
+    """
+    flats = pack(tensors, weights[communicator.rank] / sum(weights)) if tensors else {}
+    for dtype, flat in flats.items():
+        total = Tensor.wrap(flat, tensors[0].device).to(communicator.device)
+        communicator.all_reduce(total, _op(dtype))
+        flats[dtype] = total.to(tensors[0].device).data
+    return unpack(tensors, flats)
+
+
+def weighted_mean(replicas: Sequence[Sequence[Tensor]], weights: Sequence[int]) -> list[Tensor]:
+    """The mean as ``average`` makes it, in host memory, of tensors that nobody changes meanwhile; they stay as
+    they are."""
+    rows = []
+    for tensors, weight in zip(replicas, weights, strict=True):
+        flats = pack(tensors, weight / sum(weights))
+        rows.append({dtype: tensors[0].device.kernels.to_host(flat) for dtype, flat in flats.items()})
+    result = [Tensor.wrap(on_host(tensor), CPU) for tensor in replicas[0]]
+    for dtype in rows[0]:
+        arrays = [row[dtype] for row in rows]
+        combine(_op(dtype), arrays, arrays)
+    unpack(result, rows[0])
+    return result
+
+
+def catch_up(tensors: Sequence[Tensor], before: Sequence[Tensor], mean: Sequence[Tensor]) -> float:
+    """Move a replica's tensors by what the mean differs from their values ``before``, of which it was made; both are in
+    host memory. So nothing is lost that the replica has learnt since. Returns what ``average`` does.
+    """
+    kernels, flats = tensors[0].device.kernels, pack(tensors, 1.0)
+    old, new = pack(before, 1.0), pack(mean, 1.0)
+    for dtype, now in flats.items():
+        x, y = kernels.from_host(old[dtype]), kernels.from_host(new[dtype])
+        elementwise = kernels.elementwise
+        moved = elementwise.add(now, elementwise.sub(y, x)) if is_floating(dtype) else elementwise.maximum(now, y)
+        flats[dtype] = moved
+    return unpack(tensors, flats)
+
+
+def on_host(tensor: Tensor) -> np.ndarray:
+    """A copy of the tensor's values."""
+    kernels = tensor.device.kernels
+    copy: np.ndarray = kernels.to_host(kernels.copy(tensor.data))
+    return copy
+
+
+def pack(tensors: Sequence[Tensor], share: float) -> Flats:
+    """One flat array per dtype, floating ones times ``share``; in the order of ``tensors``, on their device."""
+    parts: dict[np.dtype[Any], list[Any]] = {}
+    for tensor in tensors:
+        kernels = tensor.device.kernels
+        x = tensor.data.reshape(-1)
+        if is_floating(x.dtype):
+            x = kernels.elementwise.mul(kernels.elementwise.cast(x, _wide(x.dtype)), share)
+        parts.setdefault(x.dtype, []).append(x)
+    return {dtype: tensors[0].device.kernels.movement.cat(tuple(arrays), 0) for dtype, arrays in parts.items()}
+
+
+def unpack(tensors: Sequence[Tensor], flats: Flats) -> float:
+    """Write the flat arrays back; returns |before - after| / |after| of the floating tensors."""
+    at = dict.fromkeys(flats, 0)
+    moved, after = [], []
+    for tensor in tensors:
+        kernels, x = tensor.device.kernels, tensor.data
+        dtype = _wide(x.dtype) if is_floating(x.dtype) else x.dtype
+        new = flats[dtype][at[dtype] : at[dtype] + x.size].reshape(x.shape)
+        at[dtype] += x.size
+        if isinstance(tensor, Parameter) and not tensor.requires_grad:
+            continue  # rounding would change what is equal everywhere
+        if is_floating(x.dtype):
+            moved.append(kernels.elementwise.sub(kernels.elementwise.cast(x, dtype), new))
+            after.append(new)
+        kernels.elementwise.assign(x, new)
+        tensor.bump_version()
+    if not moved:
+        return 0.0
+    norms = tensors[0].device.kernels.grad_norm
+    distance, size = norms.sum_of_squares(moved), norms.sum_of_squares(after)
+    return math.sqrt(distance / size) if size else math.sqrt(distance)
+
+
+def _wide(dtype: Any) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype.itemsize == 2 else np.dtype(dtype)
+
+
+def _op(dtype: Any) -> ReduceOp:
+    return ReduceOp.SUM if is_floating(dtype) else ReduceOp.MAX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -17,6 +18,7 @@ from minigrad.optim import LrSchedule, Optimizer, clip_grad_norm
 from minigrad.random import Generator, drawing_from, generators_for
 from minigrad.tensor import Tensor
 
+from ...comm.call_thread import CallThread
 from ...comm.comm_errors import CommError
 from ...train.buckets import GradientBucketManager
 from ...train.config import TrainingConfig, TrainingMetrics
@@ -216,11 +218,16 @@ class ReplicaSet:
         if self._unusable is not None:
             raise RuntimeError(f"the trainer takes no more steps: {self._unusable}")
         self._unusable = f"{what} was interrupted"
-        futures: list[Future[_T]] = [Future() for _ in self.models]
-        for rank, future in enumerate(futures):
-            name = f"replica-{rank}"
-            arguments = (future, task, rank, self.ddp.devices[rank])
-            threading.Thread(target=_complete, args=arguments, name=name, daemon=True).start()
+
+        def work(rank: int) -> _T:
+            self.ddp.devices[rank].activate()
+            return task(rank)
+
+        futures: list[Future[_T]] = []
+        for rank in range(len(self.models)):
+            thread = CallThread(f"replica-{rank}")
+            futures.append(thread.submit(functools.partial(work, rank)))
+            thread.stop()
         wait(futures, min(self.timeout, threading.TIMEOUT_MAX))
         late = [rank for rank, future in enumerate(futures) if not future.done()]
         if late:
@@ -228,11 +235,3 @@ class ReplicaSet:
             raise ReplicaDroppedReplyError(self._unusable, late[0])
         self._unusable = None
         return futures
-
-
-def _complete(future: Future[_T], task: Callable[[int], _T], rank: int, device: Device) -> None:
-    try:
-        device.activate()
-        future.set_result(task(rank))
-    except BaseException as error:
-        future.set_exception(error)

@@ -28,8 +28,8 @@ from ...comm.communicator import Communicator
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
 from .epoch_metrics import EpochMetrics
-from .replica_average import average, catch_up, on_host, weighted_mean
 from .replica_data import EpochOrder, ReplicaLoader
+from .replica_group import average, catch_up, on_host, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
 from .workload import Batch
@@ -221,7 +221,7 @@ class ReplicaThreads:
         start_ms = coordinator.timeline.now_ms()
         began = coordinator.clock()
         with self.changed:
-            upcoming = coordinator.upcoming(rank, self.loaders[rank].depth)
+            upcoming = coordinator.work.upcoming(rank, self.loaders[rank].depth)
         _of_thread.scalars = {}
         result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})

@@ -32,8 +32,8 @@ from ...train.simple_trainer import SimpleTrainer
 from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
 from .ddp import DdpConfig
-from .el_che import ElChe
-from .options import check_function
+from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, ElChe
+from .options import check_function, made_optimizer
 from .replica_data import EpochOrder, fetcher
 from .replica_set import LossFn, ReplicaJob, ReplicaSet
 from .replica_threads import TrainFn
@@ -124,20 +124,18 @@ class Trainer:
         for model in self.models:
             model.train()
         self._named: list[Named] = [[*model.named_parameters()] for model in self.models]
-        optimizers = [optimizer([(name, p) for name, p in named if p.requires_grad]) for named in self._named]
-        for made in optimizers:
-            if not isinstance(made, Optimizer):
-                raise TypeError(f"optimizer(params) returned {type(made).__name__}, expected an Optimizer")
-            for group in made.param_groups:
-                group["lr"] *= config.lr_scale
+        optimizers = [made_optimizer("optimizer", optimizer, model, config.lr_scale) for model in self.models]
         if schedule is not None and config.lr_scale != 1.0:
             unscaled = schedule
             schedule = Lambda(lambda step: unscaled.get_lr(step) * config.lr_scale)
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
         self.balancer: AutoBalancer = AutoBalancer(n)
-        self.el_che: ElChe | None = _el_che(n, config)
         if n > 1 and config.speed_hint is not None:
             self.balancer.apply_speed_hint(*config.speed_hint)
+        self.el_che: ElChe | None = None
+        if n > 1 and config.max_anchor != 0:
+            limit, target = config.max_anchor or DEFAULT_MAX_ANCHOR, config.overhead_target or DEFAULT_OVERHEAD_TARGET
+            self.el_che = ElChe.adapted(n, INITIAL_ANCHOR, limit, target, config.speed_hint)
         self._queue: list[ReplicaJob] = []
         self._data: tuple[EpochOrder, Callable[[np.ndarray], Any], bool] | None = None
         self._replicas: ReplicaSet | None = None
@@ -158,32 +156,18 @@ class Trainer:
         model: Module,
         builder: Builder,
         optimizer: OptimizerFactory,
+        config: DdpConfig | None = None,
         *,
         devices: Sequence[str | Device] | None = None,
         schedule: LrSchedule | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Trainer:
         """A trainer that divides every batch among the replicas; but on GPUs of different names it deals whole batches
-        out, with ElChe, as ``setup_with`` does.
+        out, with ElChe. With a configuration (flodl's ``setup_with``) it does so unless that says ``max_anchor=0``.
         """
-        config = _config_for(devices)
-        return cls.setup_with(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
-
-    @classmethod
-    def setup_with(
-        cls,
-        model: Module,
-        builder: Builder,
-        optimizer: OptimizerFactory,
-        config: DdpConfig,
-        *,
-        devices: Sequence[str | Device] | None = None,
-        schedule: LrSchedule | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> Trainer:
-        """The same with a configuration: with ElChe, unless that says ``max_anchor=0``."""
         if not isinstance(model, Module):
             raise TypeError(f"setup takes a Module, not {type(model).__name__}; setup_head takes one with graph()")
+        config = _config_for(devices) if config is None else config
         return cls(model, builder, optimizer, config, devices, schedule, timeout)
 
     @classmethod
@@ -192,32 +176,19 @@ class Trainer:
         head: HasGraph,
         head_factory: Builder,
         optimizer: OptimizerFactory,
+        config: DdpConfig | None = None,
         *,
         devices: Sequence[str | Device] | None = None,
         schedule: LrSchedule | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Trainer:
         """``setup`` for a wrapper around a model: ``head_factory(device)`` makes others, and losses are given them."""
-        return cls.setup_head_with(
-            head, head_factory, optimizer, _config_for(devices), devices=devices, schedule=schedule, timeout=timeout
-        )
-
-    @classmethod
-    def setup_head_with(
-        cls,
-        head: HasGraph,
-        head_factory: Builder,
-        optimizer: OptimizerFactory,
-        config: DdpConfig,
-        *,
-        devices: Sequence[str | Device] | None = None,
-        schedule: LrSchedule | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> Trainer:
-        """``setup_with`` for a wrapper around a model."""
         if isinstance(head, Module) or not isinstance(head, HasGraph):
             raise TypeError(f"setup_head takes a wrapper with graph(), not {type(head).__name__}; setup takes a Module")
+        config = _config_for(devices) if config is None else config
         return cls(head, head_factory, optimizer, config, devices, schedule, timeout)
+
+    setup_with, setup_head_with = setup, setup_head
 
     @staticmethod
     def builder(
@@ -395,16 +366,3 @@ def _rows(batch: tuple[Any, ...]) -> int:
             f"step takes tensors or arrays with the same number of rows, at least one; got shapes {shapes}"
         )
     return int(shapes[0][0])
-
-
-def _el_che(n: int, config: DdpConfig) -> ElChe | None:
-    if n < 2 or config.max_anchor == 0:
-        return None
-    el_che = ElChe(n, INITIAL_ANCHOR)
-    if config.overhead_target is not None:
-        el_che.with_overhead_target(config.overhead_target)
-    if config.max_anchor is not None:
-        el_che.with_max_anchor(config.max_anchor)
-    if config.speed_hint is not None:
-        el_che.with_speed_ratio(*config.speed_hint)
-    return el_che

@@ -1,0 +1,369 @@
+"""Every optimizer is its published formula, computed in float64; PyTorch's numbers; the options of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from optimizer_cases import MATRICES, SHAPES, bits, make_grads, make_params
+from refusals import raises
+
+import minigrad
+from minigrad.grad_store import GradStore
+from minigrad.optim import (
+    SGD,
+    AdaGrad,
+    AdaGradConfig,
+    Adam,
+    AdamW,
+    AdamWConfig,
+    Lamb,
+    LambConfig,
+    Muon,
+    SgdConfig,
+    orthogonalize,
+)
+from minigrad.tensor import Tensor
+
+# ---------------------------------------------------------------------- the formulas: the t-th update of p, in float64
+
+
+def sgd(p: Any, g: Any, state: Any, t: int, of: Any) -> Any:
+    g = g + of.weight_decay * p
+    if of.momentum:
+        b = state["b"] = g if t == 1 else of.momentum * state["b"] + (1 - of.dampening) * g
+        g = g + of.momentum * b if of.nesterov else b
+    return p - of.lr * g
+
+
+def direction(g: Any, state: Any, t: int, of: Any) -> Any:
+    """Adam's."""
+    beta1, beta2 = of.betas
+    m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * g
+    v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * g * g
+    return (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + of.eps)
+
+
+def adam(p: Any, g: Any, state: Any, t: int, of: Any) -> Any:
+    return p - of.lr * direction(g + of.weight_decay * p, state, t, of)
+
+
+def adamw(p: Any, g: Any, state: Any, t: int, of: Any) -> Any:
+    return p - of.lr * of.weight_decay * p - of.lr * direction(g, state, t, of)
+
+
+def adagrad(p: Any, g: Any, state: Any, t: int, of: Any) -> Any:
+    g = g + of.weight_decay * p
+    s = state["s"] = state.get("s", of.initial_accumulator_value) + g * g
+    return p - of.lr / (1 + (t - 1) * of.lr_decay) * g / (np.sqrt(s) + of.eps)
+
+
+def lamb(p: Any, g: Any, state: Any, t: int, of: Any) -> Any:
+    """Algorithm 2 of the paper, or 1 without Adam."""
+    if of.use_adam:
+        u = direction(g, state, t, of) + of.weight_decay * p
+    else:
+        u = state["m"] = of.betas[0] * state.get("m", 0.0) + (1 - of.betas[0]) * (g + of.weight_decay * p)
+    of_p, of_u = np.linalg.norm(p), np.linalg.norm(u)
+    ratio = of_p / of_u if of_p > 0 and of_u > 0 else 1.0
+    return p - of.lr * (ratio if of.max_trust_ratio is None else min(ratio, of.max_trust_ratio)) * u
+
+
+def muon(p: Any, g: Any, state: Any, t: int, of: Any) -> Any:
+    """The listing of the publication."""
+    b = state["b"] = of.momentum * state.get("b", 0.0) + g
+    x = g + of.momentum * b if of.nesterov else b
+    x = x / (np.linalg.norm(x) + 1e-7)
+    tall = p.shape[0] > p.shape[1]
+    x = x.T if tall else x
+    for _ in range(of.ns_steps):
+        A = x @ x.T
+        x = 3.4445 * x + (-4.7750 * A + 2.0315 * A @ A) @ x
+    return p * (1 - of.lr * of.weight_decay) - of.lr * max(1, p.shape[0] / p.shape[1]) ** 0.5 * (x.T if tall else x)
+
+
+class Row(NamedTuple):
+    kind: Any
+    update: Callable[..., Any]
+    options: dict[str, Any]
+    theirs: str = ""  # PyTorch's class of the same arithmetic
+    shapes: list[tuple[int, ...]] = SHAPES
+    smallest: int = -2  # gradients
+    tolerance: tuple[float, float] = (2e-5, 1e-13)  # float32, float64
+
+
+LARGE: Any = {"shapes": [*SHAPES, (150, 300)]}
+ORTHOGONAL: Any = {"shapes": MATRICES, "smallest": 0, "tolerance": (1e-4, 1e-11)}
+ROWS = [
+    Row(SGD, sgd, {"lr": 0.02}, "SGD"),
+    Row(SGD, sgd, {"lr": 0.02, "weight_decay": 0.1}, "SGD"),
+    Row(SGD, sgd, {"lr": 0.02, "momentum": 0.9}, "SGD"),
+    Row(SGD, sgd, {"lr": 0.02, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}, "SGD"),
+    Row(SGD, sgd, {"lr": 0.02, "momentum": 0.8, "nesterov": True, "weight_decay": 0.1}, "SGD"),
+    Row(Adam, adam, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}, "Adam"),
+    Row(Adam, adam, {"lr": 0.01}, "Adam"),
+    Row(AdamW, adamw, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}, "AdamW"),
+    Row(AdamW, adamw, {"lr": 3e-3}, "AdamW"),
+    Row(AdaGrad, adagrad, {"lr": 0.02}, "Adagrad"),
+    Row(AdaGrad, adagrad, {"lr": 0.1, "lr_decay": 0.3}, "Adagrad"),
+    Row(AdaGrad, adagrad, {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1, "initial_accumulator_value": 0.5}, "Adagrad"),
+    Row(Lamb, lamb, {}, **LARGE),
+    Row(Lamb, lamb, {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-4, "max_trust_ratio": None}, **LARGE),
+    Row(Lamb, lamb, {"lr": 0.05, "weight_decay": 0.1, "max_trust_ratio": 0.3}, **LARGE),
+    Row(Lamb, lamb, {"lr": 0.1, "betas": (0.9, 0.0), "weight_decay": 1e-4, "use_adam": False}, **LARGE),
+    Row(Lamb, lamb, {"lr": 0.05, "weight_decay": 0.1, "max_trust_ratio": None, "use_adam": False}, **LARGE),
+    Row(Muon, muon, {}, **ORTHOGONAL),
+    Row(Muon, muon, {"nesterov": False, "weight_decay": 0.1, "momentum": 0.8, "ns_steps": 3}, **ORTHOGONAL),
+]
+
+
+def row_id(row: Row) -> str:
+    return " ".join([row.kind.__name__, *row.options])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_is_the_formula(row: Row, dtype: Any) -> None:
+    params = make_params(dtype, shapes=row.shapes)
+    expected, states = [p.data.astype(np.float64) for p in params], [{} for _ in params]
+    optimizer = row.kind(params, **row.options)
+    options = SimpleNamespace(**optimizer.defaults)
+    for t in range(1, 16):
+        grads = make_grads(params, t, smallest=row.smallest)
+        for i, p in enumerate(params):
+            g = grads[p].data.astype(np.float64)
+            expected[i] = row.update(expected[i], g, states[i], t, options)
+        optimizer.step(grads)
+    tolerance = row.tolerance[dtype is np.float64]
+    for p, q in zip(params, expected, strict=True):
+        np.testing.assert_allclose(p.data, q, rtol=tolerance, atol=tolerance)
+
+
+def copies_of(params: list[Tensor]) -> list[Any]:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    return [torch.nn.Parameter(torch.tensor(p.data)) for p in params]
+
+
+def hand_over(grads: GradStore, params: list[Tensor], copies: list[Any]) -> None:
+    """Gradients for PyTorch's copies of the parameters."""
+    for p, q in zip(params, copies, strict=True):
+        q.grad = q.new_tensor(grads[p].data) if p in grads else None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("row", [row for row in ROWS if row.theirs], ids=row_id)
+def test_agrees_with_torch(row: Row, dtype: Any) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    params = make_params(dtype)
+    copies = copies_of(params)
+    groups = [{"params": x[:2], "lr": 0.03} for x in (params, copies)], [{"params": x[2:]} for x in (params, copies)]
+    optimizer = row.kind([groups[0][0], groups[1][0]], **row.options)
+    their = getattr(torch.optim, row.theirs)([groups[0][1], groups[1][1]], **row.options)
+    for step in range(15):
+        grads = make_grads(params, step, skip=(3, 4) if step < 3 else (1,) if step == 7 else ())
+        hand_over(grads, params, copies)
+        optimizer.step(grads)
+        their.step()
+        if step == 8:
+            optimizer.set_lr(5e-3)
+            for group in their.param_groups:
+                group["lr"] = 5e-3
+    # 15 updates, each rounded relative to the largest value that the element passes through; PyTorch contracts some
+    # multiplications and additions, so one rounding differs in most of them.
+    bound = 16 * np.finfo(dtype).eps
+    for p, q in zip(params, copies, strict=True):
+        scale = max(1.0, np.max(np.abs(p.data), initial=0.0))
+        np.testing.assert_allclose(p.data, q.detach().numpy(), rtol=bound, atol=bound * scale)
+        assert optimizer.state[p.id].step == their.state[q].get("step", optimizer.state[p.id].step)
+        for name, array in optimizer.state[p.id].arrays.items():
+            other = their.state[q][name].numpy()
+            scale = np.max(np.abs(other), initial=0.0)
+            np.testing.assert_allclose(array, other, rtol=bound, atol=bound * scale)
+
+
+def test_adamw_in_bfloat16_is_pytorchs_fused_step() -> None:
+    start = np.random.default_rng(0).standard_normal((40, 30)).astype(minigrad.bfloat16)
+    mine = Tensor(start, requires_grad=True)
+    [theirs] = copies_of([mine.float()])
+    theirs.data = theirs.data.bfloat16()
+    optimizer, reference = AdamW([mine], lr=0.03), pytest.importorskip("torch").optim.AdamW([theirs], 0.03, fused=True)
+    for step in range(5):
+        grads = make_grads([mine], step)
+        theirs.grad = theirs.new_tensor(grads[mine].float().data)
+        optimizer.step(grads)
+        reference.step()
+        found, expected = mine.float().data, theirs.detach().float().numpy()
+        assert (found == expected).mean() > 0.98  # else one unit: PyTorch orders the arithmetic differently
+        np.testing.assert_allclose(found, expected, rtol=2.0**-7, atol=1e-6)
+
+
+def test_muon_is_near_torch_whose_iteration_is_in_bfloat16() -> None:
+    params = make_params(shapes=[(33, 70), (40, 8)])
+    copies, options = copies_of(params), {"lr": 0.02, "weight_decay": 0.1}
+    ours, their = Muon(params, **options), pytest.importorskip("torch").optim.Muon(copies, **options)
+    for step in range(15):
+        grads = make_grads(params, step, smallest=0)
+        hand_over(grads, params, copies)
+        ours.step(grads)
+        their.step()
+    for p, q in zip(params, copies, strict=True):
+        # A step of length lr, wrong by about 2^-8 of itself in each of the iteration's products.
+        np.testing.assert_allclose(p.data, q.detach().numpy(), rtol=0, atol=15 * 0.02 * 0.02)
+
+
+# ---------------------------------------------------------------------- what is special to one of them
+
+
+def one_step(optimizer: Any, p: Tensor, g: list[float]) -> np.ndarray:
+    """How a gradient changes p."""
+    before, grads = p.data.copy(), GradStore()
+    grads.insert(p, Tensor(np.array(g)))
+    optimizer.step(grads)
+    return p.data - before
+
+
+def test_adamws_epsilon_is_outside_the_bias_correction() -> None:
+    (p,) = make_params(np.float64, shapes=[(1,)])
+    # The first step is lr * g / (|g| + eps): half of lr. With an uncorrected root it would be a quarter of a percent.
+    np.testing.assert_allclose(one_step(AdamW([p], lr=1.0, weight_decay=0.0), p, [1e-8]), -0.5, rtol=1e-6)
+
+
+def test_lars_keeps_the_direction_of_the_gradient() -> None:
+    (p,) = make_params(np.float64, shapes=[(2,)])
+    length = np.linalg.norm(p.data)
+    lars = Lamb([p], lr=0.1, betas=(0.0, 0.0), weight_decay=0.0, max_trust_ratio=None, use_adam=False)
+    # Division by the root of the squares would make both elements' steps equally long.
+    np.testing.assert_allclose(one_step(lars, p, [3.0, 4.0]), -0.1 * length * np.array([0.6, 0.8]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("use_adam", [True, False])
+def test_a_norm_of_zero_makes_lambs_ratio_one(use_adam: bool) -> None:
+    zero, still = (Tensor(values, requires_grad=True) for values in (np.zeros(3), np.ones(3)))
+    found = one_step(Lamb([zero], lr=0.1, betas=(0.0, 0.0), eps=0.5, use_adam=use_adam), zero, [1.0, -2.0, 0.0])
+    step = [1.0 / 1.5, -2.0 / 2.5, 0.0] if use_adam else [1.0, -2.0, 0.0]
+    np.testing.assert_allclose(found, -0.1 * np.array(step), rtol=1e-12)
+    assert not one_step(Lamb([still], weight_decay=0.0, use_adam=use_adam), still, [0.0] * 3).any()
+
+
+@pytest.mark.parametrize("shape", [(20, 20), (8, 50), (50, 8)])
+def test_orthogonalize_makes_singular_values_about_one(shape: tuple[int, int]) -> None:
+    x = Tensor(np.random.default_rng(0).standard_normal(shape))
+    u, s, v = np.linalg.svd(x.data, full_matrices=False)
+    y = orthogonalize(x * 1e-3)
+    values = np.diag(u.T @ y.data @ v.T)
+    assert np.all(values[s > 0.05 * s[0]] > 0.6) and np.all(values < 1.3)
+    np.testing.assert_allclose(y.data, u @ np.diag(values) @ v, atol=1e-10)  # the same singular vectors
+
+
+def test_muon_takes_matrices_only_and_nothing_is_left_of_a_refused_group() -> None:
+    w, b = make_params(shapes=[(2, 3), (3,)])
+    with pytest.raises(ValueError, match=r"parameter bias of shape \(3,\) is no matrix; give it to an AdamW"):
+        Muon([("weight", w), ("bias", b)])
+    optimizer = Muon()
+    raises(ValueError, "no matrix", lambda: optimizer.add_param_group({"params": [w, b]}))
+    optimizer.add_param_group({"params": [w]})
+    assert len(optimizer.param_groups) == 1
+    raises(ValueError, r"a matrix, not shape \(3,\)", lambda: orthogonalize(b))
+
+
+def test_sgd_has_no_buffer_without_momentum_and_a_later_one_starts_from_zeros() -> None:
+    params = make_params(shapes=[(4,), (5,)])
+    optimizer = SGD([{"params": params[:1]}, {"params": params[1:], "momentum": 0.9}], lr=0.1)
+    optimizer.step(make_grads(params, 0))
+    assert list(optimizer.state_dict()[0]) == ["momentum_buffer.1"]
+    optimizer.param_groups[0]["momentum"] = 0.5
+    before, grads = params[0].data.copy(), make_grads(params, 1)
+    arrays, meta = optimizer.state_dict()
+    np.testing.assert_array_equal(arrays["momentum_buffer.0"], np.zeros(4))
+    optimizer.load_state_dict(arrays, meta)
+    optimizer.step(grads)
+    np.testing.assert_allclose(params[0].data, before - 0.1 * grads[params[0]].data, rtol=1e-6)
+    optimizer.step(make_grads(params, 2))
+    assert optimizer.state[params[0].id].arrays["momentum_buffer"].any()
+    optimizer.param_groups[0]["momentum"] = 0.0  # the buffer is kept, and saved
+    optimizer.load_state_dict(*optimizer.state_dict())
+    assert optimizer.state[params[0].id].arrays["momentum_buffer"].any()
+
+
+def test_sgd_does_not_multiply_infinite_weights_by_a_decay_of_zero() -> None:
+    p = Tensor(np.array([np.inf, 1.0], np.float32), requires_grad=True)
+    SGD([p], lr=0.5).step(make_grads([p], 0))
+    assert np.isinf(p.data[0]) and np.isfinite(p.data[1])
+
+
+# ---------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "defaults"),
+    [
+        (SGD, SgdConfig(0.1, 0.9, 0.2, 0.3), SgdConfig(0.01, 0.0, 0.0, 0.0, False)),
+        (AdamW, AdamWConfig(0.1, 0.5, 0.6, 1e-3, 0.2), AdamWConfig(1e-3, 0.9, 0.999, 1e-8, 0.01)),
+        (AdaGrad, AdaGradConfig(0.1, 1e-3, 0.2, 0.3, 0.4), AdaGradConfig(0.01, 1e-10, 0.0, 0.0, lr_decay=0.0)),
+        (Lamb, LambConfig(0.05, 0.8, 0.95, 1e-4, 0.1, None), LambConfig(1e-3, 0.9, 0.999, 1e-6, 0.01, 10.0, True)),
+        (Lamb, LambConfig.lars(), LambConfig(1e-3, 0.9, 0.999, 1e-6, 0.01, 10.0, True)),
+    ],
+)
+def test_configs_are_boostrs(kind: Any, config: Any, defaults: Any) -> None:
+    assert type(config)() == defaults
+    params = make_params(shapes=[(2, 2)])
+    optimizer, empty = kind.from_config(config, params), kind.from_config(config)
+    assert optimizer.config == empty.config == config
+    options = {name: value for name, value in vars(config).items() if not name.startswith("beta")}
+    assert options.items() <= optimizer.param_groups[0].items()
+    if "betas" in optimizer.defaults:
+        assert optimizer.param_groups[0]["betas"] == (config.beta1, config.beta2)
+    empty.set_lr(0.3)
+    empty.add_param_group({"params": params})
+    assert (empty.lr, empty.config.lr, empty.param_groups[0]["lr"]) == (0.3, 0.3, 0.3)
+
+
+def test_options_of_lars() -> None:
+    assert LambConfig.lars() == LambConfig(0.1, 0.9, 0.0, 1e-6, 1e-4, 10.0, False)
+
+
+def test_adagrad_takes_pytorchs_positions() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    names = ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+    defaults = AdaGrad(make_params(), 0.1, 0.2, 0.3, 0.4, 0.5).defaults
+    theirs = torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1))], 0.1, 0.2, 0.3, 0.4, 0.5).defaults
+    assert {name: defaults[name] for name in names} == {name: theirs[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (AdamW, {"lr": -1.0}, "lr is -1.0, expected a finite number >= 0"),
+        (AdamW, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, expected a number below 1 and >= 0"),
+        (AdamW, {"betas": 0.9}, "betas is 0.9, expected two numbers"),
+        (AdamW, {"eps": -1e-8}, "eps is -1e-08"),
+        (AdamW, {"weight_decay": math.inf}, "weight_decay is inf"),
+        (AdamW, {"weightdecay": 0.1}, "AdamW has no option 'weightdecay'; it has lr, betas, eps, weight_decay"),
+        (Lamb, {"max_trust_ratio": -1.0}, "max_trust_ratio is -1.0"),
+        (Lamb, {"use_adam": "yes"}, "use_adam is 'yes', expected True"),
+        (Lamb, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
+        (Muon, {"momentum": 1.0}, "momentum is 1.0"),
+        (Muon, {"nesterov": None}, "nesterov is None"),
+        (Muon, {"ns_steps": 0}, "ns_steps is 0, expected an integer >= 1"),
+        (SGD, {"nesterov": True, "momentum": 0.0}, "it needs momentum > 0 and dampening = 0"),
+        (SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, "it needs momentum > 0 and dampening = 0"),
+        (SGD, {"nesterov": 1}, "nesterov is 1, expected True or False"),
+    ],
+)
+def test_bad_options_are_named_and_change_nothing(kind: Any, options: dict[str, Any], message: str) -> None:
+    p, q = make_params(shapes=[(2, 2), (2, 2)])
+    optimizer = kind([p])
+    raises(ValueError, message, lambda: optimizer.add_param_group({"params": [q], **options}))
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [q]})  # nothing of the refused group is left
+    optimizer.step(make_grads([p, q], 0))
+    before = bits(optimizer, [p, q])
+    good = optimizer.param_groups[0].copy()
+    optimizer.param_groups[0].update(options)  # also in a later step
+    raises(ValueError, message, lambda: optimizer.step(make_grads([p, q], 1)))
+    optimizer.param_groups[0] = good
+    assert bits(optimizer, [p, q]) == before
