@@ -27,6 +27,7 @@ from .job.store import Store as Store
 from .job.train_place import DistributedTrainConfig as DistributedTrainConfig
 from .mirrors.atomr.data_parallel import DataParallelTrainer as DataParallelTrainer
 from .mirrors.atomr.parameter_server import AsyncParameterServer as AsyncParameterServer
+from .mirrors.atomr.parameter_server import RemoteParameterServer as RemoteParameterServer
 from .mirrors.atomr.parameter_server import ServerStats as ServerStats
 from .mirrors.atomr.parameter_server import StaleGradientError as StaleGradientError
 from .mirrors.atomr.replicas import ProcessReplica as ProcessReplica

@@ -108,7 +108,6 @@ def test_el_che_counts_are_refreshed_by_max_anchor() -> None:
 
 def test_a_speed_hint_sets_the_others_counts() -> None:
     assert ElChe(3, 10).with_speed_ratio(1, 2.25).batch_counts == [23, 10, 23]
-    assert ElChe(2, 10).with_speed_ratio(1, 0.4).batch_counts == [10, 10]
     assert report(ElChe(2, 10).with_speed_ratio(1, 9), [500, 1000], 0).batch_counts == [180, 10]
     wrong = ElChe(2, 10).with_speed_ratio(1, 3)
     wrong.report_timing([30, 10], [3, 3], 0)
@@ -166,6 +165,7 @@ def test_a_rank_without_batches_keeps_its_speed() -> None:
         (lambda: ElChe(2, 0), "anchor must be >= 1"),
         (lambda: ElChe(2, 10).with_max_anchor(0), "max_anchor is 0, expected an integer >= 1"),
         (lambda: ElChe(2, 10).with_max_batch_diff(-1), "max_batch_diff is -1, expected an integer >= 0"),
+        (lambda: ElChe(2, 10).with_speed_ratio(1, 0.4), "ratio is 0.4, expected a finite number >= 1"),
         (lambda: ElChe(2, 10).with_speed_ratio(2, 2.0), "slow_rank is 2, expected an integer from 0 to 1"),
         (lambda: ElChe(2, 10).with_speed_ratio(0, math.nan), "ratio is nan"),
         (lambda: ElChe(2, 10).with_overhead_target(math.inf), "overhead_target is inf"),

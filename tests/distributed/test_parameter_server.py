@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from in_threads import good, outcomes
+from ranks import requires_mpi, run_ranks
 from refusals import raises
 
 from minigrad import Tensor, nn
-from minigrad.distributed import AsyncParameterServer, OptimizerKind, ServerStats, StaleGradientError
+from minigrad.distributed import (
+    AsyncParameterServer,
+    Communicator,
+    NoOpCommunicator,
+    OptimizerKind,
+    RemoteParameterServer,
+    ServerStats,
+    StaleGradientError,
+    run_threads,
+)
 from minigrad.optim import CosineAnnealing, NonFiniteGradientError
 
 SGD = OptimizerKind.sgd(0.1)
@@ -192,3 +203,67 @@ def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPa
     assert most == [1] * 6 and sorted(out[:6]) == [1, 2, 3, 4, 5, 6]
     for weights, version in out[6]:
         np.testing.assert_allclose(weights, START - 0.1 * version, rtol=1e-5)
+
+
+def workers_and_server(comm: Communicator) -> str:
+    """Rank 0 serves the others, which each push 5 gradients of 1, and then some that cannot be taken."""
+    weights = {name: Tensor(np.zeros(3 + ord(name), np.float32)) for name in (["a", "b"] if comm.rank else ["b", "a"])}
+    if comm.rank == 0:
+        ps = AsyncParameterServer(weights, OptimizerKind.sgd(1.0), max_staleness=9)
+        ps.serve(comm)
+        for name, found in ps.pull_weights()[0].items():
+            assert np.array_equal(found, np.full(3 + ord(name), -10.0))
+        return str(ps.stats().gradients_applied)
+    ones = {name: np.ones(weight.shape, np.float32) for name, weight in weights.items()}
+    with RemoteParameterServer(comm, weights) as remote:
+        for _ in range(5):
+            found, version = remote.pull_weights()
+            assert all(np.array_equal(found[name].numpy(), -version * ones[name]) for name in ones)
+            remote.push_gradient(version, ones)
+        with pytest.raises(ValueError, match=f"worker {comm.rank}: worker_version is 99, but the newest"):
+            remote.push_gradient(99, ones)
+        with pytest.raises(NonFiniteGradientError, match=f"worker {comm.rank}: "):
+            remote.push_gradient(remote.pull_weights()[1], {**ones, "a": ones["a"] * np.float32(np.nan)})
+        with pytest.raises(ValueError, match=r"the gradient of a has shape \(1,\), float32; the weight has \(100,\)"):
+            remote.push_gradient(0, {**ones, "a": np.ones(1, np.float32)})
+    return "worker"
+
+
+def test_workers_of_other_ranks() -> None:
+    assert run_threads(3, workers_and_server, timeout=30) == ["10", "worker", "worker"]
+    with pytest.raises(TypeError, match="serve: the weights are one array"):
+        server().serve(NoOpCommunicator())
+
+
+def test_a_worker_of_another_rank_hears_that_its_gradient_is_stale() -> None:
+    def run(comm: Communicator) -> None:
+        weights = {"w": Tensor(START)}
+        if comm.rank == 0:
+            AsyncParameterServer(weights, SGD, max_staleness=0).serve(comm)
+            return
+        with RemoteParameterServer(comm, weights) as remote:
+            assert remote.push_gradient(0, weights) == 1
+            with pytest.raises(StaleGradientError, match=r"worker 1: .* 1 behind version 1; at most 0") as e:
+                remote.push_gradient(0, weights)
+            assert (e.value.worker, e.value.staleness, e.value.max_staleness) == (1, 1, 0)
+
+    run_threads(2, run, timeout=30)
+
+
+PROCESSES = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from minigrad.distributed import MpiCommunicator
+from test_parameter_server import workers_and_server
+
+with MpiCommunicator(timeout=60) as comm:
+    print(workers_and_server(comm))
+"""
+
+
+@requires_mpi
+def test_workers_in_processes() -> None:
+    here = Path(__file__).parent
+    result = run_ranks(3, PROCESSES, here, here.parent, timeout=300)
+    assert result.returncode == 0, result.text
+    assert [result.lines(rank) for rank in range(3)] == [["10"], ["worker"], ["worker"]]

@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from minigrad.creation import as_tensor
+import numpy as np
+
+from minigrad.creation import as_tensor, empty_like
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
 from minigrad.optim import LrSchedule, NonFiniteGradientError
+from minigrad.tensor import Tensor
 
+from ...comm.communicator import Communicator
+from ...comm.place import on_device, on_host
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from ...train.train_kinds import OptimizerKind
 
+PULL, PUSH, CLOSE = range(3)  # what a remote worker asks for
 WINDOW = 128  # pushes that the mean staleness is of
 
 Values = Any
@@ -35,6 +42,9 @@ class StaleGradientError(RuntimeError):
         self.worker: int = worker
         self.staleness: int = staleness
         self.max_staleness: int = max_staleness
+
+
+ERRORS = (StaleGradientError, NonFiniteGradientError, ValueError)  # that a remote worker hears of
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,39 @@ class AsyncParameterServer:
             applied = self._trainer.global_step
             return ServerStats(applied, applied, self._rejected, self._pulled, mean)
 
+    def serve(self, communicator: Communicator) -> None:
+        """Answer all other ranks, each of which has a RemoteParameterServer of this one, until they have closed it.
+
+        A rank that asks nothing for the communicator's ``timeout`` is an error. Raises TypeError if the weights are not
+        a mapping.
+        """
+        if self._single:
+            raise TypeError("serve: the weights are one array, expected a mapping from names to arrays")
+        ranks = [rank for rank in range(communicator.world_size) if rank != communicator.rank]
+        with ThreadPoolExecutor(len(ranks) or 1, "serve") as threads:
+            list(threads.map(lambda rank: self._serve(communicator, rank), ranks))
+
+    def _serve(self, comm: Communicator, rank: int) -> None:
+        like = {name: self._params[name].detach().to(comm.device) for name in sorted(self._params)}
+        while True:
+            what, version = _receive_numbers(comm, rank, 2)
+            if what == CLOSE:
+                return
+            if what == PULL:
+                weights, version = self.pull_weights()
+                _send_numbers(comm, rank, version, 0, 0, 0, 0)
+                _send(comm, rank, [as_tensor(weights[name], device=comm.device) for name in like])
+                continue
+            gradient = _receive(comm, rank, like)
+            try:
+                _send_numbers(comm, rank, self.push_gradient(rank, version, gradient), 0, 0, 0, 0)
+            except ERRORS as error:
+                text = np.frombuffer(str(error).encode(), np.uint8)
+                stale = (error.staleness, error.max_staleness) if isinstance(error, StaleGradientError) else (0, 0)
+                kind = next(i for i, known in enumerate(ERRORS) if isinstance(error, known))
+                _send_numbers(comm, rank, 0, len(text), kind, *stale)
+                _send(comm, rank, [on_device(text, comm.device)])
+
     def _checked(self, who: str, gradient: Values) -> GradStore:
         """The gradient as the optimizer takes it, copied."""
         if self._single == isinstance(gradient, Mapping):
@@ -164,3 +207,87 @@ class AsyncParameterServer:
                 raise TypeError(f"{who}: the gradient of {name} has dtype {grad.dtype}, expected {p.dtype}")
             grads.insert(p, grad.to(p.device).clone())
         return grads
+
+
+class RemoteParameterServer:
+    """What a worker has of a parameter server that is another rank, whose ``serve`` answers it.
+
+    ::
+
+        weights = dict(model.named_parameters())
+        if comm.rank == 0:
+            AsyncParameterServer(weights, OptimizerKind.adamw(1e-3), max_staleness=4).serve(comm)
+        else:
+            with RemoteParameterServer(comm, weights) as server:
+                weights, version = server.pull_weights()
+                version = server.push_gradient(version, gradient)
+
+    ``weights`` has the names, shapes and dtypes of the server's, on the communicator's device.
+    """
+
+    def __init__(self, communicator: Communicator, weights: Mapping[str, Tensor], server: int = 0) -> None:
+        self._communicator, self._server = communicator, server
+        self._weights = {name: weights[name].detach() for name in sorted(weights)}
+
+    def pull_weights(self) -> tuple[dict[str, Tensor], int]:
+        """(a copy of the weights, their version)."""
+        _send_numbers(self._communicator, self._server, PULL, 0)
+        version = self._version()
+        return _receive(self._communicator, self._server, self._weights), version
+
+    def push_gradient(self, version: int, gradient: Mapping[str, Any]) -> int:
+        """As the server's ``push_gradient``, whose errors are raised here."""
+        grads = {name: as_tensor(gradient[name]).detach() for name in self._weights}
+        for name, p in self._weights.items():
+            if (grads[name].shape, grads[name].dtype) != (p.shape, p.dtype):
+                raise ValueError(
+                    f"the gradient of {name} has shape {grads[name].shape}, {grads[name].dtype}; the weight has "
+                    f"{p.shape}, {p.dtype}"
+                )
+        _send_numbers(self._communicator, self._server, PUSH, version)
+        _send(self._communicator, self._server, grads.values())
+        return self._version()
+
+    def close(self) -> None:
+        """Ask no more."""
+        _send_numbers(self._communicator, self._server, CLOSE, 0)
+
+    def __enter__(self) -> RemoteParameterServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _version(self) -> int:
+        comm, server = self._communicator, self._server
+        version, length, kind, *stale = _receive_numbers(comm, server, 5)
+        if not length:
+            return version
+        text = on_device(np.empty(length, np.uint8), comm.device)
+        comm.recv(text, server)
+        message = on_host(text).tobytes().decode()
+        if ERRORS[kind] is StaleGradientError:
+            raise StaleGradientError(message, comm.rank, *stale)
+        raise NonFiniteGradientError(message, np.nan) if ERRORS[kind] is NonFiniteGradientError else ValueError(message)
+
+
+def _send(comm: Communicator, rank: int, tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        comm.send(tensor.contiguous(), rank)
+
+
+def _receive(comm: Communicator, rank: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    out = {name: empty_like(tensor) for name, tensor in like.items()}
+    for tensor in out.values():
+        comm.recv(tensor, rank)
+    return out
+
+
+def _send_numbers(comm: Communicator, rank: int, *numbers: int) -> None:
+    _send(comm, rank, [on_device(np.array(numbers, np.int64), comm.device)])
+
+
+def _receive_numbers(comm: Communicator, rank: int, count: int) -> list[int]:
+    numbers = on_device(np.empty(count, np.int64), comm.device)
+    comm.recv(numbers, rank)
+    return [int(number) for number in on_host(numbers)]

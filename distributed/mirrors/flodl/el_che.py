@@ -98,11 +98,11 @@ class ElChe:
         return self
 
     def with_speed_ratio(self, slow_rank: int, ratio: float) -> ElChe:
-        """A guess until speeds are measured: all other ranks are ``ratio`` times as fast as ``slow_rank`` (a ratio
-        below 1 counts as 1). Returns the object.
+        """A guess until speeds are measured: all other ranks are ``ratio`` >= 1 times as fast as ``slow_rank``. Returns
+        the object. (flodl takes a ratio below 1 for 1.)
         """
         check_int("slow_rank", slow_rank, 0, self.world_size - 1)
-        self._hint = [max(check_float("ratio", ratio, -math.inf), 1.0)] * self.world_size
+        self._hint = [check_float("ratio", ratio, 1.0)] * self.world_size
         self._hint[slow_rank] = 1.0
         self._counts = self._ideal_counts()
         return self
