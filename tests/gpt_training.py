@@ -14,8 +14,9 @@ import numpy as np
 
 import minigrad as mg
 from minigrad.cpu_kernels import random
+from minigrad.distributed import SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
-from minigrad.optim import AdamW, CosineAnnealing, clip_grad_norm, decay_groups
+from minigrad.optim import AdamW, CosineAnnealing, decay_groups
 
 CONFIG = GPT2Config(vocab_size=65, block_size=16, n_layer=2, n_head=2, n_embd=32)
 STEPS, BATCH, SEED = 100, 8, 1234
@@ -49,14 +50,14 @@ def train_minigrad(dtype: str) -> Curves:
     model.to(dtype)
     model.load_state_dict(initial_weights())
     optimizer = AdamW(decay_groups(model.named_parameters(), WEIGHT_DECAY), lr=SCHEDULE.base_lr, betas=BETAS, eps=EPS)
+    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=MAX_NORM), optimizer, SCHEDULE)
     losses, norms = [], []
-    for step, (tokens, targets) in enumerate(batches()):
+    for tokens, targets in batches():
         loss = model.loss(mg.from_numpy(tokens), mg.from_numpy(targets))
-        grads = loss.backward()
-        norms.append(clip_grad_norm(grads, MAX_NORM))
-        optimizer.set_lr(SCHEDULE.get_lr(step))
-        optimizer.step(grads)
-        losses.append(loss.item())
+        metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        assert metrics is not None and metrics.grad_norm is not None
+        losses.append(metrics.loss)
+        norms.append(metrics.grad_norm)
     return {"losses": losses, "grad_norms": norms}
 
 

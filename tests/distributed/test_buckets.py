@@ -23,7 +23,6 @@ from data_parallel import (
     Watched,
     alone,
     assert_same_run,
-    distance,
     feed,
     make_trainer,
     parameters,
@@ -369,13 +368,3 @@ def test_bfloat16_compression_halves_the_bytes_within_its_bound(world):
     bound = (u + u * (1 + u) + 2.0**-22) * scale
     assert np.all(error <= bound)
     assert np.max(error / scale) > 2.0**-9  # so precision was given up
-
-
-def test_bfloat16_compression_still_trains():
-    scenario = Scenario(shares(3, steps=40), dtype=np.float32)
-    plain, compressed = run("bucketed", scenario), run("bucketed", scenario, hook=BFloat16Compression())
-    assert distance(compressed, plain) > 0
-    # The batches are noise, so the best that can be learned is to say 0 everywhere, at a loss of about 1.
-    first, last = compressed[0].metrics.loss, np.mean([r.metrics.loss for r in compressed[-5:]])
-    assert last < 0.5 * first
-    assert abs(last - np.mean([r.metrics.loss for r in plain[-5:]])) < 0.05 * last
