@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import communicator_suite as suite
 import numpy as np
 import pytest
-from data_parallel import feed, make_trainer
+from data_parallel import Net, feed, make_trainer
+from replica_models import bits
 
 from minigrad import Tensor, cuda_kernels, nn
+from minigrad.device import CPU, Device
 from minigrad.distributed import (
     BlockDistributedTrainer,
     BucketedTrainer,
     CollectiveMismatchError,
     Communicator,
+    Ddp,
     TrainingConfig,
 )
 from minigrad.optim import SGD
@@ -154,6 +157,34 @@ def captured(comm: Communicator) -> None:
         assert step.graphs == graphs
         step.clear()
     assert found[0] == found[1]
+
+
+def wrapped(devices: Sequence[Device]) -> list[tuple[dict[str, bytes], dict[str, np.ndarray]]]:
+    """Of two replicas that one thread keeps alike: the bits of each, and the mean gradients that it has got."""
+    x, y = (Tensor(values) for values in np.random.default_rng(0).standard_normal((2, 12, 5)))
+    halves = [(x[:7], y[:7]), (x[7:], y[7:])]
+    models = [Net(np.float64, seed).to(device=device) for seed, device in enumerate(devices)]
+    with Ddp.wrap(models, devices) as ddp:
+        assert ddp.devices == devices
+        ddp.sync_params()
+        grads = [m.loss(x.to(d), y.to(d)).backward() for m, d, (x, y) in zip(models, devices, halves)]
+        grads[1].remove(models[1].bias)  # counts as zeros
+        ddp.weighted_all_reduce_gradients(grads, [7, 5])
+    found = []
+    for model, device, store in zip(models, devices, grads):
+        held = {name: store[p] for name, p in model.named_parameters() if p in store}
+        assert all(grad.device is device for grad in held.values())
+        found.append((bits(model), {name: grad.cpu().numpy() for name, grad in held.items()}))
+    return found
+
+
+def wrap_does_what_it_does_on_the_cpu(devices: Sequence[Device]) -> None:
+    """With whatever connects the devices."""
+    wanted = wrapped([CPU, CPU])
+    for weights, means in wrapped(devices):
+        assert weights == wanted[0][0] and means.keys() == wanted[0][1].keys()
+        for name, mean in means.items():
+            np.testing.assert_allclose(mean, wanted[0][1][name], rtol=1e-10, atol=1e-13, err_msg=name)
 
 
 def mismatch(comm: Communicator) -> None:

@@ -195,18 +195,15 @@ class PipelineCase:
 
     def stages(self) -> nn.Sequential:
         """All stages, the same values wherever they are made."""
-        last = self.world - 1
         special = self.tied or self.running
-        model = nn.Sequential(
-            *[
-                Twice(self.dtype, self.running)
-                if special and i == 1
-                else nn.Sequential(nn.Linear(5, 4 if i == last else 5, dtype=self.dtype))
-                if special
-                else nn.Linear(5, 4 if i == last else 5, dtype=self.dtype)
-                for i in range(self.world)
-            ]
-        )
+
+        def stage(i: int) -> nn.Module:
+            if special and i == 1:
+                return Twice(self.dtype, self.running)
+            linear = nn.Linear(5, 4 if i == self.world - 1 else 5, dtype=self.dtype)
+            return nn.Sequential(linear) if special else linear
+
+        model = nn.Sequential(*[stage(i) for i in range(self.world)])
         rng = np.random.default_rng(1)
         for name, p in model.named_parameters():
             p.data[...] = rng.standard_normal(p.shape) * 0.7
@@ -234,27 +231,21 @@ class Words(nn.Module):
     def __init__(self, comm: Communicator | None = None, tied: bool = True, gather: bool = False) -> None:
         super().__init__()
         options: Any = {"dtype": "float64"}
-        if comm is None:
-            self.embed: nn.Module = nn.Embedding(VOCABULARY, 5, **options)
-            self.up: nn.Module = nn.Linear(5, 9, **options)
-            self.down: nn.Module = nn.Linear(9, 5, **options)
-            self.head: nn.Module = nn.Linear(5, VOCABULARY, bias=False, **options)
-        else:
+        rng = np.random.default_rng(4)
+        whole: Any = nn.Embedding(VOCABULARY, 5, **options), nn.Linear(5, 9, **options), nn.Linear(9, 5, **options)
+        whole = (*whole, nn.Linear(5, VOCABULARY, bias=False, **options))
+        for layer in whole:
+            for p in layer.parameters():
+                p.data[...] = rng.standard_normal(p.shape)
+        self.embed, self.up, self.down, self.head = whole
+        if comm is not None:
             self.embed = VocabParallelEmbedding(VOCABULARY, 5, comm, **options)
             self.up = ColumnParallelLinear(5, 9, comm, gather_output=False, **options)
             self.down = RowParallelLinear(9, 5, comm, input_is_parallel=True, **options)
             self.head = ColumnParallelLinear(5, VOCABULARY, comm, False, gather_output=gather, **options)
-        self.norm = nn.LayerNorm(5, **options)
-        rng = np.random.default_rng(4)
-        whole = nn.Embedding(VOCABULARY, 5, **options), nn.Linear(5, 9, **options), nn.Linear(9, 5, **options)
-        whole = (*whole, nn.Linear(5, VOCABULARY, bias=False, **options))
-        for layer, values in zip((self.embed, self.up, self.down, self.head), whole):
-            for p in values.parameters():
-                p.data[...] = rng.standard_normal(p.shape)
-            if comm is None:
-                layer.load_state_dict(values.state_dict())
-            else:
+            for layer, values in zip((self.embed, self.up, self.down, self.head), whole):
                 layer.take(values)
+        self.norm = nn.LayerNorm(5, **options)
         if tied:
             self.head.weight = self.embed.weight
 

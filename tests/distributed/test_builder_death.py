@@ -73,11 +73,19 @@ def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
 
 
 @pytest.mark.parametrize("policy", [SYNC, CADENCE])
-@pytest.mark.parametrize("call", [1, 2])
-def test_death_in_the_midst_of_an_average(policy, call):
-    comms = ThreadCommunicator.group(3, timeout=5.0, fault=FaultPlan([Fault("kill", rank=1, call=2 * call)]))
+@pytest.mark.parametrize(
+    ("fault", "timeout", "words"),
+    [
+        (Fault("kill", rank=1, call=2), 5.0, "RankKilledError"),
+        (Fault("kill", rank=1, call=4), 5.0, "RankKilledError"),
+        (Fault("drop", rank=1, call=2), 0.5, r"CommTimeoutError: .*average of replica 0, 2$"),
+    ],
+)
+def test_death_in_the_midst_of_an_average(policy, fault, timeout, words):
+    """One whose words never arrive does not know that it is lost: the others find out by the deadline, and name it."""
+    comms = ThreadCommunicator.group(3, timeout=timeout, fault=FaultPlan([fault]))
     handle = builder(policy=policy, replicas=3, num_epochs=1000, communicators=comms, anchor=1).run()
-    with pytest.warns(RuntimeWarning, match="replica 1: RankKilledError"):
+    with pytest.warns(RuntimeWarning, match=f"replica 1: {words}"):
         state = handle.join()
     assert list(state.failures) == [1]
     assert all(np.isfinite(array).all() for array in state.params.values())
@@ -97,16 +105,6 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
         handle._threads.wait(lambda: False)
     monkeypatch.undo()
     with pytest.warns(RuntimeWarning, match=r"\(replica 1: MemoryError: .*average of replica 0, 2$"):
-        state = handle.join()
-    assert list(state.failures) == [1]
-
-
-@pytest.mark.parametrize("policy", [SYNC, CADENCE])
-def test_death_of_a_replica_whose_words_never_arrive(policy):
-    """It does not know that it is lost; the others find out at the communicator's deadline, and name it."""
-    comms = ThreadCommunicator.group(3, timeout=0.5, fault=FaultPlan([Fault("drop", rank=1, call=2)]))
-    handle = builder(policy=policy, replicas=3, num_epochs=1000, communicators=comms, anchor=1).run()
-    with pytest.warns(RuntimeWarning, match=r"replica 1: CommTimeoutError: .*average of replica 0, 2$"):
         state = handle.join()
     assert list(state.failures) == [1]
 

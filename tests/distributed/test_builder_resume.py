@@ -28,7 +28,6 @@ def test_resume_is_the_uninterrupted_run_to_the_bit(backend, tmp_path):
         "max_grad_norm": 0.5,
         "scheduler": lambda world: CosineAnnealing(0.05, 0.0, 3, 25),
     }
-    states: list[TrainedState] = []
 
     def checkpoint_fn(epoch: int, state: TrainedState) -> None:
         assert epoch == state.epoch
@@ -41,7 +40,6 @@ def test_resume_is_the_uninterrupted_run_to_the_bit(backend, tmp_path):
         saved = TrainedState.load(tmp_path / "run", step=12 * epochs)
         assert saved.epoch == epochs
         resumed = builder(**options, resume=saved, model_factory=lambda: Net(seed=9)).run().join()
-        states.append(resumed)
         assert_same_bits(arrays(resumed), arrays(whole))
         for (a, meta), (b, want) in zip(resumed.replicas, whole.replicas):
             assert_same_bits(a, b)

@@ -203,7 +203,6 @@ def test_throttle_lead_never_exceeds_the_limit_and_events_are_not_repeated(polic
     assert len(w.leads) > 200  # most of the run; at its very end the one that still has batches is alone
     throttled = [e for e in w.timeline.events if e.kind is EventKind.THROTTLE]
     assert throttled and all(e.rank == 0 for e in throttled)
-    assert len(throttled) <= len(w.batches)  # one for each time that it has to stop, however often it asks
 
 
 def test_throttle_is_told_once_however_often_a_replica_asks():

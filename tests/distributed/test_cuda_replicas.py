@@ -12,6 +12,7 @@ import communicator_suite as suite
 import numpy as np
 import pytest
 from data_parallel import ROWS, Net
+from nccl_programs import sgd, wrap_does_what_it_does_on_the_cpu
 from refusals import raises
 from replica_models import bits, host
 
@@ -23,7 +24,6 @@ from minigrad.device import CPU, Device
 from minigrad.distributed import (
     AverageBackend,
     CommTimeoutError,
-    Ddp,
     DdpBuilder,
     DdpConfig,
     Fault,
@@ -37,7 +37,6 @@ from minigrad.distributed import (
     run_threads,
 )
 from minigrad.nn import functional as F
-from minigrad.optim import SGD
 
 if not mg.cuda.is_available():
     pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set", allow_module_level=True)
@@ -58,10 +57,6 @@ def net(device: Device | str = CPU, tied: bool = False, frozen: tuple[str, ...] 
     for name, p in model.named_parameters():
         p.requires_grad_(name not in frozen)
     return model.to(device=device)
-
-
-def sgd(params: Any) -> SGD:
-    return SGD(params, lr=0.05, momentum=0.9)
 
 
 def loss_of(model: Net, x: Tensor, y: Tensor) -> Tensor:
@@ -149,26 +144,8 @@ def test_cuda_replicas_get_communicators_that_say_what_they_are(caplog: pytest.L
 # ------------------------------------------------------------------ Ddp
 
 
-def test_cuda_wrap_does_what_it_does_on_the_cpu() -> None:
-    x, y = batch()
-    found, means = [], []
-    for devices in (DEVICES, [CPU, CPU]):
-        models = [net(device, seed=seed) for seed, device in enumerate(devices)]
-        with Ddp.wrap(models, devices) as ddp:
-            assert ddp.devices == devices
-            ddp.sync_params()
-            halves = [(x[:7], y[:7]), (x[7:], y[7:])]
-            grads = [m.loss(x.to(d), y.to(d)).backward() for m, d, (x, y) in zip(models, devices, halves)]
-            grads[1].remove(models[1].bias)  # counts as zeros
-            ddp.weighted_all_reduce_gradients(grads, [7, 5])
-        for model, store in zip(models, grads):
-            held = {name: store[p] for name, p in model.named_parameters() if p in store}
-            assert all(grad.device is model.bias.device for grad in held.values())
-            found.append(bits(model))
-            means.append({name: grad.cpu().numpy() for name, grad in held.items()})
-    assert found == [found[0]] * 4
-    for mean in means:
-        assert_close(mean, means[2])
+def test_cuda_wrap_keeps_replicas_alike() -> None:
+    wrap_does_what_it_does_on_the_cpu(DEVICES)
 
 
 # ------------------------------------------------------------------ Trainer
