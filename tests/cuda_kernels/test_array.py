@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, cuda_kernels
@@ -87,8 +88,7 @@ def test_host_copies_keep_every_dtype() -> None:
     np.testing.assert_array_equal(array.to_host(array.from_host(x.T)), x.T)
     bits = array.reinterpret(array.from_host(np.ones(3, np.float32)), np.int32)
     assert set(array.to_host(bits).tolist()) == {0x3F800000}
-    with pytest.raises(ValueError, match="widths differ"):
-        array.reinterpret(bits, np.int64)
+    raises(ValueError, "widths differ", lambda: array.reinterpret(bits, np.int64))
 
 
 def test_memory_is_counted_and_given_back() -> None:
@@ -129,8 +129,7 @@ def test_devices_have_memory_of_their_own() -> None:
     with memory.on_device(1):
         assert array.zeros(2, np.float32).device == 1
     assert memory.current_device() == before
-    with pytest.raises(ValueError, match="there is no device cuda:99"):
-        memory.set_device(99)
+    raises(ValueError, "there is no device cuda:99", lambda: memory.set_device(99))
 
 
 def test_only_pinned_memory_is_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,10 +251,8 @@ def test_read_only_memory_stays_so_over_dlpack(monkeypatch: pytest.MonkeyPatch, 
         y = mg.from_dlpack(Producer(x.__dlpack__(max_version=(1, 0))))
         assert y.data.pointer == whole.data.pointer and str(y.dtype) == dtype
         assert y.data.writeable == (x is whole)
-    with pytest.raises(RuntimeError, match="read-only"):
-        y.fill_(1)
-    with pytest.raises(BufferError, match=r"without a version cannot say .* ask for max_version=\(1, 0\)"):
-        read_only.__dlpack__()
+    raises(RuntimeError, "read-only", lambda: y.fill_(1))
+    raises(BufferError, r"without a version cannot say .* ask for max_version=\(1, 0\)", lambda: read_only.__dlpack__())
     assert mg.from_dlpack(Producer(whole.__dlpack__())).data.writeable
     assert mg.from_dlpack(Producer(read_only.__dlpack__(copy=True))).data.writeable
 

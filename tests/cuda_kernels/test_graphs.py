@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import host
+from refusals import raises
 
 import minigrad as mg
 from minigrad import nn, optim
@@ -47,17 +48,6 @@ def same_bits(xs: list[np.ndarray], ys: list[np.ndarray]) -> bool:
 
 
 # Graphs and functions of tensors --------------------------------------------------------------------------------------
-
-
-def test_a_replay_computes_the_captured_tensors_from_what_the_inputs_hold_now() -> None:
-    x = on_gpu(drawn(5))
-    graph = cuda.Graph()
-    with cuda.graph(graph):
-        y = (x * 2.0 + 1.0) * x
-    for seed in (1, 2):
-        x.copy_(on_gpu(drawn(5, seed=seed)))
-        graph.replay()
-        np.testing.assert_array_equal(host(y), (drawn(5, seed=seed) * 2 + 1) * drawn(5, seed=seed))
 
 
 def test_random_draws_go_on_with_each_replay_and_with_those_between() -> None:
@@ -175,8 +165,7 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
     ):
         y = x * 2.0
         action(y, i)
-    with pytest.raises(CaptureError, match="nothing to launch"):
-        graph.replay()
+    raises(CaptureError, "nothing to launch", lambda: graph.replay())
     del y
     gc.collect()
     assert cuda.memory_reserved() == before
@@ -333,24 +322,8 @@ def test_a_launch_that_uses_memory_that_is_gone_is_an_error_in_the_simulator() -
         y = x * 2.0
     del x
     gc.collect()
-    with pytest.raises(Exception, match="lies in no device memory"):
-        graph.replay()
+    raises(Exception, "lies in no device memory", lambda: graph.replay())
     assert y.shape == (3,)
-
-
-def test_an_index_out_of_range_is_found_by_check() -> None:
-    table, index = on_gpu(drawn(8, 2)), on_gpu(np.array([1, 2]))
-    graph = cuda.Graph()
-    with graph.capture():
-        y = mg.nn.functional.embedding(index, table)
-    graph.replay()
-    graph.check()
-    np.testing.assert_array_equal(host(y), drawn(8, 2)[[1, 2]])
-    index.copy_(on_gpu(np.array([1, -1])))
-    graph.replay()
-    with pytest.raises(IndexError, match="out of range in a replay"):
-        graph.check()
-    graph.check()
 
 
 @pytest.mark.parametrize("bad", [-9, 4, 2**40])
@@ -536,10 +509,8 @@ def test_a_step_that_is_not_finite_changes_nothing_and_stops_those_after_it(kind
     before = weights(model)
     pending = [step(x, on_gpu(b)) for b in (bad, one)]
     expected = NonFiniteLossError if kind == "loss" else optim.NonFiniteGradientError
-    with pytest.raises(expected, match="step 4"):
-        pending[0].result()
-    with pytest.raises(RuntimeError, match="left out, because step 4 failed"):
-        pending[1].result()
+    raises(expected, "step 4", lambda: pending[0].result())
+    raises(RuntimeError, "left out, because step 4 failed", lambda: pending[1].result())
     assert same_bits(before, weights(model)) and trainer.global_step == 3 and trainer.optimizer.timestep == 3
     metrics = step(x, on_gpu(one)).result()
     assert metrics is not None and metrics.step == 4 and not same_bits(before, weights(model))
@@ -578,8 +549,7 @@ def test_boostrs_forward_and_backward_passes() -> None:
     mg.manual_seed(0)
     model = nn.Linear(4, 2).to(device="cuda")
     trainer = SimpleTrainer()
-    with pytest.raises(RuntimeError, match="capture_forward_pass first"):
-        trainer.launch_forward_graph()
+    raises(RuntimeError, "capture_forward_pass first", lambda: trainer.launch_forward_graph())
     x = on_gpu(drawn(3, 4))
     trainer.capture_forward_pass(lambda x: model(x).pow(2).mean(), x)
     trainer.capture_backward_pass(lambda loss: loss.backward())

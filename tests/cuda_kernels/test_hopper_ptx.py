@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from refusals import raises
 from simulated import run
 
 from minigrad.cuda_kernels.platform import array
@@ -64,17 +65,14 @@ def test_maps_that_the_driver_refuses() -> None:
         ({"dtype": "float32"}, "expected one of float16, bfloat16"),
     ):
         bad = good._replace(**change)
-        with pytest.raises(ValueError, match=problem):
-            bad.encoded()
-        with pytest.raises(SimulationError, match=problem):
-            hopper_twins.box_of(bad, 0, 0, 0)
+        raises(ValueError, problem, bad.encoded)
+        raises(SimulationError, problem, lambda bad=bad: hopper_twins.box_of(bad, 0, 0, 0))
 
 
 def test_memory_that_a_map_reaches_beyond() -> None:
     stored = array.from_host(np.zeros((1, 8, 64), bf16))
     beyond = map_of(stored, 8)._replace(sizes=(64, 9, 1))
-    with pytest.raises(SimulationError, match="outside the memory"):
-        hopper_twins.box_of(beyond, 0, 1, 0)
+    raises(SimulationError, "outside the memory", lambda: hopper_twins.box_of(beyond, 0, 1, 0))
 
 
 def copied(
@@ -142,8 +140,7 @@ def test_a_box_is_there_when_its_barrier_was_waited_for() -> None:
     ],
 )
 def test_mistakes_with_barriers_are_found(change: dict[str, Any], problem: str) -> None:
-    with pytest.raises(SimulationError, match=problem):
-        copied(**change)
+    raises(SimulationError, problem, lambda: copied(**change))
 
 
 def test_phases_alternate() -> None:
@@ -294,13 +291,11 @@ def test_wgmma_is_a_matrix_product(kinds: str) -> None:
     ],
 )
 def test_what_wgmma_needs(steps: tuple[str, ...], problem: str) -> None:
-    with pytest.raises(SimulationError, match=problem):
-        product(steps=steps)
+    raises(SimulationError, problem, lambda: product(steps=steps))
 
 
 def test_the_threads_of_a_warpgroup_agree() -> None:
-    with pytest.raises(SimulationError, match="different descriptors"):
-        product(odd_thread=True)
+    raises(SimulationError, "different descriptors", lambda: product(odd_thread=True))
 
     sums = {}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 from simulated import run
 
 from minigrad import cuda_kernels
@@ -139,10 +140,8 @@ def test_a_barrier_that_not_all_threads_reach() -> None:
         else:
             cuda.shfl_xor_sync(0xFF, 1, 1) if cuda.threadIdx.x < 34 else cuda.syncthreads()
 
-    with pytest.raises(SimulationError, match=r"cannot go on: of 64 threads 24 have ended.*syncthreads"):
-        run(some, np.zeros(1))
-    with pytest.raises(SimulationError, match="shfl_xor_sync"):
-        run(mixed, np.zeros(1))
+    raises(SimulationError, r"cannot go on: of 64 threads 24 have ended.*syncthreads", lambda: run(some, np.zeros(1)))
+    raises(SimulationError, "shfl_xor_sync", lambda: run(mixed, np.zeros(1)))
 
 
 def test_accesses_outside_of_memory() -> None:
@@ -173,8 +172,7 @@ def test_accesses_outside_of_memory() -> None:
     ]:
         with pytest.raises(SimulationError, match=words):
             run(kernel, np.zeros(63, np.float32))
-    with pytest.raises(SimulationError, match="index 62 is outside"):
-        run(vector, np.zeros(63, np.float32))
+    raises(SimulationError, "index 62 is outside", lambda: run(vector, np.zeros(63, np.float32)))
 
 
 def test_memory_is_poisoned() -> None:

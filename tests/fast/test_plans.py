@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 from graph_cases import operations
+from refusals import raises
 
 import minigrad as mg
 from minigrad import nn
@@ -93,8 +94,7 @@ def test_a_block_with_dropout_fuses_what_comes_before_it() -> None:
 
 def test_a_mistake_in_the_arguments_is_told_by_the_method() -> None:
     block = nn.Block(8, 2)
-    with pytest.raises(TypeError, match=r"Block\.forward\(\) missing 1 required positional argument: 'x'"):
-        block()
+    raises(TypeError, r"Block\.forward\(\) missing 1 required positional argument: 'x'", lambda: block())
     with pytest.raises(TypeError, match=r"Block\.forward\(\) got an unexpected keyword argument 'masks'"):
         block(mg.ones(4, 8, 8), masks=None)
 
@@ -167,8 +167,7 @@ def test_the_plain_graph_is_drawn_on_request() -> None:
     model, tokens = drawn_model()
     fused, plain = (mg.draw(lambda: model.loss(tokens, tokens), model, plain=plain) for plain in (False, True))
     assert "TransformerBlock" in fused and "TransformerBlock" not in plain and "PackedAttention" in plain
-    with pytest.raises(TypeError, match="plain=True needs a function"):
-        mg.draw(model.loss(tokens, tokens), model, plain=True)
+    raises(TypeError, "plain=True needs a function", lambda: mg.draw(model.loss(tokens, tokens), model, plain=True))
 
 
 def test_a_bad_value_of_the_environment_is_refused() -> None:
@@ -189,5 +188,4 @@ def test_ranks_of_threads_compute_as_their_caller_does() -> None:
 
 
 def test_explain_of_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match="explain: the model is a int; expected a Module"):
-        mg.explain(3)
+    raises(TypeError, "explain: the model is a int; expected a Module", lambda: mg.explain(3))
