@@ -250,8 +250,7 @@ def test_what_a_file_may_not_say(path, value, message):
 @pytest.mark.parametrize("text", ["", "[", "[]", "null", '{"a": 1, "a": 2}', "[" * 100_000, '{"model": NaN}'])
 def test_what_is_no_such_json(tmp_path, text):
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(DataError, match=r"tokenizer\.json: "):
-        BytePairTokenizer.from_file(tmp_path / "tokenizer.json")
+    raises(DataError, r"tokenizer\.json: ", lambda: BytePairTokenizer.from_file(tmp_path / "tokenizer.json"))
 
 
 def test_what_is_no_file(tmp_path, monkeypatch):

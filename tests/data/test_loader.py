@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import raises
 
 from minigrad.data import DataError, EpochBatches
 
@@ -73,8 +74,6 @@ def test_after_the_last_batch_of_an_epoch_the_next_epoch_follows():
 def test_a_foreign_state_is_refused(change, message):
     batches = EpochBatches(np.arange(41), 2, 5, seed=3)
     before = batches.state_dict()
-    with pytest.raises(DataError, match=message):
-        batches.load_state_dict({**before, **change})
-    with pytest.raises(DataError, match="not the state"):
-        batches.load_state_dict({"epoch": 0, "position": 0})
+    raises(DataError, message, lambda: batches.load_state_dict({**before, **change}))
+    raises(DataError, "not the state", lambda: batches.load_state_dict({"epoch": 0, "position": 0}))
     assert batches.state_dict() == before

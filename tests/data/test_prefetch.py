@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad import Tensor
 from minigrad.data import EpochBatches, Prefetcher, RandomBatches
@@ -109,8 +110,7 @@ def test_its_state_is_that_of_the_batch_it_gave_last() -> None:
     ahead.close()
     assert resumed.position == 3
     assert begun + [x.tobytes() for x, _ in resumed] == wanted
-    with pytest.raises(RuntimeError, match="have no state_dict"):
-        Prefetcher(Counting(1)).state_dict()
+    raises(RuntimeError, "have no state_dict", lambda: Prefetcher(Counting(1)).state_dict())
 
 
 class Pair(NamedTuple):
@@ -130,8 +130,7 @@ def test_with_a_device_arrays_arrive_as_tensors() -> None:
 
 @pytest.mark.parametrize("depth", [0, True, 1.5])
 def test_depth_is_checked(depth: Any) -> None:
-    with pytest.raises(ValueError, match="depth is .*, expected an integer >= 1"):
-        Prefetcher([], depth)
+    raises(ValueError, "depth is .*, expected an integer >= 1", lambda: Prefetcher([], depth))
 
 
 def test_what_cannot_be_iterated_over_is_refused_at_once() -> None:

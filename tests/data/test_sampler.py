@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import raises
 
 from minigrad.data import DataError, EpochBatches, EpochSampler, RandomBatches, shard
 
@@ -24,8 +25,7 @@ def test_parts_are_disjoint_complete_and_even(n, world_size):
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.integers(0, 2**64 - 1))
 def test_any_number_of_ranks_sees_the_same_batches(n, batch_size, world_size, drop_last, seed):
     if drop_last and n < batch_size:
-        with pytest.raises(DataError, match="do not fill one batch"):
-            EpochSampler(n, batch_size, seed, drop_last)
+        raises(DataError, "do not fill one batch", lambda: EpochSampler(n, batch_size, seed, drop_last))
         return
     alone = EpochSampler(n, batch_size, seed, drop_last)
     ranks = [EpochSampler(n, batch_size, seed, drop_last, rank, world_size) for rank in range(world_size)]
@@ -87,5 +87,4 @@ def test_token_batches_are_parted_alike():
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(DataError, match=message):
-        EpochSampler(*arguments)
+    raises(DataError, message, lambda: EpochSampler(*arguments))

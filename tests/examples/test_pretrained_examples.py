@@ -155,7 +155,6 @@ def test_it_writes_with_a_run_of_characters(finished: tuple[Path, Any]) -> None:
         (GENERATE, "gpt2 --temperature -1", ["temperature=-1"]),
         (GENERATE, "llama --step 3", ["--step is for runs"]),
         (GENERATE, "nowhere", ["nowhere is not a folder"]),
-        (GENERATE, "gpt2 --tmperature 1", ["did you mean --temperature?"]),
         (FINETUNE, "nowhere", ["nowhere is not a folder"]),
         (FINETUNE, "gpt2 --steps 0", ["--steps is 0"]),
         (FINETUNE, "gpt2 --minutes 0", ["--minutes is 0"]),

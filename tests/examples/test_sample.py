@@ -72,7 +72,6 @@ def test_text_that_the_terminal_cannot_show_is_escaped(finished):
         (["--chars", "-1"], ["--chars -1", "expected 0 or more"]),
         (["--seed", "-1"], ["seed -1"]),
         (["--step", "7"], ["no checkpoint of step 7", "8, 16, 24"]),
-        (["--tempreature", "1"], ["unknown argument --tempreature", "did you mean --temperature?"]),
         (["runs/missing"], ["runs/missing is not a folder"]),
     ],
 )

@@ -70,6 +70,7 @@ def test_only_the_answer_is_learned(monkeypatch):
     assert len(targets) == 2 and (targets[0] != targets[1]).any()
 
 
-def test_all_sums_cannot_be_held_out(monkeypatch):
-    addition = load(ADDITION, monkeypatch, "--held-out", 10_000)
-    raises(addition.UsageError, "--held-out is 10000", addition.main)
+@pytest.mark.parametrize(("flag", "value"), [("--held-out", 10_000), ("--steps", 0), ("--seed", -1)])
+def test_values_out_of_range_are_refused(flag, value, monkeypatch):
+    addition = load(ADDITION, monkeypatch, flag, value)
+    raises(addition.UsageError, flag, addition.main)

@@ -11,36 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpt_training import STEPS, Curves, train_minigrad, train_torch
+from gpt_training import STEPS, train_minigrad
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "gpt_training.json").read_text())
-TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
-def run(request: pytest.FixtureRequest) -> tuple[str, Curves]:
-    return request.param, train_minigrad(request.param)
-
-
-def agree(found: Curves, want: Curves, tolerance: float) -> None:
-    assert len(found["losses"]) == STEPS
-    np.testing.assert_allclose(found["losses"], want["losses"], rtol=0, atol=tolerance)
-    np.testing.assert_allclose(found["grad_norms"], want["grad_norms"], rtol=10 * tolerance, atol=0)
-
-
-def test_as_pytorch_did(run: tuple[str, Curves]) -> None:
-    dtype, curves = run
-    agree(curves, GOLDEN[dtype], TOLERANCE[dtype])
-
-
-def test_as_pytorch_does(run: tuple[str, Curves]) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed; the golden curves were compared")
-    dtype, curves = run
-    agree(curves, train_torch(dtype), TOLERANCE[dtype])
-
-
-def test_it_learns_and_it_clips(run: tuple[str, Curves]) -> None:
-    """Otherwise the comparison would say little."""
-    _, curves = run
-    assert curves["losses"][-1] < 0.6 * curves["losses"][0]
-    assert max(curves["grad_norms"]) > 1 > min(curves["grad_norms"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float64", 1e-9)])
+def test_the_curves_are_pytorchs(dtype: str, tolerance: float) -> None:
+    """As tests/golden/make_gpt_training.py has stored them."""
+    found, want = train_minigrad(dtype), GOLDEN[dtype]
+    losses, norms = found["losses"], found["grad_norms"]
+    assert len(losses) == STEPS
+    np.testing.assert_allclose(losses, want["losses"], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(norms, want["grad_norms"], rtol=10 * tolerance, atol=0)
+    # It learns and it clips: otherwise the comparison would say little.
+    assert losses[-1] < 0.6 * losses[0] and max(norms) > 1 > min(norms)

@@ -32,14 +32,10 @@ def test_constants() -> None:
         init.eye_(x)
 
 
-def test_normal() -> None:
-    v = drawn(init.normal_, 2.0, 0.5)
-    assert abs(v.mean() - 2) < 0.01 and abs(v.std() - 0.5) < 0.01
-
-
 @pytest.mark.parametrize(
     ("fill", "args", "std"),
     [
+        (init.normal_, (2.0, 0.5), 0.5),
         (init.kaiming_normal_, (), math.sqrt(2 / 200)),
         (init.kaiming_normal_, (2.0,), math.sqrt(0.4 / 200)),
         (init.xavier_normal_, (), math.sqrt(2 / 500)),
@@ -47,7 +43,7 @@ def test_normal() -> None:
     ],
 )
 def test_normal_with_the_variance_of_the_sizes(fill: Callable[..., Any], args: tuple[float, ...], std: float) -> None:
-    v = drawn(fill, *args)
+    v = drawn(fill, *args) - (2.0 if fill is init.normal_ else 0.0)
     assert abs(v.mean()) < 0.02 * std and abs(v.std() / std - 1) < 0.01 and np.abs(v).max() > 3.5 * std
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from optimizer_cases import CASES, Case, bits, make_grads, make_params
+from refusals import raises
 
 import minigrad
 from minigrad.grad_store import GradStore
@@ -154,8 +155,6 @@ def test_what_cannot_be_updated_is_refused_before_anything_changes(case: Case) -
         with pytest.raises(error, match=message):
             optimizer.step(grads)
         assert bits(optimizer, params) == before
-    with pytest.raises(TypeError, match=r"takes the GradStore that loss.backward\(\) returned, not list"):
-        optimizer.step([])  # type: ignore[arg-type]
     np.testing.assert_array_equal(params[0].data, first)
     assert ([optimizer.state[p.id].step for p in params], optimizer.timestep) == ([2, 2], 2)
 
@@ -211,26 +210,14 @@ def test_a_nan_reaches_the_weights(case: Case) -> None:
     assert [bool(np.isnan(p.data).any()) for p in params] == [True, False]
 
 
-def test_bad_options_are_named(case: Case) -> None:
-    for options, message in [
-        ({"lr": math.nan}, "lr is nan, expected a finite number >= 0"),
-        ({"weight_decay": -1}, "weight_decay is -1, expected a finite number >= 0"),
-        ({"lrate": 1}, "has no option 'lrate'; it has lr, "),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            case.make([{"params": make_params(shapes=[(2, 2)]), **options}])
-
-
 def test_an_optimizer_that_would_train_nothing_is_refused(case: Case) -> None:
     for empty in ([], (), iter(()), {}, [{"params": []}]):
         with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
             case.make(empty)
     p, other = (minigrad.ones(2, 2, requires_grad=True) for _ in range(2))
+    foreign, both = other.sum().backward(), (p * other).sum().backward()
     optimizer = case.make([{"params": [p]}, {"params": []}])
-    with pytest.raises(ValueError, match="none of the 1 gradients belongs to any of the optimizer's 1 parameters"):
-        optimizer.step(other.sum().backward())
-    assert optimizer.timestep == 0
-    optimizer.step((p * other).sum().backward())
+    raises(ValueError, "none of the 1 gradients .* the optimizer's 1 parameters", lambda: optimizer.step(foreign))
+    optimizer.step(both)
     assert optimizer.timestep == 1
-    with pytest.raises(ValueError, match="any of the optimizer's 0 parameters"):
-        case.make().step(p.sum().backward())
+    raises(ValueError, "any of the optimizer's 0 parameters", lambda: case.make().step(foreign))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optimizer_cases import make_grads, make_params
+from refusals import raises
 
 from minigrad.grad_store import GradStore
 from minigrad.optim import GradAccumulator
@@ -151,8 +152,7 @@ def test_a_window_that_does_not_fit_is_refused() -> None:
     accumulator = GradAccumulator(2)
     accumulator.accumulate(make_grads(params, 0), 1.0)
     arrays, meta = accumulator.state_dict(params)
-    with pytest.raises(ValueError, match="not among the 1 params"):
-        accumulator.state_dict(params[:1])
+    raises(ValueError, "not among the 1 params", lambda: accumulator.state_dict(params[:1]))
     fresh = GradAccumulator(2)
     for bad_arrays, bad_meta, message in [
         (arrays, {**meta, "accum_steps": 3}, "accum_steps 3, this one 2"),
@@ -169,8 +169,7 @@ def test_a_window_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, True])
 def test_the_number_of_steps_is_checked(n: Any) -> None:
-    with pytest.raises(ValueError, match="accum_steps is .*, expected an integer >= 1"):
-        GradAccumulator(n)
+    raises(ValueError, "accum_steps is .*, expected an integer >= 1", lambda: GradAccumulator(n))
     assert GradAccumulator(3).accum_steps == 3
 
 

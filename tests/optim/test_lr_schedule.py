@@ -96,8 +96,7 @@ def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedu
     assert forwards == backwards[::-1]
     assert all(isinstance(lr, float) for lr in forwards)
     assert schedule.get_lr(np.int64(7)) == forwards[7]  # type: ignore[arg-type]  # any integer
-    with pytest.raises(ValueError, match="counted from 0"):
-        schedule.get_lr(-1)
+    raises(ValueError, "counted from 0", lambda: schedule.get_lr(-1))
     with pytest.raises(TypeError, match="is an integer"):
         schedule.get_lr(1.5)  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError):
