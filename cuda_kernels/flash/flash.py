@@ -16,7 +16,7 @@ import numpy as np
 
 from ..platform import libcuda
 from ..platform.array import Array
-from ..platform.language import SIMULATED, cuda, math
+from ..platform.language import SIMULATED, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from .attention_rows import SIZES, Arrays, contiguous_rows, steps_of
 from .flash_tiles import flash_tiles, row_max, row_sum
@@ -33,6 +33,19 @@ def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
     lowest, of = -real(np.inf), f"{word}_{f.DMAX}"
     two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
 
+    @device_function
+    def queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal):
+        """Their batch, head and head of the keys, the first, how many there are, and how many keys they see."""
+        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
+        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
+        b = np.int64(head // np.uint32(Hq))
+        h = np.int64(head) - b * Hq
+        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
+        first = np.int32((tiles - 1 - np.int32(order)) * side)
+        rows = np.int32(min(side, Tq - first))
+        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        return b, h, kv, first, rows, keys
+
     @kernel(
         f"{word}* x5, {SIZES}, {word} x2, int64 x9, int32 x3",
         registers=128, resident=2, shared_bytes=f.nbytes(3), of=of, vector_loads=True,
@@ -47,14 +60,7 @@ def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
         sums = cuda.local.array(sums_size, real)
         largest = cuda.local.array(R, real)
         totals = cuda.local.array(R, real)
-        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
-        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
-        b = np.int64(head // np.uint32(Hq))
-        h = np.int64(head) - b * Hq
-        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
-        first = np.int32((tiles - 1 - np.int32(order)) * side)
-        rows = np.int32(min(side, Tq - first))
-        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        b, h, kv, first, rows, keys = queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal)
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
         zero = real(0)
         for i in range(R):
@@ -118,14 +124,7 @@ def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
         sums = cuda.local.array(sums_size, real)
         row_lse = cuda.local.array(R, real)
         deltas = cuda.local.array(R, real)
-        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
-        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
-        b = np.int64(head // np.uint32(Hq))
-        h = np.int64(head) - b * Hq
-        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
-        first = np.int32((tiles - 1 - np.int32(order)) * side)
-        rows = np.int32(min(side, Tq - first))
-        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        b, h, kv, first, rows, keys = queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal)
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
         zero = real(0)
         for i in range(sums_size):
