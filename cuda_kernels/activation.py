@@ -37,29 +37,14 @@ def _softplus_backward(real):
     return slope
 
 
-@rule
-def _leaky_relu(real):
-    return lambda x, slope: x if x > real(0) else x * slope
+_LEAKY_RELU = rule(lambda real: lambda x, slope: x if x > real(0) else x * slope)
+_LEAKY_RELU_BACKWARD = rule(lambda real: lambda dy, x, slope: dy if x > real(0) else dy * slope)
+_ELU = rule(lambda real: lambda x, alpha: x if x > real(0) else alpha * math.expm1(x))
+_ELU_BACKWARD = rule(lambda real: lambda dy, x, alpha: dy if x > real(0) else dy * (alpha * math.exp(x)))
 
-
-@rule
-def _leaky_relu_backward(real):
-    return lambda dy, x, slope: dy if x > real(0) else dy * slope
-
-
-@rule
-def _elu(real):
-    return lambda x, alpha: x if x > real(0) else alpha * math.expm1(x)
-
-
-@rule
-def _elu_backward(real):
-    return lambda dy, x, alpha: dy if x > real(0) else dy * (alpha * math.exp(x))
-
-
-leaky_relu: Pointwise = Pointwise("leaky_relu", _leaky_relu, floating, 2)
-leaky_relu_backward: Pointwise = Pointwise("leaky_relu_backward", _leaky_relu_backward, floating, 3)
-elu: Pointwise = Pointwise("elu", _elu, floating, 2)
-elu_backward: Pointwise = Pointwise("elu_backward", _elu_backward, floating, 3)
+leaky_relu: Pointwise = Pointwise("leaky_relu", _LEAKY_RELU, floating, 2)
+leaky_relu_backward: Pointwise = Pointwise("leaky_relu_backward", _LEAKY_RELU_BACKWARD, floating, 3)
+elu: Pointwise = Pointwise("elu", _ELU, floating, 2)
+elu_backward: Pointwise = Pointwise("elu_backward", _ELU_BACKWARD, floating, 3)
 softplus: Pointwise = Pointwise("softplus", _softplus, floating, 3)
 softplus_backward: Pointwise = Pointwise("softplus_backward", _softplus_backward, floating, 4, registers=40)

@@ -16,7 +16,7 @@ from .platform.array import Array, contiguous, copy, empty
 from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import philox_block, unit_float32
-from .ptx.fours import fours
+from .ptx.fours import fours, load_inside, store_inside
 from .random import draw, state
 
 
@@ -35,15 +35,12 @@ def _dropout(real: Any) -> Kernel:
             scale_b = kept if unit_float32(b) >= p else real(0)
             scale_c = kept if unit_float32(c) >= p else real(0)
             scale_d = kept if unit_float32(d) >= p else real(0)
+            v = load_four(x, i) if i + 4 <= n else load_inside(x, i, 1, n - i, real(0))
+            values = v[0] * scale_a, v[1] * scale_b, v[2] * scale_c, v[3] * scale_d
             if i + 4 <= n:
-                x0, x1, x2, x3 = load_four(x, i)
-                store_four(y, i, (x0 * scale_a, x1 * scale_b, x2 * scale_c, x3 * scale_d))
+                store_four(y, i, values)
             else:
-                y[i] = x[i] * scale_a
-                if i + 1 < n:
-                    y[i + 1] = x[i + 1] * scale_b
-                if i + 2 < n:
-                    y[i + 2] = x[i + 2] * scale_c
+                store_inside(y, i, n - i, values)
 
     return forward
 

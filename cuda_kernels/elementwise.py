@@ -25,9 +25,8 @@ from .rowwise.strided_copy import copy_into
 # x + y and kin --------------------------------------------------------------------------------------------------------
 
 
-def _where_dtypes(condition: Any, x: Any, y: Any) -> tuple[np.dtype[Any], ...]:
-    result = np.result_type(*(_EXAMPLES.get(k, k) for k in (x, y)))
-    return np.dtype(bool), result, result
+def _result(*kinds: Any) -> np.dtype[Any]:
+    return np.result_type(*(_EXAMPLES.get(k, k) for k in kinds))
 
 
 _EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
@@ -40,12 +39,12 @@ mul: Pointwise = Pointwise(
     "mul", of_numbers(lambda x, y: x * y), like(np.multiply), 2, lazy=(*_NUMBERS, "float32 bool to float32")
 )
 div: Pointwise = Pointwise("div", of_numbers(lambda x, y: x / y), like(np.true_divide), 2, lazy=("float64", "int64"))
-maximum: Pointwise = Pointwise("maximum", rules.larger, like(np.maximum), 2, lazy=_NUMBERS)
-minimum: Pointwise = Pointwise("minimum", rules.smaller, like(np.minimum), 2, lazy=_NUMBERS)
+maximum: Pointwise = Pointwise("maximum", lambda real: rules.larger_of, like(np.maximum), 2, lazy=_NUMBERS)
+minimum: Pointwise = Pointwise("minimum", lambda real: rules.smaller_of, like(np.minimum), 2, lazy=_NUMBERS)
 _WHERE = Pointwise(
     "where",
     of_numbers(lambda condition, x, y: x if condition else y),
-    lambda *kinds: (*_where_dtypes(*kinds), _where_dtypes(*kinds)[-1]),
+    lambda condition, *kinds: (np.dtype(bool), *[_result(*kinds)] * 3),
     3,
     eager=("bool float32 float32",),
     lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16"),
@@ -119,11 +118,6 @@ relu: Pointwise = Pointwise(
 _CLAMPED = of_numbers(lambda x, low, high: rules.smaller_of(rules.larger_of(x, low), high))
 
 
-def _clamp_dtypes(*kinds: Any) -> tuple[np.dtype[Any], ...]:
-    result = np.result_type(*(_EXAMPLES.get(k, k) for k in kinds))
-    return (result,) * 4
-
-
 @rule
 def _nan_to_num(real):
     infinity = real(np.inf)
@@ -138,7 +132,7 @@ def _nan_to_num(real):
     return finite
 
 
-_CLAMP = Pointwise("clamp", _CLAMPED, _clamp_dtypes, 3, lazy=("float64", "int64"))
+_CLAMP = Pointwise("clamp", _CLAMPED, lambda *kinds: (_result(*kinds),) * 4, 3, lazy=("float64", "int64"))
 _NAN_TO_NUM = Pointwise("nan_to_num", _nan_to_num, floating, 4)
 
 

@@ -49,11 +49,8 @@ def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
         total = real(0)
         i = cuda.threadIdx.x * 4
         while i + 4 <= n:
-            if aligned:
-                v = load(x, i)
-                total += four_squares(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor)
-            else:
-                total += four_squares(x[i] * factor, x[i + 1] * factor, x[i + 2] * factor, x[i + 3] * factor)
+            v = load(x, i) if aligned else (x[i], x[i + 1], x[i + 2], x[i + 3])
+            total += four_squares(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor)
             i += cuda.blockDim.x * 4
         i = n - n % 4 + cuda.threadIdx.x
         if i < n:

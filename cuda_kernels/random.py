@@ -24,6 +24,7 @@ from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import HALF_WORD, LOW_WORD, ON_DEVICE, philox_block, unit_float32
 from .ptx import ptx
+from .ptx.fours import store_inside
 
 ELEVEN = np.uint64(11)
 TOP_BIT = np.uint64(1 << 63)
@@ -41,11 +42,7 @@ def store_four(y: Any, first: Any, n: Any, values: Any) -> None:
     if first + 4 <= n:
         ptx.store4(y, first, values)
     else:
-        y[first] = values[0]
-        if first + 1 < n:
-            y[first + 1] = values[1]
-        if first + 2 < n:
-            y[first + 2] = values[2]
+        store_inside(y, first, n - first, values)
 
 
 @device_function

@@ -16,26 +16,39 @@ import numpy as np
 
 from ..platform import libcuda
 from ..platform.array import Array
-from ..platform.language import SIMULATED, cuda, math
+from ..platform.language import SIMULATED, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from .attention_rows import SIZES, Arrays, contiguous_rows, steps_of
-from .flash_tiles import FlashTiles, row_max, row_sum
+from .flash_tiles import flash_tiles, row_max, row_sum
 
 LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
 
 
-def _kernels(f: FlashTiles) -> tuple[Kernel, Kernel, Kernel]:
-    real, word, R, side, size, pitch = f.real, f.word, f.R, f.side, f.size, f.pitch
+def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
+    real, word, R, side, size, pitch = f.real, np.dtype(f.real).name, f.R, f.side, f.size, f.pitch
     sums_size, scores_size = R * f.groups * 4, R * R
     load_tile, scores, put, get, drop = f.load_tile, f.scores, f.put, f.get, f.drop
     add_rows, add_columns, store_rows = f.add_rows, f.add_columns, f.store_rows
     exponential, unit, per_unit = f.exponential, real(f.unit), real(1 / f.unit)
-    lowest, of = -real(np.inf), f"{f.word}_{f.DMAX}"
+    lowest, of = -real(np.inf), f"{word}_{f.DMAX}"
     two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
+
+    @device_function
+    def queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal):
+        """Their batch, head and head of the keys, the first, how many there are, and how many keys they see."""
+        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
+        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
+        b = np.int64(head // np.uint32(Hq))
+        h = np.int64(head) - b * Hq
+        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
+        first = np.int32((tiles - 1 - np.int32(order)) * side)
+        rows = np.int32(min(side, Tq - first))
+        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        return b, h, kv, first, rows, keys
 
     @kernel(
         f"{word}* x5, {SIZES}, {word} x2, int64 x9, int32 x3",
-        registers=128, resident=2, shared_bytes=f.bytes(3), of=of, vector_loads=True,
+        registers=128, resident=2, shared_bytes=f.nbytes(3), of=of, vector_loads=True,
     )  # fmt: skip
     def forward(
         y, lse, q, k, v, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
@@ -47,14 +60,7 @@ def _kernels(f: FlashTiles) -> tuple[Kernel, Kernel, Kernel]:
         sums = cuda.local.array(sums_size, real)
         largest = cuda.local.array(R, real)
         totals = cuda.local.array(R, real)
-        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
-        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
-        b = np.int64(head // np.uint32(Hq))
-        h = np.int64(head) - b * Hq
-        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
-        first = np.int32((tiles - 1 - np.int32(order)) * side)
-        rows = np.int32(min(side, Tq - first))
-        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        b, h, kv, first, rows, keys = queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal)
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
         zero = real(0)
         for i in range(R):
@@ -105,7 +111,7 @@ def _kernels(f: FlashTiles) -> tuple[Kernel, Kernel, Kernel]:
 
     @kernel(
         f"{word}* x8, {SIZES}, {word} x2, int64 x15, int32 x3",
-        registers=128, resident=2, shared_bytes=f.bytes(4), of=of, vector_loads=True,
+        registers=128, resident=2, shared_bytes=f.nbytes(4), of=of, vector_loads=True,
     )  # fmt: skip
     def dq(
         grads, delta, dy, q, k, v, y, lse, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
@@ -118,14 +124,7 @@ def _kernels(f: FlashTiles) -> tuple[Kernel, Kernel, Kernel]:
         sums = cuda.local.array(sums_size, real)
         row_lse = cuda.local.array(R, real)
         deltas = cuda.local.array(R, real)
-        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
-        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
-        b = np.int64(head // np.uint32(Hq))
-        h = np.int64(head) - b * Hq
-        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
-        first = np.int32((tiles - 1 - np.int32(order)) * side)
-        rows = np.int32(min(side, Tq - first))
-        keys = np.int32(min(Tk, first + rows) if causal else Tk)
+        b, h, kv, first, rows, keys = queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal)
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
         zero = real(0)
         for i in range(sums_size):
@@ -175,7 +174,7 @@ def _kernels(f: FlashTiles) -> tuple[Kernel, Kernel, Kernel]:
 
     @kernel(
         f"{word}* x8, {SIZES}, {word} x2, int64 x12, int32 x2", registers=128 if two else 192, resident=1 + two,
-        shared_bytes=f.bytes(4), of=of, vector_loads=True,
+        shared_bytes=f.nbytes(4), of=of, vector_loads=True,
     )  # fmt: skip
     def dk_dv(
         dk, dv, dy, q, k, v, lse, delta, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
@@ -249,9 +248,9 @@ def _kernels(f: FlashTiles) -> tuple[Kernel, Kernel, Kernel]:
     return forward, dq, dk_dv
 
 
-_SIZES = [FlashTiles(np.float32, 64, 4), FlashTiles(np.float32, 128, 2), FlashTiles(np.float64, 64, 2)]
+_SIZES = [flash_tiles(np.float32, 64, 4), flash_tiles(np.float32, 128, 2), flash_tiles(np.float64, 64, 2)]
 _KERNELS = {(np.dtype(f.real), f.DMAX): (f, *_kernels(f)) for f in _SIZES}
-_LARGEST_BYTES = max(f.bytes(4) for f in _SIZES)
+_LARGEST_BYTES = max(f.nbytes(4) for f in _SIZES)
 
 
 @functools.cache
@@ -260,7 +259,7 @@ def fits(device: int) -> bool:
     return SIMULATED or libcuda.device_attribute(libcuda.SHARED_PER_BLOCK, device) >= _LARGEST_BYTES
 
 
-def _choose(q: Array) -> tuple[FlashTiles, Kernel, Kernel, Kernel]:
+def _choose(q: Array) -> tuple[Any, Kernel, Kernel, Kernel]:
     return _KERNELS[q.dtype, 64 if q.shape[-1] <= 64 else 128]
 
 
@@ -270,7 +269,7 @@ def _wide(x: Array) -> bool:
     return x.pointer % 16 == 0 and not any(step % 4 for step in (x.shape[-1], *steps))
 
 
-def _in_units(f: FlashTiles, settings: tuple[Any, ...]) -> tuple[Any, ...]:
+def _in_units(f: Any, settings: tuple[Any, ...]) -> tuple[Any, ...]:
     """The settings with the scale that makes scores exponents of the kernels' base."""
     *rest, scale, kept = settings
     return *rest, scale / f.unit, kept

@@ -29,7 +29,6 @@ from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
-from ..ptx.fragments import adder
 from .attention_rows import Arrays, steps_of
 
 LARGEST = 128  # head size
@@ -75,7 +74,7 @@ class Products(NamedTuple):
 def products(word: str) -> Products:
     """Those of bfloat16 or float16."""
     pack_two = ptx.pack_bfloat16 if word == "bfloat16" else ptx.pack_float16
-    add_product = adder(word)
+    add_product = ptx.adder(word)
 
     @device_function
     def pack(s, i):
@@ -162,10 +161,8 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
         cuda.syncthreads()
         for i in range(steps):
             a = ptx.ldmatrix(q_at + swizzled(np.int32(warp * 16 + row), np.int32(2 * i + half)))
-            queries[4 * i] = a[0]
-            queries[4 * i + 1] = a[1]
-            queries[4 * i + 2] = a[2]
-            queries[4 * i + 3] = a[3]
+            for e in range(4):
+                queries[4 * i + e] = a[e]
         mine = np.int32(first + warp * 16 + (lane >> 2))
         offset = np.int32(0)
         for key in range(0, keys, SIDE):

@@ -151,10 +151,8 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
                     for i in range(steps):
                         at = swizzled(np.int32(warp * 16 + row), np.int32(2 * i + half))
                         a, c = ptx.ldmatrix(x_at + at), ptx.ldmatrix(x2_at + at)
-                        fragments[4 * i], fragments[4 * i + 1] = a[0], a[1]
-                        fragments[4 * i + 2], fragments[4 * i + 3] = a[2], a[3]
-                        fragments2[4 * i], fragments2[4 * i + 1] = c[0], c[1]
-                        fragments2[4 * i + 2], fragments2[4 * i + 3] = c[2], c[3]
+                        for e in range(4):
+                            fragments[4 * i + e], fragments2[4 * i + e] = a[e], c[e]
                 for i in range(scores):
                     s[i] = f32(0)
                     ds[i] = f32(0)

@@ -11,6 +11,7 @@ Exponentials are powers of 2 in float32 (one instruction) and of e in float64.
 from __future__ import annotations
 
 import math as python_math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,157 +41,139 @@ def row_sum(x: Any) -> Any:
     return x
 
 
-class FlashTiles:
+def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
     """The device functions and sizes that the three kernels of a dtype and a largest head size share."""
+    side, pitch, groups = 16 * R, DMAX + 4, DMAX // 64  # pitch: of a tile of rows
+    p_pitch = side + 4  # of a tile of scores
+    size, itemsize, single = side * pitch, np.dtype(real).itemsize, real is np.float32
+    unit = python_math.log(2) if single else 1.0  # scores are in units of this
+    load4, load_constant4, store4 = fours(itemsize)
+    chunks = DMAX // 4  # of a row
+    R4 = 4 * R
 
-    def __init__(self, real: Any, DMAX: int, R: int) -> None:
-        self.real: Any = real
-        self.DMAX: int = DMAX
-        self.R: int = R
-        side = 16 * R
-        pitch = DMAX + 4  # of a tile of rows
-        p_pitch = side + 4  # of a tile of scores
-        groups = DMAX // 64
-        self.side: int = side
-        self.pitch: int = pitch
-        self.p_pitch: int = p_pitch
-        self.size: int = side * pitch
-        self.p_size: int = side * p_pitch
-        self.groups: int = groups
-        self.word: str = np.dtype(real).name
-        self.unit: float = python_math.log(2) if real is np.float32 else 1.0  # scores are in units of this
-        single = real is np.float32
-        load4, load_constant4, store4 = fours(np.dtype(real).itemsize)
-        chunks = DMAX // 4  # of a row
-        R4 = 4 * R
+    @device_function
+    def load_tile(shared, base, x, start, step, rows, D, wide):
+        """Rows of x from ``start`` on into shared memory, ``step`` apart, zeros behind them."""
+        for chunk in range(cuda.threadIdx.x, side * chunks, THREADS):
+            row, c = np.int32(chunk // chunks), np.int32(chunk % chunks * 4)
+            zero = real(0)
+            values = (zero, zero, zero, zero)
+            place = start + row * step + c
+            if row < rows and c < D:
+                if wide:
+                    values = load_constant4(x, place)
+                else:
+                    values = load_inside(x, place, 1, D - c, zero)
+            store4(shared, base + row * pitch + c, values)
 
-        @device_function
-        def load_tile(shared, base, x, start, step, rows, D, wide):
-            """Rows of x from ``start`` on into shared memory, ``step`` apart, zeros behind them."""
-            for chunk in range(cuda.threadIdx.x, side * chunks, THREADS):
-                row, c = np.int32(chunk // chunks), np.int32(chunk % chunks * 4)
-                zero = real(0)
-                values = (zero, zero, zero, zero)
-                place = start + row * step + c
-                if row < rows and c < D:
-                    if wide:
-                        values = load_constant4(x, place)
-                    else:
-                        values = load_inside(x, place, 1, D - c, zero)
-                store4(shared, base + row * pitch + c, values)
-
-        @device_function
-        def scores(s, shared, x, y, D):
-            """s[i R + j] = the product of row ty R + i of tile x and row tx + 16 j of tile y."""
-            rows = cuda.local.array(R4, real)
-            x += cuda.threadIdx.x // 16 * (R * pitch)
-            y += cuda.threadIdx.x % 16 * pitch
-            for i in range(R * R):
-                s[i] = real(0)
-            for c in range(0, D, 4):
-                for i in range(R):
-                    a = load4(shared, x + i * pitch + c)
-                    rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3] = a[0], a[1], a[2], a[3]
-                for j in range(R):
-                    b = load4(shared, y + j * (16 * pitch) + c)
-                    for i in range(R):
-                        s[i * R + j] += rows[4 * i] * b[0]
-                        s[i * R + j] += rows[4 * i + 1] * b[1]
-                        s[i * R + j] += rows[4 * i + 2] * b[2]
-                        s[i * R + j] += rows[4 * i + 3] * b[3]
-
-        @device_function
-        def put(s, shared, p):
-            """The thread's scores into the tile p of shared memory."""
-            p += cuda.threadIdx.x // 16 * (R * p_pitch) + cuda.threadIdx.x % 16
+    @device_function
+    def scores(s, shared, x, y, D):
+        """s[i R + j] = the product of row ty R + i of tile x and row tx + 16 j of tile y."""
+        rows = cuda.local.array(R4, real)
+        x += cuda.threadIdx.x // 16 * (R * pitch)
+        y += cuda.threadIdx.x % 16 * pitch
+        for i in range(R * R):
+            s[i] = real(0)
+        for c in range(0, D, 4):
             for i in range(R):
-                for j in range(R):
-                    shared[p + i * p_pitch + 16 * j] = s[i * R + j]
-
-        @device_function
-        def get(s, shared, p):
-            """And back."""
-            p += cuda.threadIdx.x // 16 * (R * p_pitch) + cuda.threadIdx.x % 16
-            for i in range(R):
-                for j in range(R):
-                    s[i * R + j] = shared[p + i * p_pitch + 16 * j]
-
-        @device_function
-        def drop(shared, p, rows, keys, first, Tk, threshold, seed, offset, kept):
-            """Dropout of the thread's own scores in the tile p of rows x keys; ``first`` is its place in the mask."""
-            ty, tx = cuda.threadIdx.x // 16, cuda.threadIdx.x % 16
-            for e in range(R * R):
-                row, column = ty * R + e // R, tx + e % R * 16
-                place = p + row * p_pitch + column
-                if row < rows and column < keys:
-                    gone = dropped(first + row * Tk + column, threshold, seed, offset)
-                    shared[place] = real(0) if gone else shared[place] * kept
-
-        @device_function
-        def add_rows(sums, shared, p, x, keys):
-            """sums[(i groups + g) 4 + c] += the sum over keys of p[ty R + i, key] x[key, 4 tx + 64 g + c]."""
-            weights = cuda.local.array(R4, real)
-            p += cuda.threadIdx.x // 16 * (R * p_pitch)
-            x += cuda.threadIdx.x % 16 * 4
-            for key in range(0, keys, 4):
+                a = load4(shared, x + i * pitch + c)
+                rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3] = a[0], a[1], a[2], a[3]
+            for j in range(R):
+                b = load4(shared, y + j * (16 * pitch) + c)
                 for i in range(R):
-                    a = load4(shared, p + i * p_pitch + key)
-                    weights[4 * i], weights[4 * i + 1], weights[4 * i + 2], weights[4 * i + 3] = a[0], a[1], a[2], a[3]
-                for e in range(4):
-                    for g in range(groups):
-                        b = load4(shared, x + (key + e) * pitch + 64 * g)
-                        for i in range(R):
-                            place = (i * groups + g) * 4
-                            sums[place] += weights[4 * i + e] * b[0]
-                            sums[place + 1] += weights[4 * i + e] * b[1]
-                            sums[place + 2] += weights[4 * i + e] * b[2]
-                            sums[place + 3] += weights[4 * i + e] * b[3]
+                    s[i * R + j] += rows[4 * i] * b[0]
+                    s[i * R + j] += rows[4 * i + 1] * b[1]
+                    s[i * R + j] += rows[4 * i + 2] * b[2]
+                    s[i * R + j] += rows[4 * i + 3] * b[3]
 
-        @device_function
-        def add_columns(sums, shared, p, x, rows):
-            """sums[(j groups + g) 4 + c] += the sum over rows of p[row, ty R + j] x[row, 4 tx + 64 g + c]."""
-            weights = cuda.local.array(R, real)
-            p += cuda.threadIdx.x // 16 * R
-            x += cuda.threadIdx.x % 16 * 4
-            for row in range(rows):
-                for j in range(0, R, 2):
-                    pair = ptx.load2(shared, p + row * p_pitch + j)
-                    weights[j], weights[j + 1] = pair[0], pair[1]
+    @device_function
+    def put(s, shared, p):
+        """The thread's scores into the tile p of shared memory."""
+        p += cuda.threadIdx.x // 16 * (R * p_pitch) + cuda.threadIdx.x % 16
+        for i in range(R):
+            for j in range(R):
+                shared[p + i * p_pitch + 16 * j] = s[i * R + j]
+
+    @device_function
+    def get(s, shared, p):
+        """And back."""
+        p += cuda.threadIdx.x // 16 * (R * p_pitch) + cuda.threadIdx.x % 16
+        for i in range(R):
+            for j in range(R):
+                s[i * R + j] = shared[p + i * p_pitch + 16 * j]
+
+    @device_function
+    def drop(shared, p, rows, keys, first, Tk, threshold, seed, offset, kept):
+        """Dropout of the thread's own scores in the tile p of rows x keys; ``first`` is its place in the mask."""
+        ty, tx = cuda.threadIdx.x // 16, cuda.threadIdx.x % 16
+        for e in range(R * R):
+            row, column = ty * R + e // R, tx + e % R * 16
+            place = p + row * p_pitch + column
+            if row < rows and column < keys:
+                gone = dropped(first + row * Tk + column, threshold, seed, offset)
+                shared[place] = real(0) if gone else shared[place] * kept
+
+    @device_function
+    def add_rows(sums, shared, p, x, keys):
+        """sums[(i groups + g) 4 + c] += the sum over keys of p[ty R + i, key] x[key, 4 tx + 64 g + c]."""
+        weights = cuda.local.array(R4, real)
+        p += cuda.threadIdx.x // 16 * (R * p_pitch)
+        x += cuda.threadIdx.x % 16 * 4
+        for key in range(0, keys, 4):
+            for i in range(R):
+                a = load4(shared, p + i * p_pitch + key)
+                weights[4 * i], weights[4 * i + 1], weights[4 * i + 2], weights[4 * i + 3] = a[0], a[1], a[2], a[3]
+            for e in range(4):
                 for g in range(groups):
-                    b = load4(shared, x + row * pitch + 64 * g)
-                    for j in range(R):
-                        place = (j * groups + g) * 4
-                        sums[place] += weights[j] * b[0]
-                        sums[place + 1] += weights[j] * b[1]
-                        sums[place + 2] += weights[j] * b[2]
-                        sums[place + 3] += weights[j] * b[3]
+                    b = load4(shared, x + (key + e) * pitch + 64 * g)
+                    for i in range(R):
+                        place = (i * groups + g) * 4
+                        sums[place] += weights[4 * i + e] * b[0]
+                        sums[place + 1] += weights[4 * i + e] * b[1]
+                        sums[place + 2] += weights[4 * i + e] * b[2]
+                        sums[place + 3] += weights[4 * i + e] * b[3]
 
-        @device_function
-        def store_rows(y, start, step, sums, factors, rows, D):
-            """y[start + row step ...] = sums times the row's factor, for the thread's R rows."""
-            first = cuda.threadIdx.x // 16 * R
-            for i in range(R):
-                if first + i < rows:
-                    for g in range(groups):
-                        for c in range(4):
-                            column = cuda.threadIdx.x % 16 * 4 + 64 * g + c
-                            if column < D:
-                                y[start + (first + i) * step + column] = sums[(i * groups + g) * 4 + c] * factors[i]
+    @device_function
+    def add_columns(sums, shared, p, x, rows):
+        """sums[(j groups + g) 4 + c] += the sum over rows of p[row, ty R + j] x[row, 4 tx + 64 g + c]."""
+        weights = cuda.local.array(R, real)
+        p += cuda.threadIdx.x // 16 * R
+        x += cuda.threadIdx.x % 16 * 4
+        for row in range(rows):
+            for j in range(0, R, 2):
+                pair = ptx.load2(shared, p + row * p_pitch + j)
+                weights[j], weights[j + 1] = pair[0], pair[1]
+            for g in range(groups):
+                b = load4(shared, x + row * pitch + 64 * g)
+                for j in range(R):
+                    place = (j * groups + g) * 4
+                    sums[place] += weights[j] * b[0]
+                    sums[place + 1] += weights[j] * b[1]
+                    sums[place + 2] += weights[j] * b[2]
+                    sums[place + 3] += weights[j] * b[3]
 
-        @device_function
-        def exponential(x):
-            return ptx.exp2_approx(x) if single else math.exp(x)
+    @device_function
+    def store_rows(y, start, step, sums, factors, rows, D):
+        """y[start + row step ...] = sums times the row's factor, for the thread's R rows."""
+        first = cuda.threadIdx.x // 16 * R
+        for i in range(R):
+            if first + i < rows:
+                for g in range(groups):
+                    for c in range(4):
+                        column = cuda.threadIdx.x % 16 * 4 + 64 * g + c
+                        if column < D:
+                            y[start + (first + i) * step + column] = sums[(i * groups + g) * 4 + c] * factors[i]
 
-        self.load_tile: Any = load_tile
-        self.scores: Any = scores
-        self.store_rows: Any = store_rows
-        self.put: Any = put
-        self.get: Any = get
-        self.drop: Any = drop
-        self.add_rows: Any = add_rows
-        self.add_columns: Any = add_columns
-        self.exponential: Any = exponential
+    @device_function
+    def exponential(x):
+        return ptx.exp2_approx(x) if single else math.exp(x)
 
-    def bytes(self, tiles: int) -> int:
+    def nbytes(tiles: int) -> int:
         """Shared memory of so many tiles of rows and one of scores."""
-        return (tiles * self.size + self.p_size) * np.dtype(self.real).itemsize
+        return (tiles * size + side * p_pitch) * itemsize
+
+    return SimpleNamespace(
+        real=real, DMAX=DMAX, R=R, side=side, pitch=pitch, size=size, groups=groups, unit=unit, nbytes=nbytes,
+        load_tile=load_tile, scores=scores, store_rows=store_rows, put=put, get=get, drop=drop,
+        add_rows=add_rows, add_columns=add_columns, exponential=exponential,
+    )  # fmt: skip

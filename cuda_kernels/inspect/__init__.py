@@ -211,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"none of these kernels is for {' or '.join('sm_{}{}'.format(*c) for c in capabilities)}")
     broken = 0
     does = _kept if options.warm else functools.partial(_described, sass=options.sass)
-    with _pool(min(options.jobs, len(work)), options.lazy, files) as pool:
+    jobs, spawn = min(options.jobs, len(work)), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, initializer=load_all, initargs=(options.lazy, files)) as pool:
         done = pool.map(does, work, chunksize=8)  # neighbours share device functions
         hidden = None if options.warm else True  # None: where nobody watches
         for text, faults in tqdm(done, total=len(work), unit="kernel", disable=hidden):
@@ -222,12 +223,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"{len(chosen)} kernels, {broken} over budget")
     return 1 if broken else 0
-
-
-def _pool(jobs: int, lazy: bool, files: Sequence[str]) -> ProcessPoolExecutor:
-    """Processes that know all kernels."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, context, initializer=load_all, initargs=(lazy, files))
 
 
 def _capability(arch: str) -> tuple[int, int]:

@@ -23,38 +23,38 @@ class Stream:
     def __init__(self, device: int | None = None) -> None:
         self.device: int = memory.current_device() if device is None else device
         self._entered: list[memory.on_device] = []  # a stream may be entered again within itself
-        self._stream: Any = None
+        self.handle: Any = None  # CuPy's stream
         if not SIMULATED:
             with memory.on_device(self.device):
-                self._stream = cupy.cuda.Stream(non_blocking=True)
+                self.handle = cupy.cuda.Stream(non_blocking=True)
 
     def __enter__(self) -> Stream:
         self._entered.append(memory.on_device(self.device))
         self._entered[-1].__enter__()
-        if self._stream is not None:
-            self._stream.__enter__()
+        if self.handle is not None:
+            self.handle.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._stream is not None:
+        if self.handle is not None:
             memory.set_device(self.device)  # CuPy takes the stream from the current device, which operations change
-            self._stream.__exit__(*exception)
+            self.handle.__exit__(*exception)
         self._entered.pop().__exit__(*exception)
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
         recording.refuse(*recording.WAIT)
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self.handle is not None:
+            self.handle.synchronize()
 
     def query(self) -> bool:
         """Whether the stream is empty."""
-        return self._stream is None or bool(self._stream.done)
+        return self.handle is None or bool(self.handle.done)
 
     def wait_event(self, event: Event) -> None:
         """Let what the stream is given from now on wait for ``event``."""
-        if self._stream is not None:
-            self._stream.wait_event(event.handle)
+        if self.handle is not None:
+            self.handle.wait_event(event.handle)
 
     def wait_stream(self, other: Stream) -> None:
         """Let what the stream is given from now on wait for what ``other`` was given until now."""
@@ -66,11 +66,6 @@ class Stream:
             event = event or Event()
             event.record(self)
         return event
-
-    @property
-    def handle(self) -> Any:
-        """CuPy's stream; None in the simulator."""
-        return self._stream
 
 
 class Event:

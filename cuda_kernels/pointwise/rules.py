@@ -38,12 +38,11 @@ def of_math(name: str) -> Any:
 def of_libdevice(name: str) -> Any:
     """The rule of one of libdevice's functions of one number."""
 
-    @rule
-    def make(real):
+    def make(real: Any) -> Any:
         function = libdevice_function(name, real)
         return lambda x: function(x)
 
-    return make
+    return rule(make)
 
 
 def rounding(name: str) -> Any:
@@ -72,16 +71,6 @@ def larger_of(x: Any, y: Any) -> Any:
 def smaller_of(x: Any, y: Any) -> Any:
     """min(x, y); NaN if one of them is."""
     return x if x < y or x != x else y
-
-
-def larger(real: Any) -> Any:
-    """max(x, y); NaN if one of them is."""
-    return larger_of
-
-
-def smaller(real: Any) -> Any:
-    """min(x, y); NaN if one of them is."""
-    return smaller_of
 
 
 sigmoid: Any = rule(lambda real: lambda x: real(1) / (real(1) + math.exp(-x)))

@@ -20,7 +20,7 @@ from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope
 from ..ptx import ptx
-from ..ptx.fours import load_inside
+from ..ptx.fours import load_inside, store_inside
 from .record import ADD, BIAS, GELU, SLOPE, Problem
 
 VECTOR = 16  # a further bit of an epilogue: 4 columns lie at a multiple of 4
@@ -152,17 +152,11 @@ def _four(word: str) -> tuple[Any, Any]:
     @device_function
     def put(p, i, values, count, vector):
         first, second = narrow(values[0], values[1]), narrow(values[2], values[3])
+        four = first[0], first[1], second[0], second[1]
         if vector:
-            ptx.store4(p, i, (first[0], first[1], second[0], second[1]))
+            ptx.store4(p, i, four)
         else:
-            if count > 0:
-                p[i] = first[0]
-            if count > 1:
-                p[i + 1] = first[1]
-            if count > 2:
-                p[i + 2] = second[0]
-            if count > 3:
-                p[i + 3] = second[1]
+            store_inside(p, i, count, four)
 
     return get, put
 

@@ -47,6 +47,7 @@ from .tiles import TILE_WORDS, declare, divide, tile_at
 CAPABILITY = (9, 0)
 ROWS = 128  # of a tile
 COLUMNS = (256, 128)
+HALF_PAIRS = PAIRS[:4]  # not float32
 DEPTH = 64  # elements of k in a slice
 STAGES = 4
 CONSUMERS = 8  # warps, which are the first
@@ -103,11 +104,9 @@ def multiply(p: Problem) -> None:
 
 def _operands(p: Problem, columns: int) -> tuple[Read, Read] | None:
     """How TMA reads a and b in tiles of so many columns; None where it cannot."""
-    if not supports_device(p.y.device) or p.a.dtype != p.b.dtype or p.a.dtype.itemsize != 2:
-        return None
-    if (p.a.dtype.name, p.y.dtype.name) not in PAIRS or not p.y.size or not p.sizes[2]:
-        return None
-    if max(*p.sizes, p.matrices * p.sizes[0]) > MOST or len(p.batch) > 1:
+    halves = p.a.dtype == p.b.dtype and (p.a.dtype.name, p.y.dtype.name) in HALF_PAIRS
+    fits = max(*p.sizes, p.matrices * p.sizes[0]) <= MOST and len(p.batch) < 2
+    if not (halves and fits and p.y.size and p.sizes[2] and supports_device(p.y.device)):
         return None
     left, right = _read(p, p.a, -1, ROWS), _read(p, p.b, -2, columns)
     return None if left is None or right is None else (left, right)
@@ -303,4 +302,4 @@ def tiles_of(operand: str, out: str, columns: int, kinds: str) -> Kernel:
     return tiles
 
 
-declare("hopper", tiles_of, PAIRS[:4], COLUMNS, COLUMNS[:1])  # not float32
+declare("hopper", tiles_of, HALF_PAIRS, COLUMNS, COLUMNS[:1])

@@ -59,10 +59,8 @@ def _operand(real: Any, side: int, vector: bool, along: bool) -> tuple[Any, Any,
             ptx.store4(tile, place, values)
         else:
             step = pitch if (along if vector else k_first) else 1
-            tile[place] = values[0]
-            tile[place + step] = values[1]
-            tile[place + 2 * step] = values[2]
-            tile[place + 3 * step] = values[3]
+            for e in range(4):
+                tile[place + e * step] = values[e]
 
     return lane, valid, read, write
 
@@ -93,10 +91,8 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
         if vector_fragments:
             for group in range(T // 4):
                 lanes = ptx.load4(tile, base + group * 64)
-                values[group * 4] = lanes[0]
-                values[group * 4 + 1] = lanes[1]
-                values[group * 4 + 2] = lanes[2]
-                values[group * 4 + 3] = lanes[3]
+                for e in range(4):
+                    values[group * 4 + e] = lanes[e]
         else:
             for group in range(T // 2):  # pairs of the T values, which lie together
                 lanes = ptx.load2(tile, base + group * 2)

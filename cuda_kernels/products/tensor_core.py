@@ -31,7 +31,6 @@ from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..ptx import ptx
-from ..ptx.fragments import adder
 from ..rowwise.strided_copy import copy_into
 from .epilogue import PAIRS, finish4, store_of, target
 from .record import Problem, expand, problem
@@ -162,7 +161,7 @@ def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
 @functools.cache
 def tiles_of(operand: str, out: str, side: int, kinds: str) -> Kernel:
     """The kernel for tiles of ``side``, operands read along ``kinds`` (of a, of b) and y of dtype ``out``."""
-    itemsize, add_product = 4 if operand == "float32" else 2, adder(operand)
+    itemsize, add_product = 4 if operand == "float32" else 2, ptx.adder(operand)
     registers = {(128, 2): 124, (128, 4): 128, (64, 2): 104, (64, 4): 112}[side, itemsize]
     depth = LINE // itemsize  # of a slice
     slice_bytes = side * 64  # of one operand

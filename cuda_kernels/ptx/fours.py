@@ -16,16 +16,13 @@ class Fours(NamedTuple):
     store: Any
 
 
-@device_function
-def _load(p: Any, i: Any) -> Any:
-    a, b = ptx.load2(p, i), ptx.load2(p, i + 2)
-    return a[0], a[1], b[0], b[1]
+def _twice(load2: Any) -> Any:
+    @device_function
+    def load(p: Any, i: Any) -> Any:
+        a, b = load2(p, i), load2(p, i + 2)
+        return a[0], a[1], b[0], b[1]
 
-
-@device_function
-def _load_constant(p: Any, i: Any) -> Any:
-    a, b = ptx.load_constant2(p, i), ptx.load_constant2(p, i + 2)
-    return a[0], a[1], b[0], b[1]
+    return load
 
 
 @device_function
@@ -45,8 +42,16 @@ def load_inside(p: Any, i: Any, step: Any, count: Any, zero: Any) -> Any:
     )
 
 
+@device_function
+def store_inside(p: Any, i: Any, count: Any, values: Any) -> None:
+    """The first ``count`` of 4 values, one by one."""
+    for e in range(4):
+        if e < count:
+            p[i + e] = values[e]
+
+
 def fours(itemsize: int) -> Fours:
     """Those for elements of ``itemsize`` bytes."""
     if itemsize < 8:
         return Fours(ptx.load4, ptx.load_constant4, ptx.store4)
-    return Fours(_load, _load_constant, _store)
+    return Fours(_twice(ptx.load2), _twice(ptx.load_constant2), _store)

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..platform.language import SIMULATED
+from ..platform.language import SIMULATED, device_function
 
 if TYPE_CHECKING or SIMULATED:
     from . import ptx_twins as made
@@ -72,3 +72,16 @@ mma_float16: Any = made.mma("float16")
 mma_tf32: Any = made.mma("tf32")
 pack_bfloat16: Any = made.packer("bfloat16")
 pack_float16: Any = made.packer("float16")
+
+
+def adder(word: str) -> Any:
+    """``add_product``, which adds a b of elements of dtype ``word``, as ``mma``, to the four sums from ``i`` on."""
+    mma = {"bfloat16": mma_bfloat16, "float16": mma_float16, "float32": mma_tf32}[word]
+
+    @device_function
+    def add_product(sums, i, a, b0, b1):
+        s = mma(a, (b0, b1), (sums[i], sums[i + 1], sums[i + 2], sums[i + 3]))
+        for e in range(4):
+            sums[i + e] = s[e]
+
+    return add_product

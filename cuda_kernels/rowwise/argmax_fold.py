@@ -124,12 +124,11 @@ def _pair_folds() -> dict[tuple[str, str], Kernel]:
 PAIR_FOLDS: dict[tuple[str, str], Kernel] = _pair_folds()
 
 
-def pair_fold(name: str, x: Array, outer: int, n: int, inner: int) -> Array:
-    """argmax, argmin (int64) or logsumexp (x's dtype) of contiguous x (outer, n, inner) over n -> (outer * inner,)."""
-    return _pair_fold_parts(name, x, None, outer, n, inner)
+def pair_fold(name: str, x: Array, outer: int, n: int, inner: int, x2: Array | None = None) -> Array:
+    """argmax, argmin (int64) or logsumexp (x's dtype) of contiguous x (outer, n, inner) over n -> (outer * inner,).
 
-
-def _pair_fold_parts(name: str, x: Array, x2: Array | None, outer: int, n: int, inner: int) -> Array:
+    ``x2``: the second halves of the pairs whose first ones are x.
+    """
     outputs = outer * inner
     (width, height), parts, part = column_plan(outputs, n, inner)
     dtype = x.dtype if name == "logsumexp" else np.dtype(np.int64)
@@ -140,4 +139,4 @@ def _pair_fold_parts(name: str, x: Array, x2: Array | None, outer: int, n: int, 
         *(x, y2 if x2 is None else x2, y, y2, outputs, n, inner, part, int(x2 is not None), int(parts == 1)),
         threads=(width, height),
     )
-    return y2 if parts == 1 else _pair_fold_parts(name, y, y2, outer, parts, inner)
+    return y2 if parts == 1 else pair_fold(name, y, outer, parts, inner, y2)

@@ -163,26 +163,20 @@ def word_of(dtype: np.dtype[Any]) -> str:
 def fold(name: str, x: Array, outer: int, n: int, inner: int, dtype: np.dtype[Any]) -> Array:
     """The fold ``name`` of contiguous x, seen as (outer, n, inner), over n -> (outer * inner,) of ``dtype``."""
     chosen = FOLDS[name, word_of(x.dtype), word_of(dtype)]
-    parts, launch = _plan(chosen, x, outer, n, inner)
-    y = empty(outer * parts * inner, dtype, x.device)
-    launch(y)
-    return y if parts == 1 else fold(name, y, outer, parts, inner, dtype)
-
-
-def _plan(chosen: Fold, x: Array, outer: int, n: int, inner: int) -> tuple[int, Any]:
+    outputs = outer * inner
     if inner == 1 and n > ROW:
         parts = max(1, min(n // ROW_PART, FOLD_BLOCKS // max(outer, 1)))
         part = ceil_div(ceil_div(n, parts), THREADS) * THREADS
         parts = ceil_div(n, part)
-        wide = min(part, n) > 32 * 32
-        threads = (THREADS, 1) if wide else (32, min(8, power_of_two(outer)))
+        threads = (THREADS, 1) if min(part, n) > 32 * 32 else (32, min(8, power_of_two(outer)))
         vectors = int(x.pointer % 16 == 0 and (outer == 1 or n % chosen.width == 0))
-        grid = (ceil_div(outer, threads[1]), parts)
-        return parts, lambda y: chosen.rows.launch(grid, x, y, outer, n, part, vectors, threads=threads)
-    outputs = outer * inner
-    (width, height), parts, part = column_plan(outputs, n, inner)
-    grid = (ceil_div(outputs, width), parts)
-    return parts, lambda y: chosen.columns.launch(grid, x, y, outputs, n, inner, part, threads=(width, height))
+        run, width, numbers = chosen.rows, threads[1], (outer, n, part, vectors)
+    else:
+        threads, parts, part = column_plan(outputs, n, inner)
+        run, width, numbers = chosen.columns, threads[0], (outputs, n, inner, part)
+    y = empty(outputs * parts, dtype, x.device)
+    run.launch((ceil_div(outputs, width), parts), x, y, *numbers, threads=threads)
+    return y if parts == 1 else fold(name, y, outer, parts, inner, dtype)
 
 
 def column_plan(outputs: int, n: int, inner: int) -> tuple[tuple[int, int], int, int]:

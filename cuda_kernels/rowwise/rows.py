@@ -66,7 +66,6 @@ class RowTile(NamedTuple):
     """How the threads of a row hold it: ``values`` elements each, in a local array of that length."""
 
     values: int
-    width: int  # elements of a 128-bit access
     read: Any  # (x, base, C, vectors, values, padding): values of x[base : base + C], padding behind them
     write: Any  # (y, base, C, vectors, values): the reverse
     inside: Any  # (k, C, vectors): whether values[k] is an element of the row
@@ -124,4 +123,4 @@ def row_tile(real: Any, accesses: int, word: str = "") -> RowTile:
             return (k // width * cuda.blockDim.x + cuda.threadIdx.x) * width < C
         return k * cuda.blockDim.x + cuda.threadIdx.x < C
 
-    return RowTile(count, width, read, write, inside)
+    return RowTile(count, read, write, inside)

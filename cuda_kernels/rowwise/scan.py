@@ -7,7 +7,7 @@ parts, whose totals are scanned first. Products of float32 are formed in float64
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,7 @@ PART = 4096  # values that are worth a block of their own
 OUTPUTS = 16384  # so many rows fill a card with a thread each
 
 
-class Scan(NamedTuple):
-    """The kernels of one operation on one dtype."""
-
-    serial: Kernel
-    by_block: Kernel
-    totals: np.dtype[Any]
+Scan = tuple[Kernel, Kernel, np.dtype[Any]]  # ``serial``, ``by_block``, and what the parts' totals are
 
 
 def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
@@ -95,7 +90,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         if stage == 1 and t == 0:
             totals[place] = carry
 
-    return Scan(serial, by_block, np.dtype(wide))
+    return serial, by_block, np.dtype(wide)
 
 
 SCANS: dict[tuple[str, str], Scan] = {
@@ -112,22 +107,22 @@ def scan(name: str, x: Array, outer: int, n: int, inner: int, reverse: bool = Fa
     ``reverse``: from the last value to the first. ``exclusive``: of those before only.
     """
     y = empty(x.shape, x.dtype, x.device)
-    chosen = SCANS[name, x.dtype.name]
+    serial, by_block, wide = SCANS[name, x.dtype.name]
     outputs = outer * inner
     identity = 0 if name == "sum" else 1
     flags = int(reverse), int(exclusive)
     if not x.size:
         return y
     if n <= SERIAL or (outputs >= OUTPUTS and inner > 1):
-        chosen.serial.launch_each(outputs, x, y, outputs, n, inner, *flags, identity)
+        serial.launch_each(outputs, x, y, outputs, n, inner, *flags, identity)
         return y
     part = max(PART, ceil_div(n, 1024)) if outputs < 1024 else n
     parts = ceil_div(n, part)
     threads = min(THREADS, 32 * ceil_div(n, 32))
-    totals = empty(outputs * parts if parts > 1 else 0, chosen.totals, x.device)
+    totals = empty(outputs * parts if parts > 1 else 0, wide, x.device)
     if parts > 1:
-        chosen.by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, 1, threads=threads)
+        by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, 1, threads=threads)
         totals = scan(name, totals, outer, parts, inner, exclusive=True)
     stage = 2 if parts > 1 else 0
-    chosen.by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, stage, threads=threads)
+    by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, stage, threads=threads)
     return y

@@ -132,6 +132,11 @@ _MERGE = {width // 8: _merge(width) for width in (32, 64)}
 MOST_ROWS = 65535  # of a launch
 
 
+def _parts(rows: int) -> list[tuple[slice, int]]:
+    """As many rows as a launch takes, and their number."""
+    return [(slice(i, i + MOST_ROWS), min(rows - i, MOST_ROWS)) for i in range(0, rows, MOST_ROWS)]
+
+
 def sort_rows(x: Array, descending: bool = False) -> tuple[Array, Array]:
     """x (rows, n), contiguous -> the sorted keys (unsigned) and the indices (int64) that sort each row, stably."""
     rows, n = x.shape
@@ -142,18 +147,14 @@ def sort_rows(x: Array, descending: bool = False) -> tuple[Array, Array]:
     if not x.size:
         return keys, order
     tile = min(SORTED, 1 << max((n - 1).bit_length(), 1))
-    for first in range(0, rows, MOST_ROWS):
-        part = slice(first, first + MOST_ROWS)
-        grid = (-(-n // tile), min(rows - first, MOST_ROWS))
-        _SORT_TILES[word.itemsize].launch(grid, keys[part], order[part], n, tile, threads=tile // 2)
+    for part, count in _parts(rows):
+        _SORT_TILES[word.itemsize].launch((-(-n // tile), count), keys[part], order[part], n, tile, threads=tile // 2)
     run = tile
     while run < n:
         merged_keys, merged_order = empty(x.shape, word, x.device), empty(x.shape, np.int64, x.device)
-        for first in range(0, rows, MOST_ROWS):
-            part = slice(first, first + MOST_ROWS)
+        for part, count in _parts(rows):
             arrays = (a[part] for a in (keys, order, merged_keys, merged_order))
-            grid = (-(-n // THREADS), min(rows - first, MOST_ROWS))
-            _MERGE[word.itemsize].launch(grid, *arrays, n, run)
+            _MERGE[word.itemsize].launch((-(-n // THREADS), count), *arrays, n, run)
         keys, order = merged_keys, merged_order
         run *= 2
     return keys, order

@@ -73,6 +73,11 @@ class _Cuda:
         self.ballot_sync = _vote("ballot_sync", lambda v: np.uint32(sum(1 << lane for lane, x in v.items() if x)))
         self.any_sync = _vote("any_sync", lambda v: any(v.values()))
         self.all_sync = _vote("all_sync", lambda v: all(v.values()))
+        self.syncthreads = lambda: simulator.block().wait("block")
+        self.syncwarp = lambda mask=0xFFFFFFFF: simulator.lanes("syncwarp", mask, None)
+        # rounded once
+        self.fma = lambda a, b, c: type(c)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
+        self.popc = lambda x: bin(int(x) & ((1 << 8 * x.itemsize) - 1 if isinstance(x, np.generic) else -1)).count("1")
 
     @property
     def laneid(self) -> int:
@@ -91,26 +96,6 @@ class _Cuda:
         """The number of threads of the grid."""
         sizes = [getattr(self.gridDim, axis) * getattr(self.blockDim, axis) for axis in "xyz"[:ndim]]
         return sizes[0] if ndim == 1 else tuple(sizes)
-
-    @staticmethod
-    def syncthreads() -> None:
-        """The block's barrier."""
-        simulator.block().wait("block")
-
-    @staticmethod
-    def syncwarp(mask: int = 0xFFFFFFFF) -> None:
-        """The warp's barrier."""
-        simulator.lanes("syncwarp", mask, None)
-
-    @staticmethod
-    def fma(a: Any, b: Any, c: Any) -> Any:
-        """a b + c, rounded once."""
-        return type(c)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
-
-    @staticmethod
-    def popc(x: Any) -> int:
-        """The number of one bits."""
-        return bin(int(x) & ((1 << 8 * x.itemsize) - 1 if isinstance(x, np.generic) else -1)).count("1")
 
 
 cuda: Any = _Cuda()
@@ -157,22 +142,8 @@ class _Libdevice:
         y = np.float32(x)
         return np.nextafter(y, np.float32(0)) if abs(np.float64(y)) > abs(x) else y
 
-    @staticmethod
-    def rsqrt(x: Any) -> Any:
-        """1 / sqrt(x)."""
-        return np.reciprocal(np.sqrt(x))
-
-    rsqrtf = rsqrt
-
-    @staticmethod
-    def sinpi(x: Any) -> Any:
-        """sin(pi x)."""
-        return np.sin(np.pi * x)
-
-    @staticmethod
-    def cospi(x: Any) -> Any:
-        """cos(pi x)."""
-        return np.cos(np.pi * x)
+    rsqrt = rsqrtf = staticmethod(lambda x: np.reciprocal(np.sqrt(x)))
+    sinpi, cospi = staticmethod(lambda x: np.sin(np.pi * x)), staticmethod(lambda x: np.cos(np.pi * x))
 
 
 libdevice: Any = _Libdevice()

@@ -7,7 +7,7 @@ copy is on its way are errors; new memory is full of 0xFF bytes (NaN).
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,12 +61,6 @@ class Stamp(NamedTuple):
     warp_epoch: int
 
 
-class RunningBlock(Protocol):
-    """What shared memory asks of its block: who runs now."""
-
-    stamp: Stamp
-
-
 class SharedArray:
     """Shared memory of a block, which remembers who used each element since when, to find races."""
 
@@ -75,12 +69,12 @@ class SharedArray:
         *("declared", "end", "start", "values"),
     )
 
-    def __init__(self, values: np.ndarray, start: int, block: RunningBlock, declared: tuple[Any, Any]) -> None:
+    def __init__(self, values: np.ndarray, start: int, block: Any, declared: tuple[Any, Any]) -> None:
         self.values: np.ndarray = values
         self.declared: tuple[Any, Any] = declared  # shape and dtype, as the kernel says it
         self.start: int = start  # its address
         self.end: int = start + values.nbytes
-        self._block = block
+        self._block = block  # which knows who runs now
         self._elements: np.ndarray = values.reshape(-1)
         self._words: np.ndarray | None = self._elements.view(np.uint32) if values.itemsize == 4 else None
         self._size: int = values.size
