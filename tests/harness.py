@@ -234,37 +234,32 @@ def send_back(y: mg.Tensor, inputs: Sequence[mg.Tensor], gradient: mg.Tensor | N
     return [None if (g := grads.get(x)) is None else host(g) for x in inputs]
 
 
-def assert_as_torch(
-    run: Any, arrays: Sequence[np.ndarray], device: str, rtol: float, atol: float = 0.0, run_torch: Any = None
+def assert_like_torch(
+    call: Callable[..., Any],
+    *arrays: Any,
+    rtol: float = 1e-6,
+    atol: float = 0.0,
+    differentiate: bool = False,
+    device: str = "cpu",
 ) -> None:
-    """Of these arrays, values and gradients are PyTorch's, NaN and infinities too: a relative error, as for tails."""
-    inputs = [mg.tensor(x, device=device, requires_grad=True) for x in arrays]
-    theirs = [torch.tensor(x, requires_grad=True) for x in arrays]
-    with np.errstate(all="ignore"):
-        y, z = run(*inputs), (run_torch or run)(*theirs)
-    np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol, atol=atol)
-    z.backward(torch.tensor(weights_like(host(y))).to(z.dtype))
-    for found, x in zip(send_back(y, inputs), theirs, strict=True):
-        np.testing.assert_allclose(found, x.grad.numpy(), rtol=rtol, atol=atol)
-
-
-def assert_like_torch(call: Callable[..., Any], *arrays: Any, rtol: float = 1e-6, differentiate: bool = False) -> None:
     """``call(m, *tensors)`` of minigrad for ``m`` gives the dtypes, shapes and values that it gives of PyTorch.
 
-    Of several results all. With ``differentiate`` the gradients of the first one, too, for ``weights_like``.
+    Of several results all; NaN and infinities too. With ``differentiate`` the gradients of the first one as well, for
+    ``weights_like``.
     """
-    ours = [mg.tensor(x, requires_grad=differentiate) for x in arrays]
+    ours = [mg.tensor(x, requires_grad=differentiate, device=device) for x in arrays]
     theirs = [torch.tensor(x, requires_grad=differentiate) for x in arrays]
-    found, expected = call(mg, *ours), call(torch, *theirs)
+    with np.errstate(all="ignore"):
+        found, expected = call(mg, *ours), call(torch, *theirs)
     pairs = [(found, expected)] if isinstance(found, mg.Tensor) else list(zip(found, expected, strict=True))
     for y, z in pairs:
         assert f"torch.{y.dtype}" == str(z.dtype) and y.shape == tuple(z.shape), (y, z)
-        np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol)
+        np.testing.assert_allclose(host(y), z.detach().numpy(), rtol=rtol, atol=atol)
     if differentiate:
         y, z = pairs[0]
         z.backward(torch.tensor(weights_like(host(y)).astype(y.dtype)))
         for g, x in zip(send_back(y, ours), theirs, strict=True):
-            np.testing.assert_allclose(np.zeros(x.shape) if g is None else g, x.grad.numpy(), rtol=rtol)
+            np.testing.assert_allclose(np.zeros(x.shape) if g is None else g, x.grad.numpy(), rtol=rtol, atol=atol)
 
 
 # The checks -----------------------------------------------------------------------------------------------------------

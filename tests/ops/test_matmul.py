@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import Op, assert_as_torch, every_check, host, needs_torch, same, torch
+from harness import Op, assert_like_torch, every_check, host, needs_torch, same, torch
 from refusals import raises
 
 import minigrad as mg
@@ -136,11 +136,7 @@ def test_shapes_that_do_not_fit_are_named(shapes, message, device):
 def test_einsum_broadcasts_and_sums_as_in_pytorch(equation, shapes, device):
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape) for shape in shapes]
-
-    def run_torch(*x):
-        return torch.einsum(equation, *x)
-
-    assert_as_torch(lambda *x: mg.einsum(equation, *x), arrays, device, rtol=1e-12, run_torch=run_torch)
+    assert_like_torch(lambda m, *x: m.einsum(equation, *x), *arrays, rtol=1e-12, differentiate=True, device=device)
 
 
 def test_einsum_takes_its_operands_in_one_list():
