@@ -28,12 +28,14 @@ from minigrad.distributed import (
     TrainingConfig,
     run_threads,
 )
+from minigrad.distributed.train import captured_step
 from minigrad.optim import CosineAnnealing, LossScaleStrategy
 
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
 STEPS = 4
+NOT_OVER = "the launch of a graph was not over within 0.05 s"
 
 
 def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
@@ -272,15 +274,21 @@ def test_cuda_ranks_that_capture_different_gradients_keep_no_graph(machine: Fake
     assert out[0] == out[1] and out[0][:2] == (0, [2, 3])
 
 
+def reduction(comm: Communicator) -> tuple[Any, Tensor]:
+    """A graph that is one collective, and its tensor."""
+    graph, x = mg.cuda.Graph(comm.device), mg.zeros(1, device=comm.device)
+    with graph.capture():
+        comm.all_reduce(x)
+    return graph, x
+
+
 def test_cuda_close_does_not_wait_for_a_launch_for_ever(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(comm: Communicator) -> None:
-        graph, x = mg.cuda.Graph(comm.device), mg.zeros(1, device=comm.device)
-        with graph.capture():
-            comm.all_reduce(x)
+        graph, _ = reduction(comm)
         graph.replay()
         monkeypatch.setattr(graph.raw.launched, "query", lambda: False)
         comm.timeout = 0.05
-        with pytest.raises(CommTimeoutError, match="the launch of a graph was not over within 0.05 s"):
+        with pytest.raises(CommTimeoutError, match=NOT_OVER):
             comm.close()
 
     good(fn)
@@ -291,8 +299,6 @@ def test_cuda_graph_that_gives_way_waits_with_the_deadline(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A capture that would close the oldest graph, of which a launch is under way."""
-    from minigrad.distributed.train import captured_step
-
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
     def fn(comm: Communicator) -> Any:
@@ -304,7 +310,7 @@ def test_cuda_graph_that_gives_way_waits_with_the_deadline(
         step(rows(comm, 4)[:1])
         comm.timeout = 0.05
         monkeypatch.setattr(step._launched[0].event, "query", lambda: False)
-        with pytest.raises(CommTimeoutError, match="the launch of a graph was not over within 0.05 s"):
+        with pytest.raises(CommTimeoutError, match=NOT_OVER):
             step(rows(comm, 5))
 
     good(fn)
@@ -314,9 +320,7 @@ def test_cuda_communicator_is_aborted_also_where_the_device_cannot_be_told(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fn(comm: Communicator) -> None:
-        graph, x = mg.cuda.Graph(comm.device), mg.zeros(1, device=comm.device)
-        with graph.capture():
-            comm.all_reduce(x)
+        graph, x = reduction(comm)
         graph.stopped = x.data
         monkeypatch.setattr(graph.raw, "write_beside", lambda *_: 1 / 0)
         comm._abort()
@@ -327,8 +331,6 @@ def test_cuda_communicator_is_aborted_also_where_the_device_cannot_be_told(
 
 def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step does not count: the device, told to stop, has left out its update."""
-    from minigrad.distributed.train import captured_step
-
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
     def fn(comm: Communicator) -> Any:
@@ -336,7 +338,7 @@ def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monke
         pending = step(rows(comm, 2))
         comm.timeout = 0.05
         monkeypatch.setattr(step._launched[0].event, "query", lambda: False)
-        with pytest.raises(CommTimeoutError, match="the launch of a graph was not over within 0.05 s"):
+        with pytest.raises(CommTimeoutError, match=NOT_OVER):
             pending.result()
         with pytest.raises(CommTimeoutError):
             pending.result()
