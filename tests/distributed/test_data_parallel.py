@@ -370,28 +370,21 @@ def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "match"),
+    ("made", "match"),
     [
-        (None, TypeError, "make_step of replica 1 returned a NoneType, expected a Future"),
-        (ReplicaStepResult(1.0, 1.0, 1), TypeError, "make_step of replica 1 returned a ReplicaStepResult"),
-        (answer(3), TypeError, "replica 1 answered with a int, expected a ReplicaStepResult"),  # type: ignore[arg-type]
-        (answer(ReplicaStepResult("1", 1.0, 1)), TypeError, "replica 1 answered with loss='1'"),  # type: ignore[arg-type]
-        (answer(ReplicaStepResult(1.0, 1.0, -1)), ValueError, "replica 1 answered with samples=-1"),
-        (
-            answer(ReplicaStepResult(1.0, 1.0, 1, {"embed": [1.0]})),  # type: ignore[dict-item]
-            TypeError,
-            "replica 1: the gradient of embed is a list, expected an array",
-        ),
+        (None, "make_step of replica 1 returned a NoneType, expected a Future"),
+        (ReplicaStepResult(1.0, 1.0, 1), "make_step of replica 1 returned a ReplicaStepResult"),
+        (answer(3), "replica 1 answered with a int, expected a ReplicaStepResult"),  # type: ignore[arg-type]
+        (answer(ReplicaStepResult("1", 1.0, 1)), "replica 1 answered with loss='1'"),  # type: ignore[arg-type]
+        (answer(ReplicaStepResult(1.0, 1.0, 1, {"embed": [1.0]})), "1: the gradient of embed is a list, expected an"),
     ],
 )
-def test_dp_errors_answers_of_ones_own_protocol_that_cannot_be_used(
-    made: Any, kind: type[Exception], match: str
-) -> None:
+def test_dp_errors_answers_of_ones_own_protocol_that_cannot_be_used(made: Any, match: str) -> None:
     class Own:
         def make_step(self, step: ReplicaStep) -> Any:
             return made
 
-    assert_step_fails(DataParallelTrainer(config(), [Echo(), Own()], model=Net()), rows(4), kind, match)
+    assert_step_fails(DataParallelTrainer(config(), [Echo(), Own()], model=Net()), rows(4), TypeError, match)
 
 
 def test_dp_step_api_takes_numpys_numbers() -> None:

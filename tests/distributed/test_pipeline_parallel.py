@@ -123,10 +123,6 @@ def failing(comm: Communicator, batch: Any, kind: TrainerConfig, error: type[Exc
     assert math.isfinite(trainer.step(rows(5, classes=None if kind.loss.name == "mse" else 4)).loss)
 
 
-def check_failing(case: Any, comm: Communicator) -> None:
-    failing(comm, *case)
-
-
 @in_threads(3)
 def test_no_stages(comm: Communicator) -> None:
     with pytest.raises(NoStagesError, match="no stages on rank 0, 2 of 3"):
@@ -144,8 +140,8 @@ def test_batches_that_give_no_step() -> None:
         ((x, bad), config(), NonFiniteLossError, "the loss of step 1 is inf"),
         ((x, np.ones(5, np.int64)), zero, ValueError, "weight 0 together"),
     ]
-    for case in cases:
-        run_threads(3, partial(check_failing, case), timeout=30)
+    for batch, kind, error, match in cases:
+        run_threads(3, partial(failing, batch=batch, kind=kind, error=error, match=match), timeout=30)
 
 
 def test_the_ranks_batches_and_configurations_must_agree() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,10 @@ def test_a_trainer_makes_an_adamw_of_its_configuration():
     params = make_params()
     trainer = SimpleTrainer(TrainingConfig(learning_rate=0.5, weight_decay=0.25))
     assert trainer.global_step == 0
-    metrics = trainer.step(params, make_grads(params, 0), 1.0)
+    assert isinstance(trainer.step(params, make_grads(params, 0), 1.0), TrainingMetrics)
     assert isinstance(trainer.optimizer, AdamW)
     assert (trainer.optimizer.config.lr, trainer.optimizer.config.weight_decay) == (0.5, 0.25)
-    assert isinstance(metrics, TrainingMetrics)
-    assert trainer.global_step == 1
+    assert re.match(r"SimpleTrainer\(step 1, TrainingConfig\(learning_rate=0.5,.*AdamW\(", repr(trainer))
 
 
 def test_a_given_optimizer_keeps_its_own_learning_rate_and_decay():
@@ -441,14 +441,6 @@ def test_gradients_of_other_tensors_only_are_refused() -> None:
     assert trainer.global_step == 0
     assert trainer.step([p], (p * other).sum().backward(), 1.0) is not None
     assert trainer.step([p], minigrad.GradStore(), 1.0) is not None
-
-
-def test_repr_shows_step_configuration_and_optimizer() -> None:
-    p = minigrad.ones(2, requires_grad=True)
-    trainer = SimpleTrainer(TrainingConfig(learning_rate=0.25))
-    trainer.step([p], p.sum().backward(), 1.0)
-    shown = repr(trainer)
-    assert shown.startswith("SimpleTrainer(step 1, TrainingConfig(learning_rate=0.25,") and "AdamW(" in shown
 
 
 @pytest.mark.parametrize("count", [1, 2])

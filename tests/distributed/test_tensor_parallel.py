@@ -72,25 +72,24 @@ def test_linear_equals_the_whole_layer_forward_and_backward(world: int, kind: st
     want = y.backward(Tensor(DY))
 
     def check(comm: Communicator) -> None:
+        ins, outs = slice(None), slice(None)  # of the weight that this rank has
         layer: Any
-        x_r, dy = X, DY
         if kind == "column":
             layer = ColumnParallelLinear(6, 5, comm, bias, gather_output=whole, dtype="float64")
-            outs, ins = part_of(5, comm), (0, 6)
-            dy = DY if whole else np.ascontiguousarray(DY[..., slice(*outs)])
+            outs = slice(*part_of(5, comm))
         else:
             layer = RowParallelLinear(6, 5, comm, bias, input_is_parallel=not whole, dtype="float64")
-            outs, ins = (0, 5), part_of(6, comm)
-            x_r = X if whole else np.ascontiguousarray(X[..., slice(*ins)])
+            ins = slice(*part_of(6, comm))
         layer.take(linear)
-        mine = Tensor(x_r, requires_grad=True)
+        given, made = (slice(None), slice(None)) if whole else (ins, outs)  # of the input and the output
+        mine = Tensor(np.ascontiguousarray(X[..., given]), requires_grad=True)
         y_r = layer(mine)
-        close(y_r.detach(), y.detach().numpy()[..., slice(*outs)] if kind == "column" and not whole else y.detach())
-        grads = y_r.backward(Tensor(dy))
-        close(grads[mine], want[x].numpy() if x_r is X else want[x].numpy()[..., slice(*ins)])
-        close(grads[layer.weight], want[linear.weight].numpy()[slice(*outs), slice(*ins)])
+        close(y_r.detach(), y.detach().numpy()[..., made])
+        grads = y_r.backward(Tensor(np.ascontiguousarray(DY[..., made])))
+        close(grads[mine], want[x].numpy()[..., given])
+        close(grads[layer.weight], want[linear.weight].numpy()[outs, ins])
         if bias:
-            close(grads[layer.bias], want[linear.bias].numpy()[slice(*outs)])
+            close(grads[layer.bias], want[linear.bias].numpy()[outs])
         for name, tensor in layer.whole().items():
             assert np.array_equal(tensor.numpy(), getattr(linear, name).data), name
         assert f"part {comm.rank} of {world}" in repr(layer)

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,36 +96,31 @@ def made(metrics: TrainingMetrics | None) -> TrainingMetrics:
 # ------------------------------------------------------------------ one-call setup
 
 
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        rng = np.random.default_rng(3)
-        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 5)
-        for p in self.parameters():
-            p.data[...] = rng.standard_normal(p.shape)
-        self.drop = nn.Dropout(0.5)
+def mean_square(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ((model(x) - y) ** 2).mean()
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return ((self.second(self.drop(self.first(x).tanh())) - y) ** 2).mean()
+
+def dropping(dtype: Any = np.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 5)).to(dtype=dtype)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float | None) -> None:
     data = [tuple(t.float() for t in batch(step, 6 + step)) for step in range(4)]
     manual_seed(5)
-    plain = Dropping()
+    plain = dropping()
     simple = SimpleTrainer(TrainingConfig(max_grad_norm=clip), AdamW(plain.named_parameters(), lr=0.01))
     expected = []
     for x, y in data:
-        loss = plain.loss(x, y)
+        loss = mean_square(plain, x, y)
         expected.append(simple.step(plain.named_parameters(), loss.backward(), loss.item()))
     manual_seed(5)
-    model = Dropping().eval()
+    model = dropping().eval()
     trainer = Trainer.setup_with(
-        model, lambda device: Dropping(), lambda params: AdamW(params, lr=0.01), DdpConfig(max_grad_norm=clip)
+        model, lambda device: dropping(), lambda params: AdamW(params, lr=0.01), DdpConfig(max_grad_norm=clip)
     )
     assert model.training
-    assert [trainer.step(loss_of, *xy) for xy in data] == expected
+    assert [trainer.step(mean_square, *xy) for xy in data] == expected
     assert bits(model) == bits(plain)
     assert (trainer.world_size, trainer.global_step, trainer.el_che, trainer.flush()) == (1, 4, None, None)
 
@@ -163,44 +159,37 @@ def test_gradient_scale_of_a_loss_that_is_a_mean_over_something_else() -> None:
 
 
 def test_missing_gradients_of_a_replica_count_as_zeros() -> None:
-    def partial(model: Net, x: Tensor, y: Tensor) -> Tensor:
+    def half_used(model: Net, x: Tensor, y: Tensor) -> Tensor:
         return model.loss(x, y, EVERYTHING if x.data[0, 0] > 0 else frozenset())
 
     x, y = batch(2, 6)
     x.data[:, 0] = [1, 1, 1, -1, -1, -1]
     with setup(2) as trainer:
-        trainer.step(partial, x, y)
+        trainer.step(half_used, x, y)
         exact = net()
-        loss = (partial(exact, x[:3], y[:3]) + partial(exact, x[3:], y[3:])) / 2
+        loss = (half_used(exact, x[:3], y[:3]) + half_used(exact, x[3:], y[3:])) / 2
         sgd(exact.named_parameters()).step(loss.backward())
         assert_weights(trainer.models[1], exact)
         assert_alike(trainer)
 
 
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        rng = np.random.default_rng(4)
-        self.linear, self.norm = nn.Linear(5, 5, dtype=np.float64), nn.BatchNorm1d(5, dtype=np.float64)
-        for p in self.parameters():
-            p.data[...] = rng.standard_normal(p.shape)
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return ((self.norm(self.linear(x)) - y) ** 2).mean()
+def normed() -> nn.Module:
+    manual_seed(4)
+    return nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)).double()
 
 
 def test_buffers_are_those_of_replica_0_and_shards_have_statistics_of_their_own() -> None:
     x, y = batch(0, 10)
-    first, second = Normed(), Normed()
-    grads = [first.loss(x[:5], y[:5]).backward(), second.loss(x[5:], y[5:]).backward()]
-    with Trainer.setup(Normed(), lambda device: Normed(), sgd, devices=["cpu"] * 2) as trainer:
-        trainer.step(loss_of, x, y)
+    first, second = normed(), normed()
+    grads = [mean_square(first, x[:5], y[:5]).backward(), mean_square(second, x[5:], y[5:]).backward()]
+    with Trainer.setup(normed(), lambda device: normed(), sgd, devices=["cpu"] * 2) as trainer:
+        trainer.step(mean_square, x, y)
         assert_alike(trainer)
         for (name, b), (_, expected), (_, other) in zip(
             trainer.models[1].named_buffers(), first.named_buffers(), second.named_buffers(), strict=True
         ):
             assert np.array_equal(b.data, expected.data)
-            assert name == "norm.num_batches_tracked" or not np.array_equal(b.data, other.data)
+            assert name == "1.num_batches_tracked" or not np.array_equal(b.data, other.data)
         for p, a, b in zip(trainer.models[1].parameters(), first.parameters(), second.parameters(), strict=True):
             mean = (grads[0][a].data + grads[1][b].data) / 2
             np.testing.assert_allclose(p.data, a.data - LR * mean, rtol=1e-10)
@@ -228,12 +217,12 @@ def test_buffers_are_those_of_the_first_replica_that_had_rows() -> None:
 def test_random_numbers_of_replicas_are_their_own_and_reproducible() -> None:
     def run() -> list[bytes]:
         manual_seed(11)
-        with Trainer.setup(Dropping(), lambda device: Dropping(), sgd, devices=["cpu"] * 2) as trainer:
+        with Trainer.setup(dropping(), lambda device: dropping(), sgd, devices=["cpu"] * 2) as trainer:
             draws: dict[int, Any] = {}
 
-            def loss(model: Dropping, x: Tensor, y: Tensor) -> Tensor:
+            def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
                 draws[trainer.models.index(model)] = minigrad.rand(3).data.copy()
-                return model.loss(x, y)
+                return mean_square(model, x, y)
 
             for step in range(3):
                 trainer.step(loss, *(t.float() for t in batch(step, 8)))
@@ -591,34 +580,27 @@ def test_a_speed_hint_and_a_scale_of_learning_rates_serve_any_number_of_devices(
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_resume_is_bitwise_the_uninterrupted_run(n: int) -> None:
-    def adamw(params: Any) -> AdamW:
-        return AdamW(params, lr=0.01)
+    def start(seed: int) -> Trainer:
+        manual_seed(seed)
+        model, adamw = dropping(np.float64), partial(AdamW, lr=0.01)
+        return Trainer.setup(model, lambda device: dropping(np.float64), adamw, devices=["cpu"] * n)
 
-    def model() -> Dropping:
-        return Dropping().double()  # type: ignore[return-value]
+    def steps(trainer: Trainer, which: range) -> None:
+        for step in which:
+            trainer.step(mean_square, *batch(step))
 
-    def start() -> Trainer:
-        return Trainer.setup(model(), lambda device: model(), adamw, devices=["cpu"] * n)
-
-    manual_seed(1)
-    with start() as trainer:
-        for step in range(2):
-            trainer.step(loss_of, *batch(step))
-        arrays, meta = trainer.state_dict()
+    with start(1) as trainer:
+        steps(trainer, range(2))
+        state, draws = trainer.state_dict(), minigrad.random.default_generator.state_dict()
         weights = {name: t.data.copy() for name, t in trainer.models[0].state_dict().items()}
-        draws = minigrad.random.default_generator.state_dict()
-        for step in range(2, 4):
-            trainer.step(loss_of, *batch(step))
-        expected = bits(trainer.models[0])
-    manual_seed(99)
-    with start() as again:
+        steps(trainer, range(2, 4))
+    with start(99) as again:
         again.models[0].load_state_dict(weights)
-        again.load_state_dict(arrays, meta)
+        again.load_state_dict(*state)
         minigrad.random.default_generator.load_state_dict(draws)
-        for step in range(2, 4):
-            again.step(loss_of, *batch(step))
+        steps(again, range(2, 4))
         assert again.global_step == 4
-        assert [bits(model) for model in again.models] == [expected] * n
+        assert [bits(model) for model in again.models] == [bits(trainer.models[0])] * n
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
