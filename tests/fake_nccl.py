@@ -346,23 +346,20 @@ class FakeComm:
             world.changed.notify_all()
             wanted = [(array, peer) for name, array, peer in entries if name == "recv"]
             while not (self.gone or world.over):
-                for array, peer in list(wanted):
-                    if any(p == peer and a is not array for a, p in wanted[: index_of(wanted, array)]):
-                        continue  # an earlier one of the same peer is still waiting
+                left: list[Any] = []
+                for array, peer in wanted:
                     box = world.mail[peer, self.rank]
-                    if box and box[0].array.nbytes == array.nbytes:
-                        letter = box.popleft()
-                        array.view(np.uint8)[...] = letter.array.view(np.uint8)
-                        letter.taken = True
-                        del wanted[index_of(wanted, array)]
-                        world.changed.notify_all()
+                    if any(p == peer for _, p in left) or not box or box[0].array.nbytes != array.nbytes:
+                        left.append((array, peer))  # it, or an earlier one of the same peer, is still waiting
+                        continue
+                    letter = box.popleft()
+                    array.view(np.uint8)[...] = letter.array.view(np.uint8)
+                    letter.taken = True
+                    world.changed.notify_all()
+                wanted = left
                 if not wanted and all(letter.taken for letter in mine):
                     return
                 world.changed.wait()
-
-
-def index_of(wanted, array) -> int:
-    return next(i for i, (a, _) in enumerate(wanted) if a is array)
 
 
 def view(address: int, count: int, dtype: int) -> np.ndarray:

@@ -87,12 +87,12 @@ def run_ranks(
         return RanksResult(process.returncode, out, err, time.monotonic() - began)
 
 
-def run_alone(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run source text in a process of its own, without a launcher; warnings are errors."""
-    command = [sys.executable, "-W", "error", "-c", source]
+def run_alone(source: str, warnings: str = "error", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run source text in a process of its own, without a launcher; by default warnings are errors."""
+    command = [sys.executable, "-W", warnings, "-c", source]
     environment = {**os.environ, **environment}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, stdin=subprocess.DEVNULL
+        command, capture_output=True, text=True, timeout=150, env=environment, stdin=subprocess.DEVNULL
     )
 
 

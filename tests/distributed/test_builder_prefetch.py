@@ -34,12 +34,8 @@ class Noted:
         return minigrad.tensor(x), minigrad.tensor(Y[indices])
 
 
-def loaders() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "replica-loader"]
-
-
 def assert_no_loader_is_left() -> None:
-    for thread in loaders():
+    for thread in [thread for thread in threading.enumerate() if thread.name == "replica-loader"]:
         thread.join(5)
         assert not thread.is_alive()
 

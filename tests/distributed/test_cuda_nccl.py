@@ -8,26 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import nccl_programs
 import numpy as np
 import pytest
 from data_parallel import Net
 from fake_nccl import FakeArray, FakeMachine, on_ranks
 from in_threads import good
-from nccl_programs import (
-    KINDS,
-    PARTS,
-    RECORD,
-    ROWS,
-    Blocks,
-    captured,
-    collectives,
-    copies_to_host,
-    mismatch,
-    no_staging_with,
-    sgd,
-    train,
-    wrap_does_what_it_does_on_the_cpu,
-)
 from replica_models import bits
 
 import minigrad as mg
@@ -53,7 +39,7 @@ DEVICES = [Device("cuda:0"), Device("cuda:1")]
 
 @pytest.fixture
 def host() -> Iterator[list[tuple[int, int]]]:
-    with copies_to_host() as seen:
+    with nccl_programs.copies_to_host() as seen:
         yield seen
 
 
@@ -70,7 +56,7 @@ def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
     return good(on_ranks(comms, fn))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nccl_programs.KINDS)
 def test_must_no_cpu_staging_over_nccl_on_cuda(
     machine: FakeMachine, host: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -81,29 +67,29 @@ def test_must_no_cpu_staging_over_nccl_on_cuda(
         return get(array, stream)
 
     monkeypatch.setattr(FakeArray, "get", counted)
-    cuda = on_both(lambda comm: no_staging_with(kind, comm))
-    assert any(size > RECORD for _, size in host), "the hashes of the first step are seen"
-    assert max(headers) <= RECORD, "what NCCL's headers say of a call"
+    cuda = on_both(lambda comm: nccl_programs.no_staging_with(kind, comm))
+    assert any(size > nccl_programs.RECORD for _, size in host), "the hashes of the first step are seen"
+    assert max(headers) <= nccl_programs.RECORD, "what NCCL's headers say of a call"
     reduced = [count for name, _, _, _, count, *_ in machine.calls("allReduce")]
     assert sum(reduced) >= 2 * 3 * 4 * 160, "the gradients themselves went by NCCL"
-    cpu = run_threads(2, lambda comm: train(kind, comm, 3))
+    cpu = run_threads(2, lambda comm: nccl_programs.train(kind, comm, 3))
     for got in cuda:
         for name, p in cpu[0].items():
             found, wanted = (t.detach().cpu().numpy() for t in (got[name], p))
             np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("program", [captured, collectives, mismatch], ids=lambda program: program.__name__)
-def test_cuda_rehearsal_of_what_runs_on_gpus(machine: FakeMachine, program: Callable[[Communicator], None]) -> None:
-    on_both(program)
+@pytest.mark.parametrize("name", ["captured", "collectives", "mismatch"])
+def test_cuda_rehearsal_of_what_runs_on_gpus(machine: FakeMachine, name: str) -> None:
+    on_both(getattr(nccl_programs, name))
 
 
 def test_must_non_finite_block_on_cuda_changes_nothing(machine: FakeMachine) -> None:
     def fn(comm: Communicator) -> None:
-        model = Blocks().to(device=comm.device)
+        model = nccl_programs.Blocks().to(device=comm.device)
         trainer = BlockDistributedTrainer(model, comm, TrainingConfig(learning_rate=0.01))
         before = bits(model)
-        x = ROWS[PARTS[comm.rank]].copy()
+        x = nccl_programs.ROWS[nccl_programs.PARTS[comm.rank]].copy()
         x[0, 0] = np.inf if comm.rank else 0.0
         with pytest.raises(NonFiniteBlockGradientError, match="rank 1"):
             trainer.train_batch(x)
@@ -121,7 +107,7 @@ def test_cuda_replicas_of_one_process_use_nccl(machine: FakeMachine, host: list[
 
     found = []
     for devices in (DEVICES, ["cpu"]):
-        with Trainer.setup(net(devices[0]), net, sgd, devices=devices) as trainer:
+        with Trainer.setup(net(devices[0]), net, nccl_programs.sgd, devices=devices) as trainer:
             for _ in range(2):
                 host.clear()
                 trainer.step(lambda model, x, y: model.loss(x, y), Tensor(x), Tensor(y))
@@ -135,7 +121,7 @@ def test_cuda_replicas_of_one_process_use_nccl(machine: FakeMachine, host: list[
 
 
 def test_cuda_wrap_over_nccl_from_one_thread(machine: FakeMachine) -> None:
-    wrap_does_what_it_does_on_the_cpu(DEVICES)
+    nccl_programs.wrap_does_what_it_does_on_the_cpu(DEVICES)
     assert machine.calls("allReduce")
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from communicator_suite import CHECKS, name_of
 from fake_nccl import on_ranks
-from in_threads import free_port, good
+from in_threads import free_port, good, outcomes
 from nccl_programs import collectives, copies_to_host, no_staging
+from ranks import run_alone
 
 import minigrad as mg
 from minigrad.device import Device
@@ -60,23 +61,12 @@ def in_two_processes(name: str) -> None:
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        texts = [process.communicate(timeout=150)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(texts)
-    assert all("good" in text for text in texts)
+
+    def rank(number: int) -> subprocess.CompletedProcess[str]:
+        return run_alone(program, "default", **common, RANK=str(number), LOCAL_RANK=str(number))
+
+    for run in good([*outcomes(range(2), rank, 200).values()]):
+        assert run.returncode == 0 and "good" in run.stdout, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("name", ["collectives", "no_staging", "captured", "mismatch"])

@@ -325,9 +325,12 @@ def expected(rank: int, plan: FaultPlan) -> list[np.ndarray]:
     ]
 
 
-def outcome(plan: FaultPlan, timeout: float) -> tuple[dict[int, BaseException], dict[int, list[np.ndarray]]]:
-    """Run ``program`` under the plan: errors and results by rank; a failed rank's communicator must refuse work."""
+def check_schedule(plan: FaultPlan) -> dict[int, str]:
+    """Run ``program`` under the plan; returns the errors' types by rank. A failed rank's communicator refuses work."""
+    kinds = {fault.kind for fault in plan.faults}
+    lossy = bool(kinds & {"drop", "kill"})
     results: dict[int, list[np.ndarray]] = {}
+    errors: dict[int, BaseException] = {}
 
     def fn(comm: ThreadCommunicator) -> None:
         try:
@@ -338,18 +341,11 @@ def outcome(plan: FaultPlan, timeout: float) -> tuple[dict[int, BaseException], 
                     comm.barrier()
             raise
 
-    try:
-        run_threads(WORLD, fn, timeout, plan)
-    except Exception as error:
-        return error.rank_errors, results  # type: ignore[attr-defined]
-    return {}, results
-
-
-def check_schedule(plan: FaultPlan) -> dict[int, str]:
-    kinds = {fault.kind for fault in plan.faults}
-    lossy = bool(kinds & {"drop", "kill"})
     began = time.monotonic()
-    errors, results = outcome(plan, FAST if "drop" in kinds else 30)
+    try:
+        run_threads(WORLD, fn, FAST if "drop" in kinds else 30, plan)
+    except Exception as error:
+        errors = error.rank_errors  # type: ignore[attr-defined]
     assert time.monotonic() - began < 10
     if lossy:
         assert sorted(errors) == list(range(WORLD)), "the last barrier needs every rank"
