@@ -137,6 +137,32 @@ def test_tf32_rounds_to_10_bits() -> None:
     np.testing.assert_array_equal(y, [[1 + 2**-10, 1 + 2**-10]])
 
 
+def test_what_stays_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With "high": few rows, small products and older cards; everything with "highest"."""
+    monkeypatch.setattr(simt, "SMALL", 0)
+    a, b = RNG.standard_normal((8, 32)).astype(f32), RNG.standard_normal((32, 8)).astype(f32)
+    x, y = minigrad.tensor(a, device="cuda"), minigrad.tensor(b, device="cuda")
+    exact = product(a, b)
+
+    def error(found: Any) -> float:
+        return float(np.abs(found.numpy(force=True) - exact[: len(found)]).max())
+
+    minigrad.set_float32_matmul_precision("high")
+    try:
+        assert error(x @ y) > 1e-4
+        assert error(x[:2] @ y) < 1e-5
+        with monkeypatch.context() as old:
+            old.setattr(memory, "capability", lambda _: (7, 5))
+            assert error(x @ y) < 1e-5
+        with monkeypatch.context() as small:
+            small.setattr(simt, "SMALL", 1 << 19)
+            assert error(x @ y) < 1e-5
+        assert error(x @ y) > 1e-4
+    finally:
+        minigrad.set_float32_matmul_precision("highest")
+    assert error(x @ y) < 1e-5
+
+
 def test_errors() -> None:
     a, b = stored(draw(2, 3)), stored(draw(3, 4))
     for error, words, call in (

@@ -34,18 +34,6 @@ def normal(*shape, seed=0, dtype="float32"):
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
-@pytest.mark.parametrize("axes", [(0,), (1,), (0, 2), (0, 1, 2)], ids=str)
-def test_any_axes_of_any_layout(dtype, axes, order):
-    whole = (normal(4, 5, 40) * 3).astype(dtype) if dtype != "bool" else normal(4, 5, 40) > 0
-    for view in (lambda x: x, lambda x: x.transpose(2, 0, 1), lambda x: x[:, ::2, ::-1]):
-        x, y = view(whole), view(from_host(whole))
-        out = None if dtype.startswith("float") else "int64"
-        same([reduce.sum(y, axes, False, out)], [plain.reduce.sum(x, axes, False, out)], atol=1e-4)
-        same([reduce.max(y, axes, True)], [plain.reduce.max(x, axes, True)])
-        same([reduce.min(y, axes, False)], [plain.reduce.min(x, axes, False)])
-
-
 def test_parts_of_long_rows_and_columns(monkeypatch, order):
     """Where a block takes a part, the parts' results are folded again; here parts are short."""
     monkeypatch.setattr(fold, "ROW_PART", 256)

@@ -213,7 +213,6 @@ def test_errors(device):
     qkv, mask = mg.ones(2, 3, 12, device=device), mg.zeros(3, 5, device=device)
     sizes = r"key \(2, 4, 5, 4\), value \(2, 4, 4, 4\); batch, key and value sizes must agree"
     for words, call in (
-        (r"query \(5, 4\), .*expected 4 dimensions \(B, H, T, D\)", lambda: attend(q[0, 0], k, v)),
         (sizes, lambda: attend(q, k, v[:, :, 1:])),
         ("must agree", lambda: attend(q, k[:1], v[:1])),
         ("must agree", lambda: attend(q[..., 1:], k, v)),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from harness import binary, booleans, dyadic, every_check, host, integers, unary
+from harness import binary, booleans, dyadic, every_check, integers, unary
+from refusals import raises
 
 import minigrad as mg
 
@@ -96,24 +96,5 @@ def test_bits_of_integers_and_logic_of_bool(device):
     assert (mask & True).tolist() == [True, False]
     assert (~mask).dtype == mg.bool_
     y = mg.ones(2, device=device)
-    for op in (lambda: ~y, lambda: mask & y, lambda: y | mask, lambda: x ^ 1.5):
-        with pytest.raises(TypeError, match=r"is for integers and bool, not float\d\d; compare first"):
-            op()
-
-
-def test_truth_is_for_one_element(device):
-    assert bool(mg.tensor([3.0], device=device) > 2)
-    with pytest.raises(RuntimeError, match=r"shape \(2,\) is ambiguous; use \.any\(\) or \.all\(\)"):
-        bool(mg.tensor([1, 2], device=device) > 0)
-
-
-def test_shapes_that_do_not_broadcast_are_named(device):
-    with pytest.raises(ValueError, match=r"(?s)^Lt: .*\(2,\) float32 on .*\(3,\) float32"):
-        assert mg.ones(2, device=device) < mg.ones(3, device=device)
-
-
-def test_equality_is_elementwise_and_tensors_are_hashable(device):
-    x = mg.tensor([1.0, 2.0], device=device)
-    assert (x == x.clone()).all()
-    assert len({x, x, x.clone()}) == 2
-    np.testing.assert_array_equal(host(x == [1, 3]), [True, False])
+    for op in (lambda: ~y, lambda: y | mask, lambda: x ^ 1.5):
+        raises(TypeError, r"is for integers and bool, not float\d\d; compare first", op)

@@ -143,15 +143,6 @@ def test_extreme_logits_are_pytorchs(device):
     assert_like_torch(run, x, rtol=1e-4, atol=1e-6, differentiate=True, device=device)
 
 
-def test_weights_changed_after_the_call_do_not_matter(device):
-    x = mg.ones(2, 3, device=device, requires_grad=True)
-    w = mg.tensor([1.0, 2.0, 3.0], device=device)
-    expected = F.cross_entropy(x, mg.tensor([0, 2], device=device), w.clone()).backward()[x].tolist()
-    loss = F.cross_entropy(x, mg.tensor([0, 2], device=device), w)
-    w.zero_()
-    assert loss.backward()[x].tolist() == expected
-
-
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_targets_of_any_integer_dtype(dtype, device):
     x = mg.tensor(np.eye(3, dtype=np.float32), device=device)
@@ -170,10 +161,6 @@ def test_targets_out_of_range(loss, device):
 
 def test_errors(device):
     x, t = mg.ones(3, 5, device=device), mg.tensor([0, 1, 2], device=device)
-    with pytest.raises(
-        IndexError, match=r"target 9 at position 1 is out of range for 5 classes \(ignore_index is -100\)"
-    ):
-        F.cross_entropy(x, mg.tensor([0, 9, 9], device=device))
     raises(TypeError, "targets are class indices, not bool", lambda: F.cross_entropy(x, t > 1))
     raises(TypeError, "cross_entropy expects a floating tensor, not int64", lambda: F.cross_entropy(x.long(), t))
     raises(ValueError, r"input \(\), target \(\)", lambda: F.cross_entropy(x.sum(), t.sum()))
@@ -182,4 +169,3 @@ def test_errors(device):
         with pytest.raises(ValueError, match="reduction='avg'; expected 'mean', 'sum' or 'none'"):
             call(x, t, reduction="avg")
     raises(ValueError, r"nll_loss: input \(3, 5\), target \(2,\)", lambda: F.nll_loss(x, t[:2]))
-    raises(ValueError, r"mse_loss: input \(3, 5\) and target \(3,\) differ in shape", lambda: F.mse_loss(x, t))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import every_check, host, simulated, unary
-from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -67,11 +66,3 @@ def test_p_1_drops_all(device):
     y = drop(x, 1.0)
     assert y.tolist() == [0, 0, 0]
     assert y.sum().backward()[x].tolist() == [0, 0, 0]
-
-
-def test_errors(device):
-    x = mg.ones(3, device=device)
-    for p in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError, match=r"dropout: p=.*; expected a probability"):
-            F.dropout(x, p)
-    raises(TypeError, "dropout expects a floating tensor, not int64", lambda: F.dropout(x.long()))

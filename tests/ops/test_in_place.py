@@ -137,13 +137,6 @@ def test_backward_notices_a_changed_result(name, device):
     raises(RuntimeError, "changed in place", lambda: y.sum().backward())
 
 
-def test_a_change_that_no_gradient_needs_is_fine(device):
-    x = mg.tensor([1.0, 2.0], device=device, requires_grad=True)
-    loss = (x + 1).sum()
-    x.detach().zero_()
-    assert loss.backward()[x].tolist() == [1, 1]
-
-
 # Dtypes and shapes ----------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +154,6 @@ def test_results_keep_the_dtype_but_not_below_their_category(device):
     assert i.tolist() == [3, 7]
     with pytest.raises(TypeError, match="div_: the result is float32, which a int32 tensor cannot hold"):
         i /= 2
-    raises(TypeError, "add_: the result is float32", lambda: i.add_(0.5))
     with pytest.raises(TypeError, match="add_: the result is int64, which a bool tensor cannot hold"):
         mg.tensor([True], device=device).add_(1)
     assert i.version == 3
@@ -169,8 +161,6 @@ def test_results_keep_the_dtype_but_not_below_their_category(device):
 
 def test_the_tensor_does_not_grow(device):
     x = mg.ones(3, device=device)
-    with pytest.raises(ValueError, match=r"add_: the result has shape \(2, 3\), the tensor \(3,\)"):
-        x.add_(mg.ones(2, 3, device=device))
     raises(ValueError, r"\(2,\).*\(3,\)", lambda: x.copy_(mg.ones(2, device=device)))
     assert x.version == 0
     assert x.add_(mg.ones(1, device=device)).tolist() == [2, 2, 2]
@@ -181,9 +171,3 @@ def test_copy_casts_and_broadcasts(device):
     assert x.copy_(mg.tensor([1.9, -1.9, 0.0], device=device)).tolist() == [[1, -1, 0]] * 2
     assert x.copy_([4, 5, 6]).tolist() == [[4, 5, 6]] * 2
     raises(ValueError, "fill_: no int64 is nan", lambda: x.fill_(float("nan")))
-
-
-def test_a_tensor_may_be_added_to_itself(device):
-    x = mg.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
-    assert x.add_(x.T).tolist() == [[2, 5], [5, 8]]
-    assert x.copy_(x.T).tolist() == [[2, 5], [5, 8]]

@@ -324,14 +324,6 @@ def test_several_indexings_of_one_tensor(device):
     assert loss.backward()[x].tolist() == [1 + 2 + 2, 2 + 4, 2 + 6 + 1]
 
 
-def test_an_index_changed_after_the_call_does_not_matter(device):
-    x = mg.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
-    index = mg.tensor([0, 0], device=device)
-    y = x[index]
-    index.fill_(2)
-    assert y.sum().backward()[x].tolist() == [2, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("where", "error", "message"),
     [

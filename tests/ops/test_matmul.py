@@ -108,19 +108,6 @@ def test_nan_reaches_its_row_only(device):
     assert (y[1] == 3).all()
 
 
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((3,), (4,)), r"(?s)^MatMul: inner dimensions differ: 3 and 4"),
-        (((2, 3, 4), (3, 4, 5)), r"(?s)^MatMul: .*\(2, 3, 4\) float32.*\(3, 4, 5\) float32"),
-        (((), (3,)), r"@ of shapes \(\) and \(3,\): a 0-d tensor has no matrix product; use \*"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_named(shapes, message, device):
-    a, b = (mg.ones(*shape, device=device) for shape in shapes)
-    raises(ValueError, message, lambda: a @ b)
-
-
 @needs_torch
 @pytest.mark.parametrize(
     ("equation", "shapes"),

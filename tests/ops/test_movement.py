@@ -181,7 +181,6 @@ def test_the_same_tensor_twice(device):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: x.reshape(4), ValueError, r"cannot view shape \(2, 3\) \(6 elements\) as \(4,\) \(4 elements\)"),
         (lambda x: x.reshape(-2, 3), ValueError, "at most one dimension may be -1, and no other negative"),
         (lambda x: x.reshape(2.0, 3), TypeError, "a shape is integers"),
         (lambda x: x.permute(0, 2), IndexError, "dim 2 is out of range"),
@@ -193,7 +192,6 @@ def test_the_same_tensor_twice(device):
         (lambda x: x.unsqueeze(4), IndexError, "out of range"),
         (lambda x: x.flip(0, 0), ValueError, "names a dimension twice"),
         (lambda x: x.split(0), ValueError, "split_size 0 must be positive"),
-        (lambda x: x.split([1, 2]), ValueError, r"sizes \[1, 2\] do not add up to 2"),
         (lambda x: x.chunk(0), ValueError, "expected at least 1"),
         (lambda x: x.sum().split(1), ValueError, "split of a 0-d tensor"),
         (lambda x: x.sum().chunk(1), ValueError, "chunk of a 0-d tensor"),
@@ -214,10 +212,7 @@ def test_the_same_tensor_twice(device):
         (lambda x: x.diagonal(0, 1, -1), ValueError, "they are the same"),
         (lambda x: mg.cat([x.sum(), x.sum()]), ValueError, "use stack"),
         (lambda x: mg.cat([x, 1.0]), TypeError, "sequence of tensors"),
-        (lambda x: mg.cat([]), TypeError, "non-empty sequence"),
         (lambda x: mg.stack([]), TypeError, "non-empty sequence"),
-        (lambda x: x.T.view(6), ValueError, r"view of shape \(3, 2\) .* as \(6,\) needs a copy; use \.reshape"),
-        (lambda x: x[:1].expand(2, 3).zero_(), RuntimeError, r"read-only.*\.clone\(\)"),
         (lambda x: F.pad(x, (1, 1), mode="mirror"), ValueError, "mode='mirror'; expected 'constant', 'reflect'"),
     ],
 )

@@ -64,9 +64,5 @@ def test_extreme_rows_are_pytorchs(name, dtype, row, device):
     assert_like_torch(lambda m, x: getattr(x, name)(1), rows, rtol=rtol, atol=rtol, differentiate=True, device=device)
 
 
-def test_errors(device):
-    with pytest.raises(IndexError, match="dim 2 is out of range for a tensor of 2 dimensions"):
-        mg.ones(2, 3, device=device).softmax(2)
-    with pytest.raises(TypeError):
-        mg.ones(2, 3, device=device).softmax()
-    assert mg.tensor([1, 1], device=device).softmax(0).tolist() == [0.5, 0.5]  # integers count as floats
+def test_integers_count_as_floats(device):
+    assert mg.tensor([1, 1], device=device).softmax(0).tolist() == [0.5, 0.5]
