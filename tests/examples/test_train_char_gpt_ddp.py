@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -54,10 +53,6 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert one.keys() == two.keys()
     for name in one:  # float32; AdamW turns rounding errors of tiny gradients into steps of up to the learning rate
         np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
-    lines = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [1, 10, 20]
-    assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)
-    assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
     again = launch(2, tmp_path / "two", "--resume")
     assert "nothing to do: " in again.lines(0)[-1] and not again.lines(1), again.text
     sample = finish("sample.py", tmp_path / "two", "--prompt", "The ", "--chars", 20, cwd=tmp_path)
