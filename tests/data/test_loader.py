@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import raises
 
-from minigrad.data import DataError, EpochBatches
-
-
-def starts(batches):
-    return [x[:, 0].tolist() for x, _ in batches]
+from minigrad.data import DataError, EpochBatches, EpochSampler
 
 
 @given(st.integers(2, 200), st.integers(1, 7), st.integers(1, 9), st.booleans())
-def test_every_window_once_per_epoch(n, batch_size, block_size, drop_last):
-    windows = (n - 1) // block_size
+def test_batches_are_the_windows_that_the_sampler_chooses(n, batch_size, block_size, drop_last):
+    windows, sizes = (n - 1) // block_size, (np.arange(n, dtype=np.uint16), batch_size, block_size, 3, drop_last)
     if windows < (batch_size if drop_last else 1):
-        with pytest.raises(DataError, match="training part|drop_last"):
-            EpochBatches(np.arange(n), batch_size, block_size, 3, drop_last)
+        raises(DataError, "training part|drop_last", lambda: EpochBatches(*sizes))
         return
-    batches = EpochBatches(np.arange(n, dtype=np.uint16), batch_size, block_size, 3, drop_last)
+    batches, sampler = EpochBatches(*sizes), EpochSampler(windows, batch_size, 3, drop_last)
+    assert len(batches) == len(sampler)
     for epoch in range(2):
         assert (batches.epoch, batches.position) == (epoch, 0)
-        found = list(batches)
-        assert len(found) == len(batches) == (windows // batch_size if drop_last else -(-windows // batch_size))
-        seen = sorted(itertools.chain.from_iterable(x[:, 0].tolist() for x, _ in found))
-        assert len(set(seen)) == len(seen) == (windows // batch_size * batch_size if drop_last else windows)
-        assert set(seen) <= set(range(0, windows * block_size, block_size))
-        for x, y in found:
-            assert x.dtype == y.dtype == np.int64
-            assert x.flags.c_contiguous and y.flags.c_contiguous
-            np.testing.assert_array_equal(x, x[:, :1] + np.arange(block_size))
+        for (x, y), chosen in zip(batches, sampler, strict=True):
+            assert x.dtype == y.dtype == np.int64 and x.flags.c_contiguous and y.flags.c_contiguous
+            np.testing.assert_array_equal(x, chosen[:, None] * block_size + np.arange(block_size))
             np.testing.assert_array_equal(y, x + 1)
-        assert all(len(x) == batch_size for x, _ in found[: len(found) - (not drop_last)])
 
 
 def test_the_order_depends_on_seed_and_epoch_only():
-    tokens = np.arange(400)
-    batches = EpochBatches(tokens, 4, 4, seed=7)
-    orders = [starts(batches) for _ in range(3)]
-    again = EpochBatches(tokens, 4, 4, seed=7)
-    assert [starts(again) for _ in range(3)] == orders
-    distinct = {str(order) for order in orders} | {str(starts(EpochBatches(tokens, 4, 4, seed=8)))}
-    assert len(distinct) == 4
+    def orders(seed):
+        sampler = EpochSampler(100, 4, seed)
+        return [np.concatenate(list(sampler)).tolist() for _ in range(3)]
+
+    assert orders(7) == orders(7) and len({str(order) for order in orders(7) + orders(8)[:1]}) == 4
 
 
 def test_after_the_last_batch_of_an_epoch_the_next_epoch_follows():
     batches = EpochBatches(np.arange(21), 2, 5, seed=0)
-    assert len(starts(batches)) == 2
+    assert len(list(batches)) == 2
     assert (batches.epoch, batches.position) == (1, 0)
     assert [epoch for epoch in range(batches.epoch, 3) for _ in batches] == [1, 1, 2, 2]
 

@@ -128,16 +128,10 @@ def test_with_a_device_arrays_arrive_as_tensors() -> None:
     assert to_device("name", Device("cpu")) == "name"
 
 
-@pytest.mark.parametrize("depth", [0, True, 1.5])
-def test_depth_is_checked(depth: Any) -> None:
-    raises(ValueError, "depth is .*, expected an integer >= 1", lambda: Prefetcher([], depth))
-
-
-def test_what_cannot_be_iterated_over_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="not iterable"):
-        Prefetcher(3)  # type: ignore[arg-type]
-
-
-def test_batches_of_a_step_are_not_iterated() -> None:
-    with pytest.raises(TypeError, match=r"RandomBatches is not iterable; give it \(batches.batch\(step\) for"):
-        Prefetcher(RandomBatches(np.arange(100), 2, 4, seed=1))  # type: ignore[arg-type]
+def test_what_is_refused_at_once() -> None:
+    for depth in (0, True, 1.5):
+        with pytest.raises(ValueError, match="depth is .*, expected an integer >= 1"):
+            Prefetcher([], depth)  # type: ignore[arg-type]  # the error is the test
+    by_step = r"RandomBatches is not iterable; give it \(batches.batch\(step\) for"
+    raises(TypeError, by_step, lambda: Prefetcher(RandomBatches(np.arange(100), 2, 4, seed=1)))  # type: ignore[arg-type]
+    raises(TypeError, "not iterable", lambda: Prefetcher(3))  # type: ignore[arg-type]

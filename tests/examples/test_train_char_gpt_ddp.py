@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,13 +36,6 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     return {f"{file}/{name}": array for file, named in checkpoint.tensors.items() for name, array in named.items()}
 
 
-def assert_same_bits(found: Path, expected: Path) -> None:
-    """Of all tensors of the newest checkpoints."""
-    ours, theirs = tensors(found), tensors(expected)
-    for name in theirs:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-
-
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     alone = finish("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
     result = launch(2, tmp_path / "two", *TINY, "--dropout", 0)
@@ -62,10 +53,6 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert one.keys() == two.keys()
     for name in one:  # float32; AdamW turns rounding errors of tiny gradients into steps of up to the learning rate
         np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
-    lines = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [1, 10, 20]
-    assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)
-    assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
     again = launch(2, tmp_path / "two", "--resume")
     assert "nothing to do: " in again.lines(0)[-1] and not again.lines(1), again.text
     sample = finish("sample.py", tmp_path / "two", "--prompt", "The ", "--chars", 20, cwd=tmp_path)
@@ -122,19 +109,10 @@ def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> N
     last = saved.step + 4
     launch(2, folder, "--resume", "--steps", last)
     launch(2, tmp_path / "straight", *TINY, "--steps", last, *CONSTANT_RATE)
-    assert_same_bits(folder, tmp_path / "straight")
-
-
-def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(tmp_path: Path) -> None:
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    launch(2, whole, *TINY)
-    shutil.copytree(whole, again)
-    for step in (16, 24):
-        shutil.rmtree(again / f"step-{step:08d}")
-    assert "steps 9 to 24" in launch(2, again, "--resume").lines(0)[2]
-    assert_same_bits(again, whole)
-    shutil.rmtree(again / "step-00000024")
-    shown = launch(3, again, "--resume").lines(0)  # of each batch of 2, one rank has nothing
+    expected, found = tensors(tmp_path / "straight"), tensors(folder)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    shown = launch(3, folder, "--resume", "--steps", last + 1).lines(0)  # of each batch of 2, one rank has nothing
     assert "all 3 ranks hold the same weights, bit for bit" in shown
 
 
@@ -160,40 +138,31 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, to: str) -> None:
     assert done.returncode == 0 and f"steps {step + 1} to {step + 2}" in done.stdout, done.stdout + done.stderr
 
 
-LATE = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-import train_char_gpt_ddp as script
+def late(examples: str, *arguments: str) -> None:
+    import os
+    import signal
+    import sys
 
-class Late(script.Training):
-    def interrupted(self, received):
-        return signal.SIGINT if self.trainer.global_step == 3 else 0
+    sys.path.insert(0, examples)
+    import train_char_gpt_ddp as script
 
-    def write_checkpoint(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        super().write_checkpoint()
+    class Late(script.Training):
+        def interrupted(self, received):
+            return signal.SIGINT if self.trainer.global_step == 3 else 0
 
-script.Training = Late
-sys.argv[:2] = [script.__file__]
-script.run_cli(script.main)
-"""
+        def write_checkpoint(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            super().write_checkpoint()
+
+    script.Training = Late
+    sys.argv[:] = [script.__file__, *arguments]
+    script.run_cli(script.main)
 
 
 def test_a_signal_that_comes_after_another_rank_told_of_it_breaks_no_checkpoint(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        LATE,
-        str(EXAMPLES),
-        *TINY,
-        "--save-every",
-        "99999",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-    assert done.returncode == 128 + signal.SIGINT and "error" not in done.stderr, done.stderr
-    assert "stopped after step 3, saved" in done.stdout and load_checkpoint(tmp_path / "run").step == 3
+    result = run_ranks(1, late, EXAMPLES, *TINY, "--save-every", 99999, "--out", tmp_path / "run", timeout=120)
+    assert result.returncode == 128 + signal.SIGINT and "error" not in result.stderr, result.text
+    assert "stopped after step 3, saved" in result.stdout and load_checkpoint(tmp_path / "run").step == 3
 
 
 def test_wrong_input_is_one_line_on_every_rank(tmp_path: Path) -> None:

@@ -26,15 +26,10 @@ def model() -> GPT2:
 # ---------------------------------------------------------------------- size and start
 
 
-def test_the_124m_model_has_124_439_808_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights are allocated but never drawn, so the memory is never touched."""
-    for name in ("normal_", "uniform_", "kaiming_uniform_", "zeros_"):
-        monkeypatch.setattr(nn.init, name, lambda x, *args, **kwargs: x)
-    model = GPT2(GPT2Config())
+def test_the_124m_model_has_124_439_808_parameters() -> None:
+    with nn.init.skip_init():  # the memory is never touched
+        model = GPT2(GPT2Config())
     assert model.num_parameters() == 124_439_808
-    names = [name for name, _ in model.named_parameters()]
-    assert len(names) == 2 + 12 * 12 + 2
-    assert names[:3] == ["wte.weight", "wpe.weight", "h.0.ln_1.weight"] and names[-1] == "ln_f.bias"
     assert model.wte.weight.shape == (50257, 768) and model.h[11].attn.c_attn.weight.shape == (2304, 768)
 
 

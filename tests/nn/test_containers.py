@@ -69,8 +69,11 @@ def test_a_sequence_with_names() -> None:
     assert names(m) == ["body", "act", "2"] and next(iter(m.state_dict())) == "body.weight"
     x = mg.ones(4, 2)
     assert m(x).tolist() == m[2](m[1](m[0](x))).tolist()
-    first = m[:2]
-    assert type(first) is nn.Sequential and names(first) == ["body", "act"] and first(x).shape == (4, 3)
+    last = m[1:]  # a part keeps its names
+    assert type(last) is nn.Sequential and names(last) == ["act", "2"] and last(mg.ones(4, 3)).shape == (4, 1)
+    plain = nn.Sequential(nn.Tanh(), nn.ReLU())
+    plain.insert(1, nn.GELU())
+    assert names(plain) == list("012") and [type(child).__name__ for child in plain] == ["Tanh", "GELU", "ReLU"]
     for name in ("a.b", "", "training", "forward"):
         with pytest.raises(KeyError, match="is no name; expected one without dots that is no attribute"):
             nn.Sequential({name: nn.ReLU()})
@@ -78,19 +81,6 @@ def test_a_sequence_with_names() -> None:
         nn.Sequential({"a": 3})  # type: ignore[dict-item]  # the error is the test
     with pytest.raises(TypeError, match="Sequential holds Modules, not dict"):
         nn.Sequential(nn.ReLU(), {"a": nn.ReLU()})
-
-
-@pytest.mark.parametrize("kind", ["Sequential", "ModuleList"])
-def test_names_of_slices_and_insertions_are_those_of_pytorch(kind: str) -> None:
-    torch = pytest.importorskip("torch", reason="compares with PyTorch")
-    found = []
-    for library in (nn, torch.nn):
-        layers = [library.Tanh(), library.ReLU(), library.Linear(2, 2)]
-        m = library.Sequential(*layers) if kind == "Sequential" else library.ModuleList(layers)
-        part = m[1:]
-        m.insert(1, library.GELU())
-        found.append([[(n, type(c).__name__) for n, c in x.named_children()] for x in (m, part)])
-    assert found[0] == found[1]
 
 
 def test_a_list_and_a_dictionary_of_parameters() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
-
 import minigrad as mg
 from minigrad import nn
 
@@ -18,10 +16,8 @@ def test_hooks_see_inputs_and_outputs_in_order() -> None:
         module.register_forward_pre_hook(lambda module, args, name=name: seen.append((name, "before", len(args))))
         module.register_forward_hook(lambda module, args, y, name=name: seen.append((name, "after", y.shape)))
     m(mg.ones(2))
-    names = [(name, when) for name, when, _ in seen]
-    assert names == [
-        (n, w) for n, w in zip(["", "0", "0", "1", "1", ""], ["before", *["before", "after"] * 2, "after"])
-    ]
+    order = " before, 0 before, 0 after, 1 before, 1 after,  after"
+    assert ", ".join(f"{name} {when}" for name, when, _ in seen) == order
     assert seen[0][2] == 1 and seen[-1][2] == (2,)
 
 
@@ -32,13 +28,6 @@ def test_hooks_may_replace_inputs_and_outputs() -> None:
     m.register_forward_hook(lambda module, args, y: y * 10 + args[0])
     m.register_forward_hook(lambda module, args, y: None)
     assert m(mg.tensor([3.0, -3.0])).tolist() == [77, -5]
-
-
-def test_gradients_flow_through_a_hook() -> None:
-    m = nn.Linear(2, 1, bias=False)
-    m.register_forward_hook(lambda module, args, y: y * 3)
-    x = mg.ones(1, 2, requires_grad=True)
-    np.testing.assert_array_equal(m(x).sum().backward()[x].numpy(), 3 * m.weight.detach().numpy())
 
 
 def test_handles_take_hooks_back() -> None:

@@ -94,32 +94,12 @@ def test_dropout() -> None:
     y = layer(x)
     kept = y.detach().numpy()
     assert set(np.unique(kept)) == {0, np.float32(1 / 0.75)} and abs((kept == 0).mean() - 0.25) < 0.008
-    np.testing.assert_array_equal(y.sum().backward()[x].numpy(), kept)  # the same mask
     assert not np.array_equal(layer(x).detach().numpy(), kept)
     assert layer.eval()(x) is x and nn.Dropout(0.0)(x) is x
     assert not nn.Dropout(1.0)(x).detach().numpy().any()
     for p in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="expected a probability"):
             nn.Dropout(p)
-
-
-def test_activations() -> None:
-    x = Tensor(values(50) * 3)
-    v = x.numpy()
-    erf = np.array([math.erf(t / math.sqrt(2)) for t in v])
-    tanh_form = 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
-    for layer, want in (
-        (nn.ReLU(), np.maximum(v, 0)),
-        (nn.Tanh(), np.tanh(v)),
-        (nn.GELU(), 0.5 * v * (1 + erf)),
-        (nn.GELU("tanh"), tanh_form),
-        (nn.SiLU(), v / (1 + np.exp(-v))),
-        (nn.Sigmoid(), 1 / (1 + np.exp(-v))),
-        (nn.LeakyReLU(0.2), np.where(v > 0, v, 0.2 * v)),
-        (nn.Softmax(dim=0), np.exp(v) / np.exp(v).sum()),
-    ):
-        np.testing.assert_allclose(layer(x).numpy(), want, rtol=1e-10, atol=1e-12)
-    raises(ValueError, "expected 'none' or 'tanh'", lambda: nn.GELU("fast")(x))
 
 
 # ---------------------------------------------------------------------- the other normalisations
@@ -207,18 +187,15 @@ def test_normalisations_refuse_other_sizes() -> None:
     assert repr(nn.RMSNorm(5)) == "RMSNorm((5,), eps=None)" and repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05)"
 
 
-@needs_torch
 @pytest.mark.parametrize("padding_idx", [1, -3])
-def test_embedding_with_padding_as_in_torch(padding_idx):
-    indices = np.array([[0, 1, 3], [1, 1, 0]])
-    layer, theirs = nn.Embedding(4, 2, padding_idx), torch.nn.Embedding(4, 2, padding_idx)
+def test_embedding_with_padding(padding_idx: int) -> None:
+    """The row of the padding starts with zeros and is not learned, whatever is in it."""
+    layer, indices = nn.Embedding(4, 2, padding_idx), np.array([[0, 1, 3], [1, 1, 0]])
     assert (layer.weight[1] == 0).all() and not (layer.weight[0] == 0).any() and layer.padding_idx == 1
-    weight = layer.weight.detach().numpy() + 1  # what is in the row does not matter
+    weight = layer.weight.detach().numpy() + 1
     layer.load_state_dict({"weight": weight})
-    theirs.load_state_dict({"weight": torch.tensor(weight)})
-    y, t = layer(mg.tensor(indices)), theirs(torch.tensor(indices))
-    np.testing.assert_array_equal(y.detach().numpy(), t.detach().numpy())
-    t.square().sum().backward()
-    np.testing.assert_allclose(y.square().sum().backward()[layer.weight].numpy(), theirs.weight.grad.numpy(), rtol=1e-6)
+    y = layer(mg.tensor(indices))
+    np.testing.assert_array_equal(y.detach().numpy(), weight[indices])
+    np.testing.assert_array_equal(y.sum().backward()[layer.weight].numpy()[:, 0], [2, 0, 0, 1])
     assert "padding_idx=1" in repr(layer) and "padding" not in repr(nn.Embedding(4, 2))
     raises(ValueError, "padding_idx=4 is no row of 4", lambda: nn.Embedding(4, 2, 4))

@@ -142,16 +142,3 @@ def test_what_cannot_be_averaged_is_named() -> None:
     module.double()
     raises(ValueError, r"parameter 0.weight is now float64 .* make a new EMA", lambda: ema.update())
     assert ema.updates == 0
-
-
-def test_does_not_depend_on_the_number_of_threads(set_threads: Any) -> None:
-    results = []
-    for count in (minigrad.get_num_threads(), 1):
-        set_threads(count)
-        minigrad.manual_seed(0)
-        module = Linear(300, 200)
-        ema = EMA(module, 0.7)
-        change(module, 1)
-        ema.update()
-        results.append(ema.state_dict()[0]["weight"])
-    np.testing.assert_array_equal(*results)

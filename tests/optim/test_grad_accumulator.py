@@ -39,7 +39,8 @@ def test_returns_the_means_of_each_window(n: int, windows: int, take: bool) -> N
     accumulator = GradAccumulator(n)
     found = []
     for window in range(windows):
-        stores, copies = ([make_grads(params, 10 * window + i) for i in range(n)] for _ in range(2))
+        skips = [(0,) if i == 1 else () for i in range(n)]  # what has no gradient counts with zero
+        stores, copies = ([make_grads(params, 10 * window + i, skips[i]) for i in range(n)] for _ in range(2))
         for i, store in enumerate(stores):
             assert accumulator.current_step == i
             result = accumulator.accumulate(store, float(i), take=take)
@@ -48,7 +49,7 @@ def test_returns_the_means_of_each_window(n: int, windows: int, take: bool) -> N
         assert result[1] == (n - 1) / 2
         found.append((result[0], copies))
         for store, copy in [] if take else zip(stores, copies):  # which are only read
-            for p in params:
+            for p in (p for p in params if p in copy):
                 np.testing.assert_array_equal(store[p].data, copy[p].data)
                 assert not np.shares_memory(store[p].data, result[0][p].data)
     for grads, copies in found:  # which do not change with the next window
@@ -71,15 +72,6 @@ def test_take_spares_the_copy() -> None:
     store = make_grads(params, 0)
     result = filled(GradAccumulator(1), [store], take=True)
     assert result[0][params[1]].data is store[params[1]].data
-
-
-def test_a_parameter_without_a_gradient_counts_with_zero() -> None:
-    params = make_params(shapes=SHAPES)
-    stores = [make_grads(params, i, skip) for i, skip in enumerate([(1,), (1, 2), (1, 0)])]
-    result = filled(GradAccumulator(3), stores)
-    assert params[1] not in result[0]
-    for p in (params[0], params[2]):
-        np.testing.assert_allclose(result[0][p].data, mean(p, stores), rtol=1e-6)
 
 
 def test_flush_averages_what_there_is() -> None:

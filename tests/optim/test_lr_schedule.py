@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from refusals import raises
 
 from minigrad.optim.lr_schedule import (
@@ -58,6 +55,8 @@ CLOSED_FORMS: list[tuple[LrSchedule, dict[int, float]]] = [
     (Wsd(0.01, 0.001, 100, 400, 500, "cosine"), {**WSD, 625: COSINE_QUARTER}),
     (Wsd(0.01, 0.001, 100, 400, 500, DecayShape.Sqrt), {**WSD, 625: 0.001 + 0.009 * 0.5}),
     (Wsd(0.01, 0.001, 0, 2, 0), {0: 0.01, 1: 0.01, 2: 0.001}),
+    (Wsd(0.01, 0.001, 0, 0, 4, "sqrt"), {0: 0.01, 1: 0.001 + 0.009 * 0.5, 4: 0.001}),
+    (Wsd(0.01, 0.001, 0, 0, 0, "cosine"), {0: 0.001}),
     (StepDecay(0.1, 0.1, 30), {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 90: 0.0001}),
     (ExponentialDecay(0.1, 0.01), {0: 0.1, 1: 0.1 * math.exp(-0.01), 100: 0.1 / math.e, 10**7: 0.0}),
     (CyclicalLr(0.001, 0.01, 100), {0: 0.001, 25: 0.0055, 50: 0.01, 75: 0.0055, 99: 0.00118, 100: 0.001, 250: 0.01}),
@@ -101,24 +100,6 @@ def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedu
         schedule.get_lr(1.5)  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(schedule, dataclasses.fields(schedule)[0].name, 1.0)  # type: ignore[arg-type]
-
-
-STEPS = st.integers(0, 50)
-
-
-@given(st.floats(1e-9, 10), st.floats(0, 1), STEPS, STEPS, STEPS, st.sampled_from(list(DecayShape)))
-def test_decaying_schedules_rise_in_the_warmup_fall_after_it_and_stay_in_bounds(
-    base: float, share: float, warmup: int, stable: int, decay: int, shape: DecayShape
-) -> None:
-    low = base * share
-    cosine = CosineAnnealing(base, low, warmup, warmup + decay + 1)
-    for schedule in (Wsd(base, low, warmup, stable, decay, shape), cosine):
-        lrs = [schedule.get_lr(step) for step in range(warmup + stable + decay + 3)]
-        tiny = 1e-12 * base
-        assert all(a <= b + tiny for a, b in itertools.pairwise(lrs[:warmup]))
-        assert all(a + tiny >= b for a, b in itertools.pairwise(lrs[warmup:]))
-        assert all(low - tiny <= lr <= base + tiny for lr in lrs[warmup:])
-        assert lrs[-1] == low
 
 
 @pytest.mark.parametrize(
