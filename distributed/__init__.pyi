@@ -22,9 +22,9 @@ from .comm.threads.faults import FaultPlan as FaultPlan
 from .comm.threads.faults import RankKilledError as RankKilledError
 from .comm.threads.thread import ThreadCommunicator as ThreadCommunicator
 from .comm.threads.thread import run_threads as run_threads
+from .job.rendezvous import DistributedTrainConfig as DistributedTrainConfig
 from .job.rendezvous import init_process_group as init_process_group
 from .job.store import Store as Store
-from .job.train_place import DistributedTrainConfig as DistributedTrainConfig
 from .mirrors.atomr.data_parallel import DataParallelTrainer as DataParallelTrainer
 from .mirrors.atomr.parameter_server import AsyncParameterServer as AsyncParameterServer
 from .mirrors.atomr.parameter_server import ServerStats as ServerStats

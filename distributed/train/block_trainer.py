@@ -29,7 +29,7 @@ from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from ..comm.noop import NoOpCommunicator
 from ..comm.place import on_host
-from ..job.train_place import DistributedTrainConfig
+from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled
 from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
 from .buckets import CommHook, all_reduce_hook

@@ -280,7 +280,7 @@ class NcclCommunicator(Communicator):
         self.stats.busy_s += launch.seconds
         self.stats.waited_s += min(time.monotonic() - began, launch.seconds)
 
-    def _broken(self, error: Exception, call: Call) -> CommError:
+    def _broken(self, error: BaseException, call: Call) -> CommError:
         """Abort because of the error; what to raise."""
         failure = self._fail(self._translated(error, call))
         self._abort()
@@ -339,7 +339,7 @@ class NcclCommunicator(Communicator):
             **call.where(self.rank),
         )
 
-    def _translated(self, error: Exception, call: Call) -> CommError:
+    def _translated(self, error: BaseException, call: Call) -> CommError:
         if isinstance(error, CommError):
             return error
         status = getattr(error, "status", error.args[0] if isinstance(error, KeyError) and error.args else None)

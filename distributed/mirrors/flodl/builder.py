@@ -142,9 +142,8 @@ class DdpBuilder:
     communicators: Sequence[Communicator] | None = None
 
     def __post_init__(self) -> None:
-        self._policy: AveragingPolicy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
-        self._backend: AverageBackend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
-        self.policy, self.backend = self._policy, self._backend
+        self.policy = self._policy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
+        self.backend = self._backend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
         for name, arguments in CALLBACKS.items():
             if getattr(self, name) is not None or name in ("optim_factory", "train_fn"):
                 check_function(f"DdpBuilder: {name}", getattr(self, name), *arguments)
