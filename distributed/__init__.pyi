@@ -22,9 +22,9 @@ from .comm.threads.faults import FaultPlan as FaultPlan
 from .comm.threads.faults import RankKilledError as RankKilledError
 from .comm.threads.thread import ThreadCommunicator as ThreadCommunicator
 from .comm.threads.thread import run_threads as run_threads
+from .job.rendezvous import DistributedTrainConfig as DistributedTrainConfig
 from .job.rendezvous import init_process_group as init_process_group
 from .job.store import Store as Store
-from .job.train_place import DistributedTrainConfig as DistributedTrainConfig
 from .mirrors.atomr.data_parallel import DataParallelTrainer as DataParallelTrainer
 from .mirrors.atomr.parameter_server import AsyncParameterServer as AsyncParameterServer
 from .mirrors.atomr.parameter_server import RemoteParameterServer as RemoteParameterServer
@@ -36,7 +36,6 @@ from .mirrors.atomr.replicas import ReplicaStep as ReplicaStep
 from .mirrors.atomr.replicas import ReplicaStepResult as ReplicaStepResult
 from .mirrors.atomr.replicas import ThreadReplica as ThreadReplica
 from .mirrors.atomr.replicas import compute_step as compute_step
-from .mirrors.entrenar.block_trainer import BlockDistributedTrainer as BlockDistributedTrainer
 from .mirrors.flodl.auto_balance import AutoBalancer as AutoBalancer
 from .mirrors.flodl.builder import DdpBuilder as DdpBuilder
 from .mirrors.flodl.coordinator import ReplicaStuckError as ReplicaStuckError
@@ -70,6 +69,7 @@ from .parallel.tensor_layers import vocab_parallel_cross_entropy as vocab_parall
 from .parallel.tensor_parallel import TensorParallelTrainer as TensorParallelTrainer
 from .train.amp_trainer import AmpTrainer as AmpTrainer
 from .train.amp_trainer import MixedPrecisionConfig as MixedPrecisionConfig
+from .train.block_trainer import BlockDistributedTrainer as BlockDistributedTrainer
 from .train.blocks import BlockLayout as BlockLayout
 from .train.blocks import NonFiniteBlockGradientError as NonFiniteBlockGradientError
 from .train.buckets import BFloat16Compression as BFloat16Compression

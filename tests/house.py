@@ -366,7 +366,7 @@ COMPILERS |= {"inline", "_device"}
 MIRRORED = {
     "minigrad/nn/functional.py:scaled_dot_product_attention": "PyTorch's",
     "distributed/job/rendezvous.py:init_process_group": "PyTorch's",
-    "distributed/mirrors/entrenar/block_trainer.py:__init__": "entrenar's",
+    "distributed/train/block_trainer.py:__init__": "entrenar's",
 }
 
 

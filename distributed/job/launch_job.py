@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import re
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from ..comm.mpi import rank_parent
-from .launch_scratch import SCRATCH, lock, sweep
 
+SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory, which has its messages
 TIMED_OUT = 124  # timeout(1)'s code
 REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
@@ -286,3 +287,25 @@ def describe(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def lock(folder: str) -> int | None:
+    """An open file that holds the folder's lock as long as this process lives; None if another has it."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def sweep(parent: str) -> None:
+    """Remove what launchers have left that were killed: their folders' locks are free."""
+    for folder in Path(parent).glob(SCRATCH + "*"):
+        try:
+            if time.time() - folder.stat().st_mtime > 60 and (file := lock(str(folder))) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(file)
+        except OSError:
+            continue  # it is another user's, or its launcher has just removed it

@@ -1,4 +1,5 @@
-"""BlockTrainer: a model trained block by block on several ranks, with its buffers, log and checkpoints.
+"""BlockDistributedTrainer: a model trained block by block on several ranks, with its buffers, log and checkpoints
+(entrenar's ``DistributedCudaTrainer``).
 
 entrenar counts acknowledgements of a checkpoint without asking whose they are, and its "BLAKE3" is a 64-bit hash
 stretched. Here each rank's SHA-256 is gathered, and compared with what each rank has loaded.
@@ -16,6 +17,7 @@ import numpy as np
 from minigrad.autograd import no_grad
 from minigrad.creation import full
 from minigrad.dtypes import float64, is_floating
+from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
@@ -27,6 +29,7 @@ from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from ..comm.noop import NoOpCommunicator
 from ..comm.place import on_host
+from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled
 from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
@@ -42,16 +45,36 @@ from .grad_sync import digest_of
 from .step_log import StepLog
 
 
-class BlockTrainer(Scaled, BucketedTrainer):
+class BlockDistributedTrainer(Scaled, BucketedTrainer):
     """Trains a model on several ranks; the gradients of a block are sent when its backward has ended.
+
+    ::
+
+        trainer = BlockDistributedTrainer(model, communicator, TrainingConfig(learning_rate=3e-4))
+        for x, y in this_ranks_batches:
+            metrics = trainer.train_batch(x, y)
 
     To make one is a collective of all ranks, which takes rank 0's weights and buffers to the others. Means are taken
     over the samples of all ranks, whatever each one has. After a step, floating buffers that the model saves are the
     ranks' mean, weighted alike, and the others their maximum: statistics and counts of batches. A step that fails
     changes no weight and no buffer.
 
-    ``layout`` says which parameters are a block; None: those of the model's only ModuleList. ``log`` is closed by the
-    trainer. The loss is ``model.loss``; another one, and a scaler, are set by ``use``.
+    Args:
+        model: on the communicator's device.
+        communicator: of threads, MPI or NCCL, or NoOpCommunicator; where gradients are reduced they never leave its
+            device.
+        training: learning rate, clipping, and micro-batches per step.
+        config: checked against the communicator; None: what the communicator says.
+        optimizer, schedule, hook: as DistributedTrainer's.
+        loss_fn: called with the batch's tensors; None: ``model.loss``. Returns the mean over the batch's samples.
+        blocks: name of the ModuleList that holds the blocks; None: the only one.
+        scaler: for gradients that pass through float16; a step that overflows on any rank is left out on all.
+        log: rank 0 appends a JSON line to this file every ``log_every`` steps, with the global loss, the gradient norm,
+            tokens (elements of the batch's last array) per second of all ranks, and the seconds of communication
+            and those in which a rank waited for it, the largest of any rank, since the line before.
+        max_steps: what ``reached_max_steps`` compares with; None: never reached.
+
+    Raises ValueError for a configuration that contradicts the communicator.
     """
 
     def __init__(
@@ -59,19 +82,34 @@ class BlockTrainer(Scaled, BucketedTrainer):
         model: Module,
         communicator: Communicator,
         training: TrainingConfig | None = None,
+        config: DistributedTrainConfig | None = None,
         optimizer: Optimizer | None = None,
         schedule: LrSchedule | None = None,
         *,
-        layout: BlockLayout | None = None,
-        log: StepLog | None = None,
+        loss_fn: Callable[..., Tensor] | None = None,
+        blocks: str | None = None,
+        scaler: GradScaler | None = None,
+        log: str | os.PathLike[str] | None = None,
+        log_every: int = 1,
+        max_steps: int | None = None,
         hook: CommHook = all_reduce_hook,
     ) -> None:
         super().__init__(training, communicator, optimizer, schedule, hook=hook)
+        place = (communicator.rank, communicator.world_size)
+        if config is None:
+            config = DistributedTrainConfig(place[1], place[0], backend=communicator.device.type)
+        if (config.rank, config.world_size, config.backend) != (*place, communicator.device.type):
+            raise ValueError(
+                f"the configuration is that of rank {config.rank} of {config.world_size} with backend "
+                f"{config.backend!r}, the communicator's that of rank {place[0]} of {place[1]} on {communicator.device}"
+            )
         self.model = model
-        self.layout: BlockLayout = BlockLayout.of(model) if layout is None else layout
-        self._log = StepLog(communicator, None) if log is None else log
-        self._loss_fn: Callable[..., Tensor] | None = None
-        self._precision = self._step.precision = BlockScaling()
+        self.layout: BlockLayout = BlockLayout.of(model, blocks)
+        self.max_steps: int | None = None if max_steps is None else check_int("max_steps", max_steps, 1)
+        self.dist_config: DistributedTrainConfig = config
+        self._loss_fn = loss_fn
+        self._log = StepLog(communicator, log, log_every)
+        self._step.precision = BlockScaling(scaler)
         self._step.updater = BlockUpdater(self.layout)
         if communicator.world_size > 1:
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self._log.every})
@@ -80,9 +118,15 @@ class BlockTrainer(Scaled, BucketedTrainer):
         self._weight, self._unit = 0.0, 0.0
         self.broadcast_params(self._replicated())
 
-    def use(self, loss_fn: Callable[..., Tensor] | None, scaler: GradScaler | None) -> None:
-        """Compute this loss of a batch's tensors, and scale it by this scaler; None: ``model.loss``, and no scaling."""
-        self._loss_fn, self._precision.scaler = loss_fn, scaler
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is rank 0."""
+        return self.dist_config.is_coordinator
+
+    @property
+    def reached_max_steps(self) -> bool:
+        """Whether ``max_steps`` steps have been made."""
+        return self.max_steps is not None and self.global_step >= self.max_steps
 
     # ------------------------------------------------------------------ steps
 
@@ -117,7 +161,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
         def step() -> TrainingMetrics | None:
             if not samples:
                 return self.step(params, GradStore(), 0.0, weight=0.0)
-            loss = self.model.loss(*tensors) if self._loss_fn is None else self._loss_fn(*tensors)
+            loss = (self._loss_fn or self.model.loss)(*tensors)
             return self.backward_and_step(loss, params, weight)
 
         return self._guarded(step)
@@ -151,7 +195,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
             for name, buffer in self._saved_buffers().items():
                 buffer.device.kernels.elementwise.assign(buffer.data, self._buffers_before[name])
                 buffer.bump_version()
-            if not isinstance(error, NonFiniteGradientError) or not self._precision.leave_out():
+            if not isinstance(error, NonFiniteGradientError) or not self._step.precision.leave_out():
                 raise
             return None
         if metrics is not None:
@@ -242,7 +286,7 @@ class BlockTrainer(Scaled, BucketedTrainer):
         self.load_state_dict(self.model.named_parameters(), checkpoint.tensors["trainer"], state["trainer"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
-        self._precision.skipped_steps = int(state["skipped_steps"])
+        self._step.precision.skipped_steps = int(state["skipped_steps"])
         restore_random_state(self.communicator, state["random"])
         found, saved = digest_of(self._weights()), state["weight_hashes"][0]
         if found != saved:

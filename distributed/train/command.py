@@ -23,7 +23,6 @@ import numpy as np
 
 import minigrad
 from minigrad.data import DataError, EpochBatches, load_corpus
-from minigrad.dtypes import float16
 from minigrad.mixed_precision import autocast
 from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
@@ -32,12 +31,11 @@ from ..comm.comm_errors import CollectiveMismatchError, CommError
 from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from ..comm.launchers import discover_place
-from .block_trainer import BlockTrainer
+from .block_trainer import BlockDistributedTrainer
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import ReplicaMismatchError, agree_on_settings
 from .settings import FLAGS, Settings, SettingsError, read_overrides, read_settings, resolve
 from .signals import interrupted, interrupts
-from .step_log import StepLog
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,11 +98,16 @@ class Run:
         except ValueError as error:
             raise SettingsError(f"model: {error}") from error
         model.to(device=comm.device)
-        log = StepLog(comm, None if dry else self.folder / "metrics.jsonl", t.log_interval)
-        self.trainer: BlockTrainer = BlockTrainer(model, comm, t.trainer_config(), t.optimizer(model), log=log)
-        if t.mixed_precision is not None:
-            context = autocast(None, t.compute_dtype)
-            self.trainer.use(context(model.loss), GradScaler() if t.compute_dtype == float16 else None)
+        self.trainer: BlockDistributedTrainer = BlockDistributedTrainer(
+            model,
+            comm,
+            t.trainer_config(),
+            optimizer=t.optimizer(model),
+            loss_fn=None if t.mixed_precision is None else autocast(None, t.compute_dtype)(model.loss),
+            scaler=GradScaler() if t.mixed_precision == "fp16" else None,
+            log=None if dry else self.folder / "metrics.jsonl",
+            log_every=t.log_interval,
+        )
         self.saved_step: int | None = None
         if resume:
             self._resume()

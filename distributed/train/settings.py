@@ -23,7 +23,7 @@ from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing
 
 from ..comm.launchers import Place
-from ..job.train_place import DistributedTrainConfig
+from ..job.rendezvous import DistributedTrainConfig
 from .config import TrainingConfig
 
 Section = TypeVar("Section")

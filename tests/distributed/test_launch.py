@@ -16,7 +16,7 @@ import pytest
 from in_threads import wait_until
 from ranks import requires_mpi, run_ranks
 
-from minigrad.distributed.job import launch, launch_job, launch_scratch
+from minigrad.distributed.job import launch, launch_job
 
 pytestmark = requires_mpi
 
@@ -238,7 +238,7 @@ def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
     program = "import os, time\nprint(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
     job, lines = started(tmp_path, program)
     (folder,) = {line[len("[0] ") :].rstrip() for line in lines}
-    assert Path(folder).name.startswith(launch_scratch.SCRATCH) and os.path.isdir(folder)
+    assert Path(folder).name.startswith(launch_job.SCRATCH) and os.path.isdir(folder)
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=20)
     assert not os.path.exists(folder)
@@ -297,16 +297,16 @@ def test_wrong_command_lines(arguments, words, capsys):
 
 def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
     for name in ("dead", "alive", "young"):
-        (tmp_path / f"{launch_scratch.SCRATCH}{name}").mkdir()
-        (tmp_path / f"{launch_scratch.SCRATCH}{name}" / "segment").write_text("x")
+        (tmp_path / f"{launch_job.SCRATCH}{name}").mkdir()
+        (tmp_path / f"{launch_job.SCRATCH}{name}" / "segment").write_text("x")
     (tmp_path / "other").mkdir()
-    held = launch_scratch.lock(str(tmp_path / f"{launch_scratch.SCRATCH}alive"))
+    held = launch_job.lock(str(tmp_path / f"{launch_job.SCRATCH}alive"))
     assert held is not None
     for name in ("dead", "alive"):
-        os.utime(tmp_path / f"{launch_scratch.SCRATCH}{name}", (1, 1))
-    launch_scratch.sweep(str(tmp_path))
+        os.utime(tmp_path / f"{launch_job.SCRATCH}{name}", (1, 1))
+    launch_job.sweep(str(tmp_path))
     os.close(held)
-    left = {path.name.removeprefix(launch_scratch.SCRATCH) for path in tmp_path.iterdir()}
+    left = {path.name.removeprefix(launch_job.SCRATCH) for path in tmp_path.iterdir()}
     assert left == {"alive", "young", "other"}
 
 

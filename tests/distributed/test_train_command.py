@@ -24,7 +24,7 @@ from minigrad.distributed import (
     ThreadCommunicator,
     run_threads,
 )
-from minigrad.distributed.job import train_place
+from minigrad.distributed.job import rendezvous
 from minigrad.distributed.train import command as train
 from minigrad.distributed.train.command import Run
 from minigrad.distributed.train.settings import (
@@ -185,11 +185,11 @@ def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
         asked.append((backend, options))
         return NoOpCommunicator()
 
-    monkeypatch.setattr(train_place, "init_process_group", init)
-    monkeypatch.setattr(train_place, "discover_place", lambda: ALONE)
+    monkeypatch.setattr(rendezvous, "init_process_group", init)
+    monkeypatch.setattr(rendezvous, "discover_place", lambda: ALONE)
     DistributedTrainConfig(2, 1, 0, coordinator_addr="[::1]:9000", backend="cuda").connect(timeout=5)
     DistributedTrainConfig(1).connect()
-    monkeypatch.setattr(train_place, "discover_place", lambda: SECOND)
+    monkeypatch.setattr(rendezvous, "discover_place", lambda: SECOND)
     DistributedTrainConfig(2, 1, backend="cuda").connect()
     with pytest.raises(ValueError, match="world_size is 3, but Open MPI says 2"):
         DistributedTrainConfig(3, 1).connect()

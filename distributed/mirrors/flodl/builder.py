@@ -145,9 +145,8 @@ class DdpBuilder:
         for name in ("dataset", "batch_size", "num_epochs"):
             if getattr(self, name) is None:
                 raise ValueError(f"DdpBuilder: {name} is required; options are keywords, not a chain: {name}=...")
-        self._policy: AveragingPolicy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
-        self._backend: AverageBackend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
-        self.policy, self.backend = self._policy, self._backend
+        self.policy = self._policy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
+        self.backend = self._backend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
         for name, arguments in CALLBACKS.items():
             if getattr(self, name) is not None or name in ("optim_factory", "train_fn"):
                 check_function(f"DdpBuilder: {name}", getattr(self, name), *arguments)

@@ -193,10 +193,7 @@ class Timeline:
 
     def to_json(self) -> str:
         """Summary and events as JSON."""
-        events = [
-            {"at_ms": e.at_ms, "kind": e.kind.value, "rank": e.rank, "duration_ms": e.duration_ms, "detail": e.detail}
-            for e in self.events
-        ]
+        events = [{**vars(e), "kind": e.kind.value} for e in self.events]
         return json.dumps({"summary": asdict(self.summary()), "events": events}, allow_nan=False)
 
     def to_csv(self) -> str:

@@ -1,1 +1,0 @@
-"""entrenar's interface: the block trainer. Nothing else imports it."""
