@@ -197,9 +197,6 @@ def assign(x: Array, y: Any) -> None:
     if not isinstance(y, Array):
         fill(x, y)
     elif y.dtype == x.dtype:
-        inner = x.shape[x.ndim - y.ndim :] if y.ndim <= x.ndim else ()
-        if len(inner) != y.ndim or any(n not in (1, m) for n, m in zip(y.shape, inner, strict=True)):
-            raise ValueError(f"could not broadcast input array from shape {y.shape} into shape {x.shape}")
         copy_into(x, expand(_apart(x, y), x.shape))
     else:
         _CAST(_apart(x, y), out=x)

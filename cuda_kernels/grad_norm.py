@@ -195,7 +195,8 @@ def _groups(arrays: Iterable[Array], writer: str = "") -> tuple[list[list[Array]
 
     ``writer``: the function that writes to them, whose copies must be assigned at the end.
     """
-    arrays, groups, copies = list(arrays), {}, []
+    groups: dict[Any, list[Array]] = {}
+    arrays, copies = list(arrays), []
     for position, array in enumerate(arrays if writer else ()):
         if not array.writeable:
             raise ValueError(f"array {position} of shape {array.shape} is read-only; {writer} writes in place")

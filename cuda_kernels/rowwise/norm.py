@@ -254,7 +254,8 @@ def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
     return {
         np.dtype(real): RowNormKernels(
             *_forwards(label, real, centred),
-            *(_backward_rows(label, real, accesses, centred) for accesses in (1, 2)),
+            _backward_rows(label, real, 1, centred),
+            _backward_rows(label, real, 2, centred),
             *_backward_long(label, real, centred),
         )
         for real in (np.float32, np.float64)
