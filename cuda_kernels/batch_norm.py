@@ -23,17 +23,10 @@ from .rowwise import channel_sums
 from .rowwise.fold import fold
 
 _RSTD = Pointwise("rstd", rule(lambda real: lambda var, eps: real(1) / math.sqrt(var + eps)), floating, 2)
-_AFFINE = Pointwise(
-    "affine", of_numbers(lambda x, mean, scale, shift: (x - mean) * scale + shift), floating, 4, registers=64
-)
-_BACKWARD = Pointwise(
-    "backward",
-    of_numbers(lambda dy, x, mean, rstd, slope, bias, scale: (dy - (x - mean) * rstd * slope - bias) * scale),
-    floating,
-    7,
-    width=1,
-    registers=64,
-)
+_Y = of_numbers(lambda x, mean, scale, shift: (x - mean) * scale + shift)
+_AFFINE = Pointwise("affine", _Y, floating, 4, registers=64)
+_DX = of_numbers(lambda dy, x, mean, rstd, slope, bias, scale: (dy - (x - mean) * rstd * slope - bias) * scale)
+_BACKWARD = Pointwise("backward", _DX, floating, 7, width=1, registers=64)
 
 
 def affine(x: Array, mean: Any, scale: Array, shift: Array, y: Array | None) -> Array:

@@ -41,14 +41,11 @@ mul: Pointwise = Pointwise(
 div: Pointwise = Pointwise("div", of_numbers(lambda x, y: x / y), like(np.true_divide), 2, lazy=("float64", "int64"))
 maximum: Pointwise = Pointwise("maximum", lambda real: rules.larger_of, like(np.maximum), 2, lazy=_NUMBERS)
 minimum: Pointwise = Pointwise("minimum", lambda real: rules.smaller_of, like(np.minimum), 2, lazy=_NUMBERS)
+_EITHER = of_numbers(lambda condition, x, y: x if condition else y)
 _WHERE = Pointwise(
-    "where",
-    of_numbers(lambda condition, x, y: x if condition else y),
-    lambda condition, *kinds: (np.dtype(bool), *[_result(*kinds)] * 3),
-    3,
-    eager=("bool float32 float32",),
-    lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16"),
-)
+    "where", _EITHER, lambda condition, *kinds: (np.dtype(bool), *[_result(*kinds)] * 3), 3,
+    eager=("bool float32 float32",), lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16"),
+)  # fmt: skip
 
 
 def where(condition: Any, x: Any, y: Any) -> Array:
@@ -108,9 +105,8 @@ rsqrt: Pointwise = Pointwise("rsqrt", rule(lambda real: lambda x: real(1) / math
 sign: Pointwise = Pointwise("sign", _sign, floating, 1, lazy=("float64", "int64"))
 sigmoid: Pointwise = Pointwise("sigmoid", rules.sigmoid, like(np.exp), 1)
 erf: Pointwise = Pointwise("erf", rules.of_math("erf"), floating, 1)
-relu: Pointwise = Pointwise(
-    "relu", rule(lambda real: lambda x: real(0) if x <= real(0) else x), floating, 1, lazy=("float64", "int64")
-)
+_RELU = rule(lambda real: lambda x: real(0) if x <= real(0) else x)
+relu: Pointwise = Pointwise("relu", _RELU, floating, 1, lazy=("float64", "int64"))
 
 # Functions with bounds ------------------------------------------------------------------------------------------------
 
@@ -155,14 +151,9 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
 
 # Into existing arrays, and between dtypes -----------------------------------------------------------------------------
 
-_CAST = Pointwise(
-    "cast",
-    rules.same,
-    floating,
-    1,
-    eager=("float32 to bfloat16", "bfloat16 to float32", "float32 to float16", "float16 to float32"),
-    lazy=("float32 to float64", "float64 to float32", "float64 to float16", "int64 to float32", "float32 to int64"),
-)
+_OFTEN = "float32 to bfloat16", "bfloat16 to float32", "float32 to float16", "float16 to float32"
+_SELDOM = "float32 to float64", "float64 to float32", "float64 to float16", "int64 to float32", "float32 to int64"
+_CAST = Pointwise("cast", rules.same, floating, 1, eager=_OFTEN, lazy=_SELDOM)
 _FILL = Pointwise("fill", rules.same, floating, 1, lazy=())
 
 
@@ -197,9 +188,6 @@ def assign(x: Array, y: Any) -> None:
     if not isinstance(y, Array):
         fill(x, y)
     elif y.dtype == x.dtype:
-        inner = x.shape[x.ndim - y.ndim :] if y.ndim <= x.ndim else ()
-        if len(inner) != y.ndim or any(n not in (1, m) for n, m in zip(y.shape, inner, strict=True)):
-            raise ValueError(f"could not broadcast input array from shape {y.shape} into shape {x.shape}")
         copy_into(x, expand(_apart(x, y), x.shape))
     else:
         _CAST(_apart(x, y), out=x)

@@ -7,6 +7,7 @@ contiguous array (``gather_scatter.py``); an array that is written and not conti
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -44,16 +45,11 @@ def add_at(x: Array, where: Any, y: Any, distinct: bool) -> None:
         elementwise.add_into(target, _values(y, target.shape, x))
         return
     chosen = select(x, where)
-    values = contiguous(_values(y, chosen.shape, x))
 
-    def add(cube: Array) -> None:
-        rows = values.reshape(cube.shape[0], chosen.places.size, cube.shape[2])
-        if distinct:
-            at.put(cube, chosen.places, elementwise.add(at.take(cube, chosen.places), rows), distinct=True)
-        else:
-            at.reduce_at(cube, chosen.places, rows, "sum")
+    def add(cube: Array, places: Array, rows: Array) -> None:
+        at.put(cube, places, elementwise.add(at.take(cube, places), rows), distinct=True)
 
-    _change(chosen.view, chosen.first, chosen.last, add)
+    _change(*chosen[:4], y, chosen.shape, add if distinct else _reducing("sum"))
 
 
 def assign_at(x: Array, where: Any, y: Any) -> None:
@@ -69,13 +65,7 @@ def assign_at(x: Array, where: Any, y: Any) -> None:
         _FILL_WHERE[x.itemsize].launch_each(x.size, x, contiguous(where), _values(y, (1,), x), x.size)
         return
     chosen = select(x, where)
-    values = contiguous(_values(y, chosen.shape, x))
-
-    def assign(cube: Array) -> None:
-        rows = values.reshape(cube.shape[0], chosen.places.size, cube.shape[2])
-        at.put(cube, chosen.places, rows, chosen.distinct)
-
-    _change(chosen.view, chosen.first, chosen.last, assign)
+    _change(*chosen[:4], y, chosen.shape, functools.partial(at.put, distinct=chosen.distinct))
 
 
 def _covers(where: Any, x: Array) -> bool:
@@ -88,12 +78,22 @@ def _cube(x: Array, first: int, last: int) -> Array:
     return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:last]), math.prod(x.shape[last:]))
 
 
-def _change(x: Array, first: int, last: int, change: Callable[[Array], None]) -> None:
-    """Call ``change`` with x as (P, K, Q), through a copy if x is not contiguous."""
-    own = contiguous(x)
-    change(_cube(own, first, last))
+def _change(
+    x: Array, first: int, last: int, places: Array, y: Any, shape: tuple[int, ...], change: Callable[..., None]
+) -> None:
+    """Call ``change`` with x as (P, K, Q), through a copy if x is not contiguous, places, and y as (P, N, Q).
+
+    ``shape`` is what y is broadcast to.
+    """
+    values, own = contiguous(_values(y, shape, x)), contiguous(x)
+    cube = _cube(own, first, last)
+    change(cube, places, values.reshape(cube.shape[0], places.size, cube.shape[2]))
     if own is not x:
         copy_into(x, own)
+
+
+def _reducing(reduce: str) -> Callable[..., None]:
+    return functools.partial(at.reduce_at, reduce=reduce)
 
 
 def _values(y: Any, shape: tuple[int, ...], x: Array) -> Array:
@@ -105,8 +105,6 @@ def _values(y: Any, shape: tuple[int, ...], x: Array) -> Array:
         y = from_host(y, x.device) if y.ndim else full((), y[()], x.dtype, x.device)
     while y.ndim > len(shape) and y.shape[0] == 1:
         y = y.reshape(y.shape[1:])
-    if y.ndim > len(shape) or any(n not in (1, m) for n, m in zip(reversed(y.shape), reversed(shape), strict=False)):
-        raise ValueError(f"could not broadcast input array from shape {y.shape} into shape {shape}")
     return expand(copy(y) if y.memory is x.memory else y, shape)
 
 
@@ -139,9 +137,7 @@ def scatter_add(x: Array, axis: int, indices: Array, y: Any) -> None:
 
 def scatter(x: Array, axis: int, indices: Array, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
-    values = contiguous(_values(y, indices.shape, x)).reshape(1, indices.size, 1)
-    places = _flat_places(x.shape, axis, indices)
-    _change(x, 0, x.ndim, lambda flat: at.put(flat, places, values))
+    _change(x, 0, x.ndim, _flat_places(x.shape, axis, indices), y, indices.shape, at.put)
 
 
 def scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) -> None:
@@ -156,9 +152,7 @@ def scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) -> 
 
 
 def _scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) -> None:
-    values = contiguous(_values(y, indices.shape, x)).reshape(1, indices.size, 1)
-    places = _flat_places(x.shape, axis, indices)
-    _change(x, 0, x.ndim, lambda flat: at.reduce_at(flat, places, values, reduce))
+    _change(x, 0, x.ndim, _flat_places(x.shape, axis, indices), y, indices.shape, _reducing(reduce))
 
 
 def scatter_winners(shape: tuple[int, ...], axis: int, indices: Array) -> Array:

@@ -376,8 +376,10 @@ def as_array(x: Any, dtype: Any = None) -> DeviceArray:
 
 
 def expand(x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
-    """A read-only view with size-1 and new leading axes repeated (stride 0)."""
+    """A read-only view with size-1 and new leading axes repeated (stride 0). ValueError where that does not fit."""
     new = len(shape) - x.ndim
+    if new < 0 or any(n not in (1, m) for n, m in zip(x.shape, shape[new:], strict=True)):
+        raise ValueError(f"could not broadcast input array from shape {x.shape} into shape {shape}")
     kept = zip(x.shape, x.strides, shape[new:], strict=True)
     return x.view(tuple(shape), (0,) * new + tuple(s if n == m else 0 for n, s, m in kept), writeable=False)
 

@@ -88,14 +88,8 @@ def nonzero(mask: Array) -> Array:
     return places
 
 
-_REPLACE_OUTSIDE = Pointwise(
-    "replace_outside",
-    of_numbers(lambda x, low, high, kept: x if x == kept or (low <= x and x < high) else np.int64(0)),
-    floating,
-    4,
-    eager=("int64",),
-    lazy=(),
-)
+_INSIDE = of_numbers(lambda x, low, high, kept: x if x == kept or (low <= x and x < high) else np.int64(0))
+_REPLACE_OUTSIDE = Pointwise("replace_outside", _INSIDE, floating, 4, eager=("int64",), lazy=())
 
 
 # Brackets -------------------------------------------------------------------------------------------------------------

@@ -265,7 +265,7 @@ def test_shapes_that_do_not_fit():
 
 def silu_gradient(real):
     one = real(1)
-    sigmoid, larger = rules.sigmoid(real), rules.larger(real)
+    sigmoid, larger = rules.sigmoid(real), rules.larger_of
 
     @device_function
     def rule(dy, x, least):
@@ -312,7 +312,9 @@ def test_gelu_keeps_its_digits_where_it_is_tiny():
 
 def test_two_threads_may_need_a_kernel_at_once(monkeypatch):
     """Each would declare it, and a second kernel of the name is refused."""
-    operation = pointwise.Pointwise("needed_at_once", rules.larger, pointwise.like(np.maximum), 2, lazy=())
+    operation = pointwise.Pointwise(
+        "needed_at_once", lambda real: rules.larger_of, pointwise.like(np.maximum), 2, lazy=()
+    )
     both_here = threading.Barrier(2, timeout=0.2)
     made = pointwise.Variant.__init__
 
