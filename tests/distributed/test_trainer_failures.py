@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from data_parallel import KINDS, Net, Scenario, feed, make_trainer, parameters, shares, state_bits, store, train
+from data_parallel import KINDS, LR, Net, Scenario, feed, make_trainer, parameters, shares, state_bits, store, train
 from in_threads import in_threads
 
 from minigrad import Tensor
 from minigrad.distributed import (
     BFloat16Compression,
-    BucketedTrainer,
     CollectiveMismatchError,
     CommError,
     CommTimeoutError,
-    DistributedTrainer,
     Fault,
     FaultPlan,
-    FusedDistributedOptimizer,
-    FusedOptimizerConfig,
     NonFiniteLossError,
     PeerLostError,
     RankKilledError,
     ReplicaMismatchError,
     ThreadCommunicator,
-    TrainingConfig,
     all_reduce_hook,
     run_threads,
 )
 from minigrad.dtypes import bfloat16
-from minigrad.optim import SGD, AdamW, AdamWConfig, Constant, Lambda, NonFiniteGradientError
+from minigrad.optim import SGD, AdamW, Constant, Lambda, NonFiniteGradientError
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 SCENARIO = Scenario(shares(3, steps=9, accum=2))
@@ -133,60 +127,29 @@ def own_hook(communicator, bucket):
     raise AssertionError("never called")
 
 
-Make = Callable[[ThreadCommunicator, bool], Any]
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"lr": 0.5}, "the configuration.*learning_rate=0.5"),
+    ({"clip": 0.3}, "the configuration.*max_grad_norm=0.3"),
+    ({"accum": 2}, "the configuration.*grad_accum_steps=2"),
+    ({"bucket": 201}, "bucket_size_bytes is 201 on rank 1, 200 on rank 0"),
+    ({"hook": own_hook}, "the hook is 'own_hook' on rank 1"),
+    ({"kind": "bucketed"}, "the trainer is 'BucketedTrainer' on rank 1, 'DistributedTrainer' on rank 0"),
+    ({"optimizer": AdamW(lr=LR, betas=(0.9, 0.95))}, "the optimizer's options.*0.95"),
+    ({"optimizer": SGD(lr=LR)}, "the optimizer is 'SGD' on rank 1, 'AdamW' on rank 0"),
+]
 
 
-def config_of(**changes: Any) -> Make:
-    return lambda comm, odd: DistributedTrainer(TrainingConfig(**(changes if odd else {})), comm)
-
-
-DIFFERENT: dict[str, tuple[Make, str]] = {
-    "lr": (config_of(learning_rate=0.5), "the configuration.*learning_rate=0.5"),
-    "decay": (config_of(weight_decay=0.5), "the configuration.*weight_decay=0.5"),
-    "clip": (config_of(max_grad_norm=None), "the configuration.*max_grad_norm=None"),
-    "accum": (config_of(grad_accum_steps=2), "the configuration.*grad_accum_steps=2"),
-    "bucket": (
-        lambda comm, odd: DistributedTrainer(None, comm, bucket_size_bytes=100 + odd),
-        "bucket_size_bytes is 101 on rank 1, 100 on rank 0",
-    ),
-    "hook": (
-        lambda comm, odd: DistributedTrainer(None, comm, **({"hook": own_hook} if odd else {})),
-        "the hook is 'own_hook' on rank 1",
-    ),
-    "class": (
-        lambda comm, odd: (BucketedTrainer if odd else DistributedTrainer)(None, comm),
-        "the trainer is 'BucketedTrainer' on rank 1, 'DistributedTrainer' on rank 0",
-    ),
-    "betas": (
-        lambda comm, odd: FusedDistributedOptimizer(
-            FusedOptimizerConfig(AdamWConfig(beta2=0.95 if odd else 0.999)), comm
-        ),
-        "the optimizer's options.*0.95",
-    ),
-    "optimizer": (
-        lambda comm, odd: DistributedTrainer(None, comm, SGD(lr=0.1) if odd else AdamW(lr=0.1)),
-        "the optimizer is 'SGD' on rank 1, 'AdamW' on rank 0",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_settings_that_differ_are_named_on_all_ranks(what):
-    make, words = DIFFERENT[what]
-
-    def body(comm: ThreadCommunicator) -> None:
-        net = SCENARIO.net()
-        trainer = make(comm, comm.rank == 1)
-        if trainer.optimizer.param_groups == [] and what == "optimizer":
-            trainer.optimizer.add_param_group({"params": list(net.named_parameters())})
-        before = [p.data.tobytes() for p in net.parameters()]
-        for _ in range(2):  # still so when it is tried again
-            with pytest.raises(CollectiveMismatchError, match=f"the ranks' settings differ: {words}") as e:
-                trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
-            assert (e.value.ranks, e.value.rank, e.value.step) == ((1,), comm.rank, 1)
-        assert [p.data.tobytes() for p in net.parameters()] == before
-
-    run_threads(3, body, timeout=30)
+@pytest.mark.parametrize(("odd", "words"), DIFFERENT)
+@in_threads(3)
+def test_settings_that_differ_are_named_on_all_ranks(comm: ThreadCommunicator, odd, words):
+    net = SCENARIO.net()
+    trainer = make_trainer(**{"kind": "distributed", "comm": comm, **(odd if comm.rank == 1 else {})})
+    before = [p.data.tobytes() for p in net.parameters()]
+    for _ in range(2):  # still so when it is tried again
+        with pytest.raises(CollectiveMismatchError, match=f"the ranks' settings differ: {words}") as e:
+            trainer.step(net.named_parameters(), good(comm, net, 0, 0).backward(), 1.0)
+        assert (e.value.ranks, e.value.rank, e.value.step) == ((1,), comm.rank, 1)
+    assert [p.data.tobytes() for p in net.parameters()] == before
 
 
 @pytest.mark.parametrize(
