@@ -7,15 +7,14 @@ from typing import TypeVar
 import numpy as np
 
 import minigrad as mg
-from minigrad import Generator, Tensor
-from minigrad.models import CausalLM
+from minigrad import Generator, Tensor, nn
 
 VOCAB = 19
-Model = TypeVar("Model", bound=CausalLM)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def randomised(model: Model) -> Model:
-    """float64, with large random weights, so that its choices are not all alike."""
+    """float64 and evaluating, with large random weights, those of norms too: its choices are not all alike."""
     model.to(mg.float64).eval()
     rng = np.random.default_rng(0)
     model.load_state_dict({n: rng.standard_normal(t.shape) * 0.5 for n, t in model.state_dict().items()})

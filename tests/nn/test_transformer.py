@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
+from language_models import randomised
 from refusals import raises
 
 import minigrad as mg
@@ -14,14 +14,6 @@ from minigrad import Tensor, nn
 from minigrad.nn import Block, CausalSelfAttention, GroupedQueryAttention, KVCache, SwiGLU
 
 B, T, C, NH = 2, 7, 12, 3
-
-
-def randomised(module: Any, seed: int = 0) -> Any:
-    """Every parameter normal (norm weights too), in float64, evaluating."""
-    rng = np.random.default_rng(seed)
-    module.to(mg.float64).eval()
-    module.load_state_dict({n: rng.standard_normal(t.shape) * 0.5 for n, t in module.state_dict().items()})
-    return module
 
 
 def inputs() -> Tensor:

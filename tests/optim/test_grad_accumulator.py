@@ -20,6 +20,11 @@ from minigrad.tensor import Tensor
 SHAPES: list[tuple[int, ...]] = [(3,), (2, 4), ()]
 
 
+@pytest.fixture
+def params() -> list[Tensor]:
+    return make_params(shapes=SHAPES)
+
+
 def filled(accumulator: GradAccumulator, stores: list[GradStore], loss: float = 0.0, **options: Any) -> Any:
     """What the window gives whose last gradients are these."""
     for store in stores:
@@ -67,15 +72,13 @@ def test_gradients_that_share_memory_are_scaled_once(view: Any) -> None:
     assert result[0][p].tolist() == result[0][q].tolist() == [4.0] * 4
 
 
-def test_take_spares_the_copy() -> None:
-    params = make_params(shapes=SHAPES)
+def test_take_spares_the_copy(params: list[Tensor]) -> None:
     store = make_grads(params, 0)
     result = filled(GradAccumulator(1), [store], take=True)
     assert result[0][params[1]].data is store[params[1]].data
 
 
-def test_flush_averages_what_there_is() -> None:
-    params = make_params(shapes=SHAPES)
+def test_flush_averages_what_there_is(params: list[Tensor]) -> None:
     accumulator = GradAccumulator(4)
     assert accumulator.flush() is None
     stores = [make_grads(params, i) for i in range(3)]
@@ -89,8 +92,7 @@ def test_flush_averages_what_there_is() -> None:
     assert (accumulator.current_step, accumulator.flush()) == (0, None)
 
 
-def test_reset_drops_the_window() -> None:
-    params = make_params(shapes=SHAPES)
+def test_reset_drops_the_window(params: list[Tensor]) -> None:
     accumulator = GradAccumulator(2)
     accumulator.accumulate(make_grads(params, 0), 100.0)
     accumulator.reset()
@@ -100,8 +102,7 @@ def test_reset_drops_the_window() -> None:
     np.testing.assert_array_equal(result[0][params[0]].data, make_grads(params, 1).values()[0].data)
 
 
-def test_a_refused_micro_batch_changes_nothing() -> None:
-    params = make_params(shapes=SHAPES)
+def test_a_refused_micro_batch_changes_nothing(params: list[Tensor]) -> None:
     accumulator = GradAccumulator(3)
     accumulator.accumulate(make_grads(params, 0), 1.0)
     before, meta = accumulator.state_dict(params)
@@ -139,8 +140,7 @@ def test_a_window_resumes_bit_for_bit_in_another_process(named: bool) -> None:
         np.testing.assert_array_equal(array, kept[name])
 
 
-def test_a_window_that_does_not_fit_is_refused() -> None:
-    params = make_params(shapes=SHAPES)
+def test_a_window_that_does_not_fit_is_refused(params: list[Tensor]) -> None:
     accumulator = GradAccumulator(2)
     accumulator.accumulate(make_grads(params, 0), 1.0)
     arrays, meta = accumulator.state_dict(params)
