@@ -44,9 +44,9 @@ BUDGETS = {
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
         36_500,
-        39_000,
-        "a house is small if it has few lines; 1,000 are the plain kernels, 400 settings of the train command, groups "
-        "of ranks, checkpoints beside training, flodl's checks, and what a GPU needs before its first day",
+        38_450,
+        "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
+        "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day",
     ),
     "wings: lines of code": Budget(3_000, 3_000, "the course and the dashboard, which nothing below imports"),
     "distributed: rooms": Budget(6, 6, "what is met at a folder's top is what a user can name"),
@@ -61,7 +61,7 @@ BUDGETS = {
     "exceptions of the find-it rule": Budget(0, 0, "one name for a family in every folder"),
     "circles between folders": Budget(0, 0, "a room can be read without those above it"),
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
-    "tests: lines of code": Budget(32_000, 38_130, "tests are read, too; 500 are those of the same"),
+    "tests: lines of code": Budget(32_000, 33_840, "tests are read, too; 500 are those of the same"),
     "longest function": Budget(60, 60, "a function is seen whole"),
     "most parameters": Budget(8, 8, "more belong into a record"),
 }

@@ -188,7 +188,8 @@ class Trainer:
         config = _config_for(devices) if config is None else config
         return cls(head, head_factory, optimizer, config, devices, schedule, timeout)
 
-    setup_with, setup_head_with = setup, setup_head
+    setup_with = setup
+    setup_head_with = setup_head
 
     @staticmethod
     def builder(
