@@ -68,7 +68,7 @@ class World:
                 task = self.c.next(rank)
                 while isinstance(task, Average) and task.overlaps:
                     if task.mean is not None:
-                        self.c.average_done(rank, self.delta * (rank + 1))
+                        self.c.average_done(rank, self.rising * next(self.reports))
                     elif task.collected is not None:
                         task.mean = []
                     task = self.c.next(rank)
