@@ -242,6 +242,6 @@ def test_without_a_wait_or_a_barrier_it_fails(broken: str, monkeypatch: pytest.M
     if broken == "wait":
         monkeypatch.setattr(ptx, "cp_async_wait1", lambda: None)
     else:
-        monkeypatch.setattr(type(simulated_cuda.cuda), "syncthreads", staticmethod(lambda: None))
+        monkeypatch.setattr(simulated_cuda.cuda, "syncthreads", lambda: None)
     with pytest.raises(simulated_memory.SimulationError, match="has waited for its asynchronous copy|race: thread"):
         multiply(stored(draw(64, 96)), stored(draw(96, 64)))
