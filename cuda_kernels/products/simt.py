@@ -107,7 +107,7 @@ def _dot(real: Any, vector: bool) -> Kernel:
         y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, n,
     ):  # fmt: skip
-        element = np.uint32(cuda.grid(1) // 32)
+        element = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(4) + np.uint32(cuda.threadIdx.x >> 5))
         if element < n:
             matrix, row, column = _place(element, M, N)
             a_start = start(matrix, inner, a_outer, a_inner) + row * a_row

@@ -162,7 +162,7 @@ def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
 def tiles_of(operand: str, out: str, side: int, kinds: str) -> Kernel:
     """The kernel for tiles of ``side``, operands read along ``kinds`` (of a, of b) and y of dtype ``out``."""
     itemsize, add_product = 4 if operand == "float32" else 2, ptx.adder(operand)
-    registers = {(128, 2): 124, (128, 4): 128, (64, 2): 104, (64, 4): 112}[side, itemsize]
+    registers = {(128, 2): 124, (128, 4): 128, (64, 2): 104, (64, 4): 128}[side, itemsize]
     depth = LINE // itemsize  # of a slice
     slice_bytes = side * 64  # of one operand
     stage = 2 * slice_bytes
