@@ -242,6 +242,11 @@ def test_a_worker_of_another_rank_hears_that_its_gradient_is_stale() -> None:
             AsyncParameterServer(weights, SGD, max_staleness=0).serve(comm)
             return
         with RemoteParameterServer(comm, weights) as remote:
+            for gradient in ({}, {**weights, "v": Tensor(START)}):
+                raises(
+                    ValueError, "the gradient has the names .*, the weights .'w'.", remote.push_gradient, 0, gradient
+                )
+            raises(ValueError, "version is 0.5, expected an integer", remote.push_gradient, 0.5, weights)
             assert remote.push_gradient(0, weights) == 1
             with pytest.raises(StaleGradientError, match=r"worker 1: .* 1 behind version 1; at most 0") as e:
                 remote.push_gradient(0, weights)

@@ -237,6 +237,9 @@ class RemoteParameterServer:
 
     def push_gradient(self, version: int, gradient: Mapping[str, Any]) -> int:
         """As the server's ``push_gradient``, whose errors are raised here."""
+        version = check_int("version", version, 0)
+        if gradient.keys() != self._weights.keys():
+            raise ValueError(f"the gradient has the names {sorted(gradient)}, the weights {sorted(self._weights)}")
         grads = {name: as_tensor(gradient[name]).detach() for name in self._weights}
         for name, p in self._weights.items():
             if (grads[name].shape, grads[name].dtype) != (p.shape, p.dtype):
