@@ -24,7 +24,7 @@ from ..comm.comm_errors import CollectiveMismatchError
 from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_bytes, all_gather_json, all_gather_rows
 from ..comm.place import bytes_of, on_host
-from .buckets import DEFAULT_BUCKET_BYTES, GradientBucketManager
+from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .params import Named, Params, named_params
 from .step import merged
 
@@ -170,7 +170,11 @@ def compare_replicas(communicator: Communicator, named: Named) -> None:
 
 
 def all_reduce_grads(
-    communicator: Communicator, grads: GradStore, params: Params, bucket_size_bytes: int = DEFAULT_BUCKET_BYTES
+    communicator: Communicator,
+    grads: GradStore,
+    params: Params,
+    bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
+    hook: CommHook = all_reduce_hook,
 ) -> GradStore:
     """The gradients' mean over all ranks, for those of ``params`` that are trained (boostr's ``all_reduce_grads``).
 
@@ -181,7 +185,7 @@ def all_reduce_grads(
         return grads
     named = [(name, p) for name, p in agree_on_params(communicator, params) if p.requires_grad]
     windows = exchange_window(communicator, Window(0.0, 1.0, 1, 0.0, 0.0, [grads.contains(p) for _, p in named]))
-    manager = GradientBucketManager([p for _, p in named], communicator, bucket_size_bytes)
+    manager = GradientBucketManager([p for _, p in named], communicator, bucket_size_bytes, hook)
     for _, p in reversed(named):
         if (grad := grads.remove(p)) is not None:
             # A tensor of its own for each: two parameters may have been given the same gradient.
