@@ -12,6 +12,7 @@ So weights and gradients stay on the communicator's device, and the trainer gets
 from __future__ import annotations
 
 import functools
+import json
 import math
 import traceback
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -19,7 +20,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from minigrad.creation import as_tensor, full_like
+from minigrad.files import safetensors_format
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.tensor import Tensor
@@ -33,7 +37,7 @@ from ...train.blocks import non_finite
 from ...train.grad_sync import all_reduce_grads, broadcast_params
 from ...train.train_kinds import LossKind
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
-from .replicas import Arrays, ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, compute_step, message, parts
+from .replicas import Arrays, ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, compute_step
 
 Made = Mapping[int, ReplicaStepResult | Exception]  # by rank
 
@@ -137,33 +141,33 @@ def serve_replica(communicator: Communicator, model: Module, trainer: int = 0) -
     A trainer that asks nothing for the communicator's ``timeout`` is an error, and so is another structure.
     """
     while request := recv_bytes(communicator, trainer):
-        (trained, name, weights, *rest), arrays = parts(request)
+        (trained, name, weights, *rest), arrays = _parts(request)
         state = _on_device(communicator, model.state_dict(), trained)
         broadcast_params(communicator, state.items(), trainer)
         gradients: Values = {}
         try:
-            loss, batch = LossKind(name, None if weights is None else tuple(weights)), arrays["batch"]
-            step = ReplicaStep(batch["features"], batch["labels"], state, frozenset(trained), loss, *rest)
+            loss = LossKind(name, None if weights is None else tuple(weights))
+            step = ReplicaStep(arrays["features"], arrays["labels"], state, frozenset(trained), loss, *rest)
             made = compute_step(model, step)
             gradients = made.gradients
             bad = non_finite({name: as_tensor(grad) for name, grad in gradients.items()})
             numbers = [float(made.loss), float(made.grad_norm), made.samples, made.weight]
-            reply = message([*numbers, bad], buffers=made.buffers)
+            reply = _message([*numbers, bad], made.buffers)
         except Exception as error:
             about = {"message": str(error), "kind": type(error).__name__, "trace": traceback.format_exc()}
-            reply = message(about)
+            reply = _message(about, {})
         _reduce(communicator, state, reply, gradients)
 
 
 def _request(step: ReplicaStep) -> bytes:
     about = [sorted(step.trained), step.loss.name, step.loss.weights, step.batch_size, step.seed]
-    return message(about, batch={"features": step.features, "labels": step.labels})
+    return _message(about, {"features": step.features, "labels": step.labels})
 
 
-def _result(about: Any, arrays: Mapping[str, Arrays], state: Mapping[str, Tensor]) -> ReplicaStepResult:
+def _result(about: Any, buffers: Arrays, state: Mapping[str, Tensor]) -> ReplicaStepResult:
     loss, norm, samples, weight, bad = about
     gradients = {name: full_like(state[name], math.nan) for name in bad}
-    return ReplicaStepResult(loss, norm, samples, gradients, arrays["buffers"], weight)
+    return ReplicaStepResult(loss, norm, samples, gradients, buffers, weight)
 
 
 def _on_device(communicator: Communicator, state: Values, trained: Container[str]) -> dict[str, Tensor]:
@@ -178,7 +182,7 @@ def _reduce(
     communicator: Communicator, state: Mapping[str, Tensor], reply: bytes = b"", gradients: Values | None = None
 ) -> tuple[dict[int, tuple[Any, Any]], dict[str, Tensor] | None]:
     """The ranks' answers, and the mean gradient, or None where an answer is an error or not finite, or all weigh 0."""
-    answers = {rank: parts(raw) for rank, raw in enumerate(all_gather_bytes(communicator, reply)) if raw}
+    answers = {rank: _parts(raw) for rank, raw in enumerate(all_gather_bytes(communicator, reply)) if raw}
     weights = {}
     for rank, (about, _) in answers.items():
         if "kind" in about:
@@ -200,3 +204,18 @@ def _reduce(
 def _add_up(share: float, communicator: Communicator, bucket: Tensor) -> Work:
     bucket.device.kernels.grad_norm.scale_([bucket.data], share)
     return communicator.all_reduce(bucket, async_op=True)
+
+
+def _message(rest: Any, arrays: Values) -> bytes:
+    """Arrays as safetensors, the rest as JSON."""
+    return b"".join(safetensors_format.encode(arrays, {"rest": json.dumps(rest)}))
+
+
+def _parts(raw: bytes) -> tuple[Any, Arrays]:
+    """The rest, and the arrays."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = safetensors_format.parse_header(raw[8:end], len(raw) - end)
+    return json.loads(header.metadata["rest"]), {
+        name: np.frombuffer(raw, e.dtype, math.prod(e.shape), end + e.begin).reshape(e.shape)
+        for name, e in header.tensors.items()
+    }
