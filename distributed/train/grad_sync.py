@@ -179,7 +179,8 @@ def all_reduce_grads(
     """The gradients' mean over all ranks, for those of ``params`` that are trained (boostr's ``all_reduce_grads``).
 
     A collective of all ranks; ``grads`` is consumed. A gradient that this rank does not have counts as zeros, one that
-    no rank has is missing in the result too. ``grads`` itself is returned where there is one rank.
+    no rank has is missing in the result too. ``grads`` itself is returned where there is one rank. ``hook`` may combine
+    the ranks' buckets in another way.
     """
     if communicator.world_size == 1:
         return grads

@@ -113,20 +113,12 @@ class RankReplicas:
             for rank, request in requests.items():
                 send_bytes(self._communicator, request, rank)
             broadcast_params(self._communicator, state.items(), self._communicator.rank)
-            answers, gradients = _reduce(self._communicator, state)
+            made = _reduce(self._communicator, state)
         except CommError as error:
             self._drop([rank for rank in error.ranks if rank in steps] or steps, str(error))
             return self._dropped
         self._dropped = {}
-        failed = {rank: ReplicaError(**about) for rank, (about, _) in answers.items() if "kind" in about}
-        results = {rank: _result(*answer, state) for rank, answer in answers.items() if rank not in failed}
-        if gradients is not None:  # the first rank's result stands for all
-            total = sum(result.weight or 0.0 for result in results.values())
-            loss = sum(result.loss * ((result.weight or 0.0) / total) for result in results.values())
-            results = {rank: replace(result, weight=0.0) for rank, result in results.items()}
-            first = self._ranks[0]
-            results[first] = replace(results[first], loss=loss, gradients=gradients, weight=total)
-        return {**failed, **results}
+        return made
 
 
 class _Rank:
@@ -164,7 +156,11 @@ def _request(step: ReplicaStep) -> bytes:
     return _message(about, {"features": step.features, "labels": step.labels})
 
 
-def _result(about: Any, buffers: Arrays, state: Mapping[str, Tensor]) -> ReplicaStepResult:
+def _answer(reply: bytes, state: Mapping[str, Tensor]) -> ReplicaStepResult | ReplicaError:
+    """What a rank replied. Of gradients it holds only those that are not finite, for the trainer to see."""
+    about, buffers = _parts(reply)
+    if isinstance(about, dict):
+        return ReplicaError(**about)
     loss, norm, samples, weight, bad = about
     gradients = {name: full_like(state[name], math.nan) for name in bad}
     return ReplicaStepResult(loss, norm, samples, gradients, buffers, weight)
@@ -180,25 +176,26 @@ def _on_device(communicator: Communicator, state: Values, trained: Container[str
 
 def _reduce(
     communicator: Communicator, state: Mapping[str, Tensor], reply: bytes = b"", gradients: Values | None = None
-) -> tuple[dict[int, tuple[Any, Any]], dict[str, Tensor] | None]:
-    """The ranks' answers, and the mean gradient, or None where an answer is an error or not finite, or all weigh 0."""
-    answers = {rank: _parts(raw) for rank, raw in enumerate(all_gather_bytes(communicator, reply)) if raw}
-    weights = {}
-    for rank, (about, _) in answers.items():
-        if "kind" in about:
-            return answers, None
-        loss, _, _, weights[rank], bad = about
-        if bad or not math.isfinite(loss):
-            return answers, None
+) -> Made:
+    """The ranks' answers. If there is a mean, the first has all gradients and all weight, and the others weigh 0."""
+    replies = {rank: raw for rank, raw in enumerate(all_gather_bytes(communicator, reply)) if raw}
+    made = {rank: _answer(raw, state) for rank, raw in replies.items()}
+    results = {rank: result for rank, result in made.items() if isinstance(result, ReplicaStepResult)}
+    weights = {rank: result.weight or 0.0 for rank, result in results.items()}
     total = sum(weights.values())
-    if not total:
-        return answers, None
+    bad = any(result.gradients or not math.isfinite(result.loss) for result in results.values())
+    if bad or not total or len(results) < len(made):
+        return made
     grads = GradStore()
     for name, grad in (gradients or {}).items():
         grads.insert(state[name], as_tensor(grad).to(communicator.device))
     hook = functools.partial(_add_up, weights.get(communicator.rank, 0.0) / total)
-    mean = all_reduce_grads(communicator, grads, state.items(), hook=hook)
-    return answers, {name: mean[p] for name, p in state.items() if mean.contains(p)}
+    summed = all_reduce_grads(communicator, grads, state.items(), hook=hook)
+    mean = {name: summed[p] for name, p in state.items() if summed.contains(p)}
+    loss = sum(result.loss * (weights[rank] / total) for rank, result in results.items())
+    results = {rank: replace(result, weight=0.0) for rank, result in results.items()}
+    first = min(results)
+    return {**results, first: replace(results[first], loss=loss, gradients=mean, weight=total)}
 
 
 def _add_up(share: float, communicator: Communicator, bucket: Tensor) -> Work:
