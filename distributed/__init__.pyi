@@ -32,6 +32,7 @@ from .mirrors.atomr.parameter_server import ServerStats as ServerStats
 from .mirrors.atomr.parameter_server import StaleGradientError as StaleGradientError
 from .mirrors.atomr.rank_replicas import RankReplicas as RankReplicas
 from .mirrors.atomr.rank_replicas import serve_replica as serve_replica
+from .mirrors.atomr.replicas import ProcessReplica as ProcessReplica
 from .mirrors.atomr.replicas import ReplicaProtocol as ReplicaProtocol
 from .mirrors.atomr.replicas import ReplicaStep as ReplicaStep
 from .mirrors.atomr.replicas import ReplicaStepResult as ReplicaStepResult

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 from ranks import requires_mpi, run_ranks
 from refusals import raises
-from replica_models import Failing, Net, rows, trained_alone
+from replica_models import Failing, Net, broken, rows, trained_alone
 
 from minigrad.distributed import (
     CollectiveMismatchError,
@@ -30,6 +32,7 @@ from minigrad.distributed import (
     NoOpCommunicator,
     NoReplicasError,
     OptimizerKind,
+    ProcessReplica,
     RankReplicas,
     ReplicaDroppedReplyError,
     ReplicaError,
@@ -466,6 +469,55 @@ def test_configuration_is_checked() -> None:
     labels, kind = np.array([0, 3]), LossKind.weighted_cross_entropy([1, 1])
     raises(IndexError, "labels from 0 to 3, but weights for 2 classes", lambda: kind.weight_of(labels))
     assert (SGD.lr(), ADAMW.lr()) == (0.05, 0.02)
+
+
+# ---------------------------------------------------------------------- replicas that are processes
+
+
+def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack: ExitStack) -> None:
+    build = partial(Failing, "raise", running=True)
+    replicas = [stack.enter_context(ProcessReplica(build)) for _ in range(3)]
+    spare = stack.enter_context(ProcessReplica(broken))
+    kind = config(ADAMW, LossKind.weighted_cross_entropy(WEIGHTS), clip=0.4)
+    trainer = DataParallelTrainer(kind, replicas[:2], model=Net(running=True), timeout=60)
+    batches = [rows(7, seed, 4) for seed in range(4)]
+    stats = [trainer.step(batches[0])]
+
+    x, y = batches[1]
+    bad = x.copy()
+    bad[1] = 2000.0
+    error = assert_step_fails(trainer, (bad, y), ReplicaError, "replica 1 raised ValueError: a feature is above 1000")
+    assert isinstance(error, ReplicaError) and (error.rank, error.kind) == (1, "ValueError")
+    assert "in forward" in error.trace
+    trainer.set_replicas([replicas[0], spare])
+    assert_step_fails(trainer, (x, y), ReplicaError, "replica 1 raised RuntimeError: no model today")
+    trainer.set_replicas(replicas[:2])
+    stats.append(trainer.step(batches[1]))
+
+    assert replicas[1].pid is not None
+    os.kill(replicas[1].pid, signal.SIGKILL)
+    for _ in range(2):
+        error = assert_step_fails(
+            trainer, batches[2], ReplicaDroppedReplyError, "replica dropped reply: replica 1: process .* exit code -9"
+        )
+    trainer.set_replicas([replicas[0], replicas[2]])
+    stats.append(trainer.step(batches[2]))
+
+    assert replicas[2].pid is not None
+    os.kill(replicas[2].pid, signal.SIGSTOP)
+    trainer.timeout = 0.5
+    assert_step_fails(trainer, batches[3], ReplicaDroppedReplyError, "replica 1: no answer within 0.5 s")
+    replicas[2].close()
+    trainer.timeout = 60
+    trainer.set_replicas([replicas[0], *threads(stack, 1, build)])
+    stats.append(trainer.step(batches[3]))
+    model = Net(running=True)
+    assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
+
+
+def test_a_process_takes_a_function_that_it_can_import():
+    with pytest.raises(TypeError, match="cannot be sent to another process .*; pass a function that a module defines"):
+        ProcessReplica(lambda: None)
 
 
 # ---------------------------------------------------------------------- replicas that are other ranks

@@ -12,18 +12,13 @@ So weights and gradients stay on the communicator's device, and the trainer gets
 from __future__ import annotations
 
 import functools
-import json
 import math
 import traceback
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from minigrad.creation import as_tensor, full_like
-from minigrad.files import safetensors_format
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.tensor import Tensor
@@ -37,7 +32,7 @@ from ...train.blocks import non_finite
 from ...train.grad_sync import all_reduce_grads, broadcast_params
 from ...train.train_kinds import LossKind
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
-from .replicas import Arrays, ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, compute_step
+from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, compute_step, message, parts
 
 Made = Mapping[int, ReplicaStepResult | Exception]  # by rank
 
@@ -133,37 +128,39 @@ def serve_replica(communicator: Communicator, model: Module, trainer: int = 0) -
     A trainer that asks nothing for the communicator's ``timeout`` is an error, and so is another structure.
     """
     while request := recv_bytes(communicator, trainer):
-        (trained, name, weights, *rest), arrays = _parts(request)
+        (trained, name, weights, *rest), arrays = parts(request)
         state = _on_device(communicator, model.state_dict(), trained)
         broadcast_params(communicator, state.items(), trainer)
         gradients: Values = {}
         try:
             loss = LossKind(name, None if weights is None else tuple(weights))
-            step = ReplicaStep(arrays["features"], arrays["labels"], state, frozenset(trained), loss, *rest)
+            step = ReplicaStep(
+                arrays["batch"]["features"], arrays["batch"]["labels"], state, frozenset(trained), loss, *rest
+            )
             made = compute_step(model, step)
             gradients = made.gradients
             bad = non_finite({name: as_tensor(grad) for name, grad in gradients.items()})
             numbers = [float(made.loss), float(made.grad_norm), made.samples, made.weight]
-            reply = _message([*numbers, bad], made.buffers)
+            reply = message([*numbers, bad], buffers=made.buffers)
         except Exception as error:
             about = {"message": str(error), "kind": type(error).__name__, "trace": traceback.format_exc()}
-            reply = _message(about, {})
+            reply = message(about)
         _reduce(communicator, state, reply, gradients)
 
 
 def _request(step: ReplicaStep) -> bytes:
     about = [sorted(step.trained), step.loss.name, step.loss.weights, step.batch_size, step.seed]
-    return _message(about, {"features": step.features, "labels": step.labels})
+    return message(about, batch={"features": step.features, "labels": step.labels})
 
 
 def _answer(reply: bytes, state: Mapping[str, Tensor]) -> ReplicaStepResult | ReplicaError:
     """What a rank replied. Of gradients it holds only those that are not finite, for the trainer to see."""
-    about, buffers = _parts(reply)
+    about, arrays = parts(reply)
     if isinstance(about, dict):
         return ReplicaError(**about)
     loss, norm, samples, weight, bad = about
     gradients = {name: full_like(state[name], math.nan) for name in bad}
-    return ReplicaStepResult(loss, norm, samples, gradients, buffers, weight)
+    return ReplicaStepResult(loss, norm, samples, gradients, arrays["buffers"], weight)
 
 
 def _on_device(communicator: Communicator, state: Values, trained: Container[str]) -> dict[str, Tensor]:
@@ -201,18 +198,3 @@ def _reduce(
 def _add_up(share: float, communicator: Communicator, bucket: Tensor) -> Work:
     bucket.device.kernels.grad_norm.scale_([bucket.data], share)
     return communicator.all_reduce(bucket, async_op=True)
-
-
-def _message(rest: Any, arrays: Values) -> bytes:
-    """Arrays as safetensors, the rest as JSON."""
-    return b"".join(safetensors_format.encode(arrays, {"rest": json.dumps(rest)}))
-
-
-def _parts(raw: bytes) -> tuple[Any, Arrays]:
-    """The rest, and the arrays."""
-    end = 8 + int.from_bytes(raw[:8], "little")
-    header = safetensors_format.parse_header(raw[8:end], len(raw) - end)
-    return json.loads(header.metadata["rest"]), {
-        name: np.frombuffer(raw, e.dtype, math.prod(e.shape), end + e.begin).reshape(e.shape)
-        for name, e in header.tensors.items()
-    }
