@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 from ..comm.mpi import rank_parent
 
 SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory, which has its messages
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a job to end
 TIMED_OUT = 124  # timeout(1)'s code
 REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
@@ -278,10 +278,7 @@ class LaunchJob:
 
 
 @contextlib.contextmanager
-def handled(
-    handler: Callable[[int, FrameType | None], None],
-    numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-) -> Iterator[None]:
+def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDINGS) -> Iterator[None]:
     """While the block runs, these signals call ``handler``. For the main thread, which alone may set handlers."""
     old = {number: signal.signal(number, handler) for number in numbers}
     try:

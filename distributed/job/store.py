@@ -21,6 +21,7 @@ import os
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -29,7 +30,7 @@ from ..comm.comm_errors import RendezvousError
 from ..comm.deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
 
-MAX_VALUE = 4096  # bytes that a rank may contribute
+MAX_VALUE = 16384  # bytes that a rank may contribute
 MAX_WORLD = 2**16
 MIN_SECRET = 16  # bytes; a recorded handshake allows guessing at leisure
 
@@ -94,7 +95,7 @@ class Store:
     # ------------------------------------------------------------------ what it is for
 
     def all_gather(self, value: bytes) -> list[bytes]:
-        """Every rank's ``value`` (at most 4096 bytes each), in order of rank. All ranks must call it."""
+        """Every rank's ``value`` (at most 16384 bytes each), in order of rank. All ranks must call it."""
         if len(value) > MAX_VALUE:
             raise ValueError(f"the value has {len(value)} bytes, at most {MAX_VALUE} are exchanged")
         if self._world_size == 1:
@@ -294,6 +295,10 @@ class Store:
                 if connection.getsockname() == connection.getpeername():  # TCP lets a socket meet itself
                     connection.close()
                     raise ConnectionRefusedError("nobody listens")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # rank 0's machine may be gone
+                if sys.platform == "linux":  # after a minute; elsewhere the system says when
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             except OSError as error:
                 problem = f"no connection: {error}"
             else:

@@ -38,10 +38,10 @@ class HandJob(LaunchJob):
 
     def _look_around(self) -> None:
         for rank, word in self.store.hear(0):
-            number = signal.SIGTERM if word is None else signal.Signals(int(word))
-            what = "is gone, so the job ends" if word is None else f"got {number.name}"
+            number = signal.Signals(int(word or signal.SIGTERM))
+            what = f"got {number.name}" if word else "is gone, so the job ends"
             self._say(f"the process of rank {rank}, started by hand on {self.places[rank]}, {what}")
-            if word is not None or not self.stop:
+            if word or not self.stop:
                 self._on_signal(number, None)
 
     def _say(self, line: str) -> None:
