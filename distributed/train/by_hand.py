@@ -62,8 +62,8 @@ def run_by_hand(config: DistributedTrainConfig, settings: Mapping[str, Any], arg
     with Store(config.rank, config.world_size, *parse_address(str(config.coordinator_addr)), secret=secret) as store:
         values = store.all_gather(json.dumps(mine).encode())
         # Ranks that were started for GPUs send no JSON.
-        told = [json.loads(value) if value.startswith(b"[") else ["", {"backend": "another"}] for value in values]
-        found, places = difference([said for _, said in told]), [host for host, _ in told]
+        told: list[Any] = [json.loads(v) if v.startswith(b"[") else ["", {"backend": "another"}] for v in values]
+        places, found = [place for place, _ in told], difference([said for _, said in told])
         if found is not None:
             raise SettingsError(found[1])
         if config.rank:
