@@ -85,13 +85,19 @@ def agree_on_settings(communicator: Communicator, settings: Mapping[str, Any]) -
 
     A collective of all ranks.
     """
-    everyone = all_gather_json(communicator, {key: repr(value) for key, value in settings.items()})
+    found = difference(all_gather_json(communicator, {key: repr(value) for key, value in settings.items()}))
+    if found is not None:
+        raise mismatch(communicator, found[1], "agree_on_settings", [found[0]])
+
+
+def difference(everyone: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:
+    """The first rank whose settings are not rank 0's, and a sentence that says what differs; None if all agree."""
     for rank, other in enumerate(everyone):
         for key in sorted(everyone[0].keys() | other.keys()):
-            if other.get(key) != everyone[0].get(key):
-                here, there = other.get(key), everyone[0].get(key)
-                text = f"the ranks' settings differ: {key} is {here} on rank {rank}, {there} on rank 0"
-                raise mismatch(communicator, text, "agree_on_settings", [rank])
+            here, there = other.get(key), everyone[0].get(key)
+            if here != there:
+                return rank, f"the ranks' settings differ: {key} is {here} on rank {rank}, {there} on rank 0"
+    return None
 
 
 def agree_on_params(communicator: Communicator, params: Params) -> Named:

@@ -150,13 +150,16 @@ class Settings:
     data: DataSection = dataclasses.field(default_factory=DataSection)
     training: TrainingSection = dataclasses.field(default_factory=TrainingSection)
 
+    def named(self) -> dict[str, Any]:
+        """All settings but those of ``training.distributed``, by dotted name."""
+        found = _by_name(dataclasses.asdict(self), "")
+        return {name: value for name, value in found if not name.startswith("training.distributed")}
+
     def fixed(self) -> dict[str, Any]:
         """The settings that make the run what it is, by dotted name."""
-        free = ["output_dir", "max_steps", "epochs", "log_interval", "save_interval", "keep", "timeout", "distributed"]
-        out: dict[str, Any] = {"data.tokens": self.data.tokens}
-        out |= {f"model.{key}": value for key, value in dataclasses.asdict(self.model).items()}
-        out |= {f"training.{k}": v for k, v in dataclasses.asdict(self.training).items() if k not in free}
-        return out
+        free = ["output_dir", "max_steps", "epochs", "log_interval", "save_interval", "keep", "timeout"]
+        changeable = {"data.source", *(f"training.{key}" for key in free)}
+        return {name: value for name, value in self.named().items() if name not in changeable}
 
 
 # entrenar's command-line flags, and the keys that they set.
@@ -254,7 +257,7 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
             raise SettingsError("training.distributed needs world_size: nothing launched this process")
         given["world_size"] = place.world_size
     if given["rank"] is None:
-        if alone and given["world_size"] != 1 and given["backend"] == "cuda":
+        if alone and given["world_size"] != 1 and (given["backend"] == "cuda" or given["coordinator_addr"]):
             raise SettingsError(f"which of the {given['world_size']} ranks is this? Nothing launched it: pass --rank")
         given["rank"] = place.rank
     try:

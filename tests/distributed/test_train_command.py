@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ranks import requires_mpi, run_ranks
+from train_runs import go, weights, write
 
 from minigrad.data import BytePairTokenizer
 from minigrad.distributed import (
@@ -42,33 +43,6 @@ pytest.importorskip("yaml", reason="PyYAML is not installed; install the extra `
 EXAMPLE = Path(__file__).parents[2] / "examples/distributed_gpt.yaml"
 ALONE = Place(0, 1, 0, "single")
 SECOND = Place(1, 2, 1, "Open MPI", True)
-
-
-def write(folder: Path, **changes: Any) -> Path:
-    """A tiny run on a text of its own; 3 batches an epoch."""
-    text = folder / "text.txt"
-    text.write_text("".join(chr(97 + (i * i) % 23) for i in range(2 * 3 * 8 + 1)))
-    lines = {
-        "model": {"n_layer": 2, "n_head": 2, "n_embd": 8, "dropout": 0.0, "checkpoint_blocks": None},
-        "data": {"source": f"[{text}]", "tokens": None},
-        "training": {"output_dir": folder / "run", "max_steps": 6, "batch_size": 2, "seq_len": 8, "save_interval": 3},
-    }
-    for key, value in changes.items():
-        section = next(name for name in lines if key in lines[name] or name == "training")
-        lines[section][key] = value
-    path = folder / "config.yaml"
-    path.write_text(
-        "".join(
-            f"{name}:\n" + "".join(f"  {key}: {value}\n" for key, value in values.items() if value is not None)
-            for name, values in lines.items()
-        )
-    )
-    return path
-
-
-def weights(folder: Path, step: int | None = None) -> dict[str, bytes]:
-    tensors = load_checkpoint(folder, step).tensors
-    return {f"{file}/{name}": array.tobytes() for file, named in tensors.items() for name, array in named.items()}
 
 
 # ---------------------------------------------------------------------- the file
@@ -165,6 +139,8 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
         (DistributedSection(rank=0), SECOND, "rank is 0, but Open MPI says 1"),
         (DistributedSection(2, local_rank=0), SECOND, "local_rank is 0, but Open MPI says 1"),
         (DistributedSection(2, role="coordinator"), SECOND, "rank 1 is the worker"),
+        (DistributedSection(2, coordinator_addr="a:1"), SECOND, "is for backend 'cuda', or .* through MPI's launcher"),
+        (DistributedSection(2, coordinator_addr="a:1"), ALONE, "which of the 2 ranks is this.*--rank"),
         (DistributedSection(1), SECOND, "rank is 1, expected an integer from 0 to 0"),
         (DistributedSection(), ALONE, "training.distributed needs world_size"),
         (DistributedSection(2), ALONE, "nothing launched this process: start the ranks with .*launch -n 2"),
@@ -201,15 +177,6 @@ def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
 
 
 # ---------------------------------------------------------------------- runs
-
-
-def go(comm: Communicator, path: Path, resume: bool = False) -> Run:
-    run = Run(comm, read_settings(path), resume=resume)
-    try:
-        run.train()
-    finally:
-        run.trainer.close()
-    return run
 
 
 def test_must_uneven_shards_an_epoch_of_3_batches_on_2_ranks_completes_and_saves(tmp_path):
