@@ -87,6 +87,11 @@ class Failing(Net):
         return super().forward(x)
 
 
+def broken() -> nn.Module:
+    """A function that makes no model."""
+    raise RuntimeError("no model today")
+
+
 def rows(n: int, seed: int = 0, classes: int | None = None, dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray]:
     """A batch: features (n, 5), and labels (n, 4), or class indices (n,)."""
     rng = np.random.default_rng([3, seed])
