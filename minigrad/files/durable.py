@@ -136,6 +136,31 @@ def remove_orphans(folder: Path, prefix: str) -> None:
                         os.unlink(path)
 
 
+def other_holder(fd: int) -> str:
+    """Take the exclusive advisory lock of an open file; if another process has it, that process, in words, else "".
+
+    The kernel releases the lock when the file is closed, or the process dies.
+    """
+    if fcntl is None:
+        return ""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return ""  # a file system without such locks
+        inode, found = os.fstat(fd).st_ino, "another process"
+        with contextlib.suppress(OSError):
+            locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+            pid = next((words[4] for words in locks if words[1] == "FLOCK" and words[5].endswith(f":{inode}")), "")
+            if pid == str(os.getpid()):
+                return ""
+            found = f"process {pid}" if pid else found
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            found = f"{found} ({command[:100]})" if pid else found
+        return found
+    return ""
+
+
 @contextlib.contextmanager
 def folder_lock(folder: Path, timeout: float = 60.0) -> Iterator[bool]:
     """Hold an exclusive advisory lock on `folder`; the kernel releases it when the process dies.

@@ -107,6 +107,8 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
+    if digits == "-0":  # which other readers refuse as a size
+        raise ValueError("-0 is not an integer here")
     if len(digits) > 1000:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
@@ -154,6 +156,8 @@ def parse_header(raw: bytes, data_size: int) -> FileHeader:
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("__metadata__ is not a map of strings to strings")
+    if any(_has_surrogate(text) for pair in metadata.items() for text in pair):
+        raise ValueError("__metadata__ is not Unicode text")
     entries = [(name, _entry(name, info)) for name, info in document.items()]
     entries.sort(key=lambda item: (item[1].begin, item[1].end))
     position = 0
@@ -169,7 +173,7 @@ def parse_header(raw: bytes, data_size: int) -> FileHeader:
 
 def _entry(name: str, info: Any) -> Entry:
     where = f"tensor {show(name)}"
-    if any("\ud800" <= character <= "\udfff" for character in name):
+    if _has_surrogate(name):
         raise ValueError(f"{where}: the name is not Unicode text")
     if not isinstance(info, dict) or info.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{where}: expected exactly dtype, shape and data_offsets, found {show(info)}")
@@ -191,6 +195,10 @@ def _entry(name: str, info: Any) -> Entry:
         span = offsets[1] - offsets[0]
         raise ValueError(f"{where}: shape {show(shape)} of {code} takes {nbytes:,} bytes, its offsets span {span:,}")
     return Entry(dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _is_sizes(value: Any) -> bool:
