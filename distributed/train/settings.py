@@ -221,7 +221,7 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
-            for key_node, _ in node.value:
+            for key_node, value_node in node.value:
                 key = self.construct_object(key_node, deep=True)
                 line = f"{path}, line {key_node.start_mark.line + 1}"
                 if not isinstance(key, str) or "." in key:
@@ -229,6 +229,12 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
                 if key in seen:
                     raise SettingsError(f"{line}: {key} is given twice")
                 seen.add(key)
+                try:
+                    self.construct_object(value_node, deep=True)
+                except SettingsError:
+                    raise
+                except (ValueError, AttributeError) as error:  # a wrong !!tag, 31 February, a number of 5,000 digits
+                    raise SettingsError(f"{line}: {key}: {error}") from error
             return dict(super().construct_mapping(node, deep))
 
     try:
@@ -239,7 +245,7 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     content = {} if content is None else content
     if isinstance(content, dict):
-        content = _overridden(content, {key: _plain(yaml, text) for key, text in (overrides or {}).items()})
+        content = _overridden(content, {key: _plain(yaml, key, text) for key, text in (overrides or {}).items()})
     settings = _section(Settings, content, "")
     _check(settings)
     return settings
@@ -271,9 +277,12 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
 # ------------------------------------------------------------------ reading
 
 
-def _plain(yaml: Any, text: str) -> Any:
+def _plain(yaml: Any, key: str, text: str) -> Any:
     """A value of the command line: as in the file, but 1e-3 is a number."""
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, AttributeError) as error:
+        raise SettingsError(f"{key}: {text[:40]!r} is no value of YAML: {' '.join(str(error).split())}") from error
     return float(value) if isinstance(value, str) and _is_number(value) else value
 
 

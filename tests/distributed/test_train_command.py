@@ -95,6 +95,10 @@ def test_should_launcher_defaults_are_entrenars():
         ("model: {n_kv_head: 2}\ntraining: {max_steps: 1}", "model.n_kv_head is 2"),
         ("data: {source: []}\ntraining: {max_steps: 1}", r"data.source is \[\], expected text or a list of paths"),
         ("training: {max_steps: 1", "is no valid YAML"),
+        ("training: {seed: " + "9" * 6000 + "}", "line 1: seed: .*6000 digits"),
+        ("training:\n  seed: 2026-02-31", "line 2: seed: day is out of range"),
+        ("training: {seed: !!int abc}", "line 1: seed: invalid literal"),
+        ("training: {seed: !!timestamp x}", "line 1: seed: "),
         ("training: !!python/object/apply:os.system ['true']", "is no valid YAML"),
     ],
 )
