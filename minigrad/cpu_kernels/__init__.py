@@ -1,6 +1,6 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from ..plain_kernels import batch_norm, indexing, movement
+from ..plain_kernels import batch_norm, movement
 from ..plain_kernels.arrays import (
     Array,
     as_array,
@@ -30,6 +30,7 @@ from . import (
     gelu,
     grad_norm,
     group_norm,
+    indexing,
     lamb,
     layer_norm,
     linear,
@@ -49,7 +50,7 @@ from .memory import heap
 from .reduce import reduce
 from .toolbox import bfloat16_product, threads
 
-PLAIN_ONLY: tuple[str, ...] = ("batch_norm", "indexing", "movement")
+PLAIN_ONLY: tuple[str, ...] = ("batch_norm", "movement")
 """The families that are the plain ones."""
 
 fuses_add_norm = False  # no norm adds two arrays first
