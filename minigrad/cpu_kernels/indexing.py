@@ -37,11 +37,8 @@ def add_at(x: np.ndarray, where: Any, y: np.ndarray, distinct: bool) -> None:
 def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
     places = _places(indices, x, y, axis)
-    if (
-        places is None
-        or y.shape != places.shape
-        or any(x.shape[a] != n for a, n in enumerate(places.shape) if a != axis)
-    ):
+    expected = (*x.shape[:axis], *indices.shape[axis : axis + 1], *x.shape[axis + 1 :])
+    if places is None or not indices.shape == y.shape == expected:
         plain.scatter_add(x, axis, indices, y)
         return
     inner = int(np.prod(x.shape[axis + 1 :]))
