@@ -38,8 +38,6 @@ class EpochBatches:
         DataError: the tokens are too few, or an argument is out of range.
     """
 
-    sampler: EpochSampler
-
     def __init__(
         self,
         tokens: npt.NDArray[Any],
@@ -52,7 +50,7 @@ class EpochBatches:
     ) -> None:
         self._windows = _windows(tokens, batch_size, block_size, "training")[::block_size]
         self.block_size = block_size
-        self.sampler = EpochSampler(len(self._windows), batch_size, seed, drop_last, rank, world_size)
+        self.sampler: EpochSampler = EpochSampler(len(self._windows), batch_size, seed, drop_last, rank, world_size)
 
     @property
     def epoch(self) -> int:

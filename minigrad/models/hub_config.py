@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import bad_value
-from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
+from ..files.safetensors_format import CheckpointError, read_json, show
 
 CONFIG = "config.json"
 MAX_CONFIG = 1 << 20  # bytes; published ones have a few thousand
@@ -41,18 +41,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 class HubConfig:
     """The fields of one ``config.json``; errors are `CheckpointError` and name the file."""
 
-    path: Path
-    values: Any
-
     def __init__(self, folder: Path) -> None:
-        self.path = folder / CONFIG
+        self.path: Path = folder / CONFIG
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder; models are read from local folders", folder)
-        raw = read_bytes(self.path, MAX_CONFIG)
-        try:
-            self.values = parse_json(raw)
-        except ValueError as error:
-            raise self.error(str(error)) from None
+        self.values: Any = read_json(self.path, MAX_CONFIG)
         if not isinstance(self.values, dict):
             raise self.error("it is not a JSON object")
         self._used = set(INERT)

@@ -17,16 +17,11 @@ from .llama_config import LlamaConfig
 class LlamaBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): (B, T, C) -> (B, T, C)."""
 
-    input_layernorm: nn.RMSNorm
-    self_attn: nn.GroupedQueryAttention
-    post_attention_layernorm: nn.RMSNorm
-    mlp: nn.SwiGLU
-
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         c = config
-        self.input_layernorm = nn.RMSNorm(c.n_embd, c.eps)
-        self.self_attn = nn.GroupedQueryAttention(
+        self.input_layernorm: nn.RMSNorm = nn.RMSNorm(c.n_embd, c.eps)
+        self.self_attn: nn.GroupedQueryAttention = nn.GroupedQueryAttention(
             c.n_embd,
             c.n_head,
             c.n_kv_head,
@@ -35,8 +30,8 @@ class LlamaBlock(nn.Module):
             head_size=c.head_size,
             rope_frequencies=c.rope_frequencies,
         )
-        self.post_attention_layernorm = nn.RMSNorm(c.n_embd, c.eps)
-        self.mlp = nn.SwiGLU(c.n_embd, c.n_inner, c.mlp_bias)
+        self.post_attention_layernorm: nn.RMSNorm = nn.RMSNorm(c.n_embd, c.eps)
+        self.mlp: nn.SwiGLU = nn.SwiGLU(c.n_embd, c.n_inner, c.mlp_bias)
 
     def forward(self, x: Tensor, cache: nn.KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -59,18 +54,13 @@ class Llama(CausalLM):
     hub_prefix = "model."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
     hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")  # none
-    embed_tokens: nn.Embedding
-    layers: nn.ModuleList
-    norm: nn.RMSNorm
-    lm_head: nn.Linear | None
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.n_embd)
-        self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.n_layer))
-        self.norm = nn.RMSNorm(config.n_embd, config.eps)
-        self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self._init_weights("o_proj.weight", "down_proj.weight")
+        self.embed_tokens: nn.Embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.layers: nn.ModuleList = nn.ModuleList(LlamaBlock(config) for _ in range(config.n_layer))
+        self.norm: nn.RMSNorm = nn.RMSNorm(config.n_embd, config.eps)
+        self._add_head("o_proj.weight", "down_proj.weight")
 
     @property
     def embedding(self) -> nn.Embedding:

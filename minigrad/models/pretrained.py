@@ -23,7 +23,7 @@ from ..device import CPU, Device
 from ..dtypes import default_dtype, float32
 from ..errors import bad_value, located
 from ..files import durable
-from ..files.safetensors_format import CheckpointError, encode, iter_arrays, parse_json, read_bytes, read_header, show
+from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
 from .hub_config import CONFIG, HubConfig
 
@@ -111,12 +111,8 @@ def load(
     kind = hub.get("model_type")
     if kind != cls.model_type:
         raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}")
-    try:
+    with faults_of(hub.path):
         config = cls.config_class.from_hub(hub, dropout)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise hub.error(str(error)) from None
     hub.finish()
     files = _weight_files(folder)
     stored = _stored_shapes(cls, files, folder)
@@ -152,17 +148,14 @@ def _weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
         others = sorted(p.name for p in folder.glob("*.bin"))
         pickles = f"; {others[0]} is a pickle, which can run any code: convert it to safetensors" if others else ""
         raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}{pickles}", folder)
-    raw = read_bytes(path, MAX_INDEX)
-    try:
-        document = parse_json(raw)
+    document = read_json(path, MAX_INDEX)
+    with faults_of(path):
         places = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(places, dict) or not places:
-            raise bad_value("it has no weight_map")
+            raise ValueError("it has no weight_map")
         for name, file in places.items():
             if not isinstance(file, str) or not _SHARD.fullmatch(file):
-                raise bad_value(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}", path) from None
+                raise ValueError(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
     files = {folder / file: read_header(folder / file).tensors for file in sorted(set(places.values()))}
     for name, file in places.items():
         if name not in files[folder / file]:
