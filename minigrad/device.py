@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from .errors import located
-from .modes import check_kernels, of_thread
+from .modes import check_kernels, holding, of_thread
 
 
 class DeviceError(RuntimeError):
@@ -140,12 +140,8 @@ def kernels(name: str) -> Iterator[None]:
     ``backward`` computes with the kernels of its forward pass. ``MINIGRAD_KERNELS`` in the environment chooses for the
     whole process. Tensors on a GPU keep the kernels of their device. ValueError for another name.
     """
-    mode = of_thread.mode
-    before, mode.kernels = mode.kernels, check_kernels("kernels", name)
-    try:
+    with holding(of_thread.mode, kernels=check_kernels("kernels", name)):
         yield
-    finally:
-        mode.kernels = before
 
 
 def plain_families(device: str | Device = "cpu") -> tuple[str, ...]:

@@ -96,10 +96,11 @@ def check_float(name: str, value: Any, least: float = 0.0, below: float = math.i
     return float(value)
 
 
-def check_bool(name: str, value: Any) -> None:
-    """ValueError unless ``value`` is True or False."""
+def check_bool(name: str, value: Any) -> bool:
+    """``value``. ValueError unless it is True or False."""
     if not isinstance(value, bool):
         raise bad_value(f"{name} is {value!r}, expected True or False")
+    return value
 
 
 def check_option(name: str, value: Any, options: Iterable[Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from .errors import bad_value
-from .modes import FAST_IS_OFF, of_thread
+from .modes import FAST_IS_OFF, holding, of_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,12 +111,8 @@ def planned(method: F) -> F:
 @contextlib.contextmanager
 def recording(recorder: CallRecorder) -> Iterator[None]:
     """Tell ``recorder`` of the calls of this thread."""
-    mode = of_thread.mode
-    before, mode.recorder = mode.recorder, recorder
-    try:
+    with holding(of_thread.mode, recorder=recorder):
         yield
-    finally:
-        mode.recorder = before
 
 
 @contextlib.contextmanager
@@ -128,10 +124,7 @@ def unfused(*names: str) -> Iterator[None]:
     """
     if not FAST_IS_OFF and (unknown := set(names) - {plan.name for plans in PLANS.values() for plan in plans}):
         raise bad_value(f"unfused: there is no plan {sorted(unknown)[0]!r}; explain shows their names")
-    mode = of_thread.mode
-    before = mode.unfused
-    mode.unfused = True if not names or before is True else frozenset(names) | (before or frozenset())
-    try:
+    before = of_thread.mode.unfused
+    off = True if not names or before is True else frozenset(names) | (before or frozenset())
+    with holding(of_thread.mode, unfused=off):
         yield
-    finally:
-        mode.unfused = before

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from .multi_tensor import MultiTensorOptimizer, UpdateBatch
-from .optimizer import Named, Update
+from ..errors import check_float
+from .multi_tensor import Configured, UpdateBatch
+from .optimizer import Checks, Update
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class AdaGradConfig:
     lr_decay: float = 0.0
 
 
-class AdaGrad(MultiTensorOptimizer):
+class AdaGrad(Configured[AdaGradConfig]):
     """AdaGrad with PyTorch's arithmetic. For a parameter p with gradient g:
 
         g <- g + weight_decay * p
@@ -34,7 +35,11 @@ class AdaGrad(MultiTensorOptimizer):
     (2011).
     """
 
-    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay", "initial_accumulator_value", "lr_decay")
+    family = operator.attrgetter("adagrad")
+    config_type = AdaGradConfig
+    checks: ClassVar[Checks] = dict.fromkeys(
+        ("lr", "eps", "weight_decay", "initial_accumulator_value", "lr_decay"), check_float
+    )
     state_arrays: tuple[str, ...] = ("sum",)
 
     def __init__(
@@ -48,20 +53,6 @@ class AdaGrad(MultiTensorOptimizer):
     ) -> None:
         options = {"eps": eps, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value}
         super().__init__(params, {"lr": lr, **options, "lr_decay": lr_decay})
-
-    @classmethod
-    def from_config(cls, config: AdaGradConfig, params: Iterable[Named] | None = None) -> AdaGrad:
-        """An AdaGrad with these options."""
-        return cls(params, **asdict(config))
-
-    @property
-    def config(self) -> AdaGradConfig:
-        """The options of groups that name no others."""
-        return AdaGradConfig(**self.defaults)
-
-    @staticmethod
-    def family(kernels: Any) -> Any:
-        return kernels.adagrad
 
     def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> UpdateBatch:
         new = [update for update in updates if update.param._id not in self.state]

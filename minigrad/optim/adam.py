@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, ClassVar
 
-from .adamw import adam_row
+from .adamw import ADAM_CHECKS, adam_row
 from .multi_tensor import MultiTensorOptimizer
+from .optimizer import Checks
 
 
 class Adam(MultiTensorOptimizer):
@@ -21,7 +23,8 @@ class Adam(MultiTensorOptimizer):
     Source: Kingma & Ba, "Adam: a method for stochastic optimization" (2015).
     """
 
-    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay")
+    family = operator.attrgetter("adamw")
+    checks: ClassVar[Checks] = ADAM_CHECKS
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -33,10 +36,6 @@ class Adam(MultiTensorOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    @staticmethod
-    def family(kernels: Any) -> Any:
-        return kernels.adamw
 
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         return *adam_row(group, t, 1.0), group["weight_decay"]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named
+from ..errors import check_float
+from .multi_tensor import Configured
+from .optimizer import Checks, check_betas
+
+ADAM_CHECKS: Checks = {**dict.fromkeys(("lr", "eps", "weight_decay"), check_float), "betas": check_betas}
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class AdamWConfig:
     weight_decay: float = 0.01
 
 
-class AdamW(MultiTensorOptimizer):
+class AdamW(Configured[AdamWConfig]):
     """AdamW with PyTorch's arithmetic. For a parameter p with gradient g in its own t-th update:
 
         p <- p - lr * weight_decay * p
@@ -43,7 +47,9 @@ class AdamW(MultiTensorOptimizer):
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """
 
-    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay")
+    family = operator.attrgetter("adamw")
+    config_type = AdamWConfig
+    checks: ClassVar[Checks] = ADAM_CHECKS
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -59,21 +65,6 @@ class AdamW(MultiTensorOptimizer):
         if master_weights:
             self.extra_arrays: tuple[str, ...] = ("master",)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    @classmethod
-    def from_config(cls, config: AdamWConfig, params: Iterable[Named] | None = None) -> AdamW:
-        """An AdamW with these options."""
-        return cls(params, config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay)
-
-    @property
-    def config(self) -> AdamWConfig:
-        """The options of groups that name no others."""
-        beta1, beta2 = self.defaults["betas"]
-        return AdamWConfig(self.defaults["lr"], beta1, beta2, self.defaults["eps"], self.defaults["weight_decay"])
-
-    @staticmethod
-    def family(kernels: Any) -> Any:
-        return kernels.adamw
 
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         return adam_row(group, t, 1.0 - group["lr"] * group["weight_decay"])

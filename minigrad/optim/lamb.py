@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import check_bool, check_float
-from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named
+from .adamw import ADAM_CHECKS
+from .multi_tensor import Configured
+from .optimizer import Checks
+
+
+def _check_limit(name: str, value: Any) -> float | None:
+    return None if value is None else check_float(name, value)
 
 
 @dataclass(frozen=True)
 class LambConfig:
-    """Options of Lamb, as boostr has them; ``LambConfig.lars()`` are those of LARS."""
+    """Options of Lamb, as boostr has them; ``LambConfig.lars()`` are those of LARS, which
+    ``Lamb.from_config(LambConfig.lars(), params)`` makes.
+    """
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -30,7 +38,7 @@ class LambConfig:
         return cls(lr=0.1, beta2=0.0, weight_decay=1e-4, use_adam=False)
 
 
-class Lamb(MultiTensorOptimizer):
+class Lamb(Configured[LambConfig]):
     """LAMB: Adam's direction, and for each tensor a step of the length lr * norm(p). For a parameter p in its own t-th
     update, with gradient g:
 
@@ -51,7 +59,9 @@ class Lamb(MultiTensorOptimizer):
     You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
     """
 
-    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay")
+    family = operator.attrgetter("lamb")
+    config_type = LambConfig
+    checks: ClassVar[Checks] = {**ADAM_CHECKS, "max_trust_ratio": _check_limit, "use_adam": check_bool}
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -66,31 +76,6 @@ class Lamb(MultiTensorOptimizer):
     ) -> None:
         options = {"max_trust_ratio": max_trust_ratio, "use_adam": use_adam}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options})
-
-    @classmethod
-    def from_config(cls, config: LambConfig, params: Iterable[Named] | None = None) -> Lamb:
-        """A Lamb with these options: ``Lamb.from_config(LambConfig.lars(), params)`` is LARS."""
-        c = config
-        return cls(params, c.lr, (c.beta1, c.beta2), c.eps, c.weight_decay, c.max_trust_ratio, c.use_adam)
-
-    @property
-    def config(self) -> LambConfig:
-        """The options of groups that name no others."""
-        beta1, beta2 = self.defaults["betas"]
-        rest = {key: self.defaults[key] for key in ("eps", "weight_decay", "max_trust_ratio", "use_adam")}
-        return LambConfig(self.defaults["lr"], beta1, beta2, **rest)
-
-    @staticmethod
-    def family(kernels: Any) -> Any:
-        return kernels.lamb
-
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        options = super().checked(options)
-        if options["max_trust_ratio"] is not None:
-            options["max_trust_ratio"] = check_float("max_trust_ratio", options["max_trust_ratio"])
-        check_bool("use_adam", options["use_adam"])
-        return options
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Both moments, or the first alone for LARS."""

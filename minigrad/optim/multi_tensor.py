@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import is_
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from ..errors import bad_value
 from ..grad_store import GradStore, check_grads
 from ..modes import current_graph
 from ..tensor import Tensor
-from .optimizer import Optimizer, Update
+from .optimizer import Named, Optimizer, Update
 from .optimizer_state import ParamState
+
+C = TypeVar("C")
+O = TypeVar("O", bound=Optimizer)
 
 
 @dataclass(eq=False)
@@ -44,8 +48,8 @@ class UpdateBatch:
     def is_current(self, states: dict[int, ParamState]) -> bool:
         """Whether parameters and states are still those of the table, and masters those of their parameters."""
         return (
-            all(map(is_, [p.data for p in self.params], self.arrays))
-            and all(map(is_, map(states.get, self.ids), self.states))
+            all(map(operator.is_, [p.data for p in self.params], self.arrays))
+            and all(map(operator.is_, map(states.get, self.ids), self.states))
             and ("master" not in self.kinds or all(map(_is_followed, self.params, self.states)))
         )
 
@@ -74,16 +78,13 @@ class MultiTensorOptimizer(Optimizer):
     """
 
     capturable = True
+    family: ClassVar[operator.attrgetter[Any]]
+    """The optimizer's module in a kernel package: it has ``Table`` and ``step``."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.master_weights: bool = bool(self.extra_arrays)
         self._batches: dict[Any, list[UpdateBatch]] = {}
         super().__init__(params, defaults)
-
-    @staticmethod
-    @abstractmethod
-    def family(kernels: Any) -> Any:
-        """The optimizer's module in a kernel package: it has ``Table`` and ``step``."""
 
     @abstractmethod
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
@@ -197,6 +198,29 @@ class MultiTensorOptimizer(Optimizer):
         """Forget the moments and all counts; groups and options stay."""
         super().reset()
         self._batches.clear()
+
+
+class Configured(MultiTensorOptimizer, Generic[C]):
+    """An optimizer with a record of its options, as boostr has it: ``betas`` are ``beta1`` and ``beta2`` there."""
+
+    config_type: ClassVar[type]
+
+    @classmethod
+    def from_config(cls: type[O], config: C, params: Iterable[Named] | None = None) -> O:
+        """An optimizer with these options."""
+        options = dict(vars(config))
+        if "beta1" in options:
+            options["betas"] = options.pop("beta1"), options.pop("beta2")
+        return cls(params, **options)
+
+    @property
+    def config(self) -> C:
+        """The options of groups that name no others."""
+        options = dict(self.defaults)
+        if "betas" in options:
+            options["beta1"], options["beta2"] = options.pop("betas")
+        config: C = self.config_type(**options)
+        return config
 
 
 def _count(batch: UpdateBatch, updates: int) -> None:

@@ -178,38 +178,31 @@ def _mismatches(optimizer: OptimizerState, arrays: Mapping[str, np.ndarray], met
     if len(saved_groups) != len(optimizer.param_groups):
         return [f"it has {len(saved_groups)} parameter groups, this optimizer {len(optimizer.param_groups)}"]
     problems = [] if _is_count(meta["timestep"]) else [f"timestep is {meta['timestep']!r}, expected an integer >= 0"]
-    for i, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
-        problems += [f"group {i}: {problem}" for problem in _group_mismatches(optimizer, group, saved)]
     required: dict[str, tuple[str, ...]] = {}
-    for saved in saved_groups:
-        required.update(_required_arrays(optimizer, saved))
+    for i, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
+        problems += [f"group {i}: {problem}" for problem in _group_mismatches(optimizer, group, saved, required)]
     return problems + _array_mismatches(optimizer, arrays, meta["steps"], required)
 
 
-def _group_mismatches(optimizer: OptimizerState, group: Mapping[str, Any], saved: Any) -> list[str]:
+def _group_mismatches(
+    optimizer: OptimizerState, group: Mapping[str, Any], saved: Any, required: dict[str, tuple[str, ...]]
+) -> list[str]:
+    """What does not fit; the arrays that each parameter of the saved group must have are added to ``required``."""
     if not isinstance(saved, Mapping) or not isinstance(saved.get("params"), list):
         return ["it is saved without a list of parameters"]
     here, there = [optimizer.name_of(p) for p in group["params"]], saved["params"]
     problems = [f"parameter {name!r} is not in the saved group" for name in here if name not in there]
     problems += [f"the saved parameter {name!r} is not in this group" for name in there if name not in here]
-    options = {k: v for k, v in saved.items() if k != "params"}
+    options = options_of(saved)
     lacking = optimizer.defaults.keys() - options.keys()
     if lacking:
         return problems + [f"it is saved without {', '.join(sorted(lacking))}"]
     try:
-        optimizer.checked(options)
+        kinds = optimizer.kinds_of(optimizer.checked(options))
+        required.update({name: kinds for name in there if isinstance(name, str)})
     except ValueError as error:
         problems.append(str(error))
     return problems
-
-
-def _required_arrays(optimizer: OptimizerState, saved: Any) -> dict[str, tuple[str, ...]]:
-    """The arrays that each parameter of a saved group must have, as far as its options can be understood."""
-    try:
-        kinds = optimizer.kinds_of(optimizer.checked({k: v for k, v in saved.items() if k != "params"}))
-        return dict.fromkeys(saved["params"], kinds)
-    except (AttributeError, KeyError, TypeError, ValueError):  # these are reported with the group
-        return {}
 
 
 def _array_mismatches(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from ..errors import bad_value, check_bool
-from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named
+from ..errors import bad_value, check_bool, check_float
+from .multi_tensor import Configured
+from .optimizer import Checks
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class SgdConfig:
     nesterov: bool = False
 
 
-class SGD(MultiTensorOptimizer):
+class SGD(Configured[SgdConfig]):
     """Stochastic gradient descent with PyTorch's arithmetic. For a parameter p with gradient g:
 
         g <- g + weight_decay * p
@@ -40,7 +41,12 @@ class SGD(MultiTensorOptimizer):
     (2013).
     """
 
-    non_negative: tuple[str, ...] = ("lr", "momentum", "dampening", "weight_decay")
+    family = operator.attrgetter("sgd")
+    config_type = SgdConfig
+    checks: ClassVar[Checks] = {
+        **dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), check_float),
+        "nesterov": check_bool,
+    }
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
@@ -55,24 +61,9 @@ class SGD(MultiTensorOptimizer):
         options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, {"lr": lr, **options})
 
-    @classmethod
-    def from_config(cls, config: SgdConfig, params: Iterable[Named] | None = None) -> SGD:
-        """An SGD with these options."""
-        return cls(params, **asdict(config))
-
-    @property
-    def config(self) -> SgdConfig:
-        """The options of groups that name no others."""
-        return SgdConfig(**self.defaults)
-
-    @staticmethod
-    def family(kernels: Any) -> Any:
-        return kernels.sgd
-
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
         options = super().checked(options)
-        check_bool("nesterov", options["nesterov"])
         if options["nesterov"] and (options["momentum"] == 0 or options["dampening"] != 0):
             raise bad_value(
                 f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}: it needs "
