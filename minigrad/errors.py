@@ -125,11 +125,9 @@ class LocatedError(ValueError):
         place: what follows it in the text: a new line, and ``at file:line: source``; or nothing.
     """
 
-    place: str
-
     def __init__(self, message: str) -> None:
         line = user_line()
-        self.place = f"\n  at {line}" if line else ""
+        self.place: str = f"\n  at {line}" if line else ""
         super().__init__(message.replace(self.place, "") if line else message)  # it may quote an error of this line
 
     def __str__(self) -> str:

@@ -127,7 +127,7 @@ class HubConfig:
         unknown = [name for name, value in self.values.items() if name not in self._used and value not in (None, False)]
         if unknown:
             names = ", ".join(show(name) for name in unknown)
-            warnings.warn(f"{self.path}: not known here, and without effect: {names}", UserWarning, stacklevel=4)
+            warnings.warn(f"{self.path}: not known here, and without effect: {names}", UserWarning, stacklevel=3)
 
 
 def check_sizes(config: Any, *names: str) -> None:

@@ -32,9 +32,10 @@ class _OfFunction(Module):
 
     _function: ClassVar[Callable[..., Tensor]]
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if cls.__module__ == __name__:
+    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if function is not None:
+            cls._function = function
             dataclasses.dataclass(eq=False, repr=False)(cls)
             set_options: Any = cls.__init__
 
@@ -67,109 +68,84 @@ class _OfOne(_OfFunction):
 # Activations ----------------------------------------------------------------------------------------------------------
 
 
-class ReLU(_OfOne):
+class ReLU(_OfOne, function=F.relu):
     """max(x, 0)."""
 
-    _function = F.relu
 
-
-class Tanh(_OfOne):
+class Tanh(_OfOne, function=F.tanh):
     """Hyperbolic tangent."""
 
-    _function = F.tanh
 
-
-class LeakyReLU(_OfOne):
+class LeakyReLU(_OfOne, function=F.leaky_relu):
     """x where x > 0, else negative_slope * x."""
 
     negative_slope: float = 0.01
-    _function = F.leaky_relu
 
 
-class SiLU(_OfOne):
+class SiLU(_OfOne, function=F.silu):
     """x sigmoid(x)."""
 
-    _function = F.silu
 
-
-class Sigmoid(_OfOne):
+class Sigmoid(_OfOne, function=F.sigmoid):
     """1 / (1 + exp(-x))."""
 
-    _function = F.sigmoid
 
-
-class Softmax(_OfOne):
+class Softmax(_OfOne, function=F.softmax):
     """exp(x) along ``dim``, divided by its sum."""
 
     dim: int
-    _function = F.softmax
 
 
-class LogSoftmax(_OfOne):
+class LogSoftmax(_OfOne, function=F.log_softmax):
     """log of the softmax along ``dim``."""
 
     dim: int
-    _function = F.log_softmax
 
 
-class ELU(_OfOne):
+class ELU(_OfOne, function=F.elu):
     """x where x > 0, else alpha * (exp(x) - 1)."""
 
     alpha: float = 1.0
-    _function = F.elu
 
 
-class Softplus(_OfOne):
+class Softplus(_OfOne, function=F.softplus):
     """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
 
     beta: float = 1.0
     threshold: float = 20.0
-    _function = F.softplus
 
 
-class SELU(_OfOne):
+class SELU(_OfOne, function=F.selu):
     """``ELU`` scaled so that mean 0 and variance 1 are kept (Klambauer et al. 2017)."""
 
-    _function = F.selu
 
-
-class Mish(_OfOne):
+class Mish(_OfOne, function=F.mish):
     """x tanh(softplus(x)) (Misra 2019)."""
 
-    _function = F.mish
 
-
-class LogSigmoid(_OfOne):
+class LogSigmoid(_OfOne, function=F.logsigmoid):
     """log(sigmoid(x)), computed without overflow."""
 
-    _function = F.logsigmoid
 
-
-class ReLU6(_OfOne):
+class ReLU6(_OfOne, function=F.relu6):
     """x limited to [0, 6]."""
 
-    _function = F.relu6
 
-
-class Hardswish(_OfOne):
+class Hardswish(_OfOne, function=F.hardswish):
     """x relu6(x + 3) / 6."""
 
-    _function = F.hardswish
 
-
-class Hardtanh(_OfOne):
+class Hardtanh(_OfOne, function=F.hardtanh):
     """x limited to [min_val, max_val]."""
 
     min_val: float = -1.0
     max_val: float = 1.0
-    _function = F.hardtanh
 
 
-class GLU(_OfOne):
+class GLU(_OfOne, function=F.glu):
     """The first half of ``dim`` times the sigmoid of the second (Dauphin et al. 2017)."""
 
     dim: int = -1
-    _function = F.glu
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
@@ -183,22 +159,20 @@ class Identity(Module):
         return x
 
 
-class Flatten(_OfOne):
+class Flatten(_OfOne, function=Tensor.flatten):
     """Dimensions ``start_dim`` to ``end_dim`` as one; by default all but the first: (N, *) -> (N, product of *)."""
 
     start_dim: int = 1
     end_dim: int = -1
-    _function = Tensor.flatten
 
 
-class Unflatten(_OfOne):
+class Unflatten(_OfOne, function=Tensor.unflatten):
     """Dimension ``dim`` as several of the given sizes, one of which may be -1: (N, product) -> (N, *unflattened_size),
     for dim 1.
     """
 
     dim: int
     unflattened_size: tuple[int, ...]
-    _function = Tensor.unflatten
 
     def __post_init__(self) -> None:
         self.unflattened_size = tuple(self.unflattened_size)
@@ -225,78 +199,69 @@ class _Loss(_OfFunction):
         return f"reduction={self.reduction!r}"
 
 
-class CrossEntropyLoss(_Loss):
+class CrossEntropyLoss(_Loss, function=F.cross_entropy):
     """``F.cross_entropy``: logits (N, C) and class indices (N,), or probabilities (N, C)."""
 
     weight: Tensor | None = None
     ignore_index: int = -100
     reduction: str = "mean"
     label_smoothing: float = 0.0
-    _function = F.cross_entropy
 
 
-class NLLLoss(_Loss):
+class NLLLoss(_Loss, function=F.nll_loss):
     """``F.nll_loss``: log-probabilities (N, C) and class indices (N,)."""
 
     weight: Tensor | None = None
     ignore_index: int = -100
     reduction: str = "mean"
-    _function = F.nll_loss
 
 
-class MSELoss(_Loss):
+class MSELoss(_Loss, function=F.mse_loss):
     """``F.mse_loss``: (input - target)^2."""
 
     reduction: str = "mean"
-    _function = F.mse_loss
 
 
-class L1Loss(_Loss):
+class L1Loss(_Loss, function=F.l1_loss):
     """``F.l1_loss``: |input - target|."""
 
     reduction: str = "mean"
-    _function = F.l1_loss
 
 
-class SmoothL1Loss(_Loss):
+class SmoothL1Loss(_Loss, function=F.smooth_l1_loss):
     """``F.smooth_l1_loss``: curved up to a distance of ``beta``."""
 
     reduction: str = "mean"
     beta: float = 1.0
-    _function = F.smooth_l1_loss
 
 
-class HuberLoss(_Loss):
+class HuberLoss(_Loss, function=F.huber_loss):
     """``F.huber_loss``: curved up to a distance of ``delta``."""
 
     reduction: str = "mean"
     delta: float = 1.0
-    _function = F.huber_loss
 
 
-class BCELoss(_Loss):
+class BCELoss(_Loss, function=F.binary_cross_entropy):
     """``F.binary_cross_entropy`` of probabilities; ``BCEWithLogitsLoss`` is more exact."""
 
     weight: Tensor | None = None
     reduction: str = "mean"
-    _function = F.binary_cross_entropy
 
 
-class BCEWithLogitsLoss(_Loss):
+class BCEWithLogitsLoss(_Loss, function=F.binary_cross_entropy_with_logits):
     """``F.binary_cross_entropy_with_logits``."""
 
     weight: Tensor | None = None
     reduction: str = "mean"
     pos_weight: Tensor | None = None
-    _function = F.binary_cross_entropy_with_logits
 
 
-class KLDivLoss(_Loss):
+class KLDivLoss(_Loss, function=F.kl_div):
     """``F.kl_div``: log-probabilities and probabilities; "batchmean" is the divergence's mean over the batch."""
 
     reduction: str = "mean"
     log_target: bool = False
-    _function = F.kl_div
     _reductions = ("mean", "batchmean", "sum", "none")
 
     def extra_repr(self) -> str:

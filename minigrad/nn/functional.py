@@ -13,7 +13,6 @@ import numpy as np
 
 from .. import hints as _hints
 from .. import shapes
-from ..autograd import no_grad
 from ..creation import one_hot as one_hot
 from ..creation import ones, where, zeros
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
@@ -24,7 +23,7 @@ from ..functions import sigmoid as sigmoid
 from ..functions import softmax as softmax
 from ..functions import tanh as tanh
 from ..mixed_precision import autocast_to_float32, in_float32
-from ..modes import cast_inputs, is_autocast_enabled
+from ..modes import cast_inputs, is_autocast_enabled, no_grad
 from ..ops import activation, attention, elementwise
 from ..ops import batch_norm as batch_norm_ops
 from ..ops import dropout as dropout_ops

@@ -35,11 +35,9 @@ class AdaGrad(Configured[AdaGradConfig]):
     (2011).
     """
 
-    family = operator.attrgetter("adagrad")
+    _family = operator.attrgetter("adagrad")
     config_type = AdaGradConfig
-    checks: ClassVar[Checks] = dict.fromkeys(
-        ("lr", "eps", "weight_decay", "initial_accumulator_value", "lr_decay"), check_float
-    )
+    checks: ClassVar[Checks] = dict.fromkeys(vars(AdaGradConfig()), check_float)
     state_arrays: tuple[str, ...] = ("sum",)
 
     def __init__(
@@ -51,8 +49,7 @@ class AdaGrad(Configured[AdaGradConfig]):
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
     ) -> None:
-        options = {"eps": eps, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value}
-        super().__init__(params, {"lr": lr, **options, "lr_decay": lr_decay})
+        super().__init__(params, vars(AdaGradConfig(lr, eps, weight_decay, initial_accumulator_value, lr_decay)))
 
     def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> UpdateBatch:
         new = [update for update in updates if update.param._id not in self.state]

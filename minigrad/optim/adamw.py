@@ -1,4 +1,4 @@
-"""AdamW: Adam with decoupled weight decay, all parameters in one launch."""
+"""AdamW: Adam with decoupled weight decay, all parameters in one launch; and Adam, by the same kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import check_float
-from .multi_tensor import Configured
+from .multi_tensor import Configured, MultiTensorOptimizer
 from .optimizer import Checks, check_betas
 
 ADAM_CHECKS: Checks = {**dict.fromkeys(("lr", "eps", "weight_decay"), check_float), "betas": check_betas}
@@ -47,7 +47,7 @@ class AdamW(Configured[AdamWConfig]):
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """
 
-    family = operator.attrgetter("adamw")
+    _family = operator.attrgetter("adamw")
     config_type = AdamWConfig
     checks: ClassVar[Checks] = ADAM_CHECKS
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -68,6 +68,37 @@ class AdamW(Configured[AdamWConfig]):
 
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         return adam_row(group, t, 1.0 - group["lr"] * group["weight_decay"])
+
+
+class Adam(MultiTensorOptimizer):
+    """Adam with PyTorch's arithmetic: AdamW, except that the decay is part of the gradient and so of the moments.
+
+        g <- g + weight_decay * p
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g * g
+        p <- p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    Counts, state and versions are as in AdamW.
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization" (2015).
+    """
+
+    _family = operator.attrgetter("adamw")
+    checks: ClassVar[Checks] = ADAM_CHECKS
+    state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        return *adam_row(group, t, 1.0), group["weight_decay"]
 
 
 def adam_row(group: Mapping[str, Any], t: int, decay: float) -> tuple[float, ...]:

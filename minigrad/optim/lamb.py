@@ -59,7 +59,7 @@ class Lamb(Configured[LambConfig]):
     You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
     """
 
-    family = operator.attrgetter("lamb")
+    _family = operator.attrgetter("lamb")
     config_type = LambConfig
     checks: ClassVar[Checks] = {**ADAM_CHECKS, "max_trust_ratio": _check_limit, "use_adam": check_bool}
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")

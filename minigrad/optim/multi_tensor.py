@@ -78,7 +78,7 @@ class MultiTensorOptimizer(Optimizer):
     """
 
     capturable = True
-    family: ClassVar[operator.attrgetter[Any]]
+    _family: ClassVar[operator.attrgetter[Any]]
     """The optimizer's module in a kernel package: it has ``Table`` and ``step``."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class MultiTensorOptimizer(Optimizer):
         graph = current_graph()
         for batch, arrays in self._batches_for(grads, graph):
             kernels = batch.params[0].device.kernels
-            family = self.family(kernels)
+            family = self._family(kernels)
             scalars = self._scalars(batch) if graph is None else self._captured(graph, batch)
             if batch.table is None:
                 _step_in_float32(kernels, family, batch, arrays, scalars)
@@ -149,7 +149,7 @@ class MultiTensorOptimizer(Optimizer):
         self._make_states(params, kinds)
         states = [self._state_of(p) for p in params]
         arrays = [p.data for p in params]
-        family = self.family(params[0].device.kernels)
+        family = self._family(params[0].device.kernels)
         if "master" in kinds:
             columns = [[state.arrays[kind] for state in states] for kind in ("master", *self.state_arrays)]
             table = family.Table(*columns, weights=arrays)
@@ -161,14 +161,6 @@ class MultiTensorOptimizer(Optimizer):
         else:
             table = family.Table(arrays, *([state.arrays[kind] for state in states] for kind in kinds))
         return UpdateBatch(kinds, [update.group for update in updates], params, arrays, states, table)
-
-    def dtype_of(self, p: Tensor, kind: str) -> Any:
-        """The dtype of an array of a parameter's state."""
-        return float32 if self.master_weights and is_half(p.data.dtype) else p.data.dtype
-
-    def extra_kinds(self, p: Tensor) -> tuple[str, ...]:
-        """Those of ``extra_arrays`` that the state of this parameter has."""
-        return self.extra_arrays if is_half(p.data.dtype) else ()
 
     def _keep_masters(self, params: list[Tensor]) -> None:
         """Make the masters of new parameters, and make those anew whose parameter somebody else has changed."""

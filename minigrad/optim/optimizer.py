@@ -15,7 +15,7 @@ from ..errors import bad_state, bad_type, bad_value, check_float
 from ..grad_store import GradStore, check_grads
 from ..modes import current_graph
 from ..tensor import Tensor
-from .optimizer_state import OptimizerState, ParamState
+from .optimizer_state import OptimizerState
 
 Named = Tensor | tuple[str, Tensor]
 Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
@@ -44,6 +44,7 @@ class Optimizer(OptimizerState, ABC):
     capturable: bool = False
     """Whether ``step`` may be part of a CUDA graph: all that differs from step to step is then computed by the host
     before each launch, and read by the kernels from the device."""
+
     checks: ClassVar[Checks] = {"lr": check_float}
     """By the name of an option, what gives its value as a plain one, or raises ValueError."""
 
@@ -53,13 +54,7 @@ class Optimizer(OptimizerState, ABC):
                 f"{type(self).__name__}: params is a {type(params).__name__}; pass a list of parameters: [p], or "
                 "model.parameters()"
             )
-        self.defaults: dict[str, Any] = defaults
-        self.defaults = self.checked(defaults)
-        self.param_groups: list[dict[str, Any]] = []
-        self.state: dict[int, ParamState] = {}
-        self.timestep: int = 0
-        self._names = {}
-        self._valid: dict[int, dict[str, Any]] = {}  # of each group, the options that were last found in order
+        super().__init__(defaults)
         if params is None:
             return
         entries = list(params.values() if isinstance(params, Mapping) else _ordered(params))

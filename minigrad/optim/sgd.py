@@ -41,7 +41,7 @@ class SGD(Configured[SgdConfig]):
     (2013).
     """
 
-    family = operator.attrgetter("sgd")
+    _family = operator.attrgetter("sgd")
     config_type = SgdConfig
     checks: ClassVar[Checks] = {
         **dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), check_float),
