@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_state, bad_type, bad_value
-from ..indices import bool_mask, parse_index, scatter_source
 from ..modes import is_grad_enabled
 from ..random import Generator, draw
+from ..shapes import bool_mask, parse_index, scatter_source
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
 from .math import MathMethods

@@ -13,10 +13,10 @@ from ..device import CPU
 from ..dtypes import float32, float64
 from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
-from ..indices import bool_mask
 from ..modes import of_thread
 from ..ops import elementwise, trigonometry
 from ..random import Generator, draw
+from ..shapes import bool_mask
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
