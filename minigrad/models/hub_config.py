@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 from ..errors import bad_value
 from ..files.safetensors_format import CheckpointError, read_json, show
@@ -128,6 +129,36 @@ class HubConfig:
         if unknown:
             names = ", ".join(show(name) for name in unknown)
             warnings.warn(f"{self.path}: not known here, and without effect: {names}", UserWarning, stacklevel=3)
+
+
+class Stored(NamedTuple):
+    """How ``config.json`` says a field of a configuration, whose type is annotated with this."""
+
+    name: str
+    read: Callable[..., Any] = HubConfig.integer
+    default: tuple[Any, ...] = ()  # what a missing field means; none: it is an error
+
+    @staticmethod
+    def fields(kind: type) -> dict[str, Stored]:
+        """Of all fields that are so annotated."""
+        kinds = get_type_hints(kind, include_extras=True)
+        found = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in kinds.items()}
+        return {name: stored for name, stored in found.items() if isinstance(stored, Stored)}
+
+    @staticmethod
+    def read_all(kind: type, hub: HubConfig) -> dict[str, Any]:
+        """The values of these fields."""
+        return {name: s.read(hub, s.name, *s.default) for name, s in Stored.fields(kind).items()}
+
+    @staticmethod
+    def write_all(config: Any) -> dict[str, Any]:
+        """The fields of ``config.json`` that say these."""
+        return {s.name: getattr(config, name) for name, s in Stored.fields(type(config)).items()}
+
+
+TokenIds = int | tuple[int, ...] | None
+Bos: TypeAlias = Annotated[TokenIds, Stored("bos_token_id", HubConfig.token_ids)]
+Eos: TypeAlias = Annotated[TokenIds, Stored("eos_token_id", HubConfig.token_ids)]
 
 
 def check_sizes(config: Any, *names: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -17,14 +17,7 @@ from .. import nn
 from ..errors import bad_value, check_choice
 from ..tensor import Tensor
 from .causal_lm import CausalLM
-from .hub_config import HubConfig, check_dropout, check_sizes
-
-# Sizes, and what they are called in config.json.
-SIZES = {
-    "vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads", "n_kv_head": "num_key_value_heads", "n_embd": "hidden_size",
-    "n_inner": "intermediate_size",
-}  # fmt: skip
+from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,23 +69,23 @@ class LlamaConfig:
 
     """
 
-    vocab_size: int = 49152
-    block_size: int = 8192
-    n_layer: int = 30
-    n_head: int = 9
+    vocab_size: Annotated[int, Stored("vocab_size")] = 49152
+    block_size: Annotated[int, Stored("max_position_embeddings")] = 8192
+    n_layer: Annotated[int, Stored("num_hidden_layers")] = 30
+    n_head: Annotated[int, Stored("num_attention_heads")] = 9
     n_kv_head: int = 3
-    n_embd: int = 576
-    n_inner: int = 1536
+    n_embd: Annotated[int, Stored("hidden_size")] = 576
+    n_inner: Annotated[int, Stored("intermediate_size")] = 1536
     head_dim: int | None = None
     rope_base: float = 100000.0
     rope_scaling: RopeScaling | None = None
-    eps: float = 1e-5
-    tied: bool = True
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    dropout: float = 0.0
-    bos_token_id: int | tuple[int, ...] | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
+    eps: Annotated[float, Stored("rms_norm_eps", HubConfig.number, (1e-6,))] = 1e-5
+    tied: Annotated[bool, Stored("tie_word_embeddings", HubConfig.boolean, (False,))] = True
+    attention_bias: Annotated[bool, Stored("attention_bias", HubConfig.boolean, (False,))] = False
+    mlp_bias: Annotated[bool, Stored("mlp_bias", HubConfig.boolean, (False,))] = False
+    dropout: Annotated[float, Stored("attention_dropout", HubConfig.probability, (0.0,))] = 0.0
+    bos_token_id: Bos = None
+    eos_token_id: Eos = None
     checkpoint_blocks: bool = False
 
     def __post_init__(self) -> None:
@@ -131,25 +124,13 @@ class LlamaConfig:
         hub.only("hidden_act", "silu", "swish")
         hub.only("rope_interleaved", False)
         hub.inert("is_llama_config", "pretraining_tp", "transformers.js_config")
-        n_embd, n_head = hub.integer("hidden_size"), hub.integer("num_attention_heads")
-        sizes: dict[str, Any] = {ours: hub.integer(name) for ours, name in SIZES.items() if ours != "n_kv_head"}
+        fields = Stored.read_all(cls, hub)
+        n_head, n_embd = fields["n_head"], fields["n_embd"]
+        fields["n_kv_head"] = hub.integer("num_key_value_heads", n_head)
         head_dim = None if hub.get("head_dim", None) is None else hub.integer("head_dim")
-        attention_dropout = hub.probability("attention_dropout", 0.0)
-        base, scaling = _rope_from_hub(hub)
-        return cls(
-            **sizes,
-            n_kv_head=hub.integer("num_key_value_heads", n_head),
-            head_dim=None if head_dim is not None and head_dim * n_head == n_embd else head_dim,
-            rope_base=base,
-            rope_scaling=scaling,
-            eps=hub.number("rms_norm_eps", 1e-6),
-            tied=hub.boolean("tie_word_embeddings", False),
-            attention_bias=hub.boolean("attention_bias", False),
-            mlp_bias=hub.boolean("mlp_bias", False),
-            dropout=attention_dropout if dropout is None else dropout,
-            bos_token_id=hub.token_ids("bos_token_id"),
-            eos_token_id=hub.token_ids("eos_token_id"),
-        )
+        fields["head_dim"] = None if head_dim is not None and head_dim * n_head == n_embd else head_dim
+        fields["rope_base"], fields["rope_scaling"] = _rope_from_hub(hub)
+        return cls(**fields if dropout is None else {**fields, "dropout": dropout})
 
     def to_hub(self) -> dict[str, Any]:
         """The fields of ``config.json``, in the form of transformers 4, which 5 reads too."""
@@ -164,17 +145,11 @@ class LlamaConfig:
         return {
             "architectures": ["LlamaForCausalLM"],
             "hidden_act": "silu",
-            **{theirs: getattr(self, ours) for ours, theirs in SIZES.items()},
+            **Stored.write_all(self),
+            "num_key_value_heads": self.n_kv_head,
             "head_dim": self.head_size,
             "rope_theta": self.rope_base,
             "rope_scaling": stored,
-            "rms_norm_eps": self.eps,
-            "tie_word_embeddings": self.tied,
-            "attention_bias": self.attention_bias,
-            "mlp_bias": self.mlp_bias,
-            "attention_dropout": self.dropout,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": self.eos_token_id,
         }
 
 
