@@ -51,7 +51,8 @@ class Device:
     @property
     def kernels(self) -> Any:
         """The backend package for this thread: its ``native`` one, or the plain one within ``kernels("plain")``."""
-        return _backend("plain") if of_thread.mode.kernels == "plain" else self.native
+        plain = of_thread.mode.kernels == "plain" and self.type == "cpu"
+        return _backend("plain") if plain else self.native
 
     @functools.cached_property
     def native(self) -> Any:
@@ -88,10 +89,6 @@ class _CudaDevice(Device):
     """A GPU. New memory lies on the thread's current device, so asking for the kernels makes this the current one."""
 
     _package: Any = None
-
-    @property
-    def kernels(self) -> Any:
-        return self.native
 
     @property
     def native(self) -> Any:

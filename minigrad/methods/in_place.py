@@ -28,13 +28,13 @@ def _in_place(method: F) -> F:
     name = f"{method.__name__}_"
 
     def changed(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        y = method(self.detach(), *args, **kwargs)
-        if dtypes.category(y.dtype) > dtypes.category(self.dtype):
-            raise bad_type(f"{name}: the result is {y.dtype}, which a {self.dtype} tensor cannot hold; use x = x + y")
-        if y.shape != self.shape:
-            raise bad_value(f"{name}: the result has shape {y.shape}, the tensor {self.shape}; use x = x + y")
+        new, own = method(self.detach(), *args, **kwargs).data, self.data
+        if dtypes.category(new.dtype) > dtypes.category(own.dtype):
+            raise bad_type(f"{name}: the result is {new.dtype}, which a {own.dtype} tensor cannot hold; use x = x + y")
+        if new.shape != own.shape:
+            raise bad_value(f"{name}: the result has shape {new.shape}, the tensor {own.shape}; use x = x + y")
         self._change(name, *args, *kwargs.values())
-        self.device.kernels.elementwise.assign(self.data, y.data)
+        self.device.kernels.elementwise.assign(own, new)
         return self
 
     functools.update_wrapper(changed, method)

@@ -31,12 +31,14 @@ class _OfFunction(Module):
     """
 
     _function: ClassVar[Callable[..., Tensor]]
+    _names: ClassVar[tuple[str, ...]]  # of the options
 
     def __init_subclass__(cls, function: Callable[..., Tensor] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         if function is not None:
             cls._function = function
             dataclasses.dataclass(eq=False, repr=False)(cls)
+            cls._names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one now
             set_options: Any = cls.__init__
 
             @functools.wraps(set_options)
@@ -51,18 +53,18 @@ class _OfFunction(Module):
             if field.type == "Tensor | None":
                 self._write_attribute(field.name, getattr(self, field.name), self._buffers)
 
-    def _options(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+    def _options(self) -> list[Any]:
+        return [getattr(self, name) for name in self._names]
 
     def extra_repr(self) -> str:
         """The options."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._options().items())
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
 
 
 class _OfOne(_OfFunction):
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same, unless the function changes it (``GLU``: (..., 2 n, ...) -> (..., n, ...))."""
-        return type(self)._function(x, *self._options().values())
+        return type(self)._function(x, *self._options())
 
 
 # Activations ----------------------------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class _Loss(_OfFunction):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Two tensors, of the shapes that the function takes -> the loss."""
-        return type(self)._function(input, target, *self._options().values())
+        return type(self)._function(input, target, *self._options())
 
     def extra_repr(self) -> str:
         """The reduction."""
