@@ -29,10 +29,8 @@ class JsonLinesLog:
         OSError: naming the file; BlockingIOError, with the process in its text, while another process writes it.
     """
 
-    path: Path
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         self._fd = os.open(self.path, flags, 0o666)

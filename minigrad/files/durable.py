@@ -106,21 +106,27 @@ def temporary_sibling(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write and flush, which takes the place of ``path`` at the end, but not after an error."""
+    temporary = temporary_sibling(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fsync_directory(path.parent)
+
+
 def replace_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
     """Replace the content of `path` atomically and durably; size and sha256 as `write_new_file`."""
     with folder_lock(path.parent) as locked:
         if locked:
             remove_orphans(path.parent, f"{TEMPORARY}{path.name}-")
-        temporary = temporary_sibling(path)
-        try:
-            record = write_new_file(temporary, chunks)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        fsync_directory(path.parent)
-        return record
+        with replacing(path) as temporary:
+            return write_new_file(temporary, chunks)
 
 
 def remove_orphans(folder: Path, prefix: str) -> None:

@@ -11,6 +11,7 @@ returned, and no second copy of the weights is held.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -72,6 +73,19 @@ class CheckpointError(LocatedError):
         super().__init__(message)
         self.path = path
         self.previous = previous
+
+
+@contextlib.contextmanager
+def faults_of(path: Path) -> Iterator[None]:
+    """A ValueError that is raised within is a fault of this file: a `CheckpointError` that names it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except RecursionError:
+        raise CheckpointError(f"{path}: nested too deeply", path) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}", path) from None
 
 
 class Entry(NamedTuple):
@@ -323,6 +337,17 @@ def read_bytes(path: Path, limit: int, size: int | None = None, sha256: str | No
         return raw
 
 
+def read_json(path: Path, limit: int) -> Any:
+    """What a small JSON file says.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    raw = read_bytes(path, limit)
+    with faults_of(path):
+        return parse_json(raw)
+
+
 def _read_header(file: _File) -> FileHeader:
     if file.size < 8:
         raise file.error(f"has {file.size} bytes, fewer than the 8 of a safetensors length")
@@ -331,12 +356,8 @@ def _read_header(file: _File) -> FileHeader:
         raise file.error(f"its header claims {length:,} bytes, the limit is {MAX_HEADER:,}")
     if length > file.size - 8:
         raise file.error(f"its header claims {length:,} bytes, {file.size - 8:,} follow")
-    try:
+    with faults_of(file.path):
         return parse_header(file.read(length), file.size - 8 - length)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise file.error(str(error)) from None
 
 
 def read_header(path: Path) -> FileHeader:
