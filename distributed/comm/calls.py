@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from .deadlines import check_seconds, remaining
 
 
 class ReduceOp(enum.Enum):
@@ -145,6 +148,45 @@ class Work(ABC):
 
         Raises the operation's error, or CommTimeoutError.
         """
+
+
+class PendingWork(Work):
+    """An operation of the communicator ``owner``, for which ``allowed`` seconds are; another thread calls ``end``."""
+
+    grace: ClassVar[float] = 0.0
+    """Seconds after the deadline in which that thread should have called it."""
+
+    def __init__(self, owner: Any, call: Call, allowed: float) -> None:
+        self.owner, self.call, self.allowed = owner, call, allowed
+        self.deadline: float = time.monotonic() + allowed
+        self.ended: threading.Event = threading.Event()
+        self.ended_at: float = 0.0
+        self.error: BaseException | None = None
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has ended; raises its error."""
+        began = time.monotonic()
+        seconds = self.allowed if timeout is None else check_seconds("timeout", timeout)
+        if not self.ended.is_set():
+            until = self.deadline + self.grace if timeout is None else began + seconds
+            if not self.ended.wait(min(remaining(until), threading.TIMEOUT_MAX)):
+                self.expire(seconds)
+            self.owner.stats.waited_s += max(0.0, self.ended_at - began)
+        if self.error is not None:
+            raise self.error
+
+    @abstractmethod
+    def expire(self, seconds: float) -> None:
+        """Its rank has waited ``seconds`` in vain: end it with an error, unless it has just ended."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It has ended, well or not: wake who waits for it."""
+        self.error, self.ended_at = error, time.monotonic()
+        self.ended.set()
 
 
 class FinishedWork(Work):

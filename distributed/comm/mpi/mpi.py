@@ -219,7 +219,7 @@ class MpiCommunicator(Communicator):
         for other in self._progress.pending(self):
             if other is not operation:
                 self._kept.append(other)
-                other.finish(self._error)
+                other.end(self._error)
         self._tell()
         return self._error
 

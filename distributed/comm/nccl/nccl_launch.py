@@ -183,10 +183,7 @@ class CapturedWork(Work):
         with self._cuda.Device(owner.device.index):
             self._ready, self._end = (self._cuda.Event(disable_timing=True) for _ in range(2))
             self._ready.record(self._cuda.get_current_stream())
-        job = owner._thread.submit(self._issue)
-        if not job.wait(owner.timeout) or job.error is not None:
-            error = job.error or owner._expired(self._call, owner.timeout)
-            raise owner._broken(error, self._call) from job.error
+        owner._done(owner._thread.submit(self._issue), self._call)
 
     def _issue(self) -> None:
         """In the communicator's thread, as all calls of NCCL."""

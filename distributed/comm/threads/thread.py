@@ -21,40 +21,14 @@ from minigrad.modes import of_thread
 from minigrad.random import drawing_from, generators_for
 
 from ..calls import Call, CallKind, Work
-from ..comm_errors import CommError
 from ..communicator import Communicator
-from ..deadlines import DEFAULT_TIMEOUT, check_seconds, remaining
+from ..deadlines import DEFAULT_TIMEOUT
 from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
 
 GRACE = 1.0  # seconds that a rank has beyond its last deadline to end
 
 _T = TypeVar("_T")
-
-
-class ThreadWork(Work):
-    """An operation of one rank."""
-
-    def __init__(self, owner: ThreadCommunicator, part: RankPart) -> None:
-        self._owner, self._part = owner, part
-        self._deadline = time.monotonic() + owner.timeout
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._part.ended.is_set()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until it has ended; raises the group's failure if it did not end well."""
-        began = time.monotonic()
-        deadline = self._deadline if timeout is None else began + check_seconds("timeout", timeout)
-        part = self._part
-        if not part.ended.is_set():
-            if not part.ended.wait(min(remaining(deadline), threading.TIMEOUT_MAX)):
-                self._owner.expire(part, self._owner.timeout if timeout is None else timeout)
-            self._owner.stats.waited_s += max(0.0, part.ended_at - began)
-        self._owner.forget_ended()
-        if part.failed:
-            raise self._owner.failure_in(part.call)
 
 
 class ThreadCommunicator(Communicator):
@@ -78,7 +52,7 @@ class ThreadCommunicator(Communicator):
         self._group, self._faults = group, faults
         self._collectives = 0
         self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
-        self._started: deque[ThreadWork] = deque()
+        self._started: deque[RankPart] = deque()
         self._children: list[ThreadCommunicator] = []
 
     @classmethod
@@ -119,7 +93,8 @@ class ThreadCommunicator(Communicator):
             ready = self.device.kernels.streams.Event()
             ready.record()
         key, ranks = self._place(call)
-        work = ThreadWork(self, self._group.post(key, ranks, self, call, send, arrives, ready))
+        work = RankPart(self, self._group, call, ready)
+        self._group.post(key, ranks, work, send, arrives)
         self.forget_ended()
         self._started.append(work)
         if call.kind is CallKind.BARRIER:
@@ -171,22 +146,10 @@ class ThreadCommunicator(Communicator):
             for child in self._children:
                 child._abandon(error)
 
-    # ------------------------------------------------------------------ for its work
-
     def forget_ended(self) -> None:
         """Let go of operations that have ended, and of their arrays."""
         while self._started and self._started[0].is_completed():
             self._started.popleft()
-
-    def expire(self, part: RankPart, seconds: float) -> None:
-        """The rank has waited ``seconds`` in vain."""
-        self._group.expire(part, seconds)
-
-    def failure_in(self, call: Call) -> CommError:
-        """The group's failure as this rank's error, raised by ``call``; the communicator is broken from now on."""
-        failure = self._group.failure
-        assert failure is not None
-        return self._fail(failure.kind(failure.reason, **call.where(self.rank), ranks=failure.ranks))
 
 
 def run_threads(
