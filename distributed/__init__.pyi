@@ -10,7 +10,7 @@ from .comm.comm_errors import CommunicatorBrokenError as CommunicatorBrokenError
 from .comm.comm_errors import PeerLostError as PeerLostError
 from .comm.comm_errors import RendezvousError as RendezvousError
 from .comm.communicator import Communicator as Communicator
-from .comm.communicator_group import CommunicatorGroup as CommunicatorGroup
+from .comm.communicator import CommunicatorGroup as CommunicatorGroup
 from .comm.gather import all_gather_bytes as all_gather_bytes
 from .comm.launchers import Place as Place
 from .comm.launchers import discover_place as discover_place

@@ -48,7 +48,8 @@ class Call:
     """One operation, checked, as an engine gets it.
 
     ``send`` and ``recv`` are contiguous raw arrays of the device (the same one for ``all_reduce``; only ``recv`` for
-    ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source.
+    ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source, -1 where there
+    is none.
     """
 
     kind: CallKind
@@ -57,7 +58,7 @@ class Call:
     send: Any = None
     recv: Any = None
     op: ReduceOp | None = None
-    peer: int | None = None
+    peer: int = -1
     tag: int = 0
 
     @property
@@ -90,7 +91,7 @@ class Call:
 
 
 @functools.lru_cache  # a training makes the same calls again and again
-def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int | None) -> str:
+def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int) -> str:
     """An operation in words; its shape may be words as well."""
     words = name
     if op is not None:

@@ -33,12 +33,7 @@ from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled
 from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
-from .checkpoint import (
-    load_distributed_checkpoint,
-    random_state,
-    restore_random_state,
-    save_distributed_checkpoint,
-)
+from .checkpoint import load_distributed_checkpoint, random_state, restore_random_state, save_distributed_checkpoint
 from .config import TrainingConfig, TrainingMetrics
 from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
@@ -74,7 +69,8 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             and those in which a rank waited for it, the largest of any rank, since the line before.
         max_steps: what ``reached_max_steps`` compares with; None: never reached.
 
-    Raises ValueError for a configuration that contradicts the communicator.
+    ``is_coordinator`` says whether this is rank 0. Raises ValueError for a configuration that contradicts the
+    communicator.
     """
 
     def __init__(
@@ -107,6 +103,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self.layout: BlockLayout = BlockLayout.of(model, blocks)
         self.max_steps: int | None = None if max_steps is None else check_int("max_steps", max_steps, 1)
         self.dist_config: DistributedTrainConfig = config
+        self.is_coordinator: bool = config.is_coordinator
         self._loss_fn = loss_fn
         self._log = StepLog(communicator, log, log_every)
         self._step.precision = BlockScaling(scaler)
@@ -117,11 +114,6 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self._buffers_before: dict[str, Any] = {}
         self._weight, self._unit = 0.0, 0.0
         self.broadcast_params(self._replicated())
-
-    @property
-    def is_coordinator(self) -> bool:
-        """Whether this is rank 0."""
-        return self.dist_config.is_coordinator
 
     @property
     def reached_max_steps(self) -> bool:

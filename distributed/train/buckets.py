@@ -113,9 +113,9 @@ class GradientBucketManager:
 
     ``inspect`` is shown each bucket's own gradients just before they are sent.
 
-    The buffers stay for the next window and are the only memory held: a gradient that is marked ready moves into its
-    bucket. Raises ValueError for a ``bucket_size_bytes`` that is no positive integer, a parameter given twice, or
-    groups that do not hold each parameter once.
+    ``num_buckets`` says how many there are. The buffers stay for the next window and are the only memory held: a
+    gradient that is marked ready moves into its bucket. Raises ValueError for a ``bucket_size_bytes`` that is no
+    positive integer, a parameter given twice, or groups that do not hold each parameter once.
     """
 
     def __init__(
@@ -141,12 +141,8 @@ class GradientBucketManager:
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
         self._buckets = [bucket for group in groups for bucket in _fill(group, bucket_size_bytes)]
         self._bucket_of = {id: bucket for bucket in self._buckets for id in bucket.views}
+        self.num_buckets: int = len(self._buckets)
         self._launched = 0
-
-    @property
-    def num_buckets(self) -> int:
-        """How many buckets there are."""
-        return len(self._buckets)
 
     def __contains__(self, id: TensorId) -> bool:
         return id in self._bucket_of

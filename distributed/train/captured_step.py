@@ -47,8 +47,7 @@ class PendingMetrics:
     """What a step of ``CapturedStep`` did: ``result()`` waits for it."""
 
     def __init__(self, owner: CapturedStep | None, metrics: TrainingMetrics | None = None) -> None:
-        self._owner = owner
-        self._metrics = metrics
+        self._owner, self._metrics = owner, metrics
         self._error: Exception | None = None
         self._raised = False
 
@@ -58,8 +57,8 @@ class PendingMetrics:
         Raises what ``trainer.step`` would have: NonFiniteLossError, NonFiniteGradientError; IndexError for an index out
         of range; and RuntimeError for a step that was left out after one of these.
         """
-        if self._owner is not None:
-            self._owner._settle_until(self)
+        while self._owner is not None:
+            self._owner._settle_first()
         if self._error is not None:
             self._raised = True
             raise self._error
@@ -69,14 +68,15 @@ class PendingMetrics:
         self._owner, self._metrics, self._error = None, metrics, error
 
 
-class _Launched:
+class _Launched(PendingMetrics):
     """A launch whose results are on their way."""
 
     def __init__(
-        self, pending: PendingMetrics, graph: cuda_graph.Graph, results: Tensor, step: Step, lr_before: float
+        self, owner: CapturedStep, step: Step, graph: cuda_graph.Graph, results: Tensor, lr_before: float
     ) -> None:
+        super().__init__(owner)
         kernels = results.device.kernels
-        self.pending, self.graph, self._step, self._lr_before = pending, graph, step, lr_before
+        self.graph, self._step, self._lr_before = graph, step, lr_before
         self.number, self.lr = step.global_step, step.optimizer.lr
         self.host: np.ndarray = kernels.to_host(results.data, wait=False)
         self.event = kernels.streams.Event()
@@ -169,8 +169,7 @@ class CapturedStep:
             raise ValueError(f"the parameters are on {len(devices)} devices; a captured step is of one")
         self._device: Device = devices.pop()
         communicator = step.reducer.communicator
-        several = communicator is not None and communicator.world_size > 1
-        self._ranks: CapturedRanks | None = CapturedRanks(communicator) if communicator and several else None
+        self._ranks: CapturedRanks | None = None if communicator is None else CapturedRanks(communicator)
         self._recorder = GraphRecorder(self._device, self._params, self._ranks, self._marks)
         self._memory: Any = None  # of the reducer
         self._new: dict[str, Any] | None = None  # what the ranks have to compare of a new graph
@@ -208,9 +207,8 @@ class CapturedStep:
         self._compare_new()
         before = step.optimizer.lr
         static(inputs)
-        pending = PendingMetrics(self)
-        self._launched.append(_Launched(pending, static.graph, static.outputs, step, before))
-        return pending
+        self._launched.append(_Launched(self, step, static.graph, static.outputs, before))
+        return self._launched[-1]
 
     @property
     def graphs(self) -> int:
@@ -299,10 +297,6 @@ class CapturedStep:
             failed._raised = True
             raise failed._error
 
-    def _settle_until(self, pending: PendingMetrics) -> None:
-        while pending._owner is not None:
-            self._settle_first()
-
     def _settle_first(self) -> None:
         done, step = self._launched.popleft(), self._step
         try:
@@ -320,11 +314,11 @@ class CapturedStep:
             means = [sum(each, 0.0) / count for each in losses]  # over a window, then over the ranks
             loss = means[0] if len(means) == 1 else sum(count * x for x in means) / (count * len(means))
             shown = None if step.config.max_grad_norm is None else norm
-            done.pending._done(TrainingMetrics(done.number, loss, shown, done.lr))
+            done._done(TrainingMetrics(done.number, loss, shown, done.lr))
             step.precision.adapt()
         elif left_out:
             done.take_back()
-            done.pending._done(None)
+            done._done(None)
         else:
             self._fail(done, code, norm, losses)
 
@@ -345,8 +339,8 @@ class CapturedStep:
                 time.sleep(1e-3)
             if not one.event.query() or one.host[0]:
                 one.take_back()
-            one.pending._done(None, error)
-        self._failed = done.pending
+            one._done(None, error)
+        self._failed = done
 
     def _fail(self, done: _Launched, code: int, norm: float, losses: list[list[float]]) -> None:
         """The device has stopped at this launch: take back it and those after it, all over, and let it go on."""
@@ -364,14 +358,12 @@ class CapturedStep:
             error = NonFiniteGradientError(
                 f"step {done.number}: the gradient norm is {norm}; nothing was changed", norm
             )
-        done.pending._done(None, error)
-        self._failed = done.pending
+        done._done(None, error)
+        self._failed = done
         while self._launched:
             after = self._launched.pop()
             after.take_back()
-            after.pending._done(
-                None, RuntimeError(f"the step was left out, because step {done.number} failed: {error}")
-            )
+            after._done(None, RuntimeError(f"the step was left out, because step {done.number} failed: {error}"))
         done.take_back()
 
 
@@ -426,7 +418,7 @@ class Capturing:
         Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
         """
         step, comm = self._step, self._step.reducer.communicator
-        if comm is not None and comm.world_size > 1:
+        if comm is not None:
             if not step.reducer.capturable:
                 raise ValueError(
                     f"{step.name} on {comm.world_size} ranks exchanges values by the host in each step, which a graph "

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from minigrad.dtypes import float16
 from minigrad.engine import BackwardHook
 from minigrad.grad_store import GradStore
 from minigrad.optim import (
@@ -122,9 +123,14 @@ class Step:
 
 
 class Reducer:
-    """Makes a window's gradients those of all ranks. Here there is one rank: they are so already."""
+    """Makes a window's gradients those of all ranks. Here there is one rank: they are so already.
+
+    Gradients are multiplied by the weights of their micro-batches. Where some are float16, the first weight of a window
+    decides the unit, so that what they are multiplied by stays near 1.
+    """
 
     communicator: Communicator | None = None
+    """What connects several ranks."""
     world_size: int = 1
     capturable: bool = True
     """Whether a CUDA graph can hold the reduction."""
@@ -138,14 +144,23 @@ class Reducer:
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
         """The parameters in the order of all ranks, before a micro-batch of this weight."""
-        return step.named(params)
+        named = step.named(params)
+        if weight not in (0.0, self.unit) and not step.accumulator.weight and has_float16(named):
+            self.unit = power_of_two(weight)
+        return named
 
     def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
         """The gradients of a micro-batch, without those that the reducer has taken already."""
         return step.backward(loss)
 
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
-        """End the window: its mean gradients, in parts that may still be on their way, and its mean loss."""
+        """End the window: its mean gradients, in parts that may still be on their way, and its mean loss.
+
+        Raises ValueError for weights that are 0 together.
+        """
+        if step.accumulator.current_step and not step.accumulator.weight:
+            step.accumulator.reset()
+            raise no_weight(step)
         window = step.accumulator.flush()
         return None if window is None else ([window[0]], window[1])
 
@@ -252,6 +267,23 @@ class Recorder:
         step.global_step += 1
         step.precision.adapt()
         return TrainingMetrics(step.global_step, loss, norm, step.optimizer.lr)
+
+
+def no_weight(step: Step) -> ValueError:
+    """The error for a window that has micro-batches, and no weight."""
+    return ValueError(
+        f"step {step.global_step + 1}: the micro-batches of all ranks have weight 0, so there is no mean gradient"
+    )
+
+
+def has_float16(named: Named) -> bool:
+    """Whether a trained parameter is float16."""
+    return any(p.dtype == float16 for _, p in named if p.requires_grad)
+
+
+def power_of_two(x: float) -> float:
+    """The largest one that is not above ``x``, by which dividing rounds nothing; 1 for 0."""
+    return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
 
 
 def merged(parts: Iterable[GradStore]) -> GradStore:

@@ -56,12 +56,11 @@ class OptimizerKind:
 
     def build(self, params: Iterable[Any] = ()) -> Optimizer:
         """A new optimizer for these parameters (tensors, or pairs (name, tensor)), perhaps none."""
-        named = list(params)
-        given = [named] if named else []
+        named = list(params) or None
         if isinstance(self.config, SgdConfig):
-            return SGD.from_config(self.config, *given)
+            return SGD.from_config(self.config, named)
         if isinstance(self.config, AdamWConfig):
-            return AdamW.from_config(self.config, *given)
+            return AdamW.from_config(self.config, named)
         raise TypeError(f"an OptimizerKind holds an SgdConfig or an AdamWConfig, not a {type(self.config).__name__}")
 
 

@@ -23,7 +23,6 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from minigrad.cuda import cuda_graph
 from minigrad.device import Device, DeviceError
 
 from .. import call_header
-from ..call_thread import CallThread, QueuedCall
+from ..call_thread import CallThread, QueuedCall, in_threads
 from ..calls import Call, CallKind, Work
 from ..comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
 from ..communicator import Communicator
@@ -150,13 +149,12 @@ class NcclCommunicator(Communicator):
         """
         identifier = unique_id()
         make = functools.partial(cls, timeout=timeout, rendezvous_timeout=rendezvous_timeout, check=check)
-        with ThreadPoolExecutor(len(devices)) as pool:
-            made = [pool.submit(make, len(devices), rank, device, identifier) for rank, device in enumerate(devices)]
+        made = in_threads("group", len(devices), lambda rank: make(len(devices), rank, devices[rank], identifier))
         errors = [error for future in made if (error := future.exception()) is not None]
         if errors:
             for future in made:
                 if future.exception() is None:
-                    future.result()._abort()
+                    future.result()._end()
             raise errors[0]
         return [future.result() for future in made]
 
@@ -280,7 +278,7 @@ class NcclCommunicator(Communicator):
             yield
         except Exception as error:
             failure = self._fail(self._translated(error, call))
-            self._abort()
+            self._end()
             raise failure from (None if failure is error else error)
 
     def _done(self, job: QueuedCall, call: Call) -> Any:
@@ -374,11 +372,8 @@ class NcclCommunicator(Communicator):
             self._end("abort" if self._error is not None else "destroy")
             self._thread.stop()
 
-    def _abort(self) -> None:
-        """End whatever NCCL does, so that its kernels leave the GPU."""
-        self._end("abort")
-
-    def _end(self, how: str) -> None:
+    def _end(self, how: str = "abort") -> None:
+        """Abort, so that NCCL's kernels leave the GPU, or destroy what is over."""
         comm, self._handles.comm = self._handles.comm, None
         if comm is not None:  # both may wait for peers that are gone
             if how == "abort":
@@ -470,4 +465,4 @@ _OPEN: set[NcclCommunicator] = set()
 @atexit.register
 def _abort_all() -> None:
     for communicator in list(_OPEN):
-        communicator._abort()
+        communicator._end()

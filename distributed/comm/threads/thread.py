@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from minigrad.errors import check_int
 from minigrad.modes import of_thread
 from minigrad.random import drawing_from, generators_for
 
+from ..call_thread import in_threads
 from ..calls import Call, CallKind, Work
 from ..communicator import Communicator
 from ..deadlines import DEFAULT_TIMEOUT
@@ -104,7 +106,6 @@ class ThreadCommunicator(Communicator):
     def _place(self, call: Call) -> tuple[Hashable, tuple[int, ...]]:
         """Which operation this call is a part of, the same on all ranks that it needs."""
         if call.between_two:
-            assert call.peer is not None
             here, there = self.rank, call.peer
             stream = (here, there, call.tag) if call.kind is CallKind.SEND else (there, here, call.tag)
             self._messages[stream] += 1
@@ -173,44 +174,34 @@ def run_threads(
     """
     comms = ThreadCommunicator.group(n, timeout, fault, devices)
     generators, here = generators_for(n), of_thread.mode
-    results: dict[int, _T] = {}
     errors: dict[int, BaseException] = {}  # in order of time
-    changed = threading.Condition()
-    ended: set[int] = set()
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> _T:
         mode = of_thread.mode
         mode.kernels, mode.unfused = here.kernels, here.unfused
         try:
             with comms[rank] as comm, drawing_from(generators[rank]):
                 comm.device.activate()
                 try:
-                    results[rank] = fn(comm)  # type: ignore[arg-type]
+                    return fn(comm)  # type: ignore[arg-type]
                 except BaseException as error:
                     errors[rank] = error  # before the others hear of it
                     raise
         except BaseException as error:
             errors.setdefault(rank, error)
-        finally:
-            with changed:
-                ended.add(rank)
-                changed.notify_all()
+            raise
 
     try:
-        for rank in range(n):
-            threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True).start()
-        with changed:
-            changed.wait_for(lambda: len(ended) == n or errors)
-            if errors:
-                changed.wait_for(lambda: len(ended) == n, timeout=min(timeout + GRACE, threading.TIMEOUT_MAX))
-            running = sorted(set(range(n)) - ended)
+        jobs = in_threads("rank", n, run)
+        wait(jobs, return_when=FIRST_EXCEPTION)
+        wait(jobs, min(timeout + GRACE, threading.TIMEOUT_MAX))  # if all went well, they have ended
     except BaseException as error:  # Ctrl-C: the ranks must not go on alone
         for comm in comms:
             comm._abandon(error)
         raise
     if not errors:
-        return [results[rank] for rank in range(n)]
-    raise _first(errors, running)
+        return [job.result() for job in jobs]
+    raise _first(errors, [rank for rank, job in enumerate(jobs) if not job.done()])
 
 
 def _first(errors: dict[int, BaseException], running: list[int]) -> BaseException:

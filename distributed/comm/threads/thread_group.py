@@ -85,9 +85,9 @@ class _Operation:
             return len({(call.dtype, math.prod(call.shape)) for call in calls}) <= 1
         return len({str(call) for call in calls}) <= 1
 
-    def who_called_what(self) -> str:
+    def disagreement(self) -> str:
         words = [f"rank {rank} called {words_of(part.call)}" for rank, part in sorted(self.parts.items())]
-        return "; ".join(words + [f"rank {rank} none" for rank in self.missing])
+        return "the ranks do not agree: " + "; ".join(words + [f"rank {rank} none" for rank in self.missing])
 
     def prepare(self) -> None:
         """All have posted and agree: list the work."""
@@ -163,7 +163,7 @@ class Group:
             if self.failure is not None or operation.missing:
                 return
             if not operation.agrees():
-                self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
+                self._fail(CollectiveMismatchError, operation.disagreement(), operation.ranks)
                 return
             del self._incomplete[key]
             operation.prepare()
@@ -187,7 +187,7 @@ class Group:
             if not operation.missing:
                 self._fail(CommTimeoutError, f"{waiting}, which has begun but not ended", ())
             elif not operation.agrees():
-                self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
+                self._fail(CollectiveMismatchError, operation.disagreement(), operation.ranks)
             else:
                 late = ", ".join(f"rank {rank} ({self._doing(rank, part)})" for rank in operation.missing)
                 self._fail(CommTimeoutError, f"{waiting} for {late}", operation.missing)
@@ -226,9 +226,6 @@ class Group:
             waiting = ", ".join(f"rank {rank} in {words_of(part.call)}" for rank, part in operation.parts.items())
             reason = "; ".join(f"rank {rank} {self._left[rank]}" for rank in gone)
             self._fail(PeerLostError, f"{reason}, needed by {waiting or 'an operation'}", tuple(gone))
-
-    def _mismatch(self, operation: _Operation) -> str:
-        return f"the ranks do not agree: {operation.who_called_what()}"
 
     def _doing(self, rank: int, waiting: RankPart) -> str:
         if rank == waiting.owner.rank:

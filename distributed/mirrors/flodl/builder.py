@@ -24,6 +24,7 @@ from minigrad.random import default_generator, generators_for
 
 from ...comm.communicator import Communicator
 from ...comm.deadlines import check_seconds
+from ...comm.noop import NoOpCommunicator
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
@@ -298,8 +299,8 @@ class DdpBuilder:
             optimizer = made_optimizer("optim_factory", self.optim_factory, model, own_scale)
             own = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
-            comm = comms[rank] if comms else None
-            replicas.append(Replica(rank, world, model, trainer, own, comm, default_generator, self._places[rank]))
+            place = self._places[rank]
+            replicas.append(Replica(rank, world, model, trainer, own, comms[rank], default_generator, place))
         if world > 1:
             for replica, generator in zip(replicas, generators_for(world), strict=True):
                 replica.generator = generator
@@ -312,7 +313,7 @@ class DdpBuilder:
         if self.communicators is not None:
             return list(self.communicators)
         if len(self._places) == 1:
-            return []
+            return [NoOpCommunicator()]
         if self._backend is AverageBackend.COMMUNICATOR:
             return replica_communicators(self._places, self.batch_timeout)
         return list(ThreadCommunicator.group(len(self._places), self.batch_timeout))
@@ -320,8 +321,10 @@ class DdpBuilder:
     def _cadence(self, plan: CadencePlan) -> tuple[ElChe | None, DivergenceGuard | None, OvershootLimit | None]:
         if plan.world == 1 or plan.policy is AveragingPolicy.SYNC:
             return None, None, None
-        anchors = self.anchor, self.max_anchor
-        el_che = ElChe.adapted(plan.world, *anchors, self.overhead_target, self.speed_hint, self.max_batch_diff)
+        el_che = ElChe(plan.world, min(self.anchor, self.max_anchor)).with_overhead_target(self.overhead_target)
+        el_che.with_max_anchor(self.max_anchor).with_max_batch_diff(self.max_batch_diff)
+        if self.speed_hint is not None:
+            el_che.with_speed_ratio(*self.speed_hint)
         guard = None if self.divergence_threshold is None else DivergenceGuard(self.divergence_threshold)
         overshoot = OvershootLimit(plan.batches // plan.world, self.max_overshoot)
         return el_che, guard, overshoot if plan.policy is AveragingPolicy.ASYNC else None

@@ -229,9 +229,8 @@ class Coordinator:
     def next_deadline(self) -> float:
         """When ``check`` has to look again, on the clock; infinity for never."""
         times = [since + self.plan.batch_timeout for since in self._busy_since if since is not None]
-        if self._may_abort():
-            assert self.round is not None
-            times.append(self.round.started + self.plan.snapshot_timeout)
+        if (round := self._abortable()) is not None:
+            times.append(round.started + self.plan.snapshot_timeout)
         return min(times, default=float("inf"))
 
     def check(self) -> bool:
@@ -244,11 +243,10 @@ class Coordinator:
                 error = ReplicaStuckError(f"replica {rank} has not ended {doing} within {self.plan.batch_timeout:g} s")
                 self.failed(rank, error)
                 changed = True
-        if self._may_abort():
-            assert self.round is not None
-            if now - self.round.started >= self.plan.snapshot_timeout:
-                self._late = set(range(self.plan.world)) - self.round.taken.keys()
-                self.round, self.aborted, changed = None, self.aborted + 1, True
+        round = self._abortable()
+        if round is not None and now - round.started >= self.plan.snapshot_timeout:
+            self._late = set(range(self.plan.world)) - round.taken.keys()
+            self.round, self.aborted, changed = None, self.aborted + 1, True
         return changed
 
     # ------------------------------------------------------------------ tasks
@@ -313,10 +311,10 @@ class Coordinator:
             for r in range(self.plan.world)
         )
 
-    def _may_abort(self) -> bool:
+    def _abortable(self) -> Average | None:
         """Without an average after each batch, a round that a replica is late for can be made later."""
-        round = self.round
-        return round is not None and round.collected is None and self.plan.policy is not AveragingPolicy.SYNC
+        later = self.plan.policy is not AveragingPolicy.SYNC
+        return self.round if later and self.round is not None and self.round.collected is None else None
 
     @property
     def draining(self) -> bool:

@@ -15,7 +15,6 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -189,9 +188,8 @@ class Ddp:
             raise ValueError(
                 f"weighted_all_reduce: batch_counts len ({len(batch_counts)}) != device count ({self.world_size})"
             )
-        for count in batch_counts:
-            if not _is_number(count) or count < 0:
-                raise ValueError(f"weighted_all_reduce: batch_counts are {list(batch_counts)}, expected numbers >= 0")
+        for rank, count in enumerate(batch_counts):
+            check_float(f"weighted_all_reduce: batch_counts[{rank}]", count)
         if sum(batch_counts) == 0:
             raise ValueError("weighted_all_reduce: total batch count is 0")
         self._reduce(grads, batch_counts)
@@ -262,7 +260,3 @@ def _check_gradients(member: _Member, store: GradStore) -> None:
 def _wait(work: Iterable[Work]) -> None:
     for operation in list(work):  # all are begun before the first is waited for
         operation.wait()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -20,21 +20,16 @@ class ReplicaFailedError(RuntimeError):
 
 
 class DdpHandle:
-    """A run under way (flodl's ``DdpHandle``). As a context manager it ends the run at the end of the block."""
+    """A run under way (flodl's ``DdpHandle``). As a context manager it ends the run at the end of the block.
+
+    ``world_size`` is the number of replicas, ``devices`` where they are.
+    """
 
     def __init__(self, threads: ReplicaThreads, resumed: bool = False) -> None:
         self._threads, self._resumed = threads, resumed
         self._state: TrainedState | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Number of replicas."""
-        return self._threads.coordinator.plan.world
-
-    @property
-    def devices(self) -> list[Device]:
-        """Where the replicas are."""
-        return [replica.device for replica in self._threads.replicas]
+        self.devices: list[Device] = [replica.device for replica in threads.replicas]
+        self.world_size: int = len(self.devices)
 
     def poll_metrics(self) -> list[EpochMetrics]:
         """Epochs that have ended since the last call, in order; returns at once."""

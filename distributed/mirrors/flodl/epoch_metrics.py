@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -44,8 +44,8 @@ class _Sums:
     loss: float = 0.0
     compute_ms: float = 0.0
     waited_ms: float = 0.0
-    scalars: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    scalars: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By name the sum, and the number of batches that had one."""
 
 
 class EpochSums:
@@ -70,8 +70,8 @@ class EpochSums:
         sums.loss += loss
         sums.compute_ms += compute_ms
         for name, value in scalars.items():
-            sums.scalars[name] = sums.scalars.get(name, 0.0) + float(value)
-            sums.counts[name] = sums.counts.get(name, 0) + 1
+            total, count = sums.scalars.get(name, (0.0, 0))
+            sums.scalars[name] = total + float(value), count + 1
 
     def waited(self, rank: int, ms: float) -> None:
         """A replica has waited for others."""
@@ -80,26 +80,22 @@ class EpochSums:
     def metrics(self, now: float) -> EpochMetrics:
         """Means over the batches; ``now`` is on the clock of ``began``, in seconds."""
         ranks, batches = self._ranks, max(1, self.batches)
-        names = sorted({name for sums in ranks for name in sums.scalars})
         return EpochMetrics(
             epoch=self.epoch,
             avg_loss=sum(sums.loss for sums in ranks) / batches,
-            scalars={
-                name: sum(s.scalars.get(name, 0.0) for s in ranks) / sum(s.counts.get(name, 0) for s in ranks)
-                for name in names
-            },
+            scalars=_means(ranks),
             epoch_ms=(now - self.began) * 1e3,
             per_rank=[
-                ReplicaEpoch(
-                    sums.batches,
-                    sums.samples,
-                    sums.loss / max(1, sums.batches),
-                    {name: value / sums.counts[name] for name, value in sums.scalars.items()},
-                    sums.compute_ms,
-                    sums.waited_ms,
-                )
-                for sums in ranks
+                ReplicaEpoch(s.batches, s.samples, s.loss / max(1, s.batches), _means([s]), s.compute_ms, s.waited_ms)
+                for s in ranks
             ],
             per_rank_throughput=[s.samples / s.compute_ms if s.compute_ms > 0 else 0.0 for s in ranks],
             batch_share=[sums.batches / batches for sums in ranks],
         )
+
+
+def _means(ranks: Sequence[_Sums]) -> dict[str, float]:
+    """Each scalar's mean over the batches that had it."""
+    names = sorted({name for sums in ranks for name in sums.scalars})
+    parts = {name: [sums.scalars[name] for sums in ranks if name in sums.scalars] for name in names}
+    return {name: sum(total for total, _ in pairs) / sum(count for _, count in pairs) for name, pairs in parts.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import time
@@ -18,7 +17,7 @@ from minigrad.optim import LrSchedule, Optimizer, clip_grad_norm
 from minigrad.random import Generator, drawing_from, generators_for
 from minigrad.tensor import Tensor
 
-from ...comm.call_thread import CallThread
+from ...comm.call_thread import in_threads
 from ...comm.comm_errors import CommError
 from ...train.buckets import GradientBucketManager
 from ...train.config import TrainingConfig, TrainingMetrics
@@ -223,15 +222,11 @@ class ReplicaSet:
             self.ddp.devices[rank].activate()
             return task(rank)
 
-        futures: list[Future[_T]] = []
-        for rank in range(len(self.models)):
-            thread = CallThread(f"replica-{rank}")
-            futures.append(thread.submit(functools.partial(work, rank)))
-            thread.stop()
+        futures = in_threads("replica", len(self.models), work)
         wait(futures, min(self.timeout, threading.TIMEOUT_MAX))
         late = [rank for rank, future in enumerate(futures) if not future.done()]
         if late:
             self._unusable = f"replica {', '.join(map(str, late))} has not ended {what} within {self.timeout:g} s"
             raise ReplicaDroppedReplyError(self._unusable, late[0])
         self._unusable = None
-        return futures
+        return [*futures]

@@ -5,7 +5,6 @@ What is decided is in ``coordinator``; here is what blocks: waiting, training, a
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ from minigrad.optim import LrSchedule
 from minigrad.random import Generator, drawing_from
 from minigrad.tensor import Tensor
 
+from ...comm.call_thread import in_threads
 from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
 from ...train.simple_trainer import SimpleTrainer
@@ -78,7 +78,7 @@ class Replica:
     model: Module
     trainer: SimpleTrainer
     schedule: ReplicaSchedule | None
-    communicator: Communicator | None
+    communicator: Communicator
     generator: Generator
     device: Device = CPU
     epoch: int = -1
@@ -147,16 +147,14 @@ class ReplicaThreads:
 
     def start(self) -> None:
         """One thread for each replica; they do not keep the program alive."""
-        for replica in self.replicas:
-            name = f"replica-{replica.rank}"
-            threading.Thread(target=self.run, args=(replica,), name=name, daemon=True).start()
+        in_threads("replica", len(self.replicas), lambda rank: self.run(self.replicas[rank]))
 
     def run(self, replica: Replica) -> None:
         """Train one replica to its end, in this thread."""
         rank = replica.rank
         try:
             replica.device.activate()
-            with replica.communicator or contextlib.nullcontext(), drawing_from(replica.generator):
+            with replica.communicator, drawing_from(replica.generator):
                 try:
                     self._loop(replica)
                 except BaseException as error:
@@ -242,13 +240,12 @@ class ReplicaThreads:
         if task.overlaps:
             self._average_beside(replica, task)
             return
-        rank, coordinator, delta = replica.rank, self.coordinator, 0.0
-        if replica.communicator is not None:
-            try:
-                delta = average(replica.communicator, replica.tensors, [max(steps, 1) for steps in coordinator.steps])
-            except CommError as error:
-                self._blame(rank, error)
-                return
+        rank, coordinator = replica.rank, self.coordinator
+        try:
+            delta = average(replica.communicator, replica.tensors, [max(steps, 1) for steps in coordinator.steps])
+        except CommError as error:
+            self._blame(rank, error)
+            return
         if task.checkpoint is not None:
             self._checkpoint(replica, task.deltas, task.checkpoint)
         with self.changed:
