@@ -44,8 +44,6 @@ from .mirrors.flodl.ddp import DdpConfig as DdpConfig
 from .mirrors.flodl.ddp_handle import DdpHandle as DdpHandle
 from .mirrors.flodl.ddp_handle import ReplicaFailedError as ReplicaFailedError
 from .mirrors.flodl.el_che import ElChe as ElChe
-from .mirrors.flodl.epoch_metrics import EpochMetrics as EpochMetrics
-from .mirrors.flodl.epoch_metrics import ReplicaEpoch as ReplicaEpoch
 from .mirrors.flodl.policies import ApplyPolicy as ApplyPolicy
 from .mirrors.flodl.policies import AverageBackend as AverageBackend
 from .mirrors.flodl.policies import AveragingPolicy as AveragingPolicy
@@ -61,6 +59,8 @@ from .mirrors.flodl.trained_state import RunReport as RunReport
 from .mirrors.flodl.trained_state import TrainedState as TrainedState
 from .mirrors.flodl.trainer import HasGraph as HasGraph
 from .mirrors.flodl.trainer import Trainer as Trainer
+from .mirrors.flodl.workload import EpochMetrics as EpochMetrics
+from .mirrors.flodl.workload import ReplicaEpoch as ReplicaEpoch
 from .parallel.pipeline_parallel import PipelineParallelTrainer as PipelineParallelTrainer
 from .parallel.tensor_layers import ColumnParallelLinear as ColumnParallelLinear
 from .parallel.tensor_layers import RowParallelLinear as RowParallelLinear

@@ -27,7 +27,7 @@ from minigrad.tensor import Tensor
 from ..comm.calls import ReduceOp, Work
 from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
-from .step import merged
+from .step import merged, misfit
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 
@@ -164,10 +164,7 @@ class GradientBucketManager:
             raise ValueError(f"the gradient of tensor {int(id)} was marked ready twice in one window")
         view, flat = bucket.views[id], bucket.flat
         if (grad.shape, grad.dtype, grad.device) != (tuple(view.shape), flat.dtype, flat.device):
-            raise ValueError(
-                f"the gradient of tensor {int(id)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; its "
-                f"parameter has {tuple(view.shape)}, {flat.dtype}, on {flat.device}"
-            )
+            raise misfit(f"the gradient of tensor {int(id)}", grad, Tensor.wrap(view, flat.device))
         grad.device.kernels.elementwise.assign(view, grad.data)
         grad.data = view
         bucket.ready.add(id)

@@ -15,7 +15,6 @@ next one.
 from __future__ import annotations
 
 import collections
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -31,16 +30,76 @@ from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.optim.clip_more import clip_grad_norm_async
 from minigrad.tensor import Tensor
 
+from ..comm.calls import ReduceOp
 from ..comm.comm_errors import CommError
-from .captured_ranks import MARKS, CapturedRanks
+from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingMetrics
-from .params import Named, Params, named_params
-from .step import Recorder, Step
+from .grad_sync import agree_on_settings, mismatch
+from .step import Named, Params, Recorder, Step, named_params
 
 AHEAD = 4  # launches whose results the host may not know yet
 END_SECONDS = 10.0  # for launches to end after an abort
 CALLS_CAPTURED = True  # for minigrad.capturing.explain
 LOSS, RANGE, OVERFLOW = 1, 3, 4  # why an update is left out, as in cuda_kernels/platform/graphs.py
+MARKS = "step", "learning rate", "number of the capture"
+"""What a rank sends with its losses in each launch, as float64; the device makes no update where the ranks' differ."""
+
+
+class CapturedRanks:
+    """The ranks of a communicator whose collectives can be captured."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+
+    def gather(self, losses: Any, marks: Callable[[], Sequence[float]]) -> Any:
+        """Captured: this rank's marks, then each rank's n losses, float64, and its marks.
+
+        ``marks()`` is called before each launch.
+        """
+        graph, comm = current_graph(), self.communicator
+        assert graph is not None
+        kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
+        numbers = graph.number(lambda: np.array(marks(), np.float64))
+        mine = kernels.empty((n + count,), np.float64)
+        found = kernels.empty((count + comm.world_size * (n + count),), np.float64)
+        kernels.elementwise.assign(mine[:n], losses)
+        kernels.elementwise.assign(mine[n:], numbers.data)
+        kernels.elementwise.assign(found[:count], numbers.data)
+        comm.all_gather(Tensor.wrap(mine, comm.device), Tensor.wrap(found[count:], comm.device))
+        return found
+
+    def any(self, flag: Any) -> Any:
+        """Captured: int32 (1,), whether it is not 0 on any rank."""
+        comm = self.communicator
+        found = comm.device.kernels.empty((1,), np.int32)
+        comm.device.kernels.elementwise.assign(found, flag)
+        comm.all_reduce(Tensor.wrap(found, comm.device), ReduceOp.MAX)
+        return found
+
+    def result(self, event: Any, gathered: np.ndarray) -> list[list[float]]:
+        """Each rank's losses, of what ``gather`` has made for the host when ``event`` has happened.
+
+        Raises, and aborts the communicator, after its timeout, and CollectiveMismatchError if the ranks' marks differ.
+        """
+        comm: Any = self.communicator
+        comm.wait_for(event, lambda: self._check_marks(gathered))
+        losses: list[list[float]] = self._rows(gathered)[:, : -len(MARKS)].tolist()
+        return losses
+
+    def _rows(self, gathered: np.ndarray) -> np.ndarray:
+        return gathered[len(MARKS) :].reshape(self.communicator.world_size, -1)
+
+    def _check_marks(self, gathered: np.ndarray) -> None:
+        comm, own = self.communicator, gathered[: len(MARKS)].tolist()
+        marks = self._rows(gathered)[:, -len(MARKS) :].tolist()
+        odd = [rank for rank in range(comm.world_size) if marks[rank] != own]
+        if odd:
+            here = f"{dict(zip(MARKS, own))} on this rank, {comm.rank}"
+            text = (
+                "the ranks did not launch the same step of the same graph, and no weight was changed: "
+                f"{here}, {dict(zip(MARKS, marks[odd[0]]))} on rank {odd[0]}"
+            )
+            raise mismatch(comm, text, "the launch of a graph", odd)
 
 
 class PendingMetrics:
@@ -94,9 +153,9 @@ class GraphRecorder(Recorder):
 
     on_device = True
 
-    def __init__(self, device: Device, params: Named, ranks: CapturedRanks | None, marks: Callable[..., Any]) -> None:
+    def __init__(self, step: Step, device: Device, params: Named, ranks: CapturedRanks | None) -> None:
         super().__init__()
-        self._device, self._params, self._ranks, self._marks = device, params, ranks, marks
+        self._step, self._device, self._params, self._ranks = step, device, params, ranks
         self._captures = 0
         self._overflow: Any = None  # the device's flag: scaled gradients overflowed
         self.stopped: Any = None
@@ -142,7 +201,8 @@ class GraphRecorder(Recorder):
         if self._ranks is not None:
             self.present = [name for name, p in self._params if p in grads]
             self._captures += 1
-            losses = self._ranks.gather(losses, functools.partial(self._marks, self._captures))
+            step, number = self._step, self._captures
+            losses = self._ranks.gather(losses, lambda: (step.global_step + 1, step.optimizer.lr, number))
             outside = self._ranks.any(outside)
             ranks, marks = self._ranks.communicator.world_size, len(MARKS)
         results = kernels.empty((2 + losses.size,), np.float64)
@@ -170,7 +230,7 @@ class CapturedStep:
         self._device: Device = devices.pop()
         communicator = step.reducer.communicator
         self._ranks: CapturedRanks | None = None if communicator is None else CapturedRanks(communicator)
-        self._recorder = GraphRecorder(self._device, self._params, self._ranks, self._marks)
+        self._recorder = GraphRecorder(step, self._device, self._params, self._ranks)
         self._memory: Any = None  # of the reducer
         self._new: dict[str, Any] | None = None  # what the ranks have to compare of a new graph
         self._graphed = cuda_graph.Graphed(self._record, self._device, max_graphs)
@@ -202,7 +262,7 @@ class CapturedStep:
         if static is None:
             self.settle()
             if self._ranks is not None:
-                self._ranks.compare({"the inputs of a captured step": _shapes(inputs)})
+                agree_on_settings(self._ranks.communicator, {"the inputs of a captured step": _shapes(inputs)})
             return PendingMetrics(None, self._eager(named, inputs))
         self._compare_new()
         before = step.optimizer.lr
@@ -240,7 +300,7 @@ class CapturedStep:
         if new is None or self._ranks is None:
             return
         try:
-            self._ranks.compare(new)
+            agree_on_settings(self._ranks.communicator, new)
         except Exception:
             self._graphed.clear()
             raise
@@ -278,10 +338,6 @@ class CapturedStep:
             )
         )
         return recorder.outputs
-
-    def _marks(self, capture: int) -> tuple[float, ...]:
-        """What must be the same on all ranks in a launch: ``MARKS``."""
-        return self._step.global_step + 1, self._step.optimizer.lr, capture
 
     def _count(self, steps: int) -> None:
         self._step.global_step += steps
@@ -385,111 +441,6 @@ class CapturedPass:
         """Give the graph's memory back."""
         if self._static is not None:
             self._static.graph.close()
-
-
-class Capturing:
-    """What a trainer offers of CUDA graphs."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._passes: dict[str, CapturedPass] = {}
-
-    def capture(self, loss_function: Callable[..., Tensor], params: Params, *, max_graphs: int = 8) -> CapturedStep:
-        """The whole step, ``loss_function(*inputs)`` to the update, as one CUDA graph.
-
-        ::
-
-            step = trainer.capture(model.loss, model.named_parameters())
-            for x, y in batches:
-                pending = step(x, y)
-            print(pending.result())
-
-        The first inputs of some shapes are an eager step, the second are captured, and from then on a step is one
-        launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
-        and metrics are those of eager steps to the last bit. On the CPU all steps are eager. ``loss_function`` returns
-        a tensor of one element; what it does in Python happens in the capture only. The ``max_graphs`` combinations of
-        shapes used last are kept. ``global_step`` counts launches.
-
-        On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
-        part of the graph. All ranks call the step alike, with inputs of the same shapes, whose micro-batches count
-        alike; the first call for some shapes and the capture compare them. A loss or gradient that is not finite on one
-        rank is an error of all.
-
-        Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
-        """
-        step, comm = self._step, self._step.reducer.communicator
-        if comm is not None:
-            if not step.reducer.capturable:
-                raise ValueError(
-                    f"{step.name} on {comm.world_size} ranks exchanges values by the host in each step, which a graph "
-                    "cannot hold; capture with DistributedTrainer, BucketedTrainer or AmpTrainer, or on one rank"
-                )
-            if not comm.captures:
-                raise ValueError(
-                    f"{type(comm).__name__} exchanges data by the host, which a graph cannot hold; capture on "
-                    f"{comm.world_size} ranks needs NcclCommunicator"
-                )
-        step.recorder.wait_for_captures()
-        captured = CapturedStep(step, loss_function, params, max_graphs)
-        step.recorder.captured.append(captured)
-        return captured
-
-    def launch(self, *inputs: Tensor) -> PendingMetrics:
-        """A step of what ``capture`` was called with last. Raises RuntimeError before that."""
-        captured: list[CapturedStep] = self._step.recorder.captured
-        if not captured:
-            raise RuntimeError("launch: no step was captured; call capture(loss_function, params) first")
-        return captured[-1](*inputs)
-
-    def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
-
-        Run the function once before, so that its kernels are loaded. With inputs on the CPU nothing is captured, and
-        None returned: a launch then calls the function.
-        """
-        self._close_passes()
-        device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
-        self._passes["forward"] = CapturedPass(function, inputs, device)
-        return self._passes["forward"].outputs
-
-    def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
-        """Capture, for ``launch_backward_graph``, a function of what the forward pass returns, such as
-        ``lambda loss: loss.backward()``; returns what it returns.
-        """
-        forward = self._pass("forward", "capture_backward_pass")
-        self._passes["backward"] = CapturedPass(lambda: function(forward.outputs), (), forward.device)
-        return self._passes["backward"].outputs
-
-    def launch_forward_graph(self, *inputs: Tensor) -> Any:
-        """The captured forward pass for these inputs, of the same shapes; its tensors are overwritten by the next."""
-        return self._pass("forward", "launch_forward_graph")(*inputs)
-
-    def launch_backward_graph(self) -> Any:
-        """The captured backward pass, of what the forward pass gave last."""
-        return self._pass("backward", "launch_backward_graph")()
-
-    @property
-    def graphs_captured(self) -> bool:
-        """Whether both passes are captured (boostr)."""
-        return len(self._passes) == 2
-
-    def clear_graphs(self) -> None:
-        """Forget all captures and free their memory."""
-        captured = self._step.recorder.captured
-        for step in captured:
-            step.clear()
-        captured.clear()
-        self._close_passes()
-
-    def _close_passes(self) -> None:
-        for one in self._passes.values():
-            one.close()
-        self._passes.clear()
-
-    def _pass(self, name: str, asked: str) -> CapturedPass:
-        if name not in self._passes:
-            raise RuntimeError(f"{asked}: there is no {name} pass; call capture_{name}_pass first")
-        return self._passes[name]
 
 
 def _shapes(inputs: Sequence[Any]) -> str:

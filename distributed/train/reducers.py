@@ -29,8 +29,7 @@ from .grad_sync import (
     mean_over_ranks,
     mismatch,
 )
-from .params import Named, Params, named_params
-from .step import Reducer, Step, has_float16, no_weight, power_of_two
+from .step import Named, Params, Reducer, Step, has_float16, named_params, no_weight, power_of_two
 
 
 class Buckets(Reducer):
@@ -43,11 +42,6 @@ class Buckets(Reducer):
         self.hook: CommHook = hook
         self.manager: GradientBucketManager | None = None
         self._agreed: tuple[list[tuple[str, int, bool]], Named] | None = None
-
-    @property
-    def num_buckets(self) -> int:
-        """Flat buffers of a step; 0 before the first one."""
-        return 0 if self.manager is None else self.manager.num_buckets
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
         """Where the parameters are new, the ranks compare them, their values, and the trainers' settings.
@@ -122,6 +116,7 @@ class Buckets(Reducer):
         """The buckets of these parameters, which stay for later windows."""
         if self.manager is None:
             self.manager = self.new_buckets(trained)
+            self.num_buckets = self.manager.num_buckets
         return self.manager
 
     def new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:

@@ -10,8 +10,7 @@ import numpy as np
 
 from minigrad.errors import check_int
 
-from .params import Params
-from .step import Step
+from .step import Params, Step
 
 
 def save_step(step: Step, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import time
 import warnings
 import weakref
@@ -134,22 +133,16 @@ class NcclCommunicator(Communicator):
         self._set_up(connect, rendezvous_timeout, check)
 
     @classmethod
-    def group(
-        cls,
-        devices: Sequence[Device],
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
-        check: bool = True,
-    ) -> list[NcclCommunicator]:
-        """The communicators of GPUs of this process, in order of rank, each for a thread of its own.
+    def group(cls, devices: Sequence[Device], **options: Any) -> list[NcclCommunicator]:
+        """The communicators of GPUs of this process, in order of rank, each for a thread of its own. The ``options``
+        are the constructor's: ``timeout``, ``rendezvous_timeout``, ``check``.
 
         One thread may use them all if it starts an operation on each of them (``async_op``) before it waits. Close them
         at once, from several threads: NCCL's destruction waits for all of them.
         """
         identifier = unique_id()
-        make = functools.partial(cls, timeout=timeout, rendezvous_timeout=rendezvous_timeout, check=check)
-        made = in_threads("group", len(devices), lambda rank: make(len(devices), rank, devices[rank], identifier))
+        n = len(devices)
+        made = in_threads("group", n, lambda rank: cls(n, rank, devices[rank], identifier, **options))
         errors = [error for future in made if (error := future.exception()) is not None]
         if errors:
             for future in made:

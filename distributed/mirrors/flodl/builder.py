@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from minigrad.autograd import no_grad
 from minigrad.device import CPU, Device
 from minigrad.errors import check_float, check_int, check_option
@@ -31,7 +29,6 @@ from ...train.simple_trainer import SimpleTrainer
 from .coordinator import CadencePlan, Coordinator
 from .ddp_handle import DdpHandle
 from .el_che import ElChe
-from .epoch_metrics import EpochMetrics
 from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
 from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
@@ -39,6 +36,7 @@ from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
 from .timeline import NoTimeline, Timeline, check_timeline
 from .trained_state import TrainedState, tensors_of
+from .workload import EpochMetrics
 
 LEAST = {"batch_size": 1, "num_epochs": 0, "replicas": 1, "prefetch": 0, "anchor": 1, "max_anchor": 1}
 LEAST |= {"max_batch_diff": 0, "max_overshoot": 0, "checkpoint_every": 1}
@@ -173,16 +171,16 @@ class DdpBuilder:
         if self.resume is not None and not isinstance(self.resume, TrainedState):
             raise TypeError(f"DdpBuilder: resume is {self.resume!r}, expected a TrainedState")
         self._check_communicators()
-        self._plan, self._order, self._fetch = self._planned()
+        self._make_plan()
         self._cadence(self._plan)  # checks what it is made of
 
     def run(self) -> DdpHandle:
         """Make the replicas and start them; with one replica, train to the end."""
-        plan, order, fetch = self._plan, self._order, self._fetch
+        plan, order = self._plan, self._order
         replicas = self._make_replicas(plan)
         el_che, guard, overshoot = self._cadence(plan)
         coordinator = Coordinator(plan, time.perf_counter, el_che, guard, overshoot, self.timeline or NoTimeline())
-        loaders = [ReplicaLoader(order, fetch, replica.device, self.prefetch, self.seed) for replica in replicas]
+        loaders = [ReplicaLoader(order, self._fetch, replica.device, self.prefetch, self.seed) for replica in replicas]
         callbacks = self.epoch_fn, self.metrics_fn, self.checkpoint_fn
         threads = ReplicaThreads(coordinator, replicas, order, loaders, self.train_fn, *callbacks)
         if plan.world == 1:
@@ -196,18 +194,18 @@ class DdpBuilder:
 
     # ------------------------------------------------------------------ checks
 
-    def _planned(self) -> tuple[CadencePlan, EpochOrder, Callable[[np.ndarray], Any]]:
+    def _make_plan(self) -> None:
         assert self.batch_size is not None and self.num_epochs is not None
         world = len(self._places)
-        samples, fetch = fetcher(self.dataset)
-        order = EpochOrder(samples, self.batch_size, self.seed)
+        samples, self._fetch = fetcher(self.dataset)
+        self._order = order = EpochOrder(samples, self.batch_size, self.seed)
         sync = self._policy is AveragingPolicy.SYNC
         if sync and len(order) < world:
             raise ValueError(
                 f"DdpBuilder: {samples} samples are {len(order)} batches of {self.batch_size}, too few for a step of "
                 f"{world} replicas"
             )
-        plan = CadencePlan(
+        self._plan = CadencePlan(
             world=world,
             batches=len(order),
             epochs=self.num_epochs,
@@ -222,7 +220,6 @@ class DdpBuilder:
             device_indices=[place.index for place in self._places],
             **({} if self.resume is None else self._resumed(self.resume, order)),
         )
-        return plan, order, fetch
 
     def _checked_devices(self) -> list[Device]:
         if self.devices is None:

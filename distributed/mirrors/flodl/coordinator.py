@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .el_che import ElChe
-from .epoch_metrics import EpochMetrics
 from .policies import NUDGE, AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit, should_average
 from .timeline import EventKind, NoTimeline, Timeline
 from .trained_state import RunReport
-from .workload import Batch, Workload
+from .workload import Batch, EpochMetrics, Workload
 
 
 class ReplicaStuckError(TimeoutError):
@@ -265,9 +264,14 @@ class Coordinator:
                 if not any(self.steps) and not self.work.held:
                     return Stop()  # nobody has work, and the last average is behind us
                 self._start_round()
-        if self.round is None or self.round.overlaps:
+        round = self.round
+        if round is None or round.overlaps:
             return Wait(self._blocked(rank) or "no batch left")
-        return self._stand_still(rank, self.round)
+        self._take_part(rank, round)
+        if not round.awaits(rank):
+            return Wait("average")
+        round.begun.add(rank)
+        return round
 
     def _try_batch(self, rank: int) -> Batch | None:
         reason = self._blocked(rank)
@@ -349,14 +353,6 @@ class Coordinator:
             self.timeline.event(started, round=round.number)
             if not round.overlaps:
                 self._busy_since = [round.collected] * self.plan.world
-
-    def _stand_still(self, rank: int, round: Average) -> Average | Wait:
-        """The replica takes part in the average when all others do."""
-        self._take_part(rank, round)
-        if not round.awaits(rank):
-            return Wait("average")
-        round.begun.add(rank)
-        return round
 
     def _close_round(self, round: Average) -> None:
         assert round.collected is not None

@@ -30,7 +30,7 @@ from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...train.buckets import GradientBucketManager, all_reduce_hook
 from ...train.config import TrainingConfig
 from ...train.grad_sync import agree_on_params
-from ...train.params import Named
+from ...train.step import Named, misfit
 from .options import check_speed_hint, clamped_overhead
 from .replica_group import check_alike, check_kinds, close_all, replica_communicators
 from .timeline import Timeline, check_timeline
@@ -251,10 +251,7 @@ def _check_gradients(member: _Member, store: GradStore) -> None:
     for name, p in member.trained:
         grad = store.get(p)
         if grad is not None and (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
-            raise ValueError(
-                f"Ddp: the gradient of {name} on replica {member.communicator.rank} has shape {grad.shape}, "
-                f"{grad.dtype}, on {grad.device}; the parameter has {p.shape}, {p.dtype}, on {p.device}"
-            )
+            raise misfit(f"Ddp: the gradient of {name} on replica {member.communicator.rank}", grad, p)
 
 
 def _wait(work: Iterable[Work]) -> None:

@@ -6,9 +6,9 @@ import warnings
 
 from minigrad.device import Device
 
-from .epoch_metrics import EpochMetrics
 from .replica_threads import ReplicaThreads
 from .trained_state import TrainedState
+from .workload import EpochMetrics
 
 
 class ReplicaFailedError(RuntimeError):

@@ -22,9 +22,8 @@ from ...comm.comm_errors import CommError
 from ...train.buckets import GradientBucketManager
 from ...train.config import TrainingConfig, TrainingMetrics
 from ...train.distributed_trainer import DistributedTrainer
-from ...train.params import Named
 from ...train.reducers import Buckets
-from ...train.step import Step
+from ...train.step import Named, Step
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 from .ddp import Ddp
 from .timeline import EventKind, Timeline

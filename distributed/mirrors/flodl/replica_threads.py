@@ -27,12 +27,11 @@ from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
-from .epoch_metrics import EpochMetrics
 from .replica_data import EpochOrder, ReplicaLoader
 from .replica_group import average, catch_up, on_host, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
-from .workload import Batch
+from .workload import Batch, EpochMetrics
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 

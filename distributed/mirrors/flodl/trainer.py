@@ -27,8 +27,8 @@ from minigrad.optim import Lambda, LrSchedule, Optimizer
 
 from ...comm.deadlines import DEFAULT_TIMEOUT, check_seconds
 from ...train.config import TrainingConfig, TrainingMetrics
-from ...train.params import Named
 from ...train.simple_trainer import SimpleTrainer
+from ...train.step import Named
 from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
 from .ddp import DdpConfig
@@ -113,10 +113,15 @@ class Trainer:
                 f"the model is on {_device_of(first)}, the first device is {places[0]}; move it with .to()"
             )
         n = len(places)
-        if n > 1 and config.speed_hint is not None and config.speed_hint[0] >= n:
-            raise ValueError(
-                f"speed_hint names the slow rank {config.speed_hint[0]}, expected a rank from 0 to {n - 1}"
-            )
+        self.balancer: AutoBalancer = AutoBalancer(n)
+        self.el_che: ElChe | None = None
+        if n > 1 and config.max_anchor != 0:
+            limit, target = config.max_anchor or DEFAULT_MAX_ANCHOR, config.overhead_target or DEFAULT_OVERHEAD_TARGET
+            self.el_che = ElChe(n, min(INITIAL_ANCHOR, limit)).with_overhead_target(target).with_max_anchor(limit)
+        if n > 1 and config.speed_hint is not None:
+            self.balancer.apply_speed_hint(*config.speed_hint)
+            if self.el_che is not None:
+                self.el_che.with_speed_ratio(*config.speed_hint)
         check_seconds("timeout", timeout)
         self._timeline: Timeline = config.timeline or NoTimeline()
         self._heads = [head, *(builder(place) for place in places[1:])]
@@ -131,25 +136,13 @@ class Trainer:
             unscaled = schedule
             schedule = Lambda(lambda step: unscaled.get_lr(step) * config.lr_scale)
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
-        self.balancer: AutoBalancer = AutoBalancer(n)
-        self.el_che: ElChe | None = None
-        if n > 1 and config.max_anchor != 0:
-            limit, target = config.max_anchor or DEFAULT_MAX_ANCHOR, config.overhead_target or DEFAULT_OVERHEAD_TARGET
-            self.el_che = ElChe(n, min(INITIAL_ANCHOR, limit)).with_overhead_target(target).with_max_anchor(limit)
-        if n > 1 and config.speed_hint is not None:
-            self.balancer.apply_speed_hint(*config.speed_hint)
-            if self.el_che is not None:
-                self.el_che.with_speed_ratio(*config.speed_hint)
         self._queue: list[ReplicaJob] = []
         self._data: tuple[EpochOrder, Callable[[np.ndarray], Any], bool] | None = None
         self._replicas: ReplicaSet | None = None
-        self._trainers: list[SimpleTrainer] = []
-        if n == 1:
-            self._trainers = [SimpleTrainer(clipping, optimizers[0], schedule)]
-        else:
-            self._replicas = ReplicaSet(
-                self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
-            )
+        self._trainers: list[SimpleTrainer] = [SimpleTrainer(clipping, optimizers[0], schedule)]
+        if n > 1:
+            parts = self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
+            self._replicas = ReplicaSet(*parts)
             self._trainers = [*self._replicas.trainers]
         if self.prints_summary:
             print(f"minigrad: {n} replica{'s' * (n > 1)} on {', '.join(map(str, places))}", file=sys.stderr)
