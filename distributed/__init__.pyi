@@ -41,14 +41,14 @@ from .mirrors.flodl.builder import DdpBuilder as DdpBuilder
 from .mirrors.flodl.coordinator import ReplicaStuckError as ReplicaStuckError
 from .mirrors.flodl.ddp import Ddp as Ddp
 from .mirrors.flodl.ddp import DdpConfig as DdpConfig
-from .mirrors.flodl.ddp_handle import DdpHandle as DdpHandle
-from .mirrors.flodl.ddp_handle import ReplicaFailedError as ReplicaFailedError
 from .mirrors.flodl.el_che import ElChe as ElChe
 from .mirrors.flodl.policies import ApplyPolicy as ApplyPolicy
 from .mirrors.flodl.policies import AverageBackend as AverageBackend
 from .mirrors.flodl.policies import AveragingPolicy as AveragingPolicy
 from .mirrors.flodl.replica_group import replica_communicators as replica_communicators
+from .mirrors.flodl.replica_threads import DdpHandle as DdpHandle
 from .mirrors.flodl.replica_threads import Replica as Replica
+from .mirrors.flodl.replica_threads import ReplicaFailedError as ReplicaFailedError
 from .mirrors.flodl.replica_threads import record_scalar as record_scalar
 from .mirrors.flodl.timeline import Event as Event
 from .mirrors.flodl.timeline import EventKind as EventKind

@@ -27,13 +27,12 @@ from ...comm.threads.thread import ThreadCommunicator
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import CadencePlan, Coordinator
-from .ddp_handle import DdpHandle
 from .el_che import ElChe
 from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
 from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
-from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
+from .replica_threads import DdpHandle, Replica, ReplicaSchedule, TrainFn
 from .timeline import NoTimeline, Timeline, check_timeline
 from .trained_state import TrainedState, tensors_of
 from .workload import EpochMetrics
@@ -182,15 +181,16 @@ class DdpBuilder:
         coordinator = Coordinator(plan, time.perf_counter, el_che, guard, overshoot, self.timeline or NoTimeline())
         loaders = [ReplicaLoader(order, self._fetch, replica.device, self.prefetch, self.seed) for replica in replicas]
         callbacks = self.epoch_fn, self.metrics_fn, self.checkpoint_fn
-        threads = ReplicaThreads(coordinator, replicas, order, loaders, self.train_fn, *callbacks)
+        resumed = self.resume is not None
+        handle = DdpHandle(coordinator, replicas, order, loaders, self.train_fn, *callbacks, resumed)
         if plan.world == 1:
-            threads.run(replicas[0])
+            handle.run(replicas[0])
             for error in coordinator.failures.values():
                 if not isinstance(error, Exception):
                     raise error  # Ctrl-C
         else:
-            threads.start()
-        return DdpHandle(threads, resumed=self.resume is not None)
+            handle.start()
+        return handle
 
     # ------------------------------------------------------------------ checks
 
