@@ -26,14 +26,14 @@ from ..comm.gather import all_gather_json, all_gather_rows
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import agree_on_settings, mismatch
 from ..train.reducers import Buckets
-from ..train.step import Recorder
+from ..train.step import Step, Updater
 from ..train.step_state import restore_step, save_step
 from ..train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays
 from ..train.trainer_errors import TrainerError, ZeroSamplesError
 from .tensor_layers import SplitModule
 
 
-class PartOfModelRecorder(Recorder):
+class PartOfModelUpdater(Updater):
     """Clips by the norm of the whole model, of which each rank has some parameters; all ranks step together.
 
     ``owned(p)`` says whether this rank's gradient of ``p`` counts in the norm: for each number of the model exactly one
@@ -41,13 +41,12 @@ class PartOfModelRecorder(Recorder):
     """
 
     def __init__(self, communicator: Communicator, owned: Callable[[Tensor], bool]) -> None:
-        super().__init__()
         self._communicator, self._owned = communicator, owned
 
-    def clip(self, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+    def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
         """Clip to the norm over all ranks, and return it."""
         if self._communicator.world_size == 1:
-            return super().clip(grads, max_norm, params)
+            return super().clip(step, grads, max_norm, params)
         mine = grad_norm(grads, [p for p in params if self._owned(p)])
         norms = all_gather_rows(self._communicator, np.array([mine]))[:, 0].tolist()
         norm = math.hypot(*norms)
@@ -94,7 +93,7 @@ class PartOfModelTrainer(ABC):
         parts = [getattr(layer, name) for layer in layers for name, dim in layer.split.items() if dim is not None]
         self._split = {part.id for part in parts if part is not None}
         first = not layers or layers[0].communicator.rank == 0
-        self._step.recorder = PartOfModelRecorder(whole, lambda p: first or p.id in self._split)
+        self._step.updater = PartOfModelUpdater(whole, lambda p: first or p.id in self._split)
         if data is not None and self._replicas > 1:
             self._step.reducer = Buckets(data, DEFAULT_BUCKET_BYTES, all_reduce_hook)
 

@@ -13,7 +13,7 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator, CommunicatorGroup
 from ..train.grad_sync import agree_on_params, compare_replicas, digest_of
-from ..train.step import Named
+from ..train.params import Named
 from ..train.train_kinds import Batch, TrainerConfig, mean_gradient
 from ..train.trainer_errors import NoShardsError, ShardDroppedReplyError
 from .part_of_model import PartOfModelTrainer

@@ -27,7 +27,8 @@ from ..comm.noop import NoOpCommunicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook
 from .config import TrainingConfig, check_kind
 from .distributed_trainer import BucketedTrainer
-from .step import Named, Params, Precision, Step, named_params
+from .params import Named, Params, named_params
+from .step import Precision, Step
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from minigrad.tensor import Tensor
 from ..comm.communicator import Communicator
 from .buckets import CommHook, GradientBucketManager
 from .grad_sync import Window
+from .params import Named
 from .reducers import Overlapped
-from .step import Named, Precision, Recorder, Step, Updater, merged
+from .step import Precision, Recorder, Step, Updater, merged
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from minigrad.tensor import Tensor
 from ..comm.calls import ReduceOp, Work
 from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
-from .step import merged, misfit
+from .params import misfit
+from .step import merged
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 

@@ -35,7 +35,8 @@ from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import agree_on_settings, mismatch
-from .step import Named, Params, Recorder, Step, named_params
+from .params import Named, Params, named_params
+from .step import Recorder, Step
 
 AHEAD = 4  # launches whose results the host may not know yet
 END_SECONDS = 10.0  # for launches to end after an abort
@@ -45,53 +46,42 @@ MARKS = "step", "learning rate", "number of the capture"
 """What a rank sends with its losses in each launch, as float64; the device makes no update where the ranks' differ."""
 
 
-class CapturedRanks:
-    """The ranks of a communicator whose collectives can be captured."""
+def gathered(comm: Communicator, losses: Any, marks: Callable[[], Sequence[float]]) -> Any:
+    """Captured: this rank's marks, then each rank's n losses, float64, and its marks.
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
+    ``marks()`` is called before each launch.
+    """
+    graph = current_graph()
+    assert graph is not None
+    kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
+    numbers = graph.number(lambda: np.array(marks(), np.float64))
+    mine = kernels.empty((n + count,), np.float64)
+    found = kernels.empty((count + comm.world_size * (n + count),), np.float64)
+    kernels.elementwise.assign(mine[:n], losses)
+    kernels.elementwise.assign(mine[n:], numbers.data)
+    kernels.elementwise.assign(found[:count], numbers.data)
+    comm.all_gather(Tensor.wrap(mine, comm.device), Tensor.wrap(found[count:], comm.device))
+    return found
 
-    def gather(self, losses: Any, marks: Callable[[], Sequence[float]]) -> Any:
-        """Captured: this rank's marks, then each rank's n losses, float64, and its marks.
 
-        ``marks()`` is called before each launch.
-        """
-        graph, comm = current_graph(), self.communicator
-        assert graph is not None
-        kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
-        numbers = graph.number(lambda: np.array(marks(), np.float64))
-        mine = kernels.empty((n + count,), np.float64)
-        found = kernels.empty((count + comm.world_size * (n + count),), np.float64)
-        kernels.elementwise.assign(mine[:n], losses)
-        kernels.elementwise.assign(mine[n:], numbers.data)
-        kernels.elementwise.assign(found[:count], numbers.data)
-        comm.all_gather(Tensor.wrap(mine, comm.device), Tensor.wrap(found[count:], comm.device))
-        return found
+def on_any(comm: Communicator, flag: Any) -> Any:
+    """Captured: int32 (1,), whether it is not 0 on any rank."""
+    found = comm.device.kernels.empty((1,), np.int32)
+    comm.device.kernels.elementwise.assign(found, flag)
+    comm.all_reduce(Tensor.wrap(found, comm.device), ReduceOp.MAX)
+    return found
 
-    def any(self, flag: Any) -> Any:
-        """Captured: int32 (1,), whether it is not 0 on any rank."""
-        comm = self.communicator
-        found = comm.device.kernels.empty((1,), np.int32)
-        comm.device.kernels.elementwise.assign(found, flag)
-        comm.all_reduce(Tensor.wrap(found, comm.device), ReduceOp.MAX)
-        return found
 
-    def result(self, event: Any, gathered: np.ndarray) -> list[list[float]]:
-        """Each rank's losses, of what ``gather`` has made for the host when ``event`` has happened.
+def losses_of(comm: Any, event: Any, found: np.ndarray) -> list[list[float]]:
+    """Each rank's losses, of what ``gathered`` has made for the host when ``event`` has happened.
 
-        Raises, and aborts the communicator, after its timeout, and CollectiveMismatchError if the ranks' marks differ.
-        """
-        comm: Any = self.communicator
-        comm.wait_for(event, lambda: self._check_marks(gathered))
-        losses: list[list[float]] = self._rows(gathered)[:, : -len(MARKS)].tolist()
-        return losses
+    Raises, and aborts the communicator, after its timeout, and CollectiveMismatchError if the ranks' marks differ.
+    """
+    count = len(MARKS)
+    rows = found[count:].reshape(comm.world_size, -1)
 
-    def _rows(self, gathered: np.ndarray) -> np.ndarray:
-        return gathered[len(MARKS) :].reshape(self.communicator.world_size, -1)
-
-    def _check_marks(self, gathered: np.ndarray) -> None:
-        comm, own = self.communicator, gathered[: len(MARKS)].tolist()
-        marks = self._rows(gathered)[:, -len(MARKS) :].tolist()
+    def check_marks() -> None:
+        own, marks = found[:count].tolist(), rows[:, -count:].tolist()
         odd = [rank for rank in range(comm.world_size) if marks[rank] != own]
         if odd:
             here = f"{dict(zip(MARKS, own))} on this rank, {comm.rank}"
@@ -100,6 +90,10 @@ class CapturedRanks:
                 f"{here}, {dict(zip(MARKS, marks[odd[0]]))} on rank {odd[0]}"
             )
             raise mismatch(comm, text, "the launch of a graph", odd)
+
+    comm.wait_for(event, check_marks)
+    losses: list[list[float]] = rows[:, :-count].tolist()
+    return losses
 
 
 class PendingMetrics:
@@ -153,9 +147,9 @@ class GraphRecorder(Recorder):
 
     on_device = True
 
-    def __init__(self, step: Step, device: Device, params: Named, ranks: CapturedRanks | None) -> None:
+    def __init__(self, step: Step, device: Device, params: Named) -> None:
         super().__init__()
-        self._step, self._device, self._params, self._ranks = step, device, params, ranks
+        self._step, self._device, self._params = step, device, params
         self._captures = 0
         self._overflow: Any = None  # the device's flag: scaled gradients overflowed
         self.stopped: Any = None
@@ -198,13 +192,14 @@ class GraphRecorder(Recorder):
         graph.stopped = self.stopped
         outside = never if graph.raw.outside_range is None else graph.raw.outside_range
         overflow = never if self._overflow is None else self._overflow.reshape(1)
-        if self._ranks is not None:
+        step, comm = self._step, self._step.reducer.communicator
+        if comm is not None:
             self.present = [name for name, p in self._params if p in grads]
             self._captures += 1
-            step, number = self._step, self._captures
-            losses = self._ranks.gather(losses, lambda: (step.global_step + 1, step.optimizer.lr, number))
-            outside = self._ranks.any(outside)
-            ranks, marks = self._ranks.communicator.world_size, len(MARKS)
+            number = self._captures
+            losses = gathered(comm, losses, lambda: (step.global_step + 1, step.optimizer.lr, number))
+            outside = on_any(comm, outside)
+            ranks, marks = comm.world_size, len(MARKS)
         results = kernels.empty((2 + losses.size,), np.float64)
         kernels.elementwise.assign(results[2:], losses)
         kernels.graphs.decide.launch(
@@ -228,9 +223,8 @@ class CapturedStep:
         if len(devices) != 1:
             raise ValueError(f"the parameters are on {len(devices)} devices; a captured step is of one")
         self._device: Device = devices.pop()
-        communicator = step.reducer.communicator
-        self._ranks: CapturedRanks | None = None if communicator is None else CapturedRanks(communicator)
-        self._recorder = GraphRecorder(step, self._device, self._params, self._ranks)
+        self._comm: Communicator | None = step.reducer.communicator  # of several ranks
+        self._recorder = GraphRecorder(step, self._device, self._params)
         self._memory: Any = None  # of the reducer
         self._new: dict[str, Any] | None = None  # what the ranks have to compare of a new graph
         self._graphed = cuda_graph.Graphed(self._record, self._device, max_graphs)
@@ -261,8 +255,8 @@ class CapturedStep:
         static = self._graphed.static(inputs, self.settle)
         if static is None:
             self.settle()
-            if self._ranks is not None:
-                agree_on_settings(self._ranks.communicator, {"the inputs of a captured step": _shapes(inputs)})
+            if self._comm is not None:
+                agree_on_settings(self._comm, {"the inputs of a captured step": _shapes(inputs)})
             return PendingMetrics(None, self._eager(named, inputs))
         self._compare_new()
         before = step.optimizer.lr
@@ -297,10 +291,10 @@ class CapturedStep:
     def _compare_new(self) -> None:
         """What was captured just now must be the same on all ranks, else nobody keeps it."""
         new, self._new = self._new, None
-        if new is None or self._ranks is None:
+        if new is None or self._comm is None:
             return
         try:
-            agree_on_settings(self._ranks.communicator, new)
+            agree_on_settings(self._comm, new)
         except Exception:
             self._graphed.clear()
             raise
@@ -310,7 +304,7 @@ class CapturedStep:
         graph, step, recorder = current_graph(), self._step, self._recorder
         assert graph is not None
         named = step.reducer.begin(step, self._params, 0.0)
-        memory, shapes, self._new = self._memory, _shapes(inputs), None
+        shapes, self._new = _shapes(inputs), None
         recorder.begin()
         eager, step.recorder = step.recorder, recorder
         graph.before(step.set_scheduled_lr)
@@ -327,16 +321,12 @@ class CapturedStep:
         assert recorder.outputs is not None
         self._new = {"the inputs of a captured step": shapes, "the parameters with a gradient": recorder.present}
         graph.count(self._count)
-        optimizer, settings = step.optimizer, step.config
-        trained = [p.requires_grad for _, p in self._params]
-        graph.valid_while(
-            lambda: (
-                step.optimizer is optimizer
-                and step.config is settings
-                and self._memory is memory
-                and [p.requires_grad for _, p in self._params] == trained
-            )
-        )
+
+        def used() -> tuple[Any, ...]:
+            return step.optimizer, step.config, self._memory, [p.requires_grad for _, p in self._params]
+
+        captured = used()
+        graph.valid_while(lambda: used() == captured)
         return recorder.outputs
 
     def _count(self, steps: int) -> None:
@@ -380,8 +370,8 @@ class CapturedStep:
 
     def _wait(self, launched: _Launched) -> list[list[float]]:
         """Each rank's losses, when the launch is over."""
-        if self._ranks is not None:
-            return self._ranks.result(launched.event, launched.host[2:])
+        if self._comm is not None:
+            return losses_of(self._comm, launched.event, launched.host[2:])
         launched.event.synchronize()
         return [launched.host[2:].tolist()]
 
@@ -407,7 +397,7 @@ class CapturedStep:
         error: Exception
         if code == LOSS:
             bad = [(x, rank) for rank, each in enumerate(losses) for x in each if not math.isfinite(x)]
-            error = NonFiniteLossError.of(bad[0][0], done.number, bad[0][1] if self._ranks else None)
+            error = NonFiniteLossError.of(bad[0][0], done.number, bad[0][1] if self._comm else None)
         elif code == RANGE:
             error = IndexError(f"step {done.number}: an index or a class target is out of range; no weight was changed")
         else:

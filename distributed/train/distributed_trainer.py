@@ -19,9 +19,9 @@ from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .grad_sync import assert_replicas_identical, broadcast_params
+from .params import Params
 from .reducers import Buckets, Overlapped
 from .simple_trainer import SimpleTrainer
-from .step import Params
 
 
 class DistributedTrainer(SimpleTrainer):

@@ -22,8 +22,9 @@ from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .distributed_trainer import DistributedTrainer
 from .grad_sync import Window
+from .params import Named, Params
 from .reducers import Buckets
-from .step import Named, Params, Step, Updater
+from .step import Step, Updater
 
 
 @dataclass(frozen=True)

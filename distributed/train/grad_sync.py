@@ -25,7 +25,8 @@ from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_bytes, all_gather_json, all_gather_rows
 from ..comm.place import bytes_of, on_host
 from .buckets import DEFAULT_BUCKET_BYTES, GradientBucketManager
-from .step import Named, Params, merged, named_params
+from .params import Named, Params, named_params
+from .step import merged
 
 
 class ReplicaMismatchError(RuntimeError):

@@ -29,7 +29,8 @@ from .grad_sync import (
     mean_over_ranks,
     mismatch,
 )
-from .step import Named, Params, Reducer, Step, has_float16, named_params, no_weight, power_of_two
+from .params import Named, Params, has_float16, named_params, power_of_two
+from .step import Reducer, Step, no_weight
 
 
 class Buckets(Reducer):

@@ -14,7 +14,8 @@ from minigrad.tensor import Tensor
 
 from .captured_step import CapturedPass, CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .step import Params, Step
+from .params import Params
+from .step import Step
 from .step_state import restore_step, save_step
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from minigrad.errors import check_int
 
-from .step import Params, Step
+from .params import Params
+from .step import Step
 
 
 def save_step(step: Step, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

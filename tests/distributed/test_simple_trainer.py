@@ -17,7 +17,8 @@ from refusals import raises
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
-from minigrad.distributed.train.step import Named, Reducer, Step
+from minigrad.distributed.train.params import Named
+from minigrad.distributed.train.step import Reducer, Step
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
 from minigrad.serialization import load_checkpoint, save_checkpoint
 

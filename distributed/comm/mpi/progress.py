@@ -42,7 +42,13 @@ class Operation(PendingWork):
 
     def expire(self, seconds: float) -> None:
         """End it, for its caller waits no longer."""
-        self.progress.expire(self, seconds)
+        mine = self.progress.driving.acquire(timeout=self.grace)  # not to be had if the library hangs
+        try:
+            if not self.is_completed():
+                self.end(self.owner.broke(self, self.owner.late(self, self.missing() if mine else [], seconds)))
+        finally:
+            if mine:
+                self.progress.driving.release()
 
     def advance(self, arrived: Callable[[list[Any]], bool]) -> bool:
         """Go on as far as possible without waiting; whether anything moved."""
@@ -124,17 +130,6 @@ class Progress:
         with self._news:
             known = [op for queue in self._channels.values() for op in queue if op.owner is owner]
         return [op for op in known if not op.is_completed()]
-
-    def expire(self, operation: Operation, seconds: float) -> None:
-        """End an operation for which its caller waits no longer."""
-        mine = self.driving.acquire(timeout=Operation.grace)  # not to be had if the library hangs
-        try:
-            if not operation.is_completed():
-                error = operation.owner.late(operation, operation.missing() if mine else [], seconds)
-                operation.end(operation.owner.broke(operation, error))
-        finally:
-            if mine:
-                self.driving.release()
 
     # ------------------------------------------------------------------ driving
 

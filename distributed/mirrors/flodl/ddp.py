@@ -30,7 +30,7 @@ from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...train.buckets import GradientBucketManager, all_reduce_hook
 from ...train.config import TrainingConfig
 from ...train.grad_sync import agree_on_params
-from ...train.step import Named, misfit
+from ...train.params import Named, misfit
 from .options import check_speed_hint, clamped_overhead
 from .replica_group import check_alike, check_kinds, close_all, replica_communicators
 from .timeline import Timeline, check_timeline

@@ -25,7 +25,7 @@ from ...comm.communicator import Communicator
 from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...comm.nccl.nccl import NcclCommunicator, check_device
 from ...comm.threads.thread import ThreadCommunicator
-from ...train.step import Named
+from ...train.params import Named
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 

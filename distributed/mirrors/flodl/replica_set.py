@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,9 @@ from ...comm.comm_errors import CommError
 from ...train.buckets import GradientBucketManager
 from ...train.config import TrainingConfig, TrainingMetrics
 from ...train.distributed_trainer import DistributedTrainer
+from ...train.params import Named
 from ...train.reducers import Buckets
-from ...train.step import Named, Step
+from ...train.step import Step
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 from .ddp import Ddp
 from .timeline import EventKind, Timeline
@@ -136,14 +136,14 @@ class ReplicaSet:
 
     def round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:
         """Every replica's jobs at once, then one step. One that fails puts the buffers back, and changes nothing."""
-        before = [[(b, b.device.kernels.copy(b.data)) for _, b in model.named_buffers()] for model in self.models]
+        before = [(b, b.device.kernels.copy(b.data)) for model in self.models for _, b in model.named_buffers()]
         steps = [replica.global_step for replica in self.trainers]
         try:
             return self._round(jobs)
         except Exception:
             # A replica that has made the step keeps its buffers; one that is late may still write into them.
             if self._unusable is None and [replica.global_step for replica in self.trainers] == steps:
-                for buffer, values in itertools.chain(*before):
+                for buffer, values in before:
                     buffer.device.kernels.elementwise.assign(buffer.data, values)
                     buffer.bump_version()
             raise

@@ -27,8 +27,8 @@ from minigrad.optim import Lambda, LrSchedule, Optimizer
 
 from ...comm.deadlines import DEFAULT_TIMEOUT, check_seconds
 from ...train.config import TrainingConfig, TrainingMetrics
+from ...train.params import Named
 from ...train.simple_trainer import SimpleTrainer
-from ...train.step import Named
 from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
 from .ddp import DdpConfig
