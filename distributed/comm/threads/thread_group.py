@@ -54,7 +54,7 @@ class RankPart(PendingWork):
         """The group fails, unless it has just ended."""
         self.group.expire(self, seconds)
 
-    def leave(self, failed: bool) -> None:
+    def finish(self, failed: bool) -> None:
         """End it, unless that has happened; with the group's lock held."""
         if not self.ended.is_set():
             self.failed = failed
@@ -102,7 +102,7 @@ class _Operation:
     def end(self, failed: bool) -> None:
         """Wake all ranks, and let go of their arrays: part and operation know each other."""
         for part in self.all_parts:
-            part.leave(failed)
+            part.finish(failed)
         self.parts.clear()
         self.all_parts.clear()
         self.sends.clear()
@@ -150,7 +150,7 @@ class Group:
         with self._lock:
             stats.begin()
             if self.failure is not None:
-                part.leave(failed=True)
+                part.finish(failed=True)
                 return
             operation = part.operation = self._incomplete.setdefault(key, _Operation(ranks))
             operation.all_parts.append(part)
@@ -191,7 +191,7 @@ class Group:
             else:
                 late = ", ".join(f"rank {rank} ({self._doing(rank, part)})" for rank in operation.missing)
                 self._fail(CommTimeoutError, f"{waiting} for {late}", operation.missing)
-            part.leave(failed=True)
+            part.finish(failed=True)
 
     def leave(self, rank: int, error: BaseException | None) -> None:
         """A rank goes, in peace or because of ``error``; whoever needs it learns that."""
