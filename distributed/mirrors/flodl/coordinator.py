@@ -280,7 +280,9 @@ class Coordinator:
         self._throttled[rank] = reason == "throttle"
         if reason is not None:
             return None
-        batch = self.work.take(rank, self._share(rank), self.clock())
+        # This replica's part of the pace of all, waiting included; not known until all have done a batch.
+        share = self.total_batches[rank] / sum(self.total_batches) if min(self.total_batches) else None
+        batch = self.work.take(rank, share, self.clock())
         if batch is not None and batch.epoch > self._newest_epoch:
             self._newest_epoch = batch.epoch
             self.timeline.event(EventKind.EPOCH_START, epoch=batch.epoch)
@@ -327,10 +329,6 @@ class Coordinator:
         return work.last_epochs_open() and any(
             self._running[r] is None and not work.has_work(r) for r in range(self.plan.world)
         )
-
-    def _share(self, rank: int) -> float | None:
-        """This replica's part of the pace of all, waiting included; None until all have done a batch."""
-        return self.total_batches[rank] / sum(self.total_batches) if min(self.total_batches) else None
 
     # ------------------------------------------------------------------ rounds
 
