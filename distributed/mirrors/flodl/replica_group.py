@@ -91,8 +91,10 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
 
 def close_all(communicators: Sequence[Communicator]) -> None:
     """Close the communicators of one group, all at once: NCCL's wait for each other."""
-    for job in in_threads("close", len(communicators), lambda rank: communicators[rank].close()):
-        job.result()
+    jobs = in_threads("close", len(communicators), lambda rank: communicators[rank].close())
+    for error in [job.exception() for job in jobs]:
+        if error is not None:
+            raise error
 
 
 def _no_nccl(devices: Sequence[Device]) -> str | None:
