@@ -70,10 +70,9 @@ def shard_batches(num_batches: int, rank: int, world_size: int) -> range:
     Disjoint and complete over the ranks; empty where there are fewer batches than ranks. Raises ValueError for a
     ``world_size`` below 1, a rank outside of it, and a negative ``num_batches``.
     """
-    for name, value, least in (("num_batches", num_batches, 0), ("world_size", world_size, 1), ("rank", rank, 0)):
-        check_int(f"shard_batches: {name}", value, least)
-    if rank >= world_size:
-        raise ValueError(f"shard_batches: rank is {rank}, expected one from 0 to {world_size - 1}")
+    check_int("shard_batches: num_batches", num_batches, 0)
+    check_int("shard_batches: world_size", world_size, 1)
+    check_int("shard_batches: rank", rank, 0, world_size - 1)
     return range(rank, num_batches, world_size)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,7 +218,7 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
         ) from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is not typed
-        """Plain values only, and no key twice."""
+        """Plain values only, and no key twice; 1e-3 is a number, as in YAML 1.2."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
@@ -237,6 +238,8 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
                     raise SettingsError(f"{line}: {key}: {error}") from error
             return dict(super().construct_mapping(node, deep))
 
+    number = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$", re.ASCII)
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
@@ -245,7 +248,9 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     content = {} if content is None else content
     if isinstance(content, dict):
-        content = _overridden(content, {key: _plain(yaml, key, text) for key, text in (overrides or {}).items()})
+        content = _overridden(
+            content, {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
+        )
     settings = _section(Settings, content, "")
     _check(settings)
     return settings
@@ -277,13 +282,12 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
 # ------------------------------------------------------------------ reading
 
 
-def _plain(yaml: Any, key: str, text: str) -> Any:
-    """A value of the command line: as in the file, but 1e-3 is a number."""
+def _plain(yaml: Any, loader: Any, key: str, text: str) -> Any:
+    """A value of the command line, as in the file."""
     try:
-        value = yaml.safe_load(text)
+        return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, AttributeError) as error:
         raise SettingsError(f"{key}: {text[:40]!r} is no value of YAML: {' '.join(str(error).split())}") from error
-    return float(value) if isinstance(value, str) and _is_number(value) else value
 
 
 def _overridden(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,10 +359,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         elif type(value) is choice:
             return value
     wanted = " or ".join(_NAMES.get(str(choice), choice.__name__) for choice in choices)
-    hint_text = ""
-    if type(value) is str and float in choices and _is_number(value):
-        hint_text = f" (YAML reads {value} as text; write it with a dot, as 1.0e-3)"
-    raise SettingsError(f"{where} is {_show(value)}, expected {wanted}{hint_text}")
+    raise SettingsError(f"{where} is {_show(value)}, expected {wanted}")
 
 
 _NAMES = {
@@ -369,14 +370,6 @@ _NAMES = {
     "list[str]": "a list of paths",
     "<class 'NoneType'>": "null",
 }
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _show(value: Any) -> str:

@@ -71,7 +71,7 @@ def test_should_launcher_defaults_are_entrenars():
         ("training: {max_steps: 1, learning_rate: 1.0}", "unknown key training.learning_rate"),
         ("training: {max_steps: 1, batchsize: 4}", "unknown key training.batchsize; did you mean batch_size?"),
         ("modell: {}", "unknown key modell; did you mean model?"),
-        ("training: {max_steps: 1, lr: 1e-3}", "training.lr is '1e-3', expected a number .*write it with a dot"),
+        ("training: {max_steps: 1, lr: 1e-x}", "training.lr is '1e-x', expected a number"),
         ("training: {max_steps: two}", "training.max_steps is 'two', expected an integer or null"),
         ("training: {max_steps: 1.0}", "training.max_steps is 1.0, expected an integer"),
         ("training: {max_steps: true}", "training.max_steps is True"),
@@ -121,7 +121,8 @@ def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
 
 
 def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_path, monkeypatch):
-    path = write(tmp_path, distributed="{world_size: 4, rank: 3, coordinator_addr: 'a:1', backend: cuda}")
+    path = write(tmp_path, lr="2e-3", distributed="{world_size: 4, rank: 3, coordinator_addr: 'a:1', backend: cuda}")
+    assert read_settings(path).training.lr == 2e-3
     section = read_settings(path).training.distributed
     assert resolve(section, ALONE) == DistributedTrainConfig(4, 3, None, None, "a:1", "cuda")
     found = []
