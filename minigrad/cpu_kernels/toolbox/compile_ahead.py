@@ -1,0 +1,213 @@
+"""The kernels that a program is about to need are compiled by several processes at once, into the disk cache.
+
+``known_kernels.txt`` lists the kernels that the first steps of some programs need; ``tests/known_kernels.py`` recorded
+it. A process that has needed ``EVIDENCE`` kernels, all of which one of these programs needed too, is taken to be such
+a program. If it then misses a kernel in the cache, it starts *helpers*, a process for each core, and sends them what
+all programs that it may be need. It waits for what they compile, and shows how far they are.
+
+Whoever compiles a kernel has a lock on it, and everybody else waits for the result: helpers, ranks, pytest's workers.
+The locks are bytes of one file, which the system frees when a process ends. There are at most as many helpers as cores,
+and they end with their work or with the process that they work for. A wrong guess costs only their time. Which code
+runs never depends on them: what no helper compiles, or all that a dead one left, a process compiles itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import hashlib
+import itertools
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numba import config
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.sigutils import normalize_signature
+from tqdm import tqdm
+
+EVIDENCE = 6  # kernels: fewer may be those of a script that draws random numbers
+IDLE = 2.0  # seconds without work, after which a helper ends
+PATIENCE = 120.0  # seconds to wait for a process, which may have been stopped
+SAVING, SLOTS = 0, range(1, 9)  # places of locks: on the cache's indices, and of the helpers, which need 200 MB each
+BAR = "compiling CPU kernels, for this and later runs: {n_fmt} of {total_fmt} |{bar:20}| {postfix}"
+Key = tuple[str, str]  # a kernel's name, and the types of its arguments
+
+
+class Known(NamedTuple):
+    """The programs, a letter each, that need a kernel, and how many seconds it compiles."""
+
+    programs: frozenset[str]
+    seconds: float
+
+
+@functools.cache
+def known_kernels() -> dict[Key, Known]:
+    """The list, in the order in which the programs need the kernels."""
+    text = Path(__file__).with_name("known_kernels.txt").read_text(encoding="ascii")
+    rows = [line.split(" ", 3) for line in text.splitlines()]
+    return {(name, types): Known(frozenset(programs), float(seconds)) for programs, seconds, name, types in rows}
+
+
+def key_of(name: str, types: Any) -> Key:
+    """How the list writes a kernel and the types of its arguments."""
+    return name, repr(tuple(types)).replace("bool", "boolean")
+
+
+def place_of(key: Key) -> int:
+    """Of the lock on a kernel."""
+    return int.from_bytes(hashlib.sha256(" ".join(key).encode()).digest()[:5], "big") + SLOTS.stop
+
+
+class Team:
+    """The processes that share a cache, as one of them sees them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kernels: dict[str, Any] = {}  # Numba's dispatchers, by name
+        self.most_helpers = min(len(SLOTS), config.NUMBA_DEFAULT_NUM_THREADS)  # the cores that this process may use
+        self._folder = folder
+        self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT, 0o600)  # to close any such would free all locks
+        self._compiling: list[int] = []  # places of the locks of kernels, from callers to callees
+        self._needed: list[tuple[str, Any]] = []
+        self._ahead: dict[Key, float] = {}  # what helpers were told to compile, with its seconds
+        self._helpers: list[subprocess.Popen[bytes]] = []
+        self._since = 0.0
+        self._told = False
+
+    def take(self, place: int, wait: bool = False) -> bool:
+        """Whether a lock is this process's now, rather than another's."""
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def free(self, place: int) -> None:
+        """Leave a lock to others."""
+        fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
+
+    def compile(self, dispatcher: Any, types: Any) -> Any:
+        """Numba's ``dispatcher.compile(types)``, which calls ``load``, and leaves no lock behind."""
+        with global_compiler_lock:
+            outer = len(self._compiling)
+            try:
+                return type(dispatcher).compile(dispatcher, types)
+            finally:
+                for place in self._compiling[outer:]:
+                    self.free(place)
+                del self._compiling[outer:]
+
+    def load(self, name: str, types: Any, read: Callable[[], Any]) -> Any:
+        """A kernel that ``read`` finds in the cache, now or when others have compiled it; None: compile it."""
+        if not self._compiling:
+            self._needed.append((name, types))
+        if (found := read()) is not None:
+            return found
+        key = key_of(name, types)
+        self._plan()
+        until = time.monotonic() + PATIENCE
+        with contextlib.ExitStack() as shown:
+            bar = None
+            for look in itertools.count():
+                coming = key in self._ahead and any(helper.poll() is None for helper in self._helpers)
+                if time.monotonic() > until or (not coming and self.take(place_of(key))):
+                    break
+                if (found := read()) is not None:
+                    return found
+                if look % 10 == 0 and coming:
+                    bar = self._show(bar, shown)
+                time.sleep(0.02)
+        self._compiling.append(place_of(key))
+        return read()  # it may have come since the last look
+
+    def _left(self) -> list[Key]:
+        return [key for key in self._ahead if not self._cached(key)]
+
+    def _cached(self, key: Key) -> bool:
+        kernel = self.kernels[key[0]]
+        return bool(kernel._cache.holds(normalize_signature(key[1])[0], kernel.targetctx))
+
+    def _plan(self) -> None:
+        """Set helpers to work on what this program will need, as far as it is known."""
+        known = known_kernels()
+        used = [known[key].programs for key in itertools.starmap(key_of, self._needed) if key in known]
+        programs = frozenset.intersection(*used) if len(used) >= EVIDENCE else frozenset()
+        if self.most_helpers < 2 or not programs or not sys.executable or getattr(sys, "frozen", False):
+            return
+        wanted = [key for key in known if programs <= known[key].programs and key not in self._ahead]
+        new = {key: known[key].seconds for key in wanted if not self._cached(key)}
+        if sum(new.values()) > 1:
+            self._ahead.update(new)
+            self._send("".join(f"{name} {types}\n" for name, types in new))
+
+    def _send(self, work: str) -> None:
+        self._helpers = [helper for helper in self._helpers if helper.poll() is None]
+        if not self._helpers:
+            self._since = time.monotonic()
+            vacant = [slot for slot in SLOTS[: self.most_helpers] if self.take(slot)]
+            for slot in vacant:
+                self.free(slot)
+            self._helpers = [start_helper(self._folder, slot) for slot in vacant]
+        for helper in self._helpers:
+            assert helper.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has just ended
+                helper.stdin.write(work.encode())
+                helper.stdin.flush()
+
+    def _show(self, bar: Any, shown: contextlib.ExitStack) -> Any:
+        """A bar, new or further, if there is more than a second to wait; where there is no terminal, a line."""
+        left = [self._ahead[key] for key in self._left()]
+        done, passed = sum(self._ahead.values()) - sum(left), time.monotonic() - self._since
+        seconds = sum(left) * (passed / done if done > 1 else 1 / len(self._helpers))
+        if bar is None and seconds > 1:
+            bar = shown.enter_context(tqdm(bar_format=BAR, leave=False, disable=None, dynamic_ncols=True))
+            if bar.disable and not self._told and seconds > 3:
+                self._told = True
+                print(f"compiling {len(left)} CPU kernels, for this and later runs: {seconds:.0f} s", file=sys.stderr)
+        if bar is not None and not bar.disable:
+            bar.total, bar.n = len(self._ahead), len(self._ahead) - len(left)
+            bar.set_postfix_str(f"{seconds:.0f} s left")
+        return bar
+
+
+def start_helper(folder: Path, slot: int) -> subprocess.Popen[bytes]:
+    """A process that compiles what it reads, until there is no more or this one ends."""
+    environment = {**os.environ, "MINIGRAD_CACHE_DIR": str(folder.parent), "PYTHONSAFEPATH": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", f"from {__name__} import help_others; help_others({slot})"]
+    quiet = subprocess.DEVNULL
+    # A session of its own: Ctrl-C is for the program, which may go on.
+    helper = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, env=environment, start_new_session=True
+    )
+    atexit.register(helper.wait)
+    atexit.register(helper.kill)  # runs before the wait
+    return helper
+
+
+def help_others(slot: int) -> None:
+    """The life of a helper. It skips what is being compiled already."""
+    from .jit import TEAM
+
+    work: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            work.put(line.strip())
+        os._exit(0)  # the process that it works for has ended
+
+    threading.Thread(target=read, daemon=True).start()
+    TEAM.most_helpers = 0
+    with contextlib.suppress(queue.Empty):
+        while TEAM.take(slot):
+            name, _, types = work.get(timeout=IDLE).partition(" ")
+            if TEAM.take(place_of((name, types))):
+                TEAM.kernels[name].compile(normalize_signature(types)[0])
