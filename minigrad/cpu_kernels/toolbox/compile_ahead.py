@@ -36,6 +36,7 @@ from tqdm import tqdm
 
 EVIDENCE = 6  # kernels: fewer may be those of a script that draws random numbers
 IDLE = 2.0  # seconds without work, after which a helper ends
+URGENT = 1e6  # in place of seconds: the program waits for it
 PATIENCE = 120.0  # seconds to wait for a process, which may have been stopped
 SAVING, SLOTS = 0, range(1, 9)  # places of locks: on the cache's indices, and of the helpers, which need 200 MB each
 BAR = "compiling CPU kernels, for this and later runs: {n_fmt} of {total_fmt} |{bar:20}| {postfix}"
@@ -105,28 +106,35 @@ class Team:
                     self.free(place)
                 del self._compiling[outer:]
 
-    def load(self, name: str, types: Any, read: Callable[[], Any]) -> Any:
-        """A kernel that ``read`` finds in the cache, now or when others have compiled it; None: compile it."""
+    def load(self, name: str, types: Any, read: Callable[[], Any], holds: Callable[[], bool]) -> Any:
+        """A kernel that is in the cache, now or when others have compiled it; None: this process is to compile it.
+
+        ``read`` gives it or None, ``holds`` is quicker.
+        """
         if not self._compiling:
             self._needed.append((name, types))
         if (found := read()) is not None:
             return found
         key = key_of(name, types)
         self._plan()
+        if key in self._ahead:
+            self._send({key: URGENT})
+        self._wait(key, holds)
+        self._compiling.append(place_of(key))
+        return read()  # it may have come since the last look
+
+    def _wait(self, key: Key, holds: Callable[[], bool]) -> None:
+        """Until a kernel is in the cache, or this process has the lock on it and is to compile it."""
         until = time.monotonic() + PATIENCE
         with contextlib.ExitStack() as shown:
             bar = None
             for look in itertools.count():
                 coming = key in self._ahead and any(helper.poll() is None for helper in self._helpers)
-                if time.monotonic() > until or (not coming and self.take(place_of(key))):
-                    break
-                if (found := read()) is not None:
-                    return found
+                if holds() or time.monotonic() > until or (not coming and self.take(place_of(key))):
+                    return
                 if look % 10 == 0 and coming:
                     bar = self._show(bar, shown)
-                time.sleep(0.02)
-        self._compiling.append(place_of(key))
-        return read()  # it may have come since the last look
+                time.sleep(0.03)
 
     def _left(self) -> list[Key]:
         return [key for key in self._ahead if not self._cached(key)]
@@ -146,9 +154,11 @@ class Team:
         new = {key: known[key].seconds for key in wanted if not self._cached(key)}
         if sum(new.values()) > 1:
             self._ahead.update(new)
-            self._send("".join(f"{name} {types}\n" for name, types in new))
+            self._start()
+            self._send(new)
 
-    def _send(self, work: str) -> None:
+    def _start(self) -> None:
+        """Start helpers, if none is left, for the slots that are vacant."""
         self._helpers = [helper for helper in self._helpers if helper.poll() is None]
         if not self._helpers:
             self._since = time.monotonic()
@@ -156,10 +166,14 @@ class Team:
             for slot in vacant:
                 self.free(slot)
             self._helpers = [start_helper(self._folder, slot) for slot in vacant]
+
+    def _send(self, work: dict[Key, float]) -> None:
+        """Tell the helpers what to compile; what takes most seconds they do first, so that none is busy much longer."""
+        lines = "".join(f"{seconds} {name} {types}\n" for (name, types), seconds in work.items())
         for helper in self._helpers:
             assert helper.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has just ended
-                helper.stdin.write(work.encode())
+                helper.stdin.write(lines.encode())
                 helper.stdin.flush()
 
     def _show(self, bar: Any, shown: contextlib.ExitStack) -> Any:
@@ -197,17 +211,19 @@ def help_others(slot: int) -> None:
     """The life of a helper. It skips what is being compiled already."""
     from .jit import TEAM
 
-    work: queue.SimpleQueue[str] = queue.SimpleQueue()
+    work: queue.PriorityQueue[tuple[float, str, str]] = queue.PriorityQueue()
 
     def read() -> None:
         for line in sys.stdin:
-            work.put(line.strip())
+            seconds, name, types = line.strip().split(" ", 2)
+            work.put((-float(seconds), name, types))
         os._exit(0)  # the process that it works for has ended
 
     threading.Thread(target=read, daemon=True).start()
     TEAM.most_helpers = 0
     with contextlib.suppress(queue.Empty):
         while TEAM.take(slot):
-            name, _, types = work.get(timeout=IDLE).partition(" ")
+            _, name, types = work.get(timeout=IDLE)
             if TEAM.take(place_of((name, types))):
                 TEAM.kernels[name].compile(normalize_signature(types)[0])
+                TEAM.free(place_of((name, types)))

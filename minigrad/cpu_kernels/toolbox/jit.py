@@ -161,7 +161,8 @@ class KernelCache(FunctionCache):
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        return TEAM.load(name_of(self._py_func), sig, lambda: self._read(sig, target_context))
+        read, holds = (functools.partial(look, sig, target_context) for look in (self._read, self.holds))
+        return TEAM.load(name_of(self._py_func), sig, read, holds)
 
     def _read(self, sig: Any, target_context: Any) -> Any:
         try:
