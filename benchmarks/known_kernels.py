@@ -32,9 +32,10 @@ PROGRAMS = {
 
 def record(out: str, program: list[str]) -> None:
     """Run an example here; write which kernels it needed, each with the seconds that it compiled."""
+    from numba.core import event
+
     from minigrad.cpu_kernels.toolbox.compile_ahead import key_of
     from minigrad.cpu_kernels.toolbox.jit import TEAM, name_of
-    from numba.core import event
 
     seconds: dict[tuple[str, str], float] = {}
     started: list[float] = []

@@ -1,14 +1,14 @@
 """The kernels that a program is about to need are compiled by several processes at once, into the disk cache.
 
-``known_kernels.txt`` lists the kernels that the first steps of some programs need; ``tests/known_kernels.py`` recorded
-it. A process that has needed ``EVIDENCE`` kernels, all of which one of these programs needed too, is taken to be such
-a program. If it then misses a kernel in the cache, it starts *helpers*, a process for each core, and sends them what
-all programs that it may be need. It waits for what they compile, and shows how far they are.
+``known_kernels.txt`` lists the kernels that the first steps of some programs need; benchmarks/known_kernels.py recorded
+it. A process that misses one of them may be each of the programs that need all that it has needed so far. What these
+programs have in common it lets *helpers* compile, a process for each core. Once they are ready, it waits for what they
+compile, and shows how far they are.
 
 Whoever compiles a kernel has a lock on it, and everybody else waits for the result: helpers, ranks, pytest's workers.
-The locks are bytes of one file, which the system frees when a process ends. There are at most as many helpers as cores,
-and they end with their work or with the process that they work for. A wrong guess costs only their time. Which code
-runs never depends on them: what no helper compiles, or all that a dead one left, a process compiles itself.
+The locks are bytes of one file, which the system frees when a process ends. A cache has at most as many helpers as there
+are threads, and they end with their work or with the process that they work for. A wrong guess costs only their time.
+Which code runs never depends on them: what no helper compiles, a process compiles itself, from the same sources.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from typing import Any, NamedTuple
 from numba import config
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.sigutils import normalize_signature
-from tqdm import tqdm
 
-EVIDENCE = 6  # kernels: fewer may be those of a script that draws random numbers
 IDLE = 2.0  # seconds without work, after which a helper ends
+SOON = 3.0  # seconds, after which a line says why it takes long
 URGENT = 1e6  # in place of seconds: the program waits for it
 PATIENCE = 120.0  # seconds to wait for a process, which may have been stopped
 SAVING, SLOTS = 0, range(1, 9)  # places of locks: on the cache's indices, and of the helpers, which need 200 MB each
@@ -73,13 +72,13 @@ class Team:
 
     def __init__(self, folder: Path) -> None:
         self.kernels: dict[str, Any] = {}  # Numba's dispatchers, by name
-        self.most_helpers = min(len(SLOTS), config.NUMBA_DEFAULT_NUM_THREADS)  # the cores that this process may use
+        self.most_helpers = min(len(SLOTS), config.NUMBA_NUM_THREADS)
         self._folder = folder
         self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT, 0o600)  # to close any such would free all locks
         self._compiling: list[int] = []  # places of the locks of kernels, from callers to callees
         self._needed: list[tuple[str, Any]] = []
         self._ahead: dict[Key, float] = {}  # what helpers were told to compile, with its seconds
-        self._helpers: list[subprocess.Popen[bytes]] = []
+        self._helpers: dict[int, subprocess.Popen[bytes]] = {}  # by their slots
         self._since = 0.0
         self._told = False
 
@@ -125,19 +124,24 @@ class Team:
 
     def _wait(self, key: Key, holds: Callable[[], bool]) -> None:
         """Until a kernel is in the cache, or this process has the lock on it and is to compile it."""
-        until = time.monotonic() + PATIENCE
+        started, bar = time.monotonic(), None
         with contextlib.ExitStack() as shown:
-            bar = None
             for look in itertools.count():
-                coming = key in self._ahead and any(helper.poll() is None for helper in self._helpers)
-                if holds() or time.monotonic() > until or (not coming and self.take(place_of(key))):
+                waited = time.monotonic() - started
+                coming = key in self._ahead and any(map(self._works, self._helpers))
+                if holds() or waited > PATIENCE or (not coming and self.take(place_of(key))):
                     return
-                if look % 10 == 0 and coming:
-                    bar = self._show(bar, shown)
+                if look % 10 == 9 and coming:
+                    bar = self._show(bar, waited, shown)
                 time.sleep(0.03)
 
-    def _left(self) -> list[Key]:
-        return [key for key in self._ahead if not self._cached(key)]
+    def _works(self, slot: int) -> bool:
+        """Whether a helper lives, and has begun: it has its slot."""
+        alive = self._helpers[slot].poll() is None
+        if alive and not self.take(slot):
+            return True
+        self.free(slot)
+        return False
 
     def _cached(self, key: Key) -> bool:
         kernel = self.kernels[key[0]]
@@ -147,7 +151,7 @@ class Team:
         """Set helpers to work on what this program will need, as far as it is known."""
         known = known_kernels()
         used = [known[key].programs for key in itertools.starmap(key_of, self._needed) if key in known]
-        programs = frozenset.intersection(*used) if len(used) >= EVIDENCE else frozenset()
+        programs = frozenset.intersection(*used) if used else frozenset()
         if self.most_helpers < 2 or not programs or not sys.executable or getattr(sys, "frozen", False):
             return
         wanted = [key for key in known if programs <= known[key].programs and key not in self._ahead]
@@ -159,52 +163,62 @@ class Team:
 
     def _start(self) -> None:
         """Start helpers, if none is left, for the slots that are vacant."""
-        self._helpers = [helper for helper in self._helpers if helper.poll() is None]
-        if not self._helpers:
+        if all(helper.poll() is not None for helper in self._helpers.values()):
             self._since = time.monotonic()
             vacant = [slot for slot in SLOTS[: self.most_helpers] if self.take(slot)]
             for slot in vacant:
                 self.free(slot)
-            self._helpers = [start_helper(self._folder, slot) for slot in vacant]
+            self._helpers = {slot: start_helper(self._folder, slot) for slot in vacant}
 
     def _send(self, work: dict[Key, float]) -> None:
         """Tell the helpers what to compile; what takes most seconds they do first, so that none is busy much longer."""
         lines = "".join(f"{seconds} {name} {types}\n" for (name, types), seconds in work.items())
-        for helper in self._helpers:
+        for helper in self._helpers.values():
             assert helper.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has just ended
                 helper.stdin.write(lines.encode())
-                helper.stdin.flush()
 
-    def _show(self, bar: Any, shown: contextlib.ExitStack) -> Any:
-        """A bar, new or further, if there is more than a second to wait; where there is no terminal, a line."""
-        left = [self._ahead[key] for key in self._left()]
+    def _show(self, bar: Any, waited: float, shown: contextlib.ExitStack) -> Any:
+        """A bar, new or moved, if there is more than a second to wait; where there is no terminal, one line in all."""
+        from tqdm import tqdm  # when first used: "import minigrad" is shorter without
+
+        left = [seconds for key, seconds in self._ahead.items() if not self._cached(key)]
         done, passed = sum(self._ahead.values()) - sum(left), time.monotonic() - self._since
         seconds = sum(left) * (passed / done if done > 1 else 1 / len(self._helpers))
         if bar is None and seconds > 1:
             bar = shown.enter_context(tqdm(bar_format=BAR, leave=False, disable=None, dynamic_ncols=True))
-            if bar.disable and not self._told and seconds > 3:
-                self._told = True
-                print(f"compiling {len(left)} CPU kernels, for this and later runs: {seconds:.0f} s", file=sys.stderr)
         if bar is not None and not bar.disable:
             bar.total, bar.n = len(self._ahead), len(self._ahead) - len(left)
             bar.set_postfix_str(f"{seconds:.0f} s left")
+        elif waited > SOON and not self._told:
+            self._told = True
+            print(f"compiling {len(left)} CPU kernels, for this and later runs: {seconds:.0f} s", file=sys.stderr)
         return bar
 
 
 def start_helper(folder: Path, slot: int) -> subprocess.Popen[bytes]:
     """A process that compiles what it reads, until there is no more or this one ends."""
     environment = {**os.environ, "MINIGRAD_CACHE_DIR": str(folder.parent), "PYTHONSAFEPATH": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-c", f"from {__name__} import help_others; help_others({slot})"]
-    quiet = subprocess.DEVNULL
-    # A session of its own: Ctrl-C is for the program, which may go on.
+    environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
     helper = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, env=environment, start_new_session=True
+        [sys.executable, "-c", f"from {__name__} import help_others; help_others({slot})"],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the program, which may go on
     )
-    atexit.register(helper.wait)
-    atexit.register(helper.kill)  # runs before the wait
+    atexit.register(end, helper)
     return helper
+
+
+def end(helper: subprocess.Popen[bytes]) -> None:
+    """What a killed helper leaves is as if it had not begun."""
+    helper.kill()
+    helper.wait()
+    assert helper.stdin is not None
+    helper.stdin.close()
 
 
 def help_others(slot: int) -> None:
@@ -221,8 +235,9 @@ def help_others(slot: int) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     TEAM.most_helpers = 0
+    TEAM.take(slot, wait=True)
     with contextlib.suppress(queue.Empty):
-        while TEAM.take(slot):
+        while True:
             _, name, types = work.get(timeout=IDLE)
             if TEAM.take(place_of((name, types))):
                 TEAM.kernels[name].compile(normalize_signature(types)[0])
