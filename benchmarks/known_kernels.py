@@ -37,7 +37,7 @@ def record(out: str, program: list[str]) -> None:
     from minigrad.cpu_kernels.toolbox.compile_ahead import key_of
     from minigrad.cpu_kernels.toolbox.jit import TEAM, name_of
 
-    seconds: dict[tuple[str, str], float] = {}
+    seconds: dict[str, float] = {}
     started: list[float] = []
 
     class Timer(event.Listener):  # type: ignore[misc]
@@ -58,12 +58,12 @@ def record(out: str, program: list[str]) -> None:
         if end.code:
             raise
     needed = [key_of(*kernel) for kernel in TEAM._needed]
-    Path(out).write_text(json.dumps([[*key, seconds.get(key, 0.0)] for key in needed]), encoding="ascii")
+    Path(out).write_text(json.dumps([[key, seconds.get(key, 0.0)] for key in needed]), encoding="ascii")
 
 
 def main() -> None:
     """Run all programs and write the list."""
-    known: dict[tuple[str, str], tuple[str, float]] = {}
+    known: dict[str, tuple[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for letter, program in PROGRAMS.items():
             out = Path(folder) / letter
@@ -71,10 +71,10 @@ def main() -> None:
                 program = [*program, "--out", f"{out}-run"]
             command = [sys.executable, __file__, "--record", str(out), *program]
             subprocess.run(command, env={**os.environ, "MINIGRAD_CACHE_DIR": f"{folder}/cache"}, check=True)
-            for name, types, seconds in json.loads(out.read_text(encoding="ascii")):
-                programs, known_seconds = known.get((name, types), ("", 0.0))
-                known[name, types] = (programs + letter, known_seconds or seconds)
-    rows = [f"{programs} {seconds:.2f} {name} {types}\n" for (name, types), (programs, seconds) in known.items()]
+            for key, seconds in json.loads(out.read_text(encoding="ascii")):
+                programs, known_seconds = known.get(key, ("", 0.0))
+                known[key] = (programs + letter, known_seconds or seconds)
+    rows = [f"{programs} {seconds:.2f} {key}\n" for key, (programs, seconds) in known.items()]
     LIST.write_text("".join(rows), encoding="ascii")
 
 
