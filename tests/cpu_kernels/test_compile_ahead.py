@@ -55,9 +55,10 @@ def helpers(cache: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if b"help_others" in (path / "cmdline").read_bytes() and os.fsencode(cache) in (
-                path / "environ"
-            ).read_bytes():
+            if (
+                b"help_others" in (path / "cmdline").read_bytes()
+                and os.fsencode(cache) in (path / "environ").read_bytes()
+            ):
                 found.append(int(path.name))
         except OSError:  # it has ended
             continue

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class Team:
         self.most_helpers = min(len(SLOTS), config.NUMBA_NUM_THREADS) if sys.executable else 0
         self._folder = folder
         self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT, 0o600)  # to close any such would free all locks
+        self._mutex = threading.Lock()
         self._compiling: list[int] = []  # places of the locks of kernels, from callers to callees
         self._needed: list[tuple[str, Any]] = []
         self._ahead: dict[str, float] = {}  # what helpers were told to compile, with its seconds
@@ -83,6 +84,16 @@ class Team:
     def free(self, place: int) -> None:
         """Leave a lock to others."""
         fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """While a kernel is written: nobody else reads and writes the same index, and a helper is not cut off."""
+        with self._mutex:
+            self.take(SAVING, wait=True)
+            try:
+                yield
+            finally:
+                self.free(SAVING)
 
     def compile(self, dispatcher: Any, types: Any) -> Any:
         """Numba's ``dispatcher.compile(types)``, which calls ``load``, and leaves no lock behind."""
@@ -120,9 +131,27 @@ class Team:
                 vacant = [slot for slot in SLOTS[: self.most_helpers] if self.take(slot)]
                 for slot in vacant:
                     self.free(slot)
-                self._helpers, self._since = {slot: helper(self._folder, slot) for slot in vacant}, time.monotonic()
+                self._helpers, self._since = {slot: self._start(slot) for slot in vacant}, time.monotonic()
             self._ahead.update(new)
             self._send(new)
+
+    def _start(self, slot: int) -> subprocess.Popen[bytes]:
+        """A process that compiles what it reads, until there is no more or this one ends."""
+        path = os.pathsep.join(map(os.path.abspath, sys.path))
+        # A session of its own: Ctrl-C is for the program, which may go on.
+        helper = subprocess.Popen(
+            [sys.executable, "-c", f"from {__package__}.jit import TEAM; TEAM.help_others({slot})"],
+            bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env={**os.environ, "MINIGRAD_CACHE_DIR": str(self._folder.parent), "PYTHONPATH": path,
+                 "PYTHONSAFEPATH": "1"}, start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self._end, slot, helper)
+        return helper
+
+    def _end(self, slot: int, helper: subprocess.Popen[bytes]) -> None:
+        if self.take(slot):  # it is starting: it would end by itself, but only then
+            helper.kill()
+        helper.__exit__(None, None, None)  # closes its pipe, at which it ends, and waits
 
     def find(self, key: str) -> tuple[Any, Any]:
         """The dispatcher and the types that a line of the list names."""
@@ -177,40 +206,24 @@ class Team:
             print(f"compiling {len(left)} CPU kernels, for this and later runs: {seconds:.0f} s", file=sys.stderr)
         return bar
 
+    def help_others(self, slot: int) -> None:
+        """The life of a helper. It skips what is being compiled already, and begins with what takes longest."""
+        work: queue.PriorityQueue[tuple[float, str]] = queue.PriorityQueue()
 
-def helper(folder: Path, slot: int) -> subprocess.Popen[bytes]:
-    """A process that compiles what it reads, until there is no more or this one ends."""
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
-    # A session of its own: Ctrl-C is for the program, which may go on.
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import help_others; help_others({slot})"],
-        bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "MINIGRAD_CACHE_DIR": str(folder.parent), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-    )  # fmt: skip
-    atexit.register(process.__exit__, None, None, None)  # waits for it
-    atexit.register(process.kill)  # before that; what it has half compiled is as if it had not begun
-    return process
+        def read() -> None:
+            for line in sys.stdin:
+                seconds, _, key = line.strip().partition(" ")
+                work.put((-float(seconds), key))
+            self._mutex.acquire()
+            os._exit(0)  # the process that it works for has ended
 
-
-def help_others(slot: int) -> None:
-    """The life of a helper. It skips what is being compiled already, and begins with what takes longest."""
-    from .jit import TEAM
-
-    work: queue.PriorityQueue[tuple[float, str]] = queue.PriorityQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            seconds, _, key = line.strip().partition(" ")
-            work.put((-float(seconds), key))
-        os._exit(0)  # the process that it works for has ended
-
-    threading.Thread(target=read, daemon=True).start()
-    TEAM.most_helpers = 0
-    TEAM.take(slot, wait=True)
-    with contextlib.suppress(queue.Empty):
-        while True:
-            _, key = work.get(timeout=IDLE)
-            if TEAM.take(place_of(key)):
-                kernel, types = TEAM.find(key)
-                kernel.compile(types)
-                TEAM.free(place_of(key))
+        threading.Thread(target=read, daemon=True).start()
+        self.most_helpers = 0
+        self.take(slot, wait=True)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, key = work.get(timeout=IDLE)
+                if self.take(place_of(key)):
+                    kernel, types = self.find(key)
+                    kernel.compile(types)
+                    self.free(place_of(key))

@@ -34,7 +34,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.types import unliteral
 
-from .compile_ahead import SAVING, Team
+from .compile_ahead import Team
 
 # IEEE semantics for NaN and infinities are kept (no ``nnan``, no ``ninf``): -inf is a legal attention mask and a NaN
 # must reach the loss. Reassociation and contraction are what let LLVM vectorise sums and use FMA.
@@ -172,14 +172,12 @@ class KernelCache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        TEAM.take(SAVING, wait=True)  # two that save at once would each replace the other's index
-        try:
-            super().save_overload(sig, data)
-        except DamagedEntryError:  # of the index: start a new one
-            self.flush()
-            super().save_overload(sig, data)
-        finally:
-            TEAM.free(SAVING)
+        with TEAM.saving():
+            try:
+                super().save_overload(sig, data)
+            except DamagedEntryError:  # of the index: start a new one
+                self.flush()
+                super().save_overload(sig, data)
 
     def holds(self, sig: Any, target_context: Any) -> bool:
         """Whether there is an entry, be it damaged."""
