@@ -37,7 +37,7 @@ SOON = 3.0  # seconds, after which a line says why it takes long
 PATIENCE = 120.0  # seconds to wait for another process, which may have been stopped
 URGENT = 1e6  # in place of a kernel's seconds: the program waits for it
 SAVING, SLOTS = 0, range(1, 9)  # places of locks: on the cache's indices, and of the helpers, which need 200 MB each
-BAR = "compiling CPU kernels, for this and later runs: {n_fmt} of {total_fmt} |{bar:20}| {postfix}"
+BAR = "compiling CPU kernels, for this and later runs: {n_fmt} of {total_fmt} |{bar:20}| {unit}"
 
 
 @functools.cache
@@ -200,7 +200,8 @@ class Team:
             bar = tqdm(bar_format=BAR, leave=False, disable=None, dynamic_ncols=True)
         if bar is not None and not bar.disable:
             bar.total, bar.n = len(self._ahead), len(self._ahead) - len(left)
-            bar.set_postfix_str(f"{seconds:.0f} s left")
+            bar.unit = f"{seconds:.0f} s left"
+            bar.refresh()
         elif waited > SOON and not self._told:
             self._told = waited
             print(f"compiling {len(left)} CPU kernels, for this and later runs: {seconds:.0f} s", file=sys.stderr)
