@@ -63,7 +63,7 @@ class Team:
 
     def __init__(self, folder: Path) -> None:
         self.kernels: dict[str, Any] = {}  # Numba's dispatchers, by name
-        self.most_helpers = min(len(SLOTS), config.NUMBA_NUM_THREADS) if sys.executable else 0
+        self.most_helpers: int = min(len(SLOTS), config.NUMBA_NUM_THREADS) if sys.executable else 0
         self._folder = folder
         self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT, 0o600)  # to close any such would free all locks
         self._mutex = threading.Lock()
@@ -178,13 +178,13 @@ class Team:
 
     def _wait(self, key: str, holds: Callable[[], bool]) -> None:
         """Until a kernel is in the cache, or this process has the lock on it and is to compile it."""
-        began, bar = time.monotonic(), None
+        began, bar, next_look = time.monotonic(), None, 0.5
         while not holds() and (waited := time.monotonic() - began) < PATIENCE:
             coming = key in self._ahead and any(map(self._works, self._helpers))
             if not coming and self.take(place_of(key)):
                 break
-            if coming and waited > 0.5:
-                bar = self._show(bar, waited)
+            if coming and waited > next_look:
+                bar, next_look = self._show(bar, waited), waited + 0.25
             time.sleep(0.03)
         if bar is not None:
             bar.close()
