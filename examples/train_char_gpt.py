@@ -204,7 +204,7 @@ class TrainingRun:
         with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, dynamic_ncols=True, disable=hidden) as bar:
             while trainer.global_step < steps and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
-                with contextlib.nullcontext() if seconds else self.compile_hint():
+                with contextlib.nullcontext() if seconds or self.model.device.type == "cpu" else self.compile_hint():
                     metrics = self.step()
                 seconds.append(time.perf_counter() - before)
                 rate = self.tokens_per_step * len(seconds) / sum(seconds)

@@ -70,8 +70,8 @@ def forbidden_imports(source: str, path: str) -> list[str]:
                 rule = "plain kernels import the standard library, NumPy and each other"
         elif path.startswith("minigrad/cpu_kernels/"):
             ours = within(module, "minigrad.cpu_kernels", "minigrad.plain_kernels")
-            if not (root in STDLIB or root in ("numpy", "numba", "llvmlite") or ours):
-                rule = "CPU kernels import the standard library, NumPy, Numba, plain kernels and each other"
+            if not (root in STDLIB or root in ("numpy", "numba", "llvmlite", "tqdm") or ours):
+                rule = "CPU kernels import the standard library, NumPy, Numba, tqdm, plain kernels and each other"
         elif path.startswith("cuda_kernels/"):
             allowed = STDLIB | {"numpy", "ml_dtypes", "numba", "llvmlite", "cupy", "cuda", "tqdm"}  # cuda.bindings
             simulating = root == "greenlet" and path == "cuda_kernels/simulator/simulator.py"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
@@ -32,6 +33,8 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.types import unliteral
+
+from .compile_ahead import Team
 
 # IEEE semantics for NaN and infinities are kept (no ``nnan``, no ``ninf``): -inf is a legal attention mask and a NaN
 # must reach the loss. Reassociation and contraction are what let LLVM vectorise sums and use FMA.
@@ -80,13 +83,15 @@ def cache_directory() -> Path:
     except OSError as error:
         temporary = Path(tempfile.mkdtemp(prefix="minigrad-kernels-"))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        folder = temporary / folder.name  # helpers find it by its root
+        folder.mkdir()
         warnings.warn(
             f"the kernel cache cannot be used ({error}); kernels are compiled again in each process, into {temporary}. "
             "Set MINIGRAD_CACHE_DIR to a private, writable folder.",
             RuntimeWarning,
             stacklevel=2,
         )
-        return temporary
+        return folder
 
 
 def _remove_old(root: Path) -> None:
@@ -156,6 +161,10 @@ class KernelCache(FunctionCache):
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        read, holds = (functools.partial(look, sig, target_context) for look in (self._read, self.holds))
+        return TEAM.load(name_of(self._py_func), sig, read, holds)
+
+    def _read(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
         except (DamagedEntryError, AttributeError, ImportError, TypeError):  # or of other versions of what Numba needs
@@ -163,11 +172,24 @@ class KernelCache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        with TEAM.saving():
+            try:
+                super().save_overload(sig, data)
+            except DamagedEntryError:  # of the index: start a new one
+                self.flush()
+                super().save_overload(sig, data)
+
+    def holds(self, sig: Any, target_context: Any) -> bool:
+        """Whether there is an entry, be it damaged."""
         try:
-            super().save_overload(sig, data)
-        except DamagedEntryError:  # of the index: start a new one
-            self.flush()
-            super().save_overload(sig, data)
+            return self._index_key(sig, target_context.codegen()) in self._cache_file._load_index()
+        except DamagedEntryError:
+            return False
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Of a kernel: its module's and its own."""
+    return f"{fn.__module__}.{fn.__qualname__}"
 
 
 class KernelLibrary(JITCodeLibrary):
@@ -202,6 +224,7 @@ class KernelCompiler(Compiler):
 
 
 CACHE_DIRECTORY = cache_directory()
+TEAM = Team(CACHE_DIRECTORY)
 
 
 @contextlib.contextmanager
@@ -221,6 +244,8 @@ def compiled(fn: Callable[..., Any], **options: Any) -> Any:
         return dispatcher
     with _numba_cache_directory():
         dispatcher._cache = KernelCache(fn)
+    dispatcher.compile = functools.partial(TEAM.compile, dispatcher)
+    TEAM.kernels[name_of(fn)] = dispatcher
     template = dispatcher.get_call_template
 
     def compiled_once(args: Any, kws: Any) -> Any:

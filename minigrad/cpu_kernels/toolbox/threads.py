@@ -215,8 +215,9 @@ def call_at(_: Any, address: Any, callee: Any, arguments: Any) -> Any:
     A plain call would link and optimise a copy of it anew: compile time, and perhaps other bits.
     """
     given = tuple(map(_passed_as, arguments.types))
-    if given not in callee.dispatcher.overloads:
-        raise TypingError(f"{callee.dispatcher.__name__} was not compiled for {given}")
+    element = next(argument.dtype for argument in given if isinstance(argument, types.Array))
+    if given != callee.dispatcher.signature_for(element):
+        raise TypingError(f"{callee.dispatcher.__name__} is not compiled for {given}")
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         cast = [
@@ -359,15 +360,15 @@ class StageKernel:
     """
 
     def __init__(self, kernel: Any, signature: Callable[[Callable[[int], Any]], tuple[Any, ...]]) -> None:
-        self._kernel, self._signature = kernel, signature
+        self._kernel = kernel
         self._addresses: dict[np.dtype[Any], int] = {}
+        kernel.signature_for = lambda element: signature(lambda n: types.Array(element, n, "C"))
 
     def address(self, dtype: np.dtype[Any]) -> int:
         """Where the machine code for arrays of this dtype is."""
         address = self._addresses.get(dtype)
         if address is None:
-            element = numba.from_dtype(dtype)
-            signature = self._signature(lambda n: types.Array(element, n, "C"))
+            signature = self._kernel.signature_for(numba.from_dtype(dtype))
             address = self._addresses[dtype] = compiled_address(self._kernel, *signature)
         return address
 
