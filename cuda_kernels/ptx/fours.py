@@ -55,3 +55,17 @@ def fours(itemsize: int) -> Fours:
     if itemsize < 8:
         return Fours(ptx.load4, ptx.load_constant4, ptx.store4)
     return Fours(_twice(ptx.load2), _twice(ptx.load_constant2), _store)
+
+
+def storer_inside(itemsize: int) -> Any:
+    """The device function that stores 4 values from ``first`` on as far as ``n`` reaches: at once but for the last."""
+    store = fours(itemsize).store
+
+    @device_function
+    def store_four(p: Any, first: Any, n: Any, values: Any) -> None:
+        if first + 4 <= n:
+            store(p, first, values)
+        else:
+            store_inside(p, first, n - first, values)
+
+    return store_four
