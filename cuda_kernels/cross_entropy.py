@@ -50,7 +50,7 @@ def _kernel(real: Any, name: str, nbytes: int = 0, with_loss: bool = True, with_
         dlosses, x, targets, w, total_weight, loss_of, lse, dx, N, C, ignore_index, smooth, vectors, weighted
     ):
         """A warp or a block for each row; dx may be x. Without the gradient dlosses, total_weight and dx are unused."""
-        partial = cuda.shared.array(64, real)
+        partial = cuda.shared.array(32, real), cuda.shared.array(32, real)
         cache = cuda.shared.array(0, real, alignment=16)
         row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
         stop, target = np.int64(0), np.int64(-1)

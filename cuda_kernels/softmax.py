@@ -23,11 +23,11 @@ from .platform.language import THREADS, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .pointwise.rules import larger_of as larger
 from .rowwise.argmax_fold import add_exponentials
-from .rowwise.collective import block_max, block_sum, column_sum, down_column_of_pairs
+from .rowwise.collective import PAIR, block_max, block_sum, column_sum, down_column, of_pairs
 from .rowwise.rows import aligned, ceil_div, power_of_two, quotient, row_kernel, row_tile
 
 LONG_THREADS = 512
-of_column: Any = down_column_of_pairs(add_exponentials)
+of_column: Any = down_column(of_pairs(add_exponentials), PAIR)
 
 
 @device_function
@@ -171,7 +171,7 @@ def _columns(real: Any) -> tuple[Kernel, Kernel]:
         m, s = real(-np.inf), real(0)
         for c in range(place, stop, height):
             m, s = add_exponentials(m, s, x[base + c * inner], real(1))
-        m, s = of_column(m, s, maxima, sums)
+        m, s = of_column((m, s), (maxima, sums))
         if height > 1:
             m, s = maxima[cuda.threadIdx.x], sums[cuda.threadIdx.x]
         s += m - m  # NaN where m is infinite

@@ -16,29 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.language import FULL_WARP, cuda, device_function, math
+from ..platform.language import cuda, device_function, math
 from ..ptx import ptx
 from ..ptx.fours import fours, load_inside
+from ..rowwise.collective import across_lanes, add
 from .attention_rows import dropped
 
 THREADS = 256
 
 
-@device_function
-def row_max(x: Any) -> Any:
-    """The largest over the 16 threads of a row; NaN is passed over, it returns with the exponentials."""
-    for step in (8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(FULL_WARP, x, step)
-        x = other if other > x else x
-    return x
-
-
-@device_function
-def row_sum(x: Any) -> Any:
-    """The sum over the 16 threads of a row."""
-    for step in (8, 4, 2, 1):
-        x += cuda.shfl_xor_sync(FULL_WARP, x, step)
-    return x
+ROW = (8, 4, 2, 1)  # of the 16 threads of a row
+row_max: Any = across_lanes(device_function(lambda x, other: other if other > x else x), distances=ROW)
+"""The largest over the 16 threads of a row; NaN is passed over, it returns with the exponentials."""
+row_sum: Any = across_lanes(add, distances=ROW)
+"""The sum over the 16 threads of a row."""
 
 
 def flash_tiles(real: Any, DMAX: int, R: int) -> Any:

@@ -151,7 +151,7 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
     )  # fmt: skip
     def backward_rows(dy, x, weight, mean, rstd, dx, partials, N, C, part, vectors, affine):
         """dx of the rows [part blockIdx.x, ...), and their sums for dweight and dbias: partials (parts, 1 or 2, C)."""
-        shared = cuda.shared.array(64, real)
+        shared = cuda.shared.array(32, real), cuda.shared.array(32, real)
         xhat = cuda.local.array(count, real)
         slopes = cuda.local.array(count, real)
         weights = cuda.local.array(count, real)
@@ -180,10 +180,10 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
                 total += slopes[k]
                 total_xhat += slopes[k] * xhat[k]
             if centred:
-                total, total_xhat = row_sums(total, total_xhat, shared)
+                total, total_xhat = row_sums((total, total_xhat), shared)
                 total *= scale
             else:
-                total, total_xhat = real(0), block_sum(total_xhat, shared)
+                total, total_xhat = real(0), block_sum(total_xhat, shared[0])
             total_xhat *= scale
             for k in range(count):
                 slopes[k] = factor * (slopes[k] - total - xhat[k] * total_xhat)
@@ -201,7 +201,7 @@ def _backward_long(label: str, real: Any, centred: bool) -> tuple[Kernel, Kernel
     @kernel(f"{word}* x6, int64 x2, int32", threads=1024, registers=40, name=f"{label}_backward_long_{word}")
     def backward_long(dy, x, weight, mean, rstd, dx, N, C, affine):
         """A block for each row."""
-        shared = cuda.shared.array(64, real)
+        shared = cuda.shared.array(32, real), cuda.shared.array(32, real)
         row = np.int64(cuda.blockIdx.x)
         base = row * C
         scale = real(1) / real(C)
@@ -213,7 +213,7 @@ def _backward_long(label: str, real: Any, centred: bool) -> tuple[Kernel, Kernel
             g = dy[base + j] * (weight[j] if affine else real(1))
             total += g
             total_xhat += g * ((x[base + j] - m) * factor)
-        total, total_xhat = row_sums(total, total_xhat, shared)
+        total, total_xhat = row_sums((total, total_xhat), shared)
         if not centred:
             total = real(0)
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
