@@ -32,6 +32,12 @@ def _store(p: Any, i: Any, values: Any) -> None:
 
 
 @device_function
+def add4(s: Any, v: Any) -> Any:
+    """The sums of 4 values and 4."""
+    return s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
+
+
+@device_function
 def load_inside(p: Any, i: Any, step: Any, count: Any, zero: Any) -> Any:
     """4 elements, each ``step`` from the one before: the first ``count`` of them, and zeros."""
     return (
