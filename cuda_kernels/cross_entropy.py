@@ -123,20 +123,20 @@ def forward(
 ) -> tuple[Array, Array]:
     """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
     x = contiguous(logits)
-    losses, lse = (empty(len(x), x.dtype, x.device) for _ in range(2))
+    outputs = empty(len(x), x.dtype, x.device), empty(len(x), x.dtype, x.device)
     options = ignore_index, label_smoothing, class_weight
-    _launch(_FORWARD[x.dtype], _block(*x.shape), x, x, targets, losses, lse, x, options)
-    return losses, lse
+    _launch(_FORWARD[x.dtype], _block(*x.shape), x, x, targets, outputs, x, options)
+    return outputs
 
 
 def _launch(
-    chosen: Kernel, threads: tuple[int, int], dlosses: Array, x: Array, targets: Array, losses: Array, lse: Array,
-    dx: Array, options: tuple[int, float, Array | None],
+    chosen: Kernel, threads: tuple[int, int], dlosses: Array, x: Array, targets: Array,
+    outputs: tuple[Array, Array], dx: Array, options: tuple[int, float, Array | None],
 ) -> None:  # fmt: skip
-    """Start one of the kernels; ``losses`` is unused where it only computes the gradient."""
+    """Start one of the kernels. ``outputs``: losses, which the gradient alone does not need, and lse."""
     (N, C), (ignore_index, label_smoothing, class_weight) = x.shape, options
     weight, total, weighted = _weights(class_weight, x)
-    pointers = dlosses, x, harmless(contiguous(targets), 0, C, ignore_index), weight, total, losses, lse, dx
+    pointers = dlosses, x, harmless(contiguous(targets), 0, C, ignore_index), weight, total, *outputs, dx
     numbers = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x, dx), weighted
     chosen.launch(ceil_div(N, threads[1]), *pointers, N, C, *numbers, threads=threads)
 
@@ -148,7 +148,7 @@ def backward(
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     x, options = contiguous(logits), (ignore_index, label_smoothing, class_weight)
     dx = empty(x.shape, x.dtype, x.device)
-    _launch(_BACKWARD[x.dtype], _block(*x.shape), contiguous(dlosses), x, targets, lse, lse, dx, options)
+    _launch(_BACKWARD[x.dtype], _block(*x.shape), contiguous(dlosses), x, targets, (lse, lse), dx, options)
     return dx
 
 
@@ -167,10 +167,10 @@ def forward_backward(
         raise ValueError(f"dlogits must be a contiguous {x.dtype} array of shape {x.shape}, got {dx}")
     limit = _shared_limit(x.device)
     chosen = _FUSED[x.dtype][next((n for n in SHARED if C * x.itemsize <= n <= limit), 0)]
-    losses, lse = (empty(len(x), x.dtype, x.device) for _ in range(2))
+    outputs = empty(len(x), x.dtype, x.device), empty(len(x), x.dtype, x.device)
     options = ignore_index, label_smoothing, class_weight
-    _launch(chosen, _block(1, C), contiguous(dlosses), x, targets, losses, lse, dx, options)
-    return losses, lse, dx
+    _launch(chosen, _block(1, C), contiguous(dlosses), x, targets, outputs, dx, options)
+    return *outputs, dx
 
 
 @functools.cache

@@ -126,6 +126,7 @@ warp_max: Any = across_lanes(larger_of)
 block_sum: Any = across_block(add)
 block_max: Any = across_block(larger_of)
 """NaN if one is."""
+warp_sums: Any = across_lanes(add_pairs, PAIR)
 row_sums: Any = across_block(add_pairs, PAIR)
 """Two sums at once."""
 column_sum: Any = down_column(add)

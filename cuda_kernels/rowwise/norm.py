@@ -16,7 +16,7 @@ from ..platform.array import Array, empty
 from ..platform.language import cuda, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
-from .collective import block_sum, row_sums
+from .collective import block_sum, row_sums, warp_sums
 from .fold import fold
 from .rows import aligned, ceil_div, row_kernel, row_threads, row_tile
 
@@ -142,8 +142,8 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
     sums, word = 2 if centred else 1, real.__name__
-    single = real is np.float32
-    threads = 32 if accesses == 1 else 1024 if single else 512
+    single, blocks = real is np.float32, accesses > 1  # a warp has the short rows
+    threads = (1024 if single else 512) if blocks else 32
 
     @kernel(
         f"{word}* x7, int64 x3, int32 x2", threads=threads, registers=64 if single else 80, vector_loads=True,
@@ -180,7 +180,8 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
                 total += slopes[k]
                 total_xhat += slopes[k] * xhat[k]
             if centred:
-                total, total_xhat = row_sums((total, total_xhat), shared)
+                pair = total, total_xhat
+                total, total_xhat = row_sums(pair, shared) if blocks else warp_sums(pair)
                 total *= scale
             else:
                 total, total_xhat = real(0), block_sum(total_xhat, shared[0])
