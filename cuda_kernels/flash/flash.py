@@ -127,7 +127,7 @@ def _gradient(f: Any, keeps_keys: bool) -> Kernel:
     resident = 1 if keeps_keys and R < 4 else 2  # these sums need the registers of two blocks
 
     @kernel(
-        f"{word}* x9, {SIZES}, {word} x2, int64 x15, int32 x3", registers={2: 128, 1: 192}[resident], resident=resident,
+        f"{word}* x9, {SIZES}, {word} x2, int64 x15, int32 x3", registers={2: 128, 1: 200}[resident], resident=resident,
         shared_bytes=f.nbytes(4), name=f"{'dk_dv' if keeps_keys else 'dq'}_{word}_{f.DMAX}", vector_loads=True,
     )  # fmt: skip
     def gradient(
@@ -156,14 +156,11 @@ def _gradient(f: Any, keeps_keys: bool) -> Kernel:
         load_tile(shared, x_tile, x, b * x_b + h * x_h + first * x_t, x_t, rows, D, wide)
         load_tile(shared, x2_tile, x2, b * x2_b + h * x2_h + first * x2_t, x2_t, rows, D, wide)
         begin, end = np.int32(0), np.int32(others)
-        z_first, z_last = h, h + 1
+        z_first = h * group if keeps_keys else np.int64(np.uint32(h) // np.uint32(group))
         if keeps_keys:
             begin = np.int32(first if causal else 0)
-            z_first, z_last = h * group, h * group + group
         else:
             end = np.int32(min(Tk, first + rows) if causal else Tk)
-            z_first = np.int64(np.uint32(h) // np.uint32(group))
-            z_last = z_first + 1
             cuda.syncthreads()
             for i in range(R):
                 row = ty * R + i
@@ -178,7 +175,8 @@ def _gradient(f: Any, keeps_keys: bool) -> Kernel:
                 deltas[i] = row_sum(part)
                 if row < rows and tx == 0:
                     delta[place] = deltas[i]
-        for z_head in range(z_first, z_last):
+        for turn in range(group if keeps_keys else 1):
+            z_head = np.int64(z_first + turn)
             for at in range(begin, end, side):
                 place = np.int32(at)
                 count = np.int32(min(side, others - place))

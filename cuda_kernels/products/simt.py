@@ -103,6 +103,7 @@ def _dot(dtype: Any, lanes: int, vector: bool = False) -> Kernel:
     word, logical, count = np.dtype(dtype).name, dtype is np.bool_, 4 if vector else 1
     zero = np.uint8(0) if logical else dtype(0)
     step, per_block, shared = lanes * count, 128 // lanes, lanes > 1
+    index = np.int64 if shared else np.int32  # these need the fewest registers
 
     @kernel(
         f"{word}* x5, {WORDS}, uint32", threads=128, registers=48 if shared else 32, vector_loads=vector,
@@ -120,7 +121,7 @@ def _dot(dtype: Any, lanes: int, vector: bool = False) -> Kernel:
             lane = cuda.threadIdx.x % lanes
             i = start(matrix, inner, a_outer, a_inner) + row * a_row + lane * count * a_depth
             j = start(matrix, inner, b_outer, b_inner) + column * b_column + lane * count * b_depth
-            for _ in range(lane * count, K, step):
+            for _ in range(index(lane * count), K, index(step)):
                 if vector:
                     p, q = ptx.load_constant4(a, i), ptx.load_constant4(b, j)
                     s += p[0] * q[0] + p[1] * q[1] + (p[2] * q[2] + p[3] * q[3])
