@@ -36,19 +36,21 @@ LONG_ROW = 16384
 SHARED = (16 << 10, 96 << 10, 200 << 10)  # bytes for a row: many blocks, two blocks, one block on a multiprocessor
 
 
-def _losses(real: Any, nbytes: int, with_gradient: bool) -> Kernel:
-    """``nbytes``: of shared memory for the row; 0: the gradient reads it again."""
+def _kernel(real: Any, name: str, nbytes: int = 0, with_loss: bool = True, with_gradient: bool = True) -> Kernel:
+    """``nbytes``: of shared memory for the row; 0: the gradient reads it again. Without the loss it takes lse."""
     word, passes = real.__name__, row_passes(real, nbytes > 0)
     exponentials, smoothing, gradient = passes.exponentials, passes.smoothing, passes.gradient
 
     @kernel(
         f"{word}* x2, int64*, {word}* x5, int64 x3, {word}, int32 x2",
-        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, shared_bytes=nbytes, resident=int(with_gradient),
-        name=f"fused_{nbytes >> 10}k_{word}" if with_gradient else f"forward_{word}",
+        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, shared_bytes=nbytes,
+        resident=int(with_loss and with_gradient), name=f"{name}_{word}",
     )  # fmt: skip
-    def losses(dlosses, x, targets, w, total_weight, loss_of, lse, dx, N, C, ignore_index, smooth, vectors, weighted):
+    def cross_entropy(
+        dlosses, x, targets, w, total_weight, loss_of, lse, dx, N, C, ignore_index, smooth, vectors, weighted
+    ):
         """A warp or a block for each row; dx may be x. Without the gradient dlosses, total_weight and dx are unused."""
-        partial = cuda.shared.array(64, real)
+        partial = cuda.shared.array(32, real), cuda.shared.array(32, real)
         cache = cuda.shared.array(0, real, alignment=16)
         row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
         stop, target = np.int64(0), np.int64(-1)
@@ -56,60 +58,39 @@ def _losses(real: Any, nbytes: int, with_gradient: bool) -> Kernel:
             stop = C
             if targets[row] != ignore_index:
                 target = targets[row]
-        on_logit, weight = real(0), real(1)
-        if target >= 0:
-            on_logit = x[row * C + target]  # before dx is written
-            if weighted:
-                weight = w[target]
-        m, s = exponentials(x, row * C, stop, vectors, cache, partial)
-        log_s = math.log(s)
-        loss = (m - on_logit + log_s) * weight
-        if smooth > real(0):
-            spread = smoothing(x, row * C, stop, w, weighted, m, log_s, partial)
-            loss = (real(1) - smooth) * loss + smooth / real(C) * spread
-        if row < N and cuda.threadIdx.x == 0:
-            loss_of[row] = loss if target >= 0 else real(0)
-            lse[row] = m + log_s
-        if with_gradient:
+        weight, log_sum = real(1), real(0)
+        if target >= 0 and weighted:
+            weight = w[target]
+        if with_loss:
+            on_logit = x[row * C + target] if target >= 0 else real(0)  # before dx is written
+            m, s = exponentials(x, row * C, stop, vectors, cache, partial)
+            log_s = math.log(s)
+            loss = (m - on_logit + log_s) * weight
+            if smooth > real(0):
+                spread = smoothing(x, row * C, stop, w, weighted, m, log_s, partial)
+                loss = (real(1) - smooth) * loss + smooth / real(C) * spread
+            log_sum = m + log_s
+            if row < N and cuda.threadIdx.x == 0:
+                loss_of[row] = loss if target >= 0 else real(0)
+                lse[row] = log_sum
+        elif row < N:
+            log_sum = lse[row]
+        if with_gradient and row < N:
             share = dlosses[row] * (smooth / real(C))
             on_target = dlosses[row] * (real(1) - smooth) * weight
             scale = on_target + share * (total_weight[0] if weighted else real(C))
             by_weight = weighted and smooth > real(0)
-            gradient(x, row * C, cache, dx, C, vectors, w, m + log_s, scale, share, target, on_target, by_weight)
+            gradient(x, row * C, cache, dx, C, vectors, w, log_sum, scale, share, target, on_target, by_weight)
 
-    return losses
-
-
-def _backward(real: Any) -> Kernel:
-    word, gradient = real.__name__, row_passes(real, False).gradient
-
-    @kernel(
-        f"{word}* x2, int64*, {word}* x4, int64 x3, {word}, int32 x2",
-        threads=LONG_ROW_THREADS, registers=64, vector_loads=True, of=word,
-    )  # fmt: skip
-    def backward(dlosses, x, targets, lse, w, total_weight, dx, N, C, ignore_index, smooth, vectors, weighted):
-        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
-        if row < N:
-            target = targets[row]
-            spread = dlosses[row] * (smooth / real(C))
-            on_target = dlosses[row] * (real(1) - smooth)
-            scale = on_target + spread * real(C)
-            if target == ignore_index:
-                target = np.int64(-1)
-            elif weighted:
-                on_target *= w[target]
-                scale = on_target + spread * total_weight[0]
-            by_weight = weighted and smooth > real(0)
-            gradient(x, row * C, w, dx, C, vectors, w, lse[row], scale, spread, target, on_target, by_weight)
-
-    return backward
+    return cross_entropy
 
 
 _REALS = (np.float32, np.float64)
-_FORWARD: dict[Any, Kernel] = {np.dtype(real): _losses(real, 0, False) for real in _REALS}
-_BACKWARD: dict[Any, Kernel] = {np.dtype(real): _backward(real) for real in _REALS}
+_FORWARD: dict[Any, Kernel] = {np.dtype(real): _kernel(real, "forward", with_gradient=False) for real in _REALS}
+_BACKWARD: dict[Any, Kernel] = {np.dtype(real): _kernel(real, "backward", with_loss=False) for real in _REALS}
 _FUSED: dict[Any, dict[int, Kernel]] = {
-    np.dtype(real): {nbytes: _losses(real, nbytes, True) for nbytes in (*SHARED, 0)} for real in _REALS
+    np.dtype(real): {nbytes: _kernel(real, f"fused_{nbytes >> 10}k", nbytes) for nbytes in (*SHARED, 0)}
+    for real in _REALS
 }
 
 
@@ -137,31 +118,27 @@ def _weights(class_weight: Array | None, x: Array) -> tuple[Array, Array, int]:
     return weight, fold("sum", weight, 1, weight.size, 1, x.dtype), 1
 
 
-def _classes(targets: Array, classes: int, ignore_index: int) -> Array:
-    return harmless(contiguous(targets), 0, classes, ignore_index)
-
-
 def forward(
     logits: Array, targets: Array, ignore_index: int, label_smoothing: float, class_weight: Array | None
 ) -> tuple[Array, Array]:
     """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
     x = contiguous(logits)
-    chosen, threads = _FORWARD[x.dtype], _block(*x.shape)
-    return _launch(chosen, threads, x, x, targets, x, (ignore_index, label_smoothing, class_weight))
+    outputs = empty(len(x), x.dtype, x.device), empty(len(x), x.dtype, x.device)
+    options = ignore_index, label_smoothing, class_weight
+    _launch(_FORWARD[x.dtype], _block(*x.shape), x, x, targets, outputs, x, options)
+    return outputs
 
 
 def _launch(
     chosen: Kernel, threads: tuple[int, int], dlosses: Array, x: Array, targets: Array,
-    dx: Array, options: tuple[int, float, Array | None],
-) -> tuple[Array, Array]:  # fmt: skip
-    """losses (N,) and lse (N,) by one of the kernels of ``_losses``."""
+    outputs: tuple[Array, Array], dx: Array, options: tuple[int, float, Array | None],
+) -> None:  # fmt: skip
+    """Start one of the kernels. ``outputs``: losses, which the gradient alone does not need, and lse."""
     (N, C), (ignore_index, label_smoothing, class_weight) = x.shape, options
-    losses, lse = empty(N, x.dtype, x.device), empty(N, x.dtype, x.device)
     weight, total, weighted = _weights(class_weight, x)
-    pointers = dlosses, x, _classes(targets, C, ignore_index), weight, total, losses, lse, dx
+    pointers = dlosses, x, harmless(contiguous(targets), 0, C, ignore_index), weight, total, *outputs, dx
     numbers = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x, dx), weighted
     chosen.launch(ceil_div(N, threads[1]), *pointers, N, C, *numbers, threads=threads)
-    return losses, lse
 
 
 def backward(
@@ -169,14 +146,9 @@ def backward(
     ignore_index: int, label_smoothing: float, class_weight: Array | None,
 ) -> Array:  # fmt: skip
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
-    N, C = logits.shape
-    x, targets, dlosses = contiguous(logits), _classes(targets, C, ignore_index), contiguous(dlosses)
-    dx = empty((N, C), x.dtype, x.device)
-    weight, total, weighted = _weights(class_weight, x)
-    threads = _block(N, C)
-    options = int(ignore_index), float(label_smoothing), aligned(16 // x.itemsize, C, x, dx), weighted
-    pointers = dlosses, x, targets, lse, weight, total, dx
-    _BACKWARD[x.dtype].launch(ceil_div(N, threads[1]), *pointers, N, C, *options, threads=threads)
+    x, options = contiguous(logits), (ignore_index, label_smoothing, class_weight)
+    dx = empty(x.shape, x.dtype, x.device)
+    _launch(_BACKWARD[x.dtype], _block(*x.shape), contiguous(dlosses), x, targets, (lse, lse), dx, options)
     return dx
 
 
@@ -195,9 +167,10 @@ def forward_backward(
         raise ValueError(f"dlogits must be a contiguous {x.dtype} array of shape {x.shape}, got {dx}")
     limit = _shared_limit(x.device)
     chosen = _FUSED[x.dtype][next((n for n in SHARED if C * x.itemsize <= n <= limit), 0)]
+    outputs = empty(len(x), x.dtype, x.device), empty(len(x), x.dtype, x.device)
     options = ignore_index, label_smoothing, class_weight
-    losses, lse = _launch(chosen, _block(1, C), contiguous(dlosses), x, targets, dx, options)
-    return losses, lse, dx
+    _launch(chosen, _block(1, C), contiguous(dlosses), x, targets, outputs, dx, options)
+    return *outputs, dx
 
 
 @functools.cache

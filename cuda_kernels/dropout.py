@@ -16,13 +16,13 @@ from .platform.array import Array, contiguous, copy, empty
 from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import philox_block, unit_float32
-from .ptx.fours import fours, load_inside, store_inside
+from .ptx.fours import fours, load_inside, storer_inside
 from .random import draw, state
 
 
 def _dropout(real: Any) -> Kernel:
     word = real.__name__
-    _, load_four, store_four = fours(np.dtype(real).itemsize)
+    load_four, store = fours(np.dtype(real).itemsize).load_constant, storer_inside(np.dtype(real).itemsize)
 
     @kernel(f"{word}*, int64, {word}*, uint64 x2, float32, {word}", registers=40, vector_loads=True, of=word)
     def forward(y: Any, n: Any, x: Any, seed: Any, offset: Any, p: Any, kept: Any) -> None:
@@ -36,11 +36,7 @@ def _dropout(real: Any) -> Kernel:
             scale_c = kept if unit_float32(c) >= p else real(0)
             scale_d = kept if unit_float32(d) >= p else real(0)
             v = load_four(x, i) if i + 4 <= n else load_inside(x, i, 1, n - i, real(0))
-            values = v[0] * scale_a, v[1] * scale_b, v[2] * scale_c, v[3] * scale_d
-            if i + 4 <= n:
-                store_four(y, i, values)
-            else:
-                store_inside(y, i, n - i, values)
+            store(y, i, n, (v[0] * scale_a, v[1] * scale_b, v[2] * scale_c, v[3] * scale_d))
 
     return forward
 

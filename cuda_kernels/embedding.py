@@ -21,6 +21,7 @@ from .platform.language import THREADS, cuda, device_function
 from .platform.launch import Kernel, kernel
 from .pointwise.conversion import element_conversions
 from .ptx import ptx
+from .ptx.fours import add4
 from .rowwise import gather_scatter as at
 from .rowwise.gather_scatter import LOW_BITS
 from .rowwise.index_arrays import find_outside, harmless
@@ -50,10 +51,13 @@ def _sums(dtype: str, width: int) -> tuple[Kernel, Kernel, np.dtype[Any]]:
     of, vectors = f"{dtype}_{width}", width == 4 and dtype == "float32"
 
     @device_function
-    def add_row(dweight, to, a, b, c, d):
-        w = load(dweight, to)
-        sums = write(read(w[0]) + a), write(read(w[1]) + b), write(read(w[2]) + c), write(read(w[3]) + d)
-        store(dweight, to, sums)
+    def widened(v):
+        return real(read(v[0])), real(read(v[1])), real(read(v[2])), real(read(v[3]))
+
+    @device_function
+    def add_row(dweight, to, sums):
+        s = add4(widened(load(dweight, to)), sums)
+        store(dweight, to, (write(s[0]), write(s[1]), write(s[2]), write(s[3])))
 
     @kernel(f"{dtype}* x2, uint64*, int64*, {wide}*, int64 x2", registers=32, vector_loads=vectors, of=of)
     def sum_chunks(dweight, dy, keys, order, kept, N, C):
@@ -65,24 +69,21 @@ def _sums(dtype: str, width: int) -> tuple[Kernel, Kernel, np.dtype[Any]]:
         start = chunk * SORTED_CHUNK
         end = min(start + SORTED_CHUNK, N)
         began_before = start > 0 and keys[start - 1] == keys[start]
-        a = b = c = d = real(0)
+        nothing = real(0), real(0), real(0), real(0)
+        sums = nothing
         for i in range(start, end):
             key = keys[i]
-            x = load(dy, order[i] * C + column)
-            a += real(read(x[0]))
-            b += real(read(x[1]))
-            c += real(read(x[2]))
-            d += real(read(x[3]))
+            sums = add4(sums, widened(load(dy, order[i] * C + column)))
             goes_on = i + 1 < N and keys[i + 1] == key
             if i + 1 == end or not goes_on:
                 if began_before:
-                    store(kept, 2 * chunk * C + column, (a, b, c, d))
+                    store(kept, 2 * chunk * C + column, sums)
                 elif goes_on:
-                    store(kept, (2 * chunk + 1) * C + column, (a, b, c, d))
+                    store(kept, (2 * chunk + 1) * C + column, sums)
                 else:
-                    add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
+                    add_row(dweight, np.int64(key & LOW_BITS) * C + column, sums)
                 began_before = False
-                a = b = c = d = real(0)
+                sums = nothing
 
     @kernel(f"{dtype}*, uint64*, {wide}*, int64 x2", registers=22, of=of)
     def sum_spanning(dweight, keys, kept, N, C):
@@ -96,17 +97,12 @@ def _sums(dtype: str, width: int) -> tuple[Kernel, Kernel, np.dtype[Any]]:
         key = keys[end - 1]
         if keys[end] != key or (start > 0 and keys[start - 1] == key):
             return
-        x = load(kept, (2 * chunk + 1) * C + column)
-        a, b, c, d = x[0], x[1], x[2], x[3]
+        sums = load(kept, (2 * chunk + 1) * C + column)
         while end < N and keys[end] == key:
             chunk += 1
-            x = load(kept, 2 * chunk * C + column)
-            a += x[0]
-            b += x[1]
-            c += x[2]
-            d += x[3]
+            sums = add4(sums, load(kept, 2 * chunk * C + column))
             end += SORTED_CHUNK
-        add_row(dweight, np.int64(key & LOW_BITS) * C + column, a, b, c, d)
+        add_row(dweight, np.int64(key & LOW_BITS) * C + column, sums)
 
     return sum_chunks, sum_spanning, np.dtype(real)
 

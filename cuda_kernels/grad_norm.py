@@ -170,10 +170,7 @@ class _Pass:
         self.cut, upload = _plan(arrays)
         pointers = np.array([array.pointer for array in arrays], np.int64)
         factors = factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64)
-        self.addresses, self.factor = upload.send(pointers, recording.mapped(factors, self._own))
-
-    def _own(self, factors: np.ndarray) -> np.ndarray:
-        return factors.astype(self.dtype)
+        self.addresses, self.factor = upload.send(pointers, recording.mapped(factors, lambda f: f.astype(self.dtype)))
 
     def add_squares(self, result: Array, narrow: Array, more: bool, max_norm: float, eps: float) -> None:
         """Add the squares to ``result`` (3,); ``more``: to what is there."""

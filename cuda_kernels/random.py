@@ -24,7 +24,7 @@ from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import HALF_WORD, LOW_WORD, ON_DEVICE, philox_block, unit_float32
 from .ptx import ptx
-from .ptx.fours import store_inside
+from .ptx.fours import storer_inside
 
 ELEVEN = np.uint64(11)
 TOP_BIT = np.uint64(1 << 63)
@@ -37,17 +37,8 @@ def word64(low: Any, high: Any) -> Any:
 
 
 @device_function
-def store_four(y: Any, first: Any, n: Any, values: Any) -> None:
-    """y[first .. first + 3] = values, as far as n reaches; 16 bytes at once but for the last."""
-    if first + 4 <= n:
-        ptx.store4(y, first, values)
-    else:
-        store_inside(y, first, n - first, values)
-
-
-@device_function
 def store_two(y: Any, first: Any, n: Any, values: Any) -> None:
-    """As ``store_four``, for two values of 8 bytes."""
+    """y[first], y[first + 1] = values, as far as n reaches; 16 bytes at once but for the last."""
     if first + 2 <= n:
         ptx.store2(y, first, values)
     else:
@@ -69,7 +60,7 @@ def sort_key(low: Any, high: Any) -> Any:
 def _of_words(name: str, word: str, make: Callable[..., Any]) -> Kernel:
     """The kernel of elements ``make(a, b, c, d)``, of the four words of a block: four, or two of 8 bytes."""
     values_of = device_function(make)
-    count, store = (2, store_two) if np.dtype(word).itemsize == 8 else (4, store_four)
+    count, store = (2, store_two) if np.dtype(word).itemsize == 8 else (4, storer_inside(4))
 
     @kernel(f"{word}*, int64, uint64 x2", registers=32, name=name)
     def draw_words(y: Any, n: Any, seed: Any, offset: Any) -> None:
@@ -101,26 +92,22 @@ def box_muller(u: Any, v: Any, word: Any) -> Any:
     return radius * libdevice.cospi(half_turns), radius * libdevice.sinpi(half_turns)
 
 
-@kernel("float32*, int64, uint64 x2, float64", registers=64)
-def normal_float32(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
-    block = cuda.grid(1)
-    if 4 * block < n:
-        a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        first, second = box_muller(a, b, word)
-        third, fourth = box_muller(c, d, word)
-        store_four(y, 4 * block, n, (np.float32(first), np.float32(second), np.float32(third), np.float32(fourth)))
+def _normal(real: Any) -> Kernel:
+    dtype, store = real.__name__, storer_inside(np.dtype(real).itemsize)
+
+    @kernel(f"{dtype}*, int64, uint64 x2, float64", registers=64, of=dtype)
+    def normal(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
+        block = cuda.grid(1)
+        if 4 * block < n:
+            a, b, c, d = philox_block(np.uint64(block), seed, offset)
+            first, second = box_muller(a, b, word)
+            third, fourth = box_muller(c, d, word)
+            store(y, 4 * block, n, (real(first), real(second), real(third), real(fourth)))
+
+    return normal
 
 
-@kernel("float64*, int64, uint64 x2, float64", registers=64)
-def normal_float64(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
-    block = cuda.grid(1)
-    if 4 * block < n:
-        a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        first, second = box_muller(a, b, word)
-        third, fourth = box_muller(c, d, word)
-        store_two(y, 4 * block, n, (first, second))
-        if 4 * block + 2 < n:
-            store_two(y, 4 * block + 2, n, (third, fourth))
+_NORMAL = {np.dtype(real): _normal(real) for real in (np.float32, np.float64)}
 
 
 @device_function
@@ -176,8 +163,7 @@ def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> A
 def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> Array:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
     y = _real(shape, dtype)
-    what = normal_float32 if y.dtype == np.float32 else normal_float64
-    return draw(what, y, 4, *state(seed, offset), 2.0**-32)
+    return draw(_NORMAL[y.dtype], y, 4, *state(seed, offset), 2.0**-32)
 
 
 def _real(shape: int | Sequence[int], dtype: Any) -> Array:

@@ -7,7 +7,7 @@
 ``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``long``: rows
 that are too long for that, a block goes over each; maximum and sum in one pass (Milakov & Gimelshein, "Online
 normalizer calculation for softmax", 2018), then a second one. ``columns``: along any other axis, and very short rows.
-``ladder_softmax.py`` leads to ``rows`` in steps.
+``benchmarks/ladder_softmax.py`` leads to ``rows`` in steps.
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 
@@ -23,11 +23,11 @@ from .platform.language import THREADS, cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .pointwise.rules import larger_of as larger
 from .rowwise.argmax_fold import add_exponentials
-from .rowwise.collective import block_max, block_sum, column_sum, down_column_of_pairs
+from .rowwise.collective import PAIR, block_max, block_sum, column_sum, down_column, of_pairs
 from .rowwise.rows import aligned, ceil_div, power_of_two, quotient, row_kernel, row_tile
 
 LONG_THREADS = 512
-of_column: Any = down_column_of_pairs(add_exponentials)
+of_column: Any = down_column(of_pairs(add_exponentials), PAIR)
 
 
 @device_function
@@ -89,33 +89,44 @@ def _forward_rows(real: Any, accesses: int) -> Kernel:
     return forward_rows
 
 
-def _backward_rows(real: Any, accesses: int) -> Kernel:
+def _backward(real: Any, accesses: int, threads: int, kept: bool = True) -> Kernel:
+    """``kept``: a row stays in registers; else a block reads it twice, in tiles."""
     word = real.__name__
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
-    threads = 1024 if accesses > 1 else 128
 
-    @kernel(f"{word}* x3, int64 x2, int32 x2", threads=threads, registers=64, vector_loads=True, of=f"{count}_{word}")
-    def backward_rows(dy, y, dx, N, C, vectors, log):
+    @kernel(
+        f"{word}* x3, int64 x2, int32 x2", threads=threads, registers=64, vector_loads=True,
+        name=f"backward_rows_{count}_{word}" if kept else f"backward_long_{word}",
+    )  # fmt: skip
+    def backward(dy, y, dx, N, C, vectors, log):
         partial = cuda.shared.array(32, real)
         slopes = cuda.local.array(count, real)
         values = cuda.local.array(count, real)
-        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
-        stop = C if row < N else 0
-        read(dy, row * C, stop, vectors, slopes, real(0))
-        read(y, row * C, stop, vectors, values, real(0))
+        row = np.int64(cuda.blockIdx.x)
+        if kept:
+            row = row * cuda.blockDim.y + cuda.threadIdx.y
+        base, stop = row * C, C if not kept or row < N else 0
         total = real(0)
-        for k in range(count):
-            total += term(slopes[k], values[k], log)
+        for start in range(0, 1 if kept else stop, 1 if kept else count * cuda.blockDim.x):
+            read(dy, base + start, stop - start, vectors, slopes, real(0))
+            if kept or not log:
+                read(y, base + start, stop - start, vectors, values, real(0))
+            for k in range(count):
+                total += term(slopes[k], values[k], log)
         total = block_sum(total, partial)
-        for k in range(count):
-            slopes[k] = slope(slopes[k], values[k], total, log)
-        write(dx, row * C, stop, vectors, slopes)
+        for start in range(0, 1 if kept else stop, 1 if kept else count * cuda.blockDim.x):
+            if not kept:
+                read(dy, base + start, stop - start, vectors, slopes, real(0))
+                read(y, base + start, stop - start, vectors, values, real(0))
+            for k in range(count):
+                slopes[k] = slope(slopes[k], values[k], total, log)
+            write(dx, base + start, stop - start, vectors, slopes)
 
-    return backward_rows
+    return backward
 
 
-def _long(real: Any) -> tuple[Kernel, Kernel]:
+def _forward_long(real: Any) -> Kernel:
     word = real.__name__
     tile = row_tile(real, 2)
     count, read, write = tile.values, tile.read, tile.write
@@ -141,28 +152,7 @@ def _long(real: Any) -> tuple[Kernel, Kernel]:
                 values[k] = centred - s if log else math.exp(centred) * s
             write(y, base + start, C - start, vectors, values)
 
-    @kernel(f"{word}* x3, int64 x2, int32 x2", threads=LONG_THREADS, registers=64, vector_loads=True, of=word)
-    def backward_long(dy, y, dx, N, C, vectors, log):
-        partial = cuda.shared.array(32, real)
-        slopes = cuda.local.array(count, real)
-        values = cuda.local.array(count, real)
-        base = np.int64(cuda.blockIdx.x) * C
-        total = real(0)
-        for start in range(0, C, count * cuda.blockDim.x):
-            read(dy, base + start, C - start, vectors, slopes, real(0))
-            if not log:
-                read(y, base + start, C - start, vectors, values, real(0))
-            for k in range(count):
-                total += term(slopes[k], values[k], log)
-        total = block_sum(total, partial)
-        for start in range(0, C, count * cuda.blockDim.x):
-            read(dy, base + start, C - start, vectors, slopes, real(0))
-            read(y, base + start, C - start, vectors, values, real(0))
-            for k in range(count):
-                slopes[k] = slope(slopes[k], values[k], total, log)
-            write(dx, base + start, C - start, vectors, slopes)
-
-    return forward_long, backward_long
+    return forward_long
 
 
 def _columns(real: Any) -> tuple[Kernel, Kernel]:
@@ -181,7 +171,7 @@ def _columns(real: Any) -> tuple[Kernel, Kernel]:
         m, s = real(-np.inf), real(0)
         for c in range(place, stop, height):
             m, s = add_exponentials(m, s, x[base + c * inner], real(1))
-        m, s = of_column(m, s, maxima, sums)
+        m, s = of_column((m, s), (maxima, sums))
         if height > 1:
             m, s = maxima[cuda.threadIdx.x], sums[cuda.threadIdx.x]
         s += m - m  # NaN where m is infinite
@@ -215,10 +205,11 @@ def _columns(real: Any) -> tuple[Kernel, Kernel]:
 
 def _kernels(real: Any, most: int) -> tuple[SoftmaxKernels, SoftmaxKernels]:
     """Those of forward, and of backward, whose threads have room for two rows of ``most`` accesses."""
-    pairs = zip(_long(real), _columns(real), strict=True)
-    ways = zip((_forward_rows, _backward_rows), (4, most), pairs, strict=True)
-    forward, backward = (SoftmaxKernels(rows(real, 1), rows(real, n), *pair, n) for rows, n, pair in ways)
-    return forward, backward
+    forward_columns, backward_columns = _columns(real)
+    forward = _forward_rows(real, 1), _forward_rows(real, 4), _forward_long(real), forward_columns
+    long = _backward(real, 2, LONG_THREADS, kept=False)
+    backward = _backward(real, 1, 128), _backward(real, most, 1024), long, backward_columns
+    return SoftmaxKernels(*forward, 4), SoftmaxKernels(*backward, most)
 
 
 _KERNELS = {np.dtype(real): _kernels(real, most) for real, most in ((np.float32, 4), (np.float64, 2))}

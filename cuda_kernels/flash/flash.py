@@ -24,31 +24,25 @@ from .flash_tiles import flash_tiles, row_max, row_sum
 LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
 
 
-def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
-    real, word, R, side, size, pitch = f.real, np.dtype(f.real).name, f.R, f.side, f.size, f.pitch
-    sums_size, scores_size = R * f.groups * 4, R * R
-    load_tile, scores, put, get, drop = f.load_tile, f.scores, f.put, f.get, f.drop
-    add_rows, add_columns, store_rows = f.add_rows, f.add_columns, f.store_rows
-    exponential, unit, per_unit = f.exponential, real(f.unit), real(1 / f.unit)
-    lowest, of = -real(np.inf), f"{word}_{f.DMAX}"
-    two = R == 4  # two blocks share a multiprocessor; the others' sums need the registers of both
+@device_function
+def place_of_block(heads: Any, own_heads: Any) -> Any:
+    """The batch, the head, and which of their tiles."""
+    order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
+    head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
+    b = np.int64(head // np.uint32(own_heads))
+    return b, np.int64(head) - b * own_heads, np.int32(order)
 
-    @device_function
-    def queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal):
-        """Their batch, head and head of the keys, the first, how many there are, and how many keys they see."""
-        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
-        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
-        b = np.int64(head // np.uint32(Hq))
-        h = np.int64(head) - b * Hq
-        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
-        first = np.int32((tiles - 1 - np.int32(order)) * side)
-        rows = np.int32(min(side, Tq - first))
-        keys = np.int32(min(Tk, first + rows) if causal else Tk)
-        return b, h, kv, first, rows, keys
+
+def _forward(f: Any) -> Kernel:
+    real, word, R, side, size = f.real, np.dtype(f.real).name, f.R, f.side, f.size
+    sums_size, scores_size = R * f.groups * 4, R * R
+    load_tile, scores, put, drop = f.load_tile, f.scores, f.put, f.drop
+    add_rows, store_rows = f.add_rows, f.store_rows
+    exponential, unit, lowest = f.exponential, real(f.unit), -real(np.inf)
 
     @kernel(
         f"{word}* x5, {SIZES}, {word} x2, int64 x9, int32 x3",
-        registers=128, resident=2, shared_bytes=f.nbytes(3), of=of, vector_loads=True,
+        registers=128, resident=2, shared_bytes=f.nbytes(3), of=f"{word}_{f.DMAX}", vector_loads=True,
     )  # fmt: skip
     def forward(
         y, lse, q, k, v, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
@@ -60,7 +54,11 @@ def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
         sums = cuda.local.array(sums_size, real)
         largest = cuda.local.array(R, real)
         totals = cuda.local.array(R, real)
-        b, h, kv, first, rows, keys = queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal)
+        b, h, order = place_of_block(heads, Hq)
+        kv = np.int64(np.uint32(h) // np.uint32(np.uint32(Hq) // np.uint32(H)))
+        first = np.int32((tiles - 1 - order) * side)
+        rows = np.int32(min(side, Tq - first))
+        keys = np.int32(min(Tk, first + rows) if causal else Tk)
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
         zero = real(0)
         for i in range(R):
@@ -98,7 +96,7 @@ def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
             put(s, shared, p_tile)
             if threshold > np.float32(0):
                 mask = ((b * Hq + h) * Tq + first) * Tk + key
-                drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+                drop(shared, p_tile, rows, count, mask, Tk, np.int64(1), threshold, seed, offset, kept)
             cuda.syncwarp()  # the 16 threads of a row are in one warp
             add_rows(sums, shared, p_tile, v_tile, min(side, keys - key))
         for i in range(R):
@@ -109,147 +107,138 @@ def _kernels(f: Any) -> tuple[Kernel, Kernel, Kernel]:
             totals[i] = real(1) / total
         store_rows(y, ((b * Tq + first) * Hq + h) * D, Hq * D, sums, totals, rows, D)
 
+    return forward
+
+
+def _gradient(f: Any, keeps_keys: bool) -> Kernel:
+    """dk and dv where a block keeps keys, else dq; it writes delta too, which the other reads.
+
+    One program with the sides exchanged. With the rows that a block keeps as x, x2, those of the other side as z, z2,
+
+        queries   x = q, x2 = dy    z = k, z2 = v     s = x z^T, p of s, ds = p (x2 z2^T - delta);  dq = scale ds z
+        keys      x = k, x2 = v     z = q, z2 = dy    the same, transposed;  dk = scale ds z, dv = p z2
+    """
+    real, word, R, side, size, pitch = f.real, np.dtype(f.real).name, f.R, f.side, f.size, f.pitch
+    sums_size, scores_size = R * f.groups * 4, R * R
+    sums2_size = sums_size if keeps_keys else 1
+    load_tile, scores, put, get, drop = f.load_tile, f.scores, f.put, f.get, f.drop
+    add_rows, store_rows, exponential = f.add_rows, f.store_rows, f.exponential
+    unit, per_unit = real(f.unit), real(1 / f.unit)
+    resident = 1 if keeps_keys and R < 4 else 2  # these sums need the registers of two blocks
+
     @kernel(
-        f"{word}* x8, {SIZES}, {word} x2, int64 x15, int32 x3",
-        registers=128, resident=2, shared_bytes=f.nbytes(4), of=of, vector_loads=True,
+        f"{word}* x9, {SIZES}, {word} x2, int64 x15, int32 x3", registers={2: 128, 1: 200}[resident], resident=resident,
+        shared_bytes=f.nbytes(4), name=f"{'dk_dv' if keeps_keys else 'dq'}_{word}_{f.DMAX}", vector_loads=True,
     )  # fmt: skip
-    def dq(
-        grads, delta, dy, q, k, v, y, lse, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
-        dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t, heads, tiles, wide,
+    def gradient(
+        dx, dx2, x, x2, z, z2, y, lse, delta, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+        x_b, x_h, x_t, x2_b, x2_h, x2_t, z_b, z_h, z_t, z2_b, z2_h, z2_t, y_b, y_h, y_t, heads, tiles, wide,
     ):  # fmt: skip
         shared = cuda.shared.array(0, real, alignment=16)
-        q_tile, dy_tile, k_tile, v_tile, p_tile = 0, size, 2 * size, 3 * size, 4 * size
+        x_tile, x2_tile, z_tile, z2_tile, p_tile = 0, size, 2 * size, 3 * size, 4 * size
         s = cuda.local.array(scores_size, real)
         dp = cuda.local.array(scores_size, real)
         sums = cuda.local.array(sums_size, real)
-        row_lse = cuda.local.array(R, real)
+        sums2 = cuda.local.array(sums2_size, real)
+        lses = cuda.local.array(R, real)  # of the thread's R queries: rows, or columns
         deltas = cuda.local.array(R, real)
-        b, h, kv, first, rows, keys = queries_of_block(heads, tiles, Hq, H, Tq, Tk, causal)
+        own_heads, T, others = (H, Tk, Tq) if keeps_keys else (Hq, Tq, Tk)
+        b, h, order = place_of_block(heads, own_heads)
+        group = np.int64(np.uint32(Hq) // np.uint32(H))
+        first = np.int32((order if keeps_keys else tiles - 1 - order) * side)
+        rows = np.int32(min(side, T - first))
         ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
         zero = real(0)
         for i in range(sums_size):
             sums[i] = zero
-        load_tile(shared, q_tile, q, b * q_b + h * q_h + first * q_t, q_t, rows, D, wide)
-        load_tile(shared, dy_tile, dy, b * dy_b + h * dy_h + first * dy_t, dy_t, rows, D, wide)
-        cuda.syncthreads()
-        for i in range(R):
-            row = ty * R + i
-            part = zero
-            row_lse[i] = zero
-            place = (b * Hq + h) * Tq + first + row
-            if row < rows:
-                row_lse[i] = lse[place] * per_unit
-                y_row = b * y_b + h * y_h + (first + row) * y_t
-                for c in range(tx, D, 16):
-                    part += shared[dy_tile + row * pitch + c] * y[y_row + c]
-            deltas[i] = row_sum(part)
-            if row < rows and tx == 0:
-                delta[place] = deltas[i]
-        for place in range(0, keys, side):
-            key = np.int32(place)
-            count = np.int32(min(side, Tk - key))
+        for i in range(sums2_size):
+            sums2[i] = zero
+        load_tile(shared, x_tile, x, b * x_b + h * x_h + first * x_t, x_t, rows, D, wide)
+        load_tile(shared, x2_tile, x2, b * x2_b + h * x2_h + first * x2_t, x2_t, rows, D, wide)
+        begin, end = np.int32(0), np.int32(others)
+        z_first = h * group if keeps_keys else np.int64(np.uint32(h) // np.uint32(group))
+        if keeps_keys:
+            begin = np.int32(first if causal else 0)
+        else:
+            end = np.int32(min(Tk, first + rows) if causal else Tk)
             cuda.syncthreads()
-            load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
-            load_tile(shared, v_tile, v, b * v_b + kv * v_h + key * v_t, v_t, count, D, wide)
-            cuda.syncthreads()
-            scores(s, shared, q_tile, k_tile, D)
-            scores(dp, shared, dy_tile, v_tile, D)
-            if threshold > np.float32(0):
-                put(dp, shared, p_tile)
-                mask = ((b * Hq + h) * Tq + first) * Tk + key
-                drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
-                get(dp, shared, p_tile)
             for i in range(R):
-                end = np.int32(min(count, first - key + ty * R + i + 1) if causal else count)
-                for j in range(R):
-                    seen = tx + 16 * j < end
-                    p = exponential(s[i * R + j] * scale - row_lse[i])
-                    s[i * R + j] = p * (dp[i * R + j] - deltas[i]) if seen else zero
-            put(s, shared, p_tile)
-            cuda.syncwarp()
-            add_rows(sums, shared, p_tile, k_tile, min(side, keys - key))
-        for i in range(R):
-            deltas[i] = scale * unit
-        store_rows(grads, ((b * Tq + first) * Hq + h) * D, Hq * D, sums, deltas, rows, D)
-
-    @kernel(
-        f"{word}* x8, {SIZES}, {word} x2, int64 x12, int32 x2", registers=128 if two else 192, resident=1 + two,
-        shared_bytes=f.nbytes(4), of=of, vector_loads=True,
-    )  # fmt: skip
-    def dk_dv(
-        dk, dv, dy, q, k, v, lse, delta, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
-        dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, heads, wide,
-    ):  # fmt: skip
-        shared = cuda.shared.array(0, real, alignment=16)
-        k_tile, v_tile, q_tile, dy_tile, p_tile = 0, size, 2 * size, 3 * size, 4 * size
-        s = cuda.local.array(scores_size, real)
-        dp = cuda.local.array(scores_size, real)
-        k_sums = cuda.local.array(sums_size, real)
-        v_sums = cuda.local.array(sums_size, real)
-        factors = cuda.local.array(R, real)
-        order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)
-        head = np.uint32(cuda.blockIdx.x) - order * np.uint32(heads)
-        b = np.int64(head // np.uint32(H))
-        kv = np.int64(head) - b * H
-        group = np.int64(np.uint32(Hq) // np.uint32(H))
-        key = np.int32(np.int32(order) * side)
-        count = np.int32(min(side, Tk - key))
-        ty, tx = np.int32(cuda.threadIdx.x // 16), np.int32(cuda.threadIdx.x % 16)
-        zero = real(0)
-        for i in range(sums_size):
-            k_sums[i] = zero
-            v_sums[i] = zero
-        load_tile(shared, k_tile, k, b * k_b + kv * k_h + key * k_t, k_t, count, D, wide)
-        load_tile(shared, v_tile, v, b * v_b + kv * v_h + key * v_t, v_t, count, D, wide)
-        for h in range(kv * group, kv * group + group):
-            for place in range(key if causal else 0, Tq, side):
-                first = np.int32(place)
-                rows = np.int32(min(side, Tq - first))
+                row = ty * R + i
+                part = zero
+                lses[i] = zero
+                place = (b * Hq + h) * Tq + first + row
+                if row < rows:
+                    lses[i] = lse[place] * per_unit
+                    y_row = b * y_b + h * y_h + (first + row) * y_t
+                    for c in range(tx, D, 16):
+                        part += shared[x2_tile + row * pitch + c] * y[y_row + c]
+                deltas[i] = row_sum(part)
+                if row < rows and tx == 0:
+                    delta[place] = deltas[i]
+        for turn in range(group if keeps_keys else 1):
+            z_head = np.int64(z_first + turn)
+            for at in range(begin, end, side):
+                place = np.int32(at)
+                count = np.int32(min(side, others - place))
                 cuda.syncthreads()
-                load_tile(shared, q_tile, q, b * q_b + h * q_h + first * q_t, q_t, rows, D, wide)
-                load_tile(shared, dy_tile, dy, b * dy_b + h * dy_h + first * dy_t, dy_t, rows, D, wide)
+                load_tile(shared, z_tile, z, b * z_b + z_head * z_h + place * z_t, z_t, count, D, wide)
+                load_tile(shared, z2_tile, z2, b * z2_b + z_head * z2_h + place * z2_t, z2_t, count, D, wide)
                 cuda.syncthreads()
-                scores(s, shared, q_tile, k_tile, D)
-                scores(dp, shared, dy_tile, v_tile, D)
-                mask = ((b * Hq + h) * Tq + first) * Tk + key
+                scores(s, shared, x_tile, z_tile, D)
+                scores(dp, shared, x2_tile, z2_tile, D)
+                if keeps_keys:
+                    query = (b * Hq + z_head) * Tq + place
+                    mask, row_step, column_step = query * Tk + first, np.int64(1), Tk
+                    for j in range(R):
+                        lses[j], deltas[j] = zero, zero
+                        if tx + 16 * j < count:
+                            lses[j] = lse[query + tx + 16 * j] * per_unit
+                            deltas[j] = delta[query + tx + 16 * j]
+                else:
+                    mask, row_step, column_step = ((b * Hq + h) * Tq + first) * Tk + place, Tk, np.int64(1)
                 if threshold > np.float32(0):
                     put(dp, shared, p_tile)
-                    drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
+                    drop(shared, p_tile, rows, count, mask, row_step, column_step, threshold, seed, offset, kept)
                     get(dp, shared, p_tile)
                 for i in range(R):
-                    row = ty * R + i
-                    place = (b * Hq + h) * Tq + first + row
-                    row_lse = lse[place] * per_unit if row < rows else zero
-                    row_delta = delta[place] if row < rows else zero
-                    end = np.int32(min(count, first - key + row + 1) if causal else count)
-                    end = end if row < rows else np.int32(0)
+                    low, high = np.int32(0), count
+                    if causal:
+                        diagonal = np.int32(first - place + ty * R + i)  # the column of the row's position
+                        low, high = (diagonal, count) if keeps_keys else (low, np.int32(min(count, diagonal + 1)))
                     for j in range(R):
-                        seen = tx + 16 * j < end
-                        p = exponential(s[i * R + j] * scale - row_lse) if seen else zero
-                        s[i * R + j] = p
-                        dp[i * R + j] = p * (dp[i * R + j] - row_delta)
-                put(s, shared, p_tile)
-                if threshold > np.float32(0):
-                    drop(shared, p_tile, rows, count, mask, Tk, threshold, seed, offset, kept)
-                cuda.syncthreads()
-                add_columns(v_sums, shared, p_tile, dy_tile, rows)
-                cuda.syncthreads()
+                        e, of_query = i * R + j, j if keeps_keys else i
+                        seen = low <= tx + 16 * j and tx + 16 * j < high
+                        p = exponential(s[e] * scale - lses[of_query]) if seen else zero
+                        s[e] = p
+                        dp[e] = p * (dp[e] - deltas[of_query]) if seen else zero
+                many = min(side, end - place)
+                if keeps_keys:
+                    put(s, shared, p_tile)
+                    if threshold > np.float32(0):
+                        drop(shared, p_tile, rows, count, mask, row_step, column_step, threshold, seed, offset, kept)
+                    cuda.syncwarp()  # the 16 threads of a row are in one warp
+                    add_rows(sums2, shared, p_tile, z2_tile, many)
+                    cuda.syncwarp()
                 put(dp, shared, p_tile)
-                cuda.syncthreads()
-                add_columns(k_sums, shared, p_tile, q_tile, rows)
-        place, step = ((b * Tk + key) * H + kv) * D, H * D
+                cuda.syncwarp()
+                add_rows(sums, shared, p_tile, z_tile, many)
+        start, step = ((b * T + first) * own_heads + h) * D, own_heads * D
+        if keeps_keys:
+            for i in range(R):
+                deltas[i] = real(1)
+            store_rows(dx2, start, step, sums2, deltas, rows, D)
         for i in range(R):
-            factors[i] = real(1)
-        store_rows(dv, place, step, v_sums, factors, count, D)
-        for i in range(R):
-            factors[i] = scale * unit
-        store_rows(dk, place, step, k_sums, factors, count, D)
+            deltas[i] = scale * unit
+        store_rows(dx, start, step, sums, deltas, rows, D)
 
-    return forward, dq, dk_dv
+    return gradient
 
 
 _SIZES = [flash_tiles(np.float32, 64, 4), flash_tiles(np.float32, 128, 2), flash_tiles(np.float64, 64, 2)]
-_KERNELS = {(np.dtype(f.real), f.DMAX): (f, *_kernels(f)) for f in _SIZES}
+_KERNELS = {
+    (np.dtype(f.real), f.DMAX): (f, _forward(f), *(_gradient(f, keeps_keys) for keeps_keys in (False, True)))
+    for f in _SIZES
+}
 _LARGEST_BYTES = max(f.nbytes(4) for f in _SIZES)
 
 
@@ -287,10 +276,13 @@ def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> 
 def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
     """``attention.backward``, as ``attention_rows.backward``."""
     (dq, dk, dv), (*operands, lse) = grads, inputs
-    dy, q, k, v, _ = operands = [contiguous_rows(x) for x in operands]
+    dy, q, k, v, y = (contiguous_rows(x) for x in operands)
     f, _, queries, keys = _choose(q)
     (B, Hq, Tq, _), (H, Tk) = q.shape, k.shape[1:3]
-    tiles, settings, wide = -(-Tq // f.side), _in_units(f, settings), int(all(map(_wide, (dy, q, k, v))))
-    steps = steps_of(*operands)
-    queries.launch(B * Hq * tiles, dq, delta, *operands, lse, *settings, *steps, B * Hq, tiles, wide)
-    keys.launch(B * H * -(-Tk // f.side), dk, dv, dy, q, k, v, lse, delta, *settings, *steps[:-3], B * H, wide)
+    settings, wide = _in_units(f, settings), int(all(map(_wide, (dy, q, k, v))))
+    for run, results, sides, heads, rows in (
+        (queries, (dq, dq), (q, dy, k, v), B * Hq, Tq),
+        (keys, (dk, dv), (k, v, q, dy), B * H, Tk),
+    ):
+        tiles, steps = -(-rows // f.side), steps_of(*sides, y)
+        run.launch(heads * tiles, *results, *sides, y, lse, delta, *settings, *steps, heads, tiles, wide)

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform.array import Array, copy
-from ..platform.language import FULL_WARP, cuda, device_function, math
+from ..platform.language import cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
+from ..rowwise.collective import across_lanes, add
 from .attention_rows import Arrays, steps_of
 
 LARGEST = 128  # head size
@@ -38,6 +39,8 @@ SCORES = 32  # of a thread
 LOWEST = np.float32(-1e30)  # what is not seen; its exponential beside any other is 0
 LN2 = np.float32(python_math.log(2))
 f32: type[np.float32] = np.float32
+row_max: Any = across_lanes(device_function(lambda x, other: max(x, other)), distances=(1, 2))
+row_sum: Any = across_lanes(add, distances=(1, 2))
 
 
 def tile_functions(DMAX: int, height: int = SIDE) -> tuple[Any, Any]:
@@ -107,16 +110,6 @@ def _forward(word: str, DMAX: int, registers: int) -> Kernel:
     tile_bytes = SIDE * DMAX * 2
     steps = DMAX // 16  # of a row's sum
     fragments, outputs = steps * 4, DMAX // 2
-
-    @device_function
-    def row_max(x):
-        x = max(x, cuda.shfl_xor_sync(FULL_WARP, x, 1))
-        return max(x, cuda.shfl_xor_sync(FULL_WARP, x, 2))
-
-    @device_function
-    def row_sum(x):
-        x += cuda.shfl_xor_sync(FULL_WARP, x, 1)
-        return x + cuda.shfl_xor_sync(FULL_WARP, x, 2)
 
     @kernel(
         f"{word}*, float32*, {word}* x3, int32 x6, float32, int64 x9, int32 x2",

@@ -16,29 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.language import FULL_WARP, cuda, device_function, math
+from ..platform.language import cuda, device_function, math
 from ..ptx import ptx
 from ..ptx.fours import fours, load_inside
+from ..rowwise.collective import across_lanes, add
 from .attention_rows import dropped
 
 THREADS = 256
 
 
-@device_function
-def row_max(x: Any) -> Any:
-    """The largest over the 16 threads of a row; NaN is passed over, it returns with the exponentials."""
-    for step in (8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(FULL_WARP, x, step)
-        x = other if other > x else x
-    return x
-
-
-@device_function
-def row_sum(x: Any) -> Any:
-    """The sum over the 16 threads of a row."""
-    for step in (8, 4, 2, 1):
-        x += cuda.shfl_xor_sync(FULL_WARP, x, step)
-    return x
+ROW = (8, 4, 2, 1)  # of the 16 threads of a row
+row_max: Any = across_lanes(device_function(lambda x, other: other if other > x else x), distances=ROW)
+"""The largest over the 16 threads of a row; NaN is passed over, it returns with the exponentials."""
+row_sum: Any = across_lanes(add, distances=ROW)
+"""The sum over the 16 threads of a row."""
 
 
 def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
@@ -103,14 +94,14 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
                 s[i * R + j] = shared[p + i * p_pitch + 16 * j]
 
     @device_function
-    def drop(shared, p, rows, keys, first, Tk, threshold, seed, offset, kept):
-        """Dropout of the thread's own scores in the tile p of rows x keys; ``first`` is its place in the mask."""
+    def drop(shared, p, rows, columns, first, row_step, column_step, threshold, seed, offset, kept):
+        """Dropout of the thread's own scores in the tile p; ``first`` is its place in the mask, which has the steps."""
         ty, tx = cuda.threadIdx.x // 16, cuda.threadIdx.x % 16
         for e in range(R * R):
             row, column = ty * R + e // R, tx + e % R * 16
             place = p + row * p_pitch + column
-            if row < rows and column < keys:
-                gone = dropped(first + row * Tk + column, threshold, seed, offset)
+            if row < rows and column < columns:
+                gone = dropped(first + row * row_step + column * column_step, threshold, seed, offset)
                 shared[place] = real(0) if gone else shared[place] * kept
 
     @device_function
@@ -132,25 +123,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
                         sums[place + 1] += weights[4 * i + e] * b[1]
                         sums[place + 2] += weights[4 * i + e] * b[2]
                         sums[place + 3] += weights[4 * i + e] * b[3]
-
-    @device_function
-    def add_columns(sums, shared, p, x, rows):
-        """sums[(j groups + g) 4 + c] += the sum over rows of p[row, ty R + j] x[row, 4 tx + 64 g + c]."""
-        weights = cuda.local.array(R, real)
-        p += cuda.threadIdx.x // 16 * R
-        x += cuda.threadIdx.x % 16 * 4
-        for row in range(rows):
-            for j in range(0, R, 2):
-                pair = ptx.load2(shared, p + row * p_pitch + j)
-                weights[j], weights[j + 1] = pair[0], pair[1]
-            for g in range(groups):
-                b = load4(shared, x + row * pitch + 64 * g)
-                for j in range(R):
-                    place = (j * groups + g) * 4
-                    sums[place] += weights[j] * b[0]
-                    sums[place + 1] += weights[j] * b[1]
-                    sums[place + 2] += weights[j] * b[2]
-                    sums[place + 3] += weights[j] * b[3]
 
     @device_function
     def store_rows(y, start, step, sums, factors, rows, D):
@@ -175,5 +147,5 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
     return SimpleNamespace(
         real=real, DMAX=DMAX, R=R, side=side, pitch=pitch, size=size, groups=groups, unit=unit, nbytes=nbytes,
         load_tile=load_tile, scores=scores, store_rows=store_rows, put=put, get=get, drop=drop,
-        add_rows=add_rows, add_columns=add_columns, exponential=exponential,
+        add_rows=add_rows, exponential=exponential,
     )  # fmt: skip

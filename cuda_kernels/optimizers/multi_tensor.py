@@ -100,11 +100,9 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
         row = row_of(scalars, tensor)
         p_address = addresses[tensor * columns] + first * itemsize
         g_address = grads[tensor] + first * half_size
-        s_address, t_address, w_address = p_address, p_address, g_address
-        if states > 0:
-            s_address = addresses[tensor * columns + 1] + first * itemsize
-        if states > 1:
-            t_address = addresses[tensor * columns + 2] + first * itemsize
+        s_address = addresses[tensor * columns + min(states, 1)] + first * itemsize
+        t_address = addresses[tensor * columns + (states if states > 1 else 0)] + first * itemsize
+        w_address = g_address
         if half:
             w_address = addresses[tensor * columns + states + 1] + first * half_size
         p, s, t = pointer(p_address), pointer(s_address), pointer(t_address)

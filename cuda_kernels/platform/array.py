@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,11 +184,8 @@ class DeviceArray:
         for part in parts:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 raise TypeError(f"a DeviceArray is indexed by integers, slices, None and Ellipsis, not {part!r}")
-        ghost = _ghost(self)
-        found = ghost[
-            parts if Ellipsis in parts else (*parts, ...)
-        ]  # with Ellipsis never a scalar, which would be read
-        return self.view(found.shape, found.strides, _address(found) - _address(ghost) if found.size else 0)
+        found = _ghost(self)[parts if Ellipsis in parts else (*parts, ...)]  # so never a scalar, which would be read
+        return self.view(found.shape, found.strides, found.ctypes.data - self.pointer if found.size else 0)
 
     # Arithmetic -------------------------------------------------------------------------------------------------------
 
@@ -258,12 +256,11 @@ def merged(dimensions: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _ghost(x: DeviceArray) -> np.ndarray:
-    """A NumPy array of the same shape and strides over no memory, which is only asked for the metadata of views."""
-    return np.lib.stride_tricks.as_strided(np.empty(1, f"V{x.dtype.itemsize}"), x.shape, x.strides)
-
-
-def _address(ghost: np.ndarray) -> int:
-    return int(ghost.__array_interface__["data"][0])
+    """A NumPy array at the same address, of the same shape and strides, whose elements nobody may ask for."""
+    interface = {
+        "data": (x.pointer, False), "shape": x.shape, "strides": x.strides, "typestr": f"|V{x.itemsize}", "version": 3
+    }  # fmt: skip
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 # The functions of ``cpu_kernels.toolbox.storage`` ---------------------------------------------------------------------
@@ -388,18 +385,7 @@ def may_share_memory(x: DeviceArray, y: DeviceArray) -> bool:
     """Whether the address ranges of two arrays overlap."""
     if not isinstance(x, DeviceArray) or not isinstance(y, DeviceArray) or x.device != y.device:
         return False
-    low_x, high_x = _extent(x)
-    low_y, high_y = _extent(y)
-    return low_x < high_y and low_y < high_x
-
-
-def _extent(x: DeviceArray) -> tuple[int, int]:
-    """The first address of an array's elements, and the one after the last."""
-    if not x.size:
-        return 0, 0
-    reaches = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
-    low = x.pointer + sum(r for r in reaches if r < 0)
-    return low, x.pointer + sum(r for r in reaches if r > 0) + x.dtype.itemsize
+    return np.may_share_memory(_ghost(x), _ghost(y))
 
 
 # Memory shared with other libraries, by way of CuPy -------------------------------------------------------------------

@@ -31,6 +31,7 @@ from typing import Any
 
 from ..platform import choices, compiler, libcuda, memory
 from ..platform.language import SIMULATED
+from ..rowwise.rows import power_of_two
 from . import simt, tensor_core
 from .record import Problem
 
@@ -101,14 +102,10 @@ ENGINES: dict[str, Callable[[Problem], Engine]] = {"numba": _numba, "hopper": _h
 
 def key(p: Problem) -> str:
     """What a product is known by."""
-    (M, N, K), operand, out = p.sizes, p.a.dtype.name, p.y.dtype.name
+    operand, out = p.a.dtype.name, p.y.dtype.name
     word = "tf32" if allows_tf32(p) else operand if operand == out else f"{operand}>{out}"
     along = "".join("n" if steps[-1] == 1 else "t" for steps in (p.a.steps, p.b.steps))
-    return f"{word} {along} {_rounded(M)} {_rounded(N)} {_rounded(K)} x{_rounded(p.matrices)}"
-
-
-def _rounded(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    return f"{word} {along} {' '.join(str(power_of_two(n)) for n in p.sizes)} x{power_of_two(p.matrices)}"
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope
 from ..ptx import ptx
-from ..ptx.fours import load_inside, store_inside
+from ..ptx.fours import add4, load_inside, store_inside
 from .record import ADD, BIAS, GELU, SLOPE, Problem
 
 VECTOR = 16  # a further bit of an epilogue: 4 columns lie at a multiple of 4
@@ -164,11 +164,6 @@ def _four(word: str) -> tuple[Any, Any]:
 FOUR = {word: _four(word) for word in ("bfloat16", "float16", "float32")}
 
 
-@device_function
-def _add4(s: Any, v: Any) -> Any:
-    return s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
-
-
 def store_of(operand: str, out: str) -> Any:
     """``store``, which takes 4 sums and their place to y."""
     (get_bias, _), (get, put) = FOUR[operand], FOUR[out]
@@ -177,7 +172,7 @@ def store_of(operand: str, out: str) -> Any:
     def store(s, place, column, count, y, bias, other, epilogue):
         vector = epilogue & VECTOR != 0
         if epilogue & BIAS:
-            s = _add4(s, get_bias(bias, column, count, vector))
+            s = add4(s, get_bias(bias, column, count, vector))
         if epilogue & GELU:
             put(other, place, s, count, vector)
             s = _gelu(s[0]), _gelu(s[1]), _gelu(s[2]), _gelu(s[3])
@@ -188,7 +183,7 @@ def store_of(operand: str, out: str) -> Any:
                 s[2] * _gelu_slope(v[2]), s[3] * _gelu_slope(v[3]),
             )  # fmt: skip
         elif epilogue & ADD:
-            s = _add4(s, get(other, place, count, vector))
+            s = add4(s, get(other, place, count, vector))
         put(y, place, s, count, vector)
 
     return store
@@ -214,7 +209,7 @@ def _sum_parts4(operand: str, out: str) -> Kernel:
             vector = N % np.uint32(4) == 0
             s = get(parts, place, left, vector)
             for split in range(1, splits):
-                s = _add4(s, get(parts, place + np.int64(split) * M * N, left, vector))
+                s = add4(s, get(parts, place + np.int64(split) * M * N, left, vector))
             store(s, place, column, left, y, bias, other, epilogue)
 
     return sum_parts

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import libcuda, memory
-from ..platform.array import Array
+from ..platform.array import Array, merged
 from ..platform.language import SIMULATED, cuda
 from ..platform.launch import Kernel, kernel
 from ..platform.signatures import TENSOR_MAP
@@ -41,7 +41,7 @@ from ..platform.tensor_map import TensorMap
 from ..ptx import hopper_ptx, ptx
 from . import tensor_core
 from .epilogue import PAIRS, finish4, store_of, target
-from .record import Problem, merge
+from .record import Problem
 from .tiles import TILE_WORDS, declare, divide, tile_at
 
 CAPABILITY = (9, 0)
@@ -121,10 +121,10 @@ def _read(p: Problem, x: Array, k_axis: int, rows: int) -> Read | None:
 @functools.lru_cache(maxsize=4096)
 def _found(array: tuple[Any, ...], leading: tuple[int, ...], k_axis: int, rows: int) -> Read | None:
     pointer, dtype, shape, steps, device = array
-    batch = merge(leading, steps, (0,) * len(leading))
+    batch = merged(zip(leading, steps))
     if len(batch) > 1:
         return None
-    count, step, _ = batch[0] if batch else (1, 0, 0)
+    count, step = batch[0] if batch else (1, 0)
     matrices = count if step else 1
     for kind, along in (("k", k_axis), ("o", -3 - k_axis)):
         across = -3 - along

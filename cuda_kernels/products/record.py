@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..platform.array import Array
+from ..platform.array import Array, expand, merged
 
 BIAS, ADD, GELU, SLOPE = 1, 2, 4, 8  # bits of an epilogue
-Merged = list[tuple[int, int, int]]  # of leading dimensions: size, step of a, step of b
 
 
 class Problem(NamedTuple):
@@ -39,7 +38,7 @@ class Problem(NamedTuple):
     epilogue: int
     sizes: tuple[int, int, int]
     matrices: int
-    batch: Merged
+    batch: list[tuple[int, ...]]  # size, step of a, step of b
     words: tuple[int, ...]
 
     def part(self, index: int | slice) -> Problem:
@@ -56,14 +55,14 @@ def problem(
     have no leading dimensions.
     """
     if y.ndim > 2 and y.size and not any(step for n, step in zip(b.shape[:-2], b.steps) if n > 1):
-        rows = merge(y.shape[:-1], a.steps, (0,) * (y.ndim - 1))
+        rows = merged(zip(y.shape[:-1], a.steps))
         if len(rows) < 2:
-            count, step, _ = rows[0] if rows else (1, a.shape[-1], 0)
+            count, step = rows[0] if rows else (1, a.shape[-1])
             y, other = (x if x is None else x.reshape(count, y.shape[-1]) for x in (y, other))  # type: ignore[assignment]
             a = a.view((count, a.shape[-1]), (step * a.itemsize, a.strides[-1]))
             b = b.view(b.shape[-2:], b.strides[-2:])
     M, N = y.shape[-2:]
-    batch = merge(y.shape[:-2], a.steps, b.steps) if y.ndim > 2 else []
+    batch = merged(zip(y.shape[:-2], a.steps, b.steps)) if y.ndim > 2 else []
     _, *outer = batch[-2] if len(batch) == 2 else (1, 0, 0)
     inner, *steps = batch[-1] if batch else (1, 0, 0)
     sizes, matrices = (M, N, a.shape[-1]), y.size // max(1, M * N)
@@ -78,28 +77,8 @@ def broadcast(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...]]:
             f"matmul of {a.shape} and {b.shape}: expected (..., M, K) and (..., K, N) with the same K and "
             "broadcastable leading dimensions"
         )
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim + b.ndim > 4 else ()
-    return expand(a, batch), expand(b, batch), (*batch, a.shape[-2], b.shape[-1])
-
-
-def expand(x: Array, batch: tuple[int, ...]) -> Array:
-    """A view with these leading dimensions, the steps of repeated ones 0."""
-    leading = x.shape[:-2]
-    if leading == batch:
-        return x
-    strides = [0 if n == 1 else stride for n, stride in zip(leading, x.strides)]
-    padding = (0,) * (len(batch) - len(leading))
-    return x.view((*batch, *x.shape[-2:]), (*padding, *strides, *x.strides[-2:]))
-
-
-def merge(shape: tuple[int, ...], a_steps: tuple[int, ...], b_steps: tuple[int, ...]) -> Merged:
-    """Dimensions as few: neighbours of which the outer continues the inner are one; those of size 1 are none."""
-    merged: Merged = []
-    for n, a_step, b_step in zip(shape, a_steps, b_steps):
-        if n == 1:
-            continue
-        if merged and merged[-1][1] == n * a_step and merged[-1][2] == n * b_step:
-            merged[-1] = (merged[-1][0] * n, a_step, b_step)
-        else:
-            merged.append((n, a_step, b_step))
-    return merged
+    if a.ndim + b.ndim == 4:
+        return a, b, (a.shape[0], b.shape[1])
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (x if x.shape[:-2] == batch else expand(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    return a, b, (*batch, a.shape[-2], b.shape[-1])

@@ -97,68 +97,49 @@ def _place(element: Any, M: Any, N: Any) -> Any:
     return matrix, np.int64(outer - matrix * np.uint32(M)), np.int64(element - outer * np.uint32(N))
 
 
-def _dot(real: Any, vector: bool) -> Kernel:
-    """A warp's 32 lanes share a sum; with ``vector`` each reads 4 elements at once, which K and the steps allow."""
-    finish = steps_of(real)
-    word, count = np.dtype(real).name, 4 if vector else 1
+def _dot(dtype: Any, lanes: int, vector: bool = False) -> Kernel:
+    """``lanes``, a warp or 1, share a sum; with ``vector`` each reads 4 elements at once, which K and steps allow."""
+    finish = steps_of(dtype)
+    word, logical, count = np.dtype(dtype).name, dtype is np.bool_, 4 if vector else 1
+    zero = np.uint8(0) if logical else dtype(0)
+    step, per_block, shared = lanes * count, 128 // lanes, lanes > 1
+    index = np.int64 if shared else np.int32  # these need the fewest registers
 
-    @kernel(f"{word}* x5, {WORDS}, uint32", threads=128, registers=48, vector_loads=vector, of=word + "_wide" * vector)
+    @kernel(
+        f"{word}* x5, {WORDS}, uint32", threads=128, registers=48 if shared else 32, vector_loads=vector,
+        name=f"{'dot' if shared else 'small'}_{word}" + "_wide" * vector,
+    )  # fmt: skip
     def dot(
         y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
         epilogue, n,
     ):  # fmt: skip
-        element = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(4) + np.uint32(cuda.threadIdx.x >> 5))
+        here = np.uint32(cuda.threadIdx.x >> 5 if shared else cuda.threadIdx.x)
+        element = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(per_block) + here)
         if element < n:
             matrix, row, column = _place(element, M, N)
-            a_start = start(matrix, inner, a_outer, a_inner) + row * a_row
-            b_start = start(matrix, inner, b_outer, b_inner) + column * b_column
-            s = real(0)
-            lane = cuda.threadIdx.x % 32
-            for k in range(lane * count, K, 32 * count):
+            s = zero
+            lane = cuda.threadIdx.x % lanes
+            i = start(matrix, inner, a_outer, a_inner) + row * a_row + lane * count * a_depth
+            j = start(matrix, inner, b_outer, b_inner) + column * b_column + lane * count * b_depth
+            for _ in range(index(lane * count), K, index(step)):
                 if vector:
-                    p, q = ptx.load_constant4(a, a_start + k), ptx.load_constant4(b, b_start + k)
+                    p, q = ptx.load_constant4(a, i), ptx.load_constant4(b, j)
                     s += p[0] * q[0] + p[1] * q[1] + (p[2] * q[2] + p[3] * q[3])
+                elif logical:
+                    s |= a[i] & b[j]
                 else:
-                    s += a[a_start + k * a_depth] * b[b_start + k * b_depth]
-            s = warp_sum(s)
+                    s += a[i] * b[j]
+                i += step * a_depth
+                j += step * b_depth
+            if shared:
+                s = warp_sum(s)
             if lane == 0:
                 y[element] = finish(s, np.int64(element), column, bias, other, epilogue)
 
     return dot
 
 
-DOT = {np.dtype(real): _dot(real, False) for real in (np.float32, np.float64)}
-WIDE_DOT = _dot(np.float32, True)
-
-
-def _small(dtype: Any) -> Kernel:
-    finish = steps_of(dtype)
-    word, logical = np.dtype(dtype).name, dtype is np.bool_
-    zero = np.uint8(0) if logical else dtype(0)
-
-    @kernel(f"{word}* x5, {WORDS}, uint32", threads=128, registers=32, of=word)
-    def small(
-        y, a, b, bias, other, M, N, K, a_row, a_depth, b_depth, b_column, inner, a_outer, a_inner, b_outer, b_inner,
-        epilogue, n,
-    ):  # fmt: skip
-        element = np.uint32(cuda.grid(1))
-        if element < n:
-            matrix, row, column = _place(element, M, N)
-            i = start(matrix, inner, a_outer, a_inner) + row * a_row
-            j = start(matrix, inner, b_outer, b_inner) + column * b_column
-            s = zero
-            for _ in range(K):
-                if logical:
-                    s |= a[i] & b[j]
-                else:
-                    s += a[i] * b[j]
-                i += a_depth
-                j += b_depth
-            y[element] = finish(s, np.int64(element), column, bias, other, epilogue)
-
-    return small
-
-
-SMALL_KERNELS = {
-    np.dtype(dtype): _small(dtype) for dtype in (np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_)
-}
+REALS, INTEGERS = (np.float32, np.float64), (np.int64, np.int32, np.uint8, np.bool_)
+DOT = {np.dtype(real): _dot(real, 32) for real in REALS}
+WIDE_DOT = _dot(np.float32, 32, vector=True)
+SMALL_KERNELS = {np.dtype(dtype): _dot(dtype, 1) for dtype in (*REALS, *INTEGERS)}

@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
+from ..platform.array import Array, empty, expand
 from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..ptx import ptx
 from ..rowwise.strided_copy import copy_into
 from .epilogue import PAIRS, finish4, store_of, target
-from .record import Problem, expand, problem
+from .record import Problem, problem
 from .tiles import TILE_WORDS, WORDS, along, declare, divide, plan, start, tile_at
 
 STAGES = 3
@@ -78,7 +78,7 @@ def _aligned(x: Array) -> Array:
     room = empty((*once.shape[:-1], -(-n // elements) * elements), x.dtype, x.device)
     aligned = room.view(once.shape, room.strides)
     copy_into(aligned, once)
-    return expand(aligned.swapaxes(-1, -2) if transposed else aligned, x.shape[:-2])
+    return expand(aligned.swapaxes(-1, -2) if transposed else aligned, x.shape)
 
 
 # An operand's slices --------------------------------------------------------------------------------------------------

@@ -32,6 +32,12 @@ def _store(p: Any, i: Any, values: Any) -> None:
 
 
 @device_function
+def add4(s: Any, v: Any) -> Any:
+    """The sums of 4 values and 4."""
+    return s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
+
+
+@device_function
 def load_inside(p: Any, i: Any, step: Any, count: Any, zero: Any) -> Any:
     """4 elements, each ``step`` from the one before: the first ``count`` of them, and zeros."""
     return (
@@ -55,3 +61,17 @@ def fours(itemsize: int) -> Fours:
     if itemsize < 8:
         return Fours(ptx.load4, ptx.load_constant4, ptx.store4)
     return Fours(_twice(ptx.load2), _twice(ptx.load_constant2), _store)
+
+
+def storer_inside(itemsize: int) -> Any:
+    """The device function that stores 4 values from ``first`` on as far as ``n`` reaches: at once but for the last."""
+    store = fours(itemsize).store
+
+    @device_function
+    def store_four(p: Any, first: Any, n: Any, values: Any) -> None:
+        if first + 4 <= n:
+            store(p, first, values)
+        else:
+            store_inside(p, first, n - first, values)
+
+    return store_four

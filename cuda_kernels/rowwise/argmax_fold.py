@@ -17,7 +17,7 @@ from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.rules import larger_of as larger
-from .collective import down_column_of_pairs
+from .collective import PAIR, down_column, of_pairs
 from .fold import column_plan, limits_of, word_of
 from .rows import ceil_div, quotient
 
@@ -67,11 +67,11 @@ def _pair_fold(
     name: str, word: str, wide: Any, second: Any, combine: Any, first: Any, none: Any, finish: Any
 ) -> Kernel:
     """``first`` and ``none``: the state of no value. ``second``: the dtype of the state's second half."""
-    counts, of_column, other = second is np.int64, down_column_of_pairs(combine), second.__name__
+    counts, of_column, other = second is np.int64, down_column(of_pairs(combine), PAIR), second.__name__
 
     @kernel(f"{word}*, {other}*, {word}*, {other}*, int64 x4, int32 x2", registers=64, name=f"{name}_{word}")
-    def pair_fold(x, x2, y, y2, outputs, n, inner, part, of_pairs, last):
-        """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``of_pairs``: of (x, x2); y unless ``last``."""
+    def pair_fold(x, x2, y, y2, outputs, n, inner, part, pairs, last):
+        """y2[o, p, i] = fold of x[o, p part : (p + 1) part, i]; ``pairs``: of (x, x2); y unless ``last``."""
         firsts = cuda.shared.array(THREADS, wide)
         seconds = cuda.shared.array(THREADS, second)
         place, height = cuda.threadIdx.y, cuda.blockDim.y
@@ -86,7 +86,7 @@ def _pair_fold(
             j = start + place
             while j < stop:
                 value = wide(x[at])
-                if of_pairs:
+                if pairs:
                     a, b = combine(a, b, value, x2[at])
                 elif counts:
                     a, b = combine(a, b, value, second(j))
@@ -94,7 +94,7 @@ def _pair_fold(
                     a, b = combine(a, b, value, second(1))
                 at += height * inner
                 j += height
-        a, b = of_column(a, b, firsts, seconds)
+        a, b = of_column((a, b), (firsts, seconds))
         if output < outputs and place == 0:
             target = (o * cuda.gridDim.y + cuda.blockIdx.y) * inner + i
             if last:

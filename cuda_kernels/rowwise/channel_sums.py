@@ -13,11 +13,11 @@ import numpy as np
 from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
-from .collective import add_pairs, down_column_of_pairs
+from .collective import PAIR, add_pairs, down_column
 from .fold import COLUMN_PART, FOLD_BLOCKS, fold
 from .rows import ceil_div, power_of_two, quotient
 
-of_column: Any = down_column_of_pairs(add_pairs)
+of_column: Any = down_column(add_pairs, PAIR)
 
 
 def _sums(real: Any, of_slopes: bool) -> Kernel:
@@ -53,7 +53,7 @@ def _sums(real: Any, of_slopes: bool) -> Kernel:
             if s >= S:
                 s -= S
                 n += 1
-        a, b = of_column(a, b, firsts, seconds)
+        a, b = of_column((a, b), (firsts, seconds))
         if c < C and place == 0:
             first[cuda.blockIdx.y * C + c] = a
             if of_slopes:

@@ -10,16 +10,9 @@ from ..platform.language import cuda, device_function, math
 from ..pointwise.rules import larger_of as larger
 from ..ptx import ptx
 from .argmax_fold import add_exponentials
-from .collective import across_block_of_pairs, block_sum
+from .collective import PAIR, across_block, block_sum, of_pairs
 
-joined: Any = across_block_of_pairs(add_exponentials)
-
-
-@device_function
-def row_exponentials(m: Any, s: Any, partial: Any) -> Any:
-    """(m, s) of all threads of a row joined, as ``add_exponentials``; ``partial`` holds 64. NaN where m is infinite."""
-    m, s = joined(m, s, partial)
-    return m, s + (m - m)
+joined: Any = across_block(of_pairs(add_exponentials), PAIR)
 
 
 class Passes(NamedTuple):
@@ -75,7 +68,8 @@ def row_passes(real: Any, cached: bool) -> Passes:
                 if cached:
                     cache[j] = value
                 m, s = add_exponentials(m, s, value, real(1))
-        return row_exponentials(m, s, partial)
+        m, s = joined((m, s), partial)
+        return m, s + (m - m)  # NaN where m is infinite
 
     @device_function
     def smoothing(x: Any, base: Any, C: Any, w: Any, weighted: Any, m: Any, log_s: Any, partial: Any) -> Any:
@@ -84,7 +78,7 @@ def row_passes(real: Any, cached: bool) -> Passes:
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
             gap = m - x[base + j] + log_s
             total += w[j] * gap if weighted else gap
-        return block_sum(total, partial)
+        return block_sum(total, partial[0])
 
     @device_function
     def slope(x: Any, lse: Any, scale: Any, spread: Any, is_target: Any, on_target: Any) -> Any:

@@ -16,7 +16,7 @@ from ..platform.array import Array, empty
 from ..platform.language import cuda, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
-from .collective import block_sum, row_sums
+from .collective import block_sum, row_sums, warp_sums
 from .fold import fold
 from .rows import aligned, ceil_div, row_kernel, row_threads, row_tile
 
@@ -142,8 +142,8 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
     tile = row_tile(real, accesses)
     count, read, write = tile.values, tile.read, tile.write
     sums, word = 2 if centred else 1, real.__name__
-    single = real is np.float32
-    threads = 32 if accesses == 1 else 1024 if single else 512
+    single, blocks = real is np.float32, accesses > 1  # a warp has the short rows
+    threads = (1024 if single else 512) if blocks else 32
 
     @kernel(
         f"{word}* x7, int64 x3, int32 x2", threads=threads, registers=64 if single else 80, vector_loads=True,
@@ -151,7 +151,7 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
     )  # fmt: skip
     def backward_rows(dy, x, weight, mean, rstd, dx, partials, N, C, part, vectors, affine):
         """dx of the rows [part blockIdx.x, ...), and their sums for dweight and dbias: partials (parts, 1 or 2, C)."""
-        shared = cuda.shared.array(64, real)
+        shared = cuda.shared.array(32, real), cuda.shared.array(32, real)
         xhat = cuda.local.array(count, real)
         slopes = cuda.local.array(count, real)
         weights = cuda.local.array(count, real)
@@ -180,10 +180,11 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
                 total += slopes[k]
                 total_xhat += slopes[k] * xhat[k]
             if centred:
-                total, total_xhat = row_sums(total, total_xhat, shared)
+                pair = total, total_xhat
+                total, total_xhat = row_sums(pair, shared) if blocks else warp_sums(pair)
                 total *= scale
             else:
-                total, total_xhat = real(0), block_sum(total_xhat, shared)
+                total, total_xhat = real(0), block_sum(total_xhat, shared[0])
             total_xhat *= scale
             for k in range(count):
                 slopes[k] = factor * (slopes[k] - total - xhat[k] * total_xhat)
@@ -201,7 +202,7 @@ def _backward_long(label: str, real: Any, centred: bool) -> tuple[Kernel, Kernel
     @kernel(f"{word}* x6, int64 x2, int32", threads=1024, registers=40, name=f"{label}_backward_long_{word}")
     def backward_long(dy, x, weight, mean, rstd, dx, N, C, affine):
         """A block for each row."""
-        shared = cuda.shared.array(64, real)
+        shared = cuda.shared.array(32, real), cuda.shared.array(32, real)
         row = np.int64(cuda.blockIdx.x)
         base = row * C
         scale = real(1) / real(C)
@@ -213,7 +214,7 @@ def _backward_long(label: str, real: Any, centred: bool) -> tuple[Kernel, Kernel
             g = dy[base + j] * (weight[j] if affine else real(1))
             total += g
             total_xhat += g * ((x[base + j] - m) * factor)
-        total, total_xhat = row_sums(total, total_xhat, shared)
+        total, total_xhat = row_sums((total, total_xhat), shared)
         if not centred:
             total = real(0)
         for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):

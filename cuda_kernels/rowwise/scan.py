@@ -71,11 +71,8 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
             value = wide(identity)
             if j < stop:
                 value = wide(x[at])
-            value = with_before(value, lane, 1)
-            value = with_before(value, lane, 2)
-            value = with_before(value, lane, 4)
-            value = with_before(value, lane, 8)
-            value = with_before(value, lane, 16)
+            for distance in (1, 2, 4, 8, 16):
+                value = with_before(value, lane, distance)
             before = cuda.shfl_up_sync(FULL_WARP, value, 1)
             if lane == 0:
                 before = wide(identity)

@@ -37,7 +37,7 @@ class _Local:
 
 def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, Any, int], Any]:
     def shuffle(mask: int, value: Any, operand: int) -> Any:
-        values, lane = simulator.lanes(reason, mask, value)
+        values, lane = simulator.collective(reason, value, mask)
         other = source(lane, int(operand))
         if not 0 <= other < WARP:
             return value
@@ -50,7 +50,7 @@ def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, A
 
 def _vote(reason: str, join: Callable[[dict[int, Any]], Any]) -> Callable[[int, Any], Any]:
     def vote(mask: int, value: Any) -> Any:
-        values, _ = simulator.lanes(reason, mask, value)
+        values, _ = simulator.collective(reason, value, mask)
         return join(values)
 
     return vote
@@ -74,7 +74,7 @@ class _Cuda:
         self.any_sync = _vote("any_sync", lambda v: any(v.values()))
         self.all_sync = _vote("all_sync", lambda v: all(v.values()))
         self.syncthreads = lambda: simulator.block().wait("block")
-        self.syncwarp = lambda mask=0xFFFFFFFF: simulator.lanes("syncwarp", mask, None)
+        self.syncwarp = lambda mask=0xFFFFFFFF: simulator.collective("syncwarp", None, mask)
         # rounded once
         self.fma = lambda a, b, c: type(c)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
         self.popc = lambda x: bin(int(x) & ((1 << 8 * x.itemsize) - 1 if isinstance(x, np.generic) else -1)).count("1")

@@ -275,16 +275,10 @@ def allocate_shared(shape: Any, dtype: Any, alignment: int | None, memory: Calla
     return found
 
 
-def lanes(reason: str, mask: int, value: Any) -> tuple[dict[int, Any], int]:
+def collective(reason: str, value: Any, mask: int = WHOLE_WARP) -> tuple[dict[int, Any], int]:
     """What the lanes of ``mask`` bring to an instruction that they execute together, and this lane's number."""
     block = _now.block
     return block.wait(reason, int(mask) & WHOLE_WARP, value), block.current.lane
-
-
-def collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
-    """What the 32 lanes of the warp bring to an instruction that all of them execute, and this lane's number."""
-    block = _now.block
-    return block.wait(reason, WHOLE_WARP, value), block.current.lane
 
 
 def group_collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
