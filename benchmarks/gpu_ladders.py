@@ -1,16 +1,16 @@
-"""The rungs of the ladders (``ladder_*.py``): the same result, from the plain kernel to the fast one."""
+"""The rungs of the ladders (``cuda_kernels/ladder_*.py``): the same result, from the plain kernel to the fast one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import ladder_matmul as multiplying
-import ladder_reduction as summing
-import ladder_softmax as normalising
-import ladder_transpose as transposing
 import numpy as np
 from gpu_case import Arrays, Call, Case, Sizes, elements, normal, normals, softmax
 
+from minigrad.cuda_kernels.ladders import ladder_matmul as multiplying
+from minigrad.cuda_kernels.ladders import ladder_reduction as summing
+from minigrad.cuda_kernels.ladders import ladder_softmax as normalising
+from minigrad.cuda_kernels.ladders import ladder_transpose as transposing
 from minigrad.cuda_kernels.platform.array import DeviceArray, empty
 from minigrad.cuda_kernels.platform.launch import Kernel
 from minigrad.cuda_kernels.rowwise import transposes

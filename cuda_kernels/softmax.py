@@ -7,7 +7,7 @@
 ``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``long``: rows
 that are too long for that, a block goes over each; maximum and sum in one pass (Milakov & Gimelshein, "Online
 normalizer calculation for softmax", 2018), then a second one. ``columns``: along any other axis, and very short rows.
-``benchmarks/ladder_softmax.py`` leads to ``rows`` in steps.
+``ladder_softmax.py`` leads to ``rows`` in steps.
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 

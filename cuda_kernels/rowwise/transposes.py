@@ -1,4 +1,4 @@
-"""Transposes of matrices through tiles in shared memory; ``benchmarks/ladder_transpose.py`` leads up to them.
+"""Transposes of matrices through tiles in shared memory; ``ladders/ladder_transpose.py`` leads up to them.
 
 ``padded``: a block reads a tile by rows and writes it by columns. Its rows are one element longer than the
 tile, so that a column lies in 32 different banks of shared memory. ``wide``: 16 bytes for each load and store.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # the ladders
 WITHOUT_DEVICE = {"test_inspect.py"}  # it compiles, and launches nothing
 OF_THE_SIMULATOR = {"test_simulator.py", "test_hopper_ptx.py", "test_tensor_core_ptx.py"}
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-LADDERS = [f"{BENCHMARKS}/ladder_{name}.py" for name in ("matmul", "reduction", "softmax", "transpose")]
 PACKAGES = ("numba_cuda", "nvidia")
 
 
@@ -46,8 +44,8 @@ def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_every_kernel_keeps_its_budget(arch: str) -> None:
-    done, rungs = inspect("--arch", arch, "--sass"), inspect("--arch", arch, *LADDERS)
-    assert done.returncode == rungs.returncode == 0, done.stdout + done.stderr + rungs.stdout + rungs.stderr
+    done = inspect("--arch", arch, "--sass")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("kernels, 0 over budget")
     lines = done.stdout.splitlines()
     ordered = [i for i, line in enumerate(lines) if line.startswith(("flash", "tensor_core.", "epilogue.", "hopper."))]
@@ -212,7 +210,7 @@ def test_the_cache_is_filled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made = []
     for home in ("", "/elsewhere"):  # it is the same on a machine whose toolkit is in another place
         monkeypatch.setenv("CUDA_HOME", home)
-        done = inspect("--warm", LADDERS[1], "--arch", "sm_86", "sm_90")
+        done = inspect("--warm", "ladder_reduction", "--arch", "sm_86", "sm_90")
         files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cuda/*.cubin")}
         assert done.stdout == f"{len(files)} compiled kernels in {tmp_path / 'cuda'}\n" and len(files) >= 8, done.stderr
         made.append(files)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ladder_matmul
 import numpy as np
 import pytest
 from simulated import ordered
 
+from minigrad.cuda_kernels.ladders import ladder_matmul
 from minigrad.cuda_kernels.platform import array
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import ladder_transpose as ladder
 import numpy as np
 import pytest
 from simulated import ordered
 
 from minigrad.cuda_kernels import movement as cuda
+from minigrad.cuda_kernels.ladders import ladder_transpose as ladder
 from minigrad.cuda_kernels.platform import array
 from minigrad.cuda_kernels.rowwise import transposes
 

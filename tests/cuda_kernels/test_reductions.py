@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import ladder_reduction
-import ladder_softmax
 import numpy as np
 import pytest
 from simulated import ordered
@@ -19,6 +17,7 @@ from minigrad.cuda_kernels import (
     simulated,
     softmax,
 )
+from minigrad.cuda_kernels.ladders import ladder_reduction, ladder_softmax
 from minigrad.cuda_kernels.platform.array import from_host, to_host
 from minigrad.cuda_kernels.rowwise import fold, scan
 from minigrad.dtypes import as_dtype

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.cuda_kernels.platform.array import Array, empty
-from minigrad.cuda_kernels.platform.language import cuda
-from minigrad.cuda_kernels.platform.launch import kernel
-from minigrad.cuda_kernels.ptx import ptx
+from ..platform.array import Array, empty
+from ..platform.language import cuda
+from ..platform.launch import kernel
+from ..ptx import ptx
 
 SIDE = 16  # threads of a block: 16 x 16
 TILE = 64  # rows and columns of the tiles of steps 5 and 6

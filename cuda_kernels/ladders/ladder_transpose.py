@@ -1,4 +1,4 @@
-"""Transposing matrices in four steps, y[c, r] = x[r, c]; the last two are ``cuda_kernels/rowwise/transposes.py``.
+"""Transposing matrices in four steps, y[c, r] = x[r, c]; the last two are ``rowwise/transposes.py``.
 
 A warp reads or writes 32 neighbouring addresses as one access; addresses far apart cost an access each.
 
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigrad.cuda_kernels.platform.language import cuda
-from minigrad.cuda_kernels.platform.launch import Kernel, kernel
-from minigrad.cuda_kernels.rowwise.transposes import TILE_SIDE, TILE_THREADS, through_tile
+from ..platform.language import cuda
+from ..platform.launch import Kernel, kernel
+from ..rowwise.transposes import TILE_SIDE, TILE_THREADS, through_tile
 
 
 @kernel("bits32* x2, int64 x6", threads=TILE_THREADS, registers=30)

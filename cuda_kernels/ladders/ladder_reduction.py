@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.cuda_kernels.platform.array import Array, empty
-from minigrad.cuda_kernels.platform.language import cuda, device_function
-from minigrad.cuda_kernels.platform.launch import Kernel, kernel
-from minigrad.cuda_kernels.ptx import ptx
-from minigrad.cuda_kernels.rowwise.collective import block_sum, warp_sum
-from minigrad.cuda_kernels.rowwise.rows import ceil_div
+from ..platform.array import Array, empty
+from ..platform.language import cuda, device_function
+from ..platform.launch import Kernel, kernel
+from ..ptx import ptx
+from ..rowwise.collective import block_sum, warp_sum
+from ..rowwise.rows import ceil_div
 
 THREADS = 256
 BLOCKS = 1024  # of ``grid_stride``, at most

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.cuda_kernels.platform.array import Array, empty
-from minigrad.cuda_kernels.platform.language import cuda, math
-from minigrad.cuda_kernels.platform.launch import kernel
-from minigrad.cuda_kernels.pointwise.rules import larger_of as larger
-from minigrad.cuda_kernels.rowwise.argmax_fold import add_exponentials
-from minigrad.cuda_kernels.rowwise.collective import block_max, block_sum
-from minigrad.cuda_kernels.rowwise.rows import aligned, ceil_div, row_tile
+from ..platform.array import Array, empty
+from ..platform.language import cuda, math
+from ..platform.launch import kernel
+from ..pointwise.rules import larger_of as larger
+from ..rowwise.argmax_fold import add_exponentials
+from ..rowwise.collective import block_max, block_sum
+from ..rowwise.rows import aligned, ceil_div, row_tile
 
 THREADS = 128
 _TILE = row_tile(np.float32, 4)
