@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from .files import durable
+from .modes import Closing
 
 
-class JsonLinesLog:
+class JsonLinesLog(Closing):
     """An append-only log of records; usable as a context manager.
 
     Opening an existing file continues it; a last line that a kill cut short is removed first. Each record goes to the
@@ -83,12 +84,6 @@ class JsonLinesLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> JsonLinesLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _drop_cut_line(self) -> None:
         content = self.path.read_bytes()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from .errors import bad_type, located
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound="Closing")
 
 
 def check_kernels(who: str, name: Any) -> str | None:
@@ -69,6 +70,18 @@ def holding(target: Any, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(target, name, value)
+
+
+class Closing:
+    """What has a method ``close`` that a ``with`` statement calls at its end."""
+
+    close: Callable[[], None]
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def is_grad_enabled() -> bool:

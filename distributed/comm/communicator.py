@@ -16,6 +16,7 @@ from minigrad import capturing, cuda
 from minigrad.device import CPU, Device
 from minigrad.dtypes import SUPPORTED, bool_, is_floating
 from minigrad.errors import check_int
+from minigrad.modes import Closing
 from minigrad.tensor import Tensor
 
 from .calls import Call, CallKind, CommStats, ReduceOp, Work
@@ -23,7 +24,7 @@ from .comm_errors import CommError, CommunicatorBrokenError
 from .deadlines import DEFAULT_TIMEOUT, check_seconds
 
 
-class Communicator(ABC):
+class Communicator(Closing, ABC):
     """A group of ``world_size`` ranks, of which this is number ``rank``, from 0. Its tensors must be on ``device``.
 
     Collectives work in place on tensors of the communicator's device. Without ``async_op`` a method returns when its
@@ -135,12 +136,9 @@ class Communicator(ABC):
             self._closed = True
             self._shut()
 
-    def __enter__(self) -> Communicator:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._error is None:
-            self._error = error  # the others may be in an operation that this rank will never reach: do not wait
+    def __exit__(self, *error: Any) -> None:
+        if self._error is None:
+            self._error = error[1]  # the others may be in an operation that this rank will never reach: do not wait
         self.close()
 
     def __repr__(self) -> str:

@@ -26,6 +26,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from minigrad.modes import Closing
+
 from ..comm.comm_errors import RendezvousError
 from ..comm.deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
@@ -47,7 +49,7 @@ _REPORT_SECONDS = 0.5  # how often those who have joined hear who is missing
 _JOINED, _MISSING, _ERROR, _VALUE, _RESULT, _WORD = b"J", b"M", b"E", b"V", b"R", b"W"
 
 
-class Store:
+class Store(Closing):
     """The meeting of ``world_size`` ranks at ``address``:``port``; the constructor returns when all are there.
 
     ``secret`` (text or bytes, at least 16 bytes) is the same on all ranks. It may be left out only where the address is
@@ -128,12 +130,6 @@ class Store:
         for channel in self._channels.values():
             channel.socket.close()
         self._channels.clear()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # ------------------------------------------------------------------ rank 0
 

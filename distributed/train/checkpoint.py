@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import minigrad
+from minigrad.modes import Closing
 from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from minigrad.tensor import Tensor
 
@@ -111,7 +112,7 @@ def by_rank_0(communicator: Communicator, work: Callable[[], Any], what: str, fo
     return value
 
 
-class AsyncCheckpointer:
+class AsyncCheckpointer(Closing):
     """Saves in a thread what it has copied to the host; one checkpoint at a time.
 
     ::
@@ -163,10 +164,8 @@ class AsyncCheckpointer:
         writing, self._writing = self._writing, None
         return None if writing is None else writing.result()
 
-    def __enter__(self) -> AsyncCheckpointer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, raise what stopped it, and write no more."""
         try:
             self.wait()
         finally:

@@ -16,10 +16,11 @@ import numpy as np
 
 from ..device import Device
 from ..errors import bad_state, bad_type, check_int
+from ..modes import Closing
 from ..tensor import Tensor
 
 
-class Prefetcher(Iterator[Any]):
+class Prefetcher(Closing, Iterator[Any]):
     """Iterates over ``batches`` (any iterable), up to ``depth`` batches ahead of its caller, in a thread of its own.
 
     ::
@@ -76,12 +77,6 @@ class Prefetcher(Iterator[Any]):
         """End the thread and wait for it; it ends after the batch that it is loading. Batches that wait are dropped."""
         self._end()
         self._thread.join()
-
-    def __enter__(self) -> Prefetcher:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class _Line:

@@ -29,6 +29,7 @@ import safetensors.numpy
 from ..autograd import TensorCore
 from ..dtypes import bfloat16
 from ..errors import LocatedError
+from ..modes import Closing
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -266,7 +267,7 @@ def _storable(name: Any, array: Any) -> np.ndarray[Any, Any]:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-class _File:
+class _File(Closing):
     """A regular file opened for one pass; its faults are `CheckpointError`."""
 
     def __init__(self, path: Path) -> None:
@@ -293,10 +294,7 @@ class _File:
     def error(self, fault: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {fault}", self.path)
 
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def read_into(self, view: memoryview) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from .. import hints
 from ..device import Device
 from ..errors import bad_type, bad_value, located
-from ..modes import of_thread
+from ..modes import Closing, of_thread
 from ..plans import PLANS, choose
 from ..tensor import Tensor
 from . import module_state
@@ -35,7 +35,7 @@ class Parameter(Tensor):
 _hook_ids = itertools.count()
 
 
-class RemovableHandle:
+class RemovableHandle(Closing):
     """Takes a hook back: by ``remove()``, or at the end of a ``with`` block."""
 
     def __init__(self, hooks: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
@@ -46,11 +46,7 @@ class RemovableHandle:
         """Forget the hook; again is no error."""
         self._hooks.pop(self._id, None)
 
-    def __enter__(self) -> RemovableHandle:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.remove()
+    close = remove
 
 
 _walks: dict[int, tuple[weakref.ref[Module], list[tuple[str, Parameter]]]] = {}

@@ -182,7 +182,7 @@ def run_threads(
             with comms[rank] as comm, drawing_from(generators[rank]):
                 comm.device.activate()
                 try:
-                    return fn(comm)  # type: ignore[arg-type]
+                    return fn(comm)
                 except BaseException as error:
                     errors[rank] = error  # before the others hear of it
                     raise

@@ -16,6 +16,7 @@ import numpy as np
 from minigrad.creation import as_tensor, empty_like
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
+from minigrad.modes import Closing
 from minigrad.optim import LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
@@ -208,7 +209,7 @@ class AsyncParameterServer:
         return grads
 
 
-class RemoteParameterServer:
+class RemoteParameterServer(Closing):
     """What a worker has of a parameter server that is another rank, whose ``serve`` answers it.
 
     ::
@@ -253,12 +254,6 @@ class RemoteParameterServer:
     def close(self) -> None:
         """Ask no more."""
         _send_json(self._communicator, self._server, [CLOSE, 0])
-
-    def __enter__(self) -> RemoteParameterServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _version(self) -> int:
         version = _receive_json(self._communicator, self._server)

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from minigrad.creation import as_tensor, full_like
 from minigrad.grad_store import GradStore
+from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.tensor import Tensor
 
@@ -37,7 +38,7 @@ from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, c
 Made = Mapping[int, ReplicaStepResult | Exception]  # by rank
 
 
-class RankReplicas:
+class RankReplicas(Closing):
     """A replica for each other rank of ``communicator``, in order of rank; all take part in a step, or none.
 
     ::
@@ -89,12 +90,6 @@ class RankReplicas:
             self._drop(self._ranks, "it was closed")
             for rank in self._ranks:
                 send_bytes(self._communicator, b"", rank)
-
-    def __enter__(self) -> RankReplicas:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _drop(self, ranks: Iterable[int], reason: str) -> None:
         self._dropped = {rank: ReplicaDroppedReplyError(reason) for rank in ranks}

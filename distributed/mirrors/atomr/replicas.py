@@ -23,12 +23,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from minigrad.device import CPU
 from minigrad.files import safetensors_format
+from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import grad_norm
 from minigrad.random import Generator, drawing_from
@@ -39,7 +40,6 @@ from ...train.train_kinds import LossKind, host_array, mean_gradient
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 
 Arrays = Mapping[str, np.ndarray]
-W = TypeVar("W", bound="Worker")
 Values = Mapping[str, np.ndarray | Tensor]
 END_SECONDS = 5.0  # that a process has to end after it was told to
 
@@ -113,7 +113,7 @@ def compute_step(model: Module, step: ReplicaStep) -> ReplicaStepResult:
     return ReplicaStepResult(mean, grad_norm(grads), samples, gradients, buffers, total)
 
 
-class Worker:
+class Worker(Closing):
     """A replica's thread, which does one request after the other, and answers every one."""
 
     def __init__(self, work: Callable[[ReplicaStep], ReplicaStepResult], name: str) -> None:
@@ -137,12 +137,6 @@ class Worker:
         with self._lock:
             self._closed = True
         self._thread.stop(timeout)
-
-    def __enter__(self: W) -> W:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _answer(self, step: ReplicaStep) -> ReplicaStepResult:
         if self._ended is not None:

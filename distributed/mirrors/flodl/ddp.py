@@ -21,6 +21,7 @@ import numpy as np
 from minigrad.device import Device
 from minigrad.errors import check_float, check_int
 from minigrad.grad_store import GradStore
+from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.tensor import Tensor
 
@@ -98,7 +99,7 @@ class _Member:
         return all_reduce_hook(communicator, bucket)
 
 
-class Ddp:
+class Ddp(Closing):
     """Keeps replicas of a model alike.
 
     ::
@@ -239,12 +240,6 @@ class Ddp:
     def close(self) -> None:
         """Take no more calls, where ``wrap`` made the group; the replicas stay as they are."""
         close_all(self._owned)
-
-    def __enter__(self) -> Ddp:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _check_gradients(member: _Member, store: GradStore) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from minigrad.device import CPU, Device
 from minigrad.errors import check_float
+from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule
 from minigrad.random import Generator, drawing_from
@@ -135,7 +136,7 @@ class ReplicaFailedError(RuntimeError):
 
 
 @dataclass(eq=False, repr=False)
-class DdpHandle:
+class DdpHandle(Closing):
     """A run under way (flodl's ``DdpHandle``), whose threads train until all epochs are done or a replica fails. As a
     context manager it ends the run at the end of the block.
 
@@ -218,10 +219,8 @@ class DdpHandle:
             return self.state(tensors, c.epochs_done, [])
         return self.state(alive[0].tensors, c.epochs_done, [replica.state_dict() for replica in alive])
 
-    def __enter__(self) -> DdpHandle:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Stop the replicas, and wait for their end."""
         self.stop()
         with self.changed:
             self.wait(lambda: False)

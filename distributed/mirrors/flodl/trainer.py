@@ -22,6 +22,7 @@ from minigrad import cuda
 from minigrad.creation import as_tensor
 from minigrad.data import Prefetcher
 from minigrad.device import Device
+from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
 
@@ -53,7 +54,7 @@ class HasGraph(Protocol):
         """The model, the same one at each call."""
 
 
-class Trainer:
+class Trainer(Closing):
     """Trains a model on one replica or several; made by ``setup``, ``setup_with`` and the like.
 
     ::
@@ -283,12 +284,6 @@ class Trainer:
         """Take no more steps, where there are several replicas; the models stay as they are."""
         if self._replicas is not None:
             self._replicas.ddp.close()
-
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # ------------------------------------------------------------------ saving and resuming
 
