@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import code_blocks
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,6 +34,7 @@ def follow(page: Path, tree: Path) -> list[Path]:
     return changed
 
 
+@pytest.mark.long
 def test_an_operation_that_is_added_by_the_page_passes_all_contracts(tmp_path):
     for folder in ("minigrad", "cuda_kernels", "distributed", "tests", "examples", "benchmarks", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -56,6 +56,7 @@ def group(first_light: Any, name: str, seconds: float = 120.0) -> Any:
     return first_light.test_stage(f"tests: {name}", first_light.collect("test_gpu.py", "-k", name), seconds)
 
 
+@pytest.mark.long
 def test_what_fails_ends_neither_its_group_nor_the_others(first_light, tmp_path, capsys):
     out = tmp_path / "report.json"
     missing = "import sys; print('NVVM is not found: pip install nvidia-nvvm'); sys.exit(1)"
@@ -86,6 +87,7 @@ def test_what_fails_ends_neither_its_group_nor_the_others(first_light, tmp_path,
     assert out.read_bytes() == before
 
 
+@pytest.mark.long
 def test_it_goes_on_where_it_was_cut_off(first_light, tmp_path):
     (tmp_path / "test_gpu.py").write_text(
         "import pathlib, time\n"
@@ -117,10 +119,12 @@ def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_p
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path, monkeypatch):
     """Alone it ends and says why; pytest-xdist goes on in another one."""
-    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    for name in ("conftest.py", "short_set.py"):
+        (tmp_path / name).write_text((Path(__file__).parent / name).read_text())
     (tmp_path / "test_lost.py").write_text(
         "import minigrad\n"
         "from minigrad.cuda_kernels.platform import memory\n"

@@ -59,6 +59,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_entries_are_compiled_again(warm: Path, damage: Callable[[bytes], bytes]) -> None:
     for path in entries(warm):
@@ -127,6 +128,7 @@ def test_folders_of_old_versions_are_removed_after_a_month(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu-recent", "other"]
 
 
+@pytest.mark.long
 def test_processes_that_start_together_with_an_empty_cache(tmp_path: Path) -> None:
     """Each compiles or finds a kernel that another has written; none fails, warns or leaves parts of files."""
     for result in good([*outcomes(range(4), lambda _: run(tmp_path)).values()]):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
@@ -37,6 +38,7 @@ def bits(cache: Path, *rows: int) -> str:
     return result.stdout
 
 
+@pytest.mark.long
 def test_bits_depend_neither_on_the_cache_nor_on_what_was_loaded_first(tmp_path):
     compiled = bits(tmp_path, 8, 32)
     assert bits(tmp_path, 8, 32) == compiled  # from the cache

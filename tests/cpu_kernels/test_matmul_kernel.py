@@ -202,6 +202,7 @@ print(register_tile.VECTOR_BYTES)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cpu", "features", "vector_bytes"),
     [("generic", "", 16), ("haswell", "+avx,+avx2,+fma,+sse4.2,+popcnt,+bmi,+bmi2", 32)],

@@ -105,6 +105,7 @@ def test_must_all_parameters_are_reduced_exactly_once_also_frozen_and_missing_on
             assert np.array_equal(got[1][name], start[name])
 
 
+@pytest.mark.long
 def test_must_large_gradients_of_134_mb_are_reduced():
     n = 134_217_750 // 4 + 1  # entrenar's own 350M example; its server refuses the message
 

@@ -74,6 +74,7 @@ def assert_survivors_raised(result: RanksResult, kind: str, op: str = "all_reduc
     assert result.seconds < 30
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("act", "how", "code", "words"),
     [
@@ -96,6 +97,7 @@ def test_a_rank_that_goes_is_missed(act, how, code, words):
         assert "ValueError: on purpose" in result.errors(0)  # they know why
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [100, 5_000_000])
 def test_killed_at_any_moment(size):
     result = run(IN_THE_MIDST, size, "loop")
@@ -103,6 +105,7 @@ def test_killed_at_any_moment(size):
     assert result.returncode == 137
 
 
+@pytest.mark.long
 def test_stopped():
     """A process that stands still is no lost peer: only the deadline tells."""
     result = run(STOP, how="async", grace=1)
@@ -111,6 +114,7 @@ def test_stopped():
     assert "launch: ended rank 1, still running" in result.stderr
 
 
+@pytest.mark.long
 def test_a_thread_of_its_own_may_die():
     """The training loop is not in that thread: nobody waits for it."""
     result = run(IN_A_THREAD)
@@ -119,6 +123,7 @@ def test_a_thread_of_its_own_may_die():
     assert "ZeroDivisionError" in result.errors(1)
 
 
+@pytest.mark.long
 def test_a_rank_may_end_long_before_another():
     """Rank 1 has nothing more to do while rank 0 writes a file: that is no failure."""
     program = """
@@ -138,6 +143,7 @@ print("done")
     assert result.lines(0) == result.lines(1) == ["done"]
 
 
+@pytest.mark.long
 def test_a_failure_is_told_at_once():
     """Rank 1 waits with a long deadline for rank 0, which gives up after a short one and lives on."""
     program = """
@@ -158,6 +164,7 @@ except CommError as error:
     assert result.lines(0) == result.lines(1) == ["CommTimeoutError True"], result.text
 
 
+@pytest.mark.long
 def test_a_rank_that_never_comes():
     program = """
 import os, time
@@ -177,6 +184,7 @@ except RendezvousError:
     assert result.seconds < 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", [STOP, "os._exit(0)", RAISE])
 def test_under_a_plain_mpirun(act, tmp_path):
     """It ends the job itself, or the survivors do: no hang, an exit code that is not 0."""

@@ -391,6 +391,7 @@ sys.exit(main([path, *flags]))
 """
 
 
+@pytest.mark.long
 @requires_mpi
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
@@ -413,6 +414,7 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
     assert load_checkpoint(tmp_path / "alone").step == 6
 
 
+@pytest.mark.long
 @requires_mpi
 def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_path):
     path = write(tmp_path, dropout=0.2, accumulation_steps=2)

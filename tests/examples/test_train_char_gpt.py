@@ -103,6 +103,7 @@ def wait_for(process: subprocess.Popen[Any], fd: int, text: str) -> str:
     return shown.decode(errors="replace")
 
 
+@pytest.mark.long
 @POSIX
 def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp_path):
     import fcntl
@@ -139,6 +140,7 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
 
 
+@pytest.mark.long
 @POSIX
 def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finished, tmp_path):
     process = subprocess.Popen(command(TRAIN, *TINY), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -180,6 +182,7 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -216,6 +219,7 @@ def test_bad_input_is_one_line_and_touches_nothing(texts, arguments, parts):
     assert content(texts) == before
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc, in which not even root can write")
 def test_a_folder_that_cannot_be_written_is_refused(texts):
     before = content(texts)
@@ -223,12 +227,14 @@ def test_a_folder_that_cannot_be_written_is_refused(texts):
     assert content(texts) == before
 
 
+@pytest.mark.long
 def test_cuda_where_there_is_none(texts):
     if importlib.import_module("minigrad.cuda_kernels").availability()[0]:
         pytest.skip("this machine has CUDA")
     assert_refused(run(TRAIN, "--device", "cuda", cwd=texts), 2, "--device cuda", "cannot be used")
 
 
+@pytest.mark.long
 def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
     (home / "other.txt").write_text("another text, long enough for one window of training and of validation. " * 9)
     before = content(home)
@@ -242,6 +248,7 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
     assert content(home) == before
 
 
+@pytest.mark.long
 def test_the_next_run_gets_a_folder_of_its_own(home):
     before = content(home / RUN)
     result = finish(TRAIN, *TINY, "--steps", 2, cwd=home)
@@ -258,6 +265,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("file", "damage"), [("trainer.safetensors", flip), ("state.json", Path.unlink)])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file, damage):
     damage(home / RUN / "step-00000024" / file)
@@ -267,6 +275,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file,
     assert content(home) == before
 
 
+@pytest.mark.long
 def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     flip(home / RUN / "step-00000024/model.safetensors")
     result = finish(TRAIN, "--resume", "--out", RUN / "step-00000016", cwd=home)
@@ -276,6 +285,7 @@ def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     assert_same_run(home / RUN, finished[0] / RUN)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -297,11 +307,13 @@ def test_a_checkpoint_of_something_else_is_refused(home, changes, reason):
 # ---------------------------------------------------------------------- a run that cannot go on: exit code 1
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
     result = run(TRAIN, *TINY, "--lr", "1e30", "--grad-clip", 0, "--save-every", 24, "--out", "run", cwd=tmp_path)
     assert_refused(result, 1, "step 2", "no checkpoint was saved yet")
 
 
+@pytest.mark.long
 def test_the_last_good_checkpoint_outlives_a_run_that_diverges(home):
     saved = load_checkpoint(home / RUN, 8)
     shutil.rmtree(home / RUN)
@@ -314,6 +326,7 @@ def test_the_last_good_checkpoint_outlives_a_run_that_diverges(home):
     assert [path.name for path in (home / RUN).glob("step-*")] == ["step-00000008"]
 
 
+@pytest.mark.long
 @POSIX
 def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(home):
     import resource
