@@ -62,6 +62,7 @@ def test_help_speaks_of_the_command_alone(command, tmp_path):
     assert len(uses) > 1 and len(columns) == 1  # the remarks stand below each other
 
 
+@pytest.mark.long
 def test_help_and_version_of_the_command_itself(tmp_path):
     for flag in ("-h", "--help"):
         shown, of_env = run(flag, cwd=tmp_path), run("env", flag, cwd=tmp_path)

@@ -46,6 +46,7 @@ def run(setting):
     return enabled == "True", int(faults)
 
 
+@pytest.mark.long
 @needs_glibc
 def test_freed_blocks_are_reused_without_page_faults():
     enabled, faults = run("1")

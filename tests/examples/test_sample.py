@@ -20,6 +20,7 @@ def text(*arguments: object, cwd: Path, **options: object) -> str:
     return result.stdout.removesuffix("\n")
 
 
+@pytest.mark.long
 def test_a_seed_gives_its_text_again_and_no_seed_another(finished):
     folder = finished[0]
     first = text("--prompt", "The ", "--chars", 40, "--seed", 7, cwd=folder)  # finds the run by itself
@@ -42,7 +43,6 @@ def test_an_earlier_checkpoint_writes_another_text(finished):
     assert text(RUN, *arguments, cwd=finished[0]) != text(RUN, *arguments, "--step", 8, cwd=finished[0])
 
 
-@pytest.mark.long
 def test_sampling_only_reads(home):
     before = content(home)
     text("--chars", 3, "--top-k", 5, "--top-p", 0.9, cwd=home)

@@ -156,6 +156,7 @@ def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finishe
     assert_same_run(tmp_path / RUN, finished[0] / RUN)
 
 
+@pytest.mark.long
 def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(home):
     (home / "runs/notes.txt").write_text("no run")  # other things may lie there
     before = content(home)

@@ -36,6 +36,7 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     return {f"{file}/{name}": array for file, named in checkpoint.tensors.items() for name, array in named.items()}
 
 
+@pytest.mark.long
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     alone = finish("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
     result = launch(2, tmp_path / "two", *TINY, "--dropout", 0)
@@ -161,7 +162,6 @@ def late(examples: str, *arguments: str) -> None:
     script.run_cli(script.main)
 
 
-@pytest.mark.long
 def test_a_signal_that_comes_after_another_rank_told_of_it_breaks_no_checkpoint(tmp_path: Path) -> None:
     result = run_ranks(1, late, EXAMPLES, *TINY, "--save-every", 99999, "--out", tmp_path / "run", timeout=120)
     assert result.returncode == 128 + signal.SIGINT and "error" not in result.stderr, result.text

@@ -314,6 +314,7 @@ def test_the_peak_is_the_cards_or_measured(script: Any, monkeypatch: pytest.Monk
 # ---------------------------------------------------------------------- several ranks
 
 
+@pytest.mark.long
 @requires_mpi
 def test_two_processes_train_as_one(here: Here) -> None:
     rest = ("--dropout", 0, "--dtype", "float32", "--sample-every", 0)
