@@ -1,6 +1,7 @@
 """Which tests ``pytest`` runs when nothing is chosen: all but those marked ``long``.
 
-``@pytest.mark.long`` leaves a test out, ``@pytest.mark.long(but=2)`` all but its first two cases. The mark is for what
+``@pytest.mark.long`` leaves a test out, ``@pytest.mark.long(but=2)`` all but its first two cases. In a file that is
+marked as a whole, ``@pytest.mark.short`` takes a test in. The mark is for what
 takes a second of a core or more (processes, long trainings, other compilers), where a short test asks the same of the
 code, at least roughly. ``tests/test_short_set.py`` holds what must not be left out.
 """
@@ -32,7 +33,7 @@ def short(items: list[pytest.Item]) -> list[pytest.Item]:
     seen: Counter[str] = Counter()
     found = []
     for item in items:
-        mark = item.get_closest_marker("long")
+        mark = None if item.get_closest_marker("short") else item.get_closest_marker("long")
         name = item.nodeid.partition("[")[0]
         if mark is None or seen[name] < mark.kwargs.get("but", 0):
             found.append(item)

@@ -13,7 +13,7 @@ from ranks import RanksResult, requires_mpi, run_ranks
 
 from minigrad.distributed.job import launch
 
-pytestmark = requires_mpi
+pytestmark = [requires_mpi, pytest.mark.long]
 
 KILL, STOP = "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)"
 RAISE = "raise ValueError('on purpose')"
@@ -97,7 +97,6 @@ def test_a_rank_that_goes_is_missed(act, how, code, words):
         assert "ValueError: on purpose" in result.errors(0)  # they know why
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("size", [100, 5_000_000])
 def test_killed_at_any_moment(size):
     result = run(IN_THE_MIDST, size, "loop")
@@ -105,7 +104,6 @@ def test_killed_at_any_moment(size):
     assert result.returncode == 137
 
 
-@pytest.mark.long
 def test_stopped():
     """A process that stands still is no lost peer: only the deadline tells."""
     result = run(STOP, how="async", grace=1)
@@ -114,7 +112,6 @@ def test_stopped():
     assert "launch: ended rank 1, still running" in result.stderr
 
 
-@pytest.mark.long
 def test_a_thread_of_its_own_may_die():
     """The training loop is not in that thread: nobody waits for it."""
     result = run(IN_A_THREAD)
@@ -123,7 +120,6 @@ def test_a_thread_of_its_own_may_die():
     assert "ZeroDivisionError" in result.errors(1)
 
 
-@pytest.mark.long
 def test_a_rank_may_end_long_before_another():
     """Rank 1 has nothing more to do while rank 0 writes a file: that is no failure."""
     program = """
@@ -143,7 +139,6 @@ print("done")
     assert result.lines(0) == result.lines(1) == ["done"]
 
 
-@pytest.mark.long
 def test_a_failure_is_told_at_once():
     """Rank 1 waits with a long deadline for rank 0, which gives up after a short one and lives on."""
     program = """
@@ -164,7 +159,6 @@ except CommError as error:
     assert result.lines(0) == result.lines(1) == ["CommTimeoutError True"], result.text
 
 
-@pytest.mark.long
 def test_a_rank_that_never_comes():
     program = """
 import os, time
@@ -184,7 +178,6 @@ except RendezvousError:
     assert result.seconds < 50
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("act", [STOP, "os._exit(0)", RAISE])
 def test_under_a_plain_mpirun(act, tmp_path):
     """It ends the job itself, or the survivors do: no hang, an exit code that is not 0."""

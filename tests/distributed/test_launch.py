@@ -18,7 +18,7 @@ from ranks import requires_mpi, run_ranks
 
 from minigrad.distributed.job import launch, launch_job
 
-pytestmark = requires_mpi
+pytestmark = [requires_mpi, pytest.mark.long]
 
 WHO = 'import os, sys, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'  # ranks without MPI start fast
 
@@ -36,6 +36,7 @@ def alive(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.short
 def test_lines_arguments_and_threads():
     """Whole lines with their rank before them, on the stream that they were written to; arguments pass unchanged."""
     program = WHO + (
@@ -55,7 +56,6 @@ def test_lines_arguments_and_threads():
         assert result.errors(rank).splitlines() == [f"err {i}" for i in range(0, 300, 10)]
 
 
-@pytest.mark.long
 def test_threads_that_the_user_has_set_stay():
     program = WHO + "print([os.environ[name] for name in ('NUMBA_NUM_THREADS', 'OMP_NUM_THREADS')])\n"
     cores = os.cpu_count() or 1
@@ -65,7 +65,6 @@ def test_threads_that_the_user_has_set_stay():
     assert result.lines(0) == ["['3', '3']"], result.text
 
 
-@pytest.mark.long
 def test_what_ranks_print_stops_no_output():
     """Characters that the terminal has not, and words like those of the launcher's own reports."""
     program = WHO + (
@@ -79,7 +78,6 @@ def test_what_ranks_print_stops_no_output():
     assert "minigrad rank nobody" in result.errors(0)
 
 
-@pytest.mark.long
 def test_the_job_ends_when_nobody_reads_its_output():
     """As in ``launch ... | head -1``, with ranks that would print for ever."""
     command = [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", "-m", "timeit", "-n", "1", "-r"]
@@ -117,7 +115,6 @@ def test_the_first_failure_is_named_and_the_rest_is_ended(act, code, words):
     assert result.seconds < 15
 
 
-@pytest.mark.long
 def test_later_failures_do_not_hide_the_first():
     program = WHO + "time.sleep(0.2 + 0.6 * (rank != 2))\nsys.exit(10 + rank)\n"
     result = run_ranks(3, program)
@@ -126,7 +123,6 @@ def test_later_failures_do_not_hide_the_first():
     assert "rank 0: exit code 10" in result.stderr
 
 
-@pytest.mark.long
 def test_the_job_ends_after_its_timeout():
     result = run_ranks(2, WHO + "time.sleep(100)\n", timeout=2.0)
     assert result.returncode == launch_job.TIMED_OUT, result.text
@@ -158,7 +154,6 @@ SAVES = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_to_the_launcher_reaches_every_rank(tmp_path, number):
     """``finally`` runs, and KeyboardInterrupt is raised, as without the launcher."""
@@ -174,7 +169,6 @@ def test_a_signal_to_the_launcher_reaches_every_rank(tmp_path, number):
     assert "failed" not in err and "not by the signal" not in err
 
 
-@pytest.mark.long
 def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_mpirun_not_at_all(tmp_path):
     """The terminal sends SIGINT to all processes of its foreground group."""
     import fcntl
@@ -202,7 +196,6 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_mpirun_not_at_all(tmp_p
     assert "all ranks have ended after SIGINT" in text
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("again", [False, True], ids=["grace", "again"])
 def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
     """At the end of the grace, or at a second signal."""
@@ -224,7 +217,6 @@ def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
     wait_until(lambda: not alive(str(tmp_path)), 8.0)
 
 
-@pytest.mark.long
 def test_a_rank_that_fails_while_it_ends_is_named(tmp_path):
     program = WHO + "try:\n    print('ready')\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    sys.exit(3 * rank)\n"
     job, _ = started(tmp_path, program)
@@ -234,7 +226,6 @@ def test_a_rank_that_fails_while_it_ends_is_named(tmp_path):
     assert "launch: not by the signal, rank 1: exit code 3\n" in err
 
 
-@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_killed_launcher_leaves_no_process(tmp_path):
     """Even of ranks that ignore SIGTERM."""
@@ -245,7 +236,6 @@ def test_a_killed_launcher_leaves_no_process(tmp_path):
     wait_until(lambda: not alive(str(tmp_path)), 12.0)
 
 
-@pytest.mark.long
 def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
     program = "import os, time\nprint(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
     job, lines = started(tmp_path, program)
@@ -256,7 +246,6 @@ def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
     assert not os.path.exists(folder)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the rank dies with its parent on Linux alone")
 def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
     program = WHO + (
@@ -269,7 +258,6 @@ def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
     assert "launch: rank 0 failed first: killed by SIGKILL\nlaunch: after that, rank 1: exit code 1" in result.stderr
 
 
-@pytest.mark.long
 def test_independent_copies_are_warned_of():
     program = "from minigrad.distributed import init_process_group\n{}print('done')\n"
     result = run_ranks(2, program.format(""))
@@ -280,6 +268,7 @@ def test_independent_copies_are_warned_of():
     assert run_ranks(1, program.format("")).stderr == ""
 
 
+@pytest.mark.short
 def test_what_is_missing_is_said(monkeypatch, capsys):
     def nothing(name: str) -> None:
         raise launch.importlib.metadata.PackageNotFoundError(name)
@@ -292,6 +281,7 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
     assert 'pip install "minigrad-cuda[mpi]"' in capsys.readouterr().err
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -309,6 +299,7 @@ def test_wrong_command_lines(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.short
 def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
     for name in ("dead", "alive", "young"):
         (tmp_path / f"{launch_job.SCRATCH}{name}").mkdir()
@@ -324,6 +315,7 @@ def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
     assert left == {"alive", "young", "other"}
 
 
+@pytest.mark.short
 def test_hosts_become_mpiruns():
     hosts = launch.parse_hosts("a,b:2")
     job = launch_job.LaunchJob(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)

@@ -20,6 +20,7 @@ from minigrad.data import BytePairTokenizer
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, from_pretrained
 
 FINETUNE, GENERATE = "finetune_pretrained.py", "generate.py"
+pytestmark = pytest.mark.long
 TEXT = "The quick brown fox jumps over the lazy dog — überall. " * 60
 SHORT = ("--text", "text.txt", "--steps", 30, "--batch-size", 2, "--block-size", 16, "--lr", 3e-3, "--warmup", 3)
 
@@ -80,7 +81,6 @@ def test_finetuning_learns_the_text_and_saves_the_same_kind_of_folder(home: Path
     assert written.stdout.startswith("The quick")
 
 
-@pytest.mark.long
 def test_the_result_is_that_of_the_seed_alone(home: Path) -> None:
     for out in ("a", "b"):
         finish(FINETUNE, "gpt2", *SHORT, "--steps", 3, "--dropout", 0.1, "--out", out, cwd=home)
@@ -88,13 +88,11 @@ def test_the_result_is_that_of_the_seed_alone(home: Path) -> None:
     assert json.loads((home / "a/config.json").read_text())["resid_pdrop"] == 0.1
 
 
-@pytest.mark.long
 def test_time_ends_it_and_the_default_text_is_pythons(home: Path) -> None:
     result = finish(FINETUNE, "gpt2", "--minutes", 1e-9, "--out", "out", cwd=home)
     assert "pydoc (Python" in result.stdout and ", 1 steps in" in result.stdout
 
 
-@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 def test_ctrl_c_saves_what_was_learned(home: Path) -> None:
     arguments = ("gpt2", *SHORT, "--steps", 10**8, "--minutes", 100, "--out", "out")
@@ -122,6 +120,7 @@ def text(*arguments: Any, cwd: Path) -> str:
     return result.stdout.removesuffix("\n")
 
 
+@pytest.mark.short
 def test_it_writes_what_the_model_generates(made: Path) -> None:
     model = from_pretrained(made / "llama")
     tokenizer = BytePairTokenizer.from_pretrained(made / "llama")
@@ -133,7 +132,6 @@ def test_it_writes_what_the_model_generates(made: Path) -> None:
     assert text("llama", *flags, cwd=made) == want.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
-@pytest.mark.long
 def test_it_stops_at_the_end_of_the_text(home: Path) -> None:
     model = from_pretrained(home / "gpt2")
     tokens = mg.tensor([BytePairTokenizer.from_pretrained(home / "gpt2").encode("fox").tolist()])
@@ -144,7 +142,6 @@ def test_it_stops_at_the_end_of_the_text(home: Path) -> None:
     assert result.stderr.startswith(("1 tokens in", "2 tokens in", "3 tokens in")), result.stderr
 
 
-@pytest.mark.long
 def test_it_writes_with_a_run_of_characters(finished: tuple[Path, Any]) -> None:
     first = text("--prompt", "The ", "--tokens", 40, "--seed", 7, cwd=finished[0])  # finds the run by itself
     sampled = run("sample.py", "--prompt", "The ", "--chars", 40, "--seed", 7, cwd=finished[0])
@@ -178,7 +175,6 @@ def test_bad_input_is_one_line_and_touches_nothing(home: Path, script: str, argu
     assert content(home) == before
 
 
-@pytest.mark.long
 def test_tokenizers_that_are_not_byte_level_bpe(home: Path) -> None:
     path = home / "gpt2/tokenizer.json"
     document = json.loads(path.read_text(encoding="utf-8"))

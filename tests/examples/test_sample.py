@@ -11,6 +11,7 @@ from example_scripts import TINY, assert_refused, content, finish, run
 
 SAMPLE = "sample.py"
 RUN = "runs/char-gpt"
+pytestmark = pytest.mark.long
 
 
 def text(*arguments: object, cwd: Path, **options: object) -> str:
@@ -20,7 +21,6 @@ def text(*arguments: object, cwd: Path, **options: object) -> str:
     return result.stdout.removesuffix("\n")
 
 
-@pytest.mark.long
 def test_a_seed_gives_its_text_again_and_no_seed_another(finished):
     folder = finished[0]
     first = text("--prompt", "The ", "--chars", 40, "--seed", 7, cwd=folder)  # finds the run by itself
@@ -30,26 +30,24 @@ def test_a_seed_gives_its_text_again_and_no_seed_another(finished):
     assert len({first, *others}) == 3
 
 
-@pytest.mark.long
 def test_greedy_text_depends_on_no_seed(finished):
     texts = [text(RUN, "--temperature", 0, "--chars", 30, "--seed", seed, cwd=finished[0]) for seed in (1, 2)]
     assert texts[0] == texts[1]
     assert texts[0].startswith("\n") and len(texts[0]) == 31
 
 
-@pytest.mark.long
 def test_an_earlier_checkpoint_writes_another_text(finished):
     arguments = ("--temperature", 1, "--chars", 60, "--seed", 1)
     assert text(RUN, *arguments, cwd=finished[0]) != text(RUN, *arguments, "--step", 8, cwd=finished[0])
 
 
+@pytest.mark.short
 def test_sampling_only_reads(home):
     before = content(home)
     text("--chars", 3, "--top-k", 5, "--top-p", 0.9, cwd=home)
     assert content(home) == before
 
 
-@pytest.mark.long
 def test_the_run_saved_last_is_the_default(home):
     shutil.copytree(home / RUN, home / "runs/another")
     shutil.rmtree(home / RUN / "step-00000024")
@@ -60,7 +58,6 @@ def test_the_run_saved_last_is_the_default(home):
     assert text(*arguments, cwd=home) == text("runs/another", *arguments, cwd=home)
 
 
-@pytest.mark.long
 def test_text_that_the_terminal_cannot_show_is_escaped(finished):
     result = run(
         SAMPLE, "--prompt", "“", "--chars", 0, cwd=finished[0], env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
@@ -85,12 +82,10 @@ def test_bad_input_is_one_line(finished, arguments, parts):
     assert_refused(run(SAMPLE, *arguments, cwd=finished[0]), 2, *parts)
 
 
-@pytest.mark.long
 def test_without_a_run_it_says_what_to_do(tmp_path):
     assert_refused(run(SAMPLE, cwd=tmp_path), 2, "no run with a checkpoint under runs", "train one first")
 
 
-@pytest.mark.long
 def test_a_model_that_knows_no_new_line_starts_with_what_it_knows(tmp_path):
     (tmp_path / "data.txt").write_text("abc " * 200)
     finish("train_char_gpt.py", *TINY, "--steps", 1, "--sample-every", 0, "--data", "data.txt", cwd=tmp_path)

@@ -17,10 +17,14 @@ from typing import Any
 import pytest
 from example_scripts import TINY, assert_refused, command, content, finish, run
 
+from minigrad import cuda_kernels
 from minigrad.serialization import load_checkpoint, save_checkpoint
 
 TRAIN = "train_char_gpt.py"
 RUN = Path("runs/char-gpt")
+pytestmark = pytest.mark.long
+NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self").exists(), reason="in /proc not even root can write")
+NEEDS_NO_CUDA = pytest.mark.skipif(cuda_kernels.availability()[0], reason="this machine has CUDA")
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and terminals are POSIX's")
 
 
@@ -41,6 +45,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
 # ---------------------------------------------------------------------- a run from start to end
 
 
+@pytest.mark.short
 def test_a_run_shows_and_writes_what_it_promises(finished):
     folder, result = finished
     shown = result.stdout
@@ -65,6 +70,7 @@ def test_a_run_shows_and_writes_what_it_promises(finished):
     assert [path.name for path in folder.iterdir()] == ["runs"]  # nothing elsewhere
 
 
+@pytest.mark.short
 def test_the_metrics_are_one_json_object_a_line(finished):
     lines = [json.loads(line) for line in (finished[0] / RUN / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
@@ -76,6 +82,7 @@ def test_the_metrics_are_one_json_object_a_line(finished):
     assert steps[0]["lr"] == 1e-3 / 4  # the first of four warmup steps
 
 
+@pytest.mark.short
 def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
     saved = load_checkpoint(finished[0] / RUN)
     assert saved.step == saved.state["trainer"]["global_step"] == 24
@@ -103,7 +110,6 @@ def wait_for(process: subprocess.Popen[Any], fd: int, text: str) -> str:
     return shown.decode(errors="replace")
 
 
-@pytest.mark.long
 @POSIX
 def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp_path):
     import fcntl
@@ -140,7 +146,6 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
 
 
-@pytest.mark.long
 @POSIX
 def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finished, tmp_path):
     process = subprocess.Popen(command(TRAIN, *TINY), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -156,7 +161,6 @@ def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finishe
     assert_same_run(tmp_path / RUN, finished[0] / RUN)
 
 
-@pytest.mark.long
 def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(home):
     (home / "runs/notes.txt").write_text("no run")  # other things may lie there
     before = content(home)
@@ -209,6 +213,8 @@ def texts(tmp_path: Path) -> Path:
         ("--out good.txt", ["good.txt is a file"]),
         ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
         ("--out full", ["full is not empty", "nothing is overwritten"]),
+        pytest.param("--out /proc/run", ["cannot write into /proc/run"], marks=NEEDS_PROC),
+        pytest.param("--device cuda", ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
         ("--resume", ["no run with a checkpoint under runs"]),
         ("--resume --out nowhere", ["nowhere is not a folder"]),
         ("--resume --out full", ["full holds no checkpoint"]),
@@ -220,22 +226,6 @@ def test_bad_input_is_one_line_and_touches_nothing(texts, arguments, parts):
     assert content(texts) == before
 
 
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc, in which not even root can write")
-def test_a_folder_that_cannot_be_written_is_refused(texts):
-    before = content(texts)
-    assert_refused(run(TRAIN, "--out", "/proc/run", cwd=texts), 2, "cannot write into /proc/run")
-    assert content(texts) == before
-
-
-@pytest.mark.long
-def test_cuda_where_there_is_none(texts):
-    if importlib.import_module("minigrad.cuda_kernels").availability()[0]:
-        pytest.skip("this machine has CUDA")
-    assert_refused(run(TRAIN, "--device", "cuda", cwd=texts), 2, "--device cuda", "cannot be used")
-
-
-@pytest.mark.long
 def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
     (home / "other.txt").write_text("another text, long enough for one window of training and of validation. " * 9)
     before = content(home)
@@ -249,7 +239,6 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
     assert content(home) == before
 
 
-@pytest.mark.long
 def test_the_next_run_gets_a_folder_of_its_own(home):
     before = content(home / RUN)
     result = finish(TRAIN, *TINY, "--steps", 2, cwd=home)
@@ -276,7 +265,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file,
     assert content(home) == before
 
 
-@pytest.mark.long
 def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     flip(home / RUN / "step-00000024/model.safetensors")
     result = finish(TRAIN, "--resume", "--out", RUN / "step-00000016", cwd=home)
@@ -286,7 +274,6 @@ def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     assert_same_run(home / RUN, finished[0] / RUN)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -308,13 +295,11 @@ def test_a_checkpoint_of_something_else_is_refused(home, changes, reason):
 # ---------------------------------------------------------------------- a run that cannot go on: exit code 1
 
 
-@pytest.mark.long
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
     result = run(TRAIN, *TINY, "--lr", "1e30", "--grad-clip", 0, "--save-every", 24, "--out", "run", cwd=tmp_path)
     assert_refused(result, 1, "step 2", "no checkpoint was saved yet")
 
 
-@pytest.mark.long
 def test_the_last_good_checkpoint_outlives_a_run_that_diverges(home):
     saved = load_checkpoint(home / RUN, 8)
     shutil.rmtree(home / RUN)
@@ -327,7 +312,6 @@ def test_the_last_good_checkpoint_outlives_a_run_that_diverges(home):
     assert [path.name for path in (home / RUN).glob("step-*")] == ["step-00000008"]
 
 
-@pytest.mark.long
 @POSIX
 def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(home):
     import resource

@@ -21,7 +21,7 @@ from minigrad.serialization import load_checkpoint
 
 SCRIPT = EXAMPLES / "train_char_gpt_ddp.py"
 CONSTANT_RATE = ("--lr", "1e-3", "--min-lr", "1e-3")  # whatever --steps is
-pytestmark = requires_mpi
+pytestmark = [requires_mpi, pytest.mark.long]
 
 
 def launch(n: int, folder: Path, *arguments: object, code: int = 0) -> RanksResult:
@@ -36,7 +36,6 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     return {f"{file}/{name}": array for file, named in checkpoint.tensors.items() for name, array in named.items()}
 
 
-@pytest.mark.long
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     alone = finish("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
     result = launch(2, tmp_path / "two", *TINY, "--dropout", 0)
@@ -94,7 +93,6 @@ def rank_process(folder: Path, rank: int) -> int:
     raise AssertionError(f"rank {rank} was not found")
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> None:
@@ -118,7 +116,6 @@ def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> N
     assert "all 3 ranks hold the same weights, bit for bit" in shown
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
 @pytest.mark.parametrize("to", ["launcher", "rank 1"])
 def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, to: str) -> None:
@@ -162,13 +159,13 @@ def late(examples: str, *arguments: str) -> None:
     script.run_cli(script.main)
 
 
+@pytest.mark.short
 def test_a_signal_that_comes_after_another_rank_told_of_it_breaks_no_checkpoint(tmp_path: Path) -> None:
     result = run_ranks(1, late, EXAMPLES, *TINY, "--save-every", 99999, "--out", tmp_path / "run", timeout=120)
     assert result.returncode == 128 + signal.SIGINT and "error" not in result.stderr, result.text
     assert "stopped after step 3, saved" in result.stdout and load_checkpoint(tmp_path / "run").step == 3
 
 
-@pytest.mark.long
 def test_wrong_input_is_one_line_on_every_rank(tmp_path: Path) -> None:
     assert_refused(run("train_char_gpt_ddp.py", "--n-head", 3, cwd=tmp_path), 2, "n_embd=128 is not a multiple")
     assert_refused(run("train_char_gpt_ddp.py", "--timeout", "nan", cwd=tmp_path), 2, "--timeout is nan")
