@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import python
 from refusals import raises
 
 import minigrad as mg
@@ -191,7 +191,7 @@ from minigrad.cuda_kernels.platform import memory
 memory.late = minigrad.ones(5).to("cuda").data
 builtins.late = memory
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = python("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -6,12 +6,12 @@ import dataclasses
 import math
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 from ranks import requires_mpi, run_ranks
 from refusals import raises
 
@@ -364,8 +364,7 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):
-    command = [sys.executable, "-W", "error", "-m", "minigrad.distributed.train", str(write(tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = python("-W", "error", "-m", "minigrad.distributed.train", write(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "done: step 6; all 1 ranks hold the same weights, bit for bit"
 
