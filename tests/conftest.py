@@ -58,12 +58,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if short_set.is_short(config):
         chosen = short_set.short(items)
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
-        items[:] = chosen
+        items[:] = chosen  # in the order of files, so that kernels are compiled before other processes need them
+    else:
+        items.sort(key=lambda item: item.path.name not in LONG)
     if os.environ.get("MINIGRAD_KERNELS") == "plain":
         for item in items:
             if item.get_closest_marker("compiled"):
                 item.add_marker(pytest.mark.skip(reason="about compiled kernels, and MINIGRAD_KERNELS=plain"))
-    items.sort(key=lambda item: item.path.name not in LONG)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         backend = importlib.import_module("minigrad.cuda_kernels")

@@ -355,7 +355,7 @@ def main() -> None:
         parser.error(f"there is no area {unknown[0]}; there are {', '.join(AREAS)}")
 
     runs = [["--short"], []] if args.short else [[]]
-    noticed, total, survivors, right = [0, 0], 0, [], set()
+    noticed, survivors, right = [0] * (len(runs) + 1), [], set()  # by the run that noticed first; none: the last
     with tempfile.TemporaryDirectory() as name:
         package = make_copy(Path(name))
         for area in (AREAS[name] for name in args.areas or AREAS):
@@ -372,16 +372,14 @@ def main() -> None:
                     started = time.perf_counter()
                     first = try_break(package, area, one, args.limit, runs)
                     line = f"{path} {one.function}, {one.what}"
-                    total += 1
+                    noticed[first] += 1
                     verdict = "SURVIVED" if first == len(runs) else "LONG" if first else "noticed"
                     print(f"{verdict:9}{time.perf_counter() - started:6.1f} s  {line}", flush=True)
-                    if first == len(runs):
-                        survivors.append(line)
-                    else:
-                        noticed[first] += 1
-    print(f"\n{sum(noticed)} of {total} breaks noticed ({100 * sum(noticed) / max(total, 1):.1f} %)")
+                    survivors += [line] if first == len(runs) else []
+    total, found = sum(noticed), sum(noticed[:-1])
+    print(f"\n{found} of {total} breaks noticed ({100 * found / max(total, 1):.1f} %)")
     if args.short:
-        print(f"the short set notices {noticed[0]} of them ({100 * noticed[0] / max(sum(noticed), 1):.1f} %)")
+        print(f"the short set notices {noticed[0]} of them ({100 * noticed[0] / max(found, 1):.1f} %)")
     for line in survivors:
         print(f"survived: {line}")
 

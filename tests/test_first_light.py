@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from processes import python
 
+pytestmark = pytest.mark.long
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 # The process is as unusable as a CUDA context after an illegal address: what follows a failure would fail as well.
@@ -56,7 +57,6 @@ def group(first_light: Any, name: str, seconds: float = 120.0) -> Any:
     return first_light.test_stage(f"tests: {name}", first_light.collect("test_gpu.py", "-k", name), seconds)
 
 
-@pytest.mark.long
 def test_what_fails_ends_neither_its_group_nor_the_others(first_light, tmp_path, capsys):
     out = tmp_path / "report.json"
     missing = "import sys; print('NVVM is not found: pip install nvidia-nvvm'); sys.exit(1)"
@@ -87,7 +87,6 @@ def test_what_fails_ends_neither_its_group_nor_the_others(first_light, tmp_path,
     assert out.read_bytes() == before
 
 
-@pytest.mark.long
 def test_it_goes_on_where_it_was_cut_off(first_light, tmp_path):
     (tmp_path / "test_gpu.py").write_text(
         "import pathlib, time\n"
@@ -105,6 +104,7 @@ def test_it_goes_on_where_it_was_cut_off(first_light, tmp_path):
     assert (tmp_path / "ran").read_text() == "a"
 
 
+@pytest.mark.short
 def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_path, capsys):
     out = ["--out", str(tmp_path / "report.json")]
     monkeypatch.setattr(first_light, "refusal", lambda: "there is no GPU to measure: no NVIDIA driver")
@@ -119,7 +119,6 @@ def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_p
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path, monkeypatch):
     """Alone it ends and says why; pytest-xdist goes on in another one."""

@@ -23,9 +23,8 @@ WHOLLY_LONG = {"test_add_an_op.py"}  # one test, which runs others in a copy of 
 def short(request: pytest.FixtureRequest) -> list[pytest.Function]:
     if short_set.by_name(request.config):
         pytest.skip("looks at the tests of all files: run pytest or pytest --all")
-    return [
-        item for item in short_set.short(request.config.stash[short_set.WHOLE]) if isinstance(item, pytest.Function)
-    ]
+    found = short_set.short(request.config.stash[short_set.WHOLE])
+    return [item for item in found if isinstance(item, pytest.Function)]
 
 
 def test_each_file_that_has_tests_has_some_in_it(request: pytest.FixtureRequest, short: list[pytest.Function]) -> None:
